@@ -19,7 +19,7 @@ from jupyter_client.manager import start_new_kernel
 from mpi_jobs import run_tree
 from places import ROOT
 
-from torch_mpi import supported
+from torch_mpi import compat
 from torch_mpi.library import INSTALL_MPI
 
 HELPER = 'def helper():\n    return "the user\'s own"\n'
@@ -196,17 +196,17 @@ def test_a_pytorch_that_nobody_tried_and_that_lacks_something_is_refused_by_its_
 @pytest.mark.parametrize("version", ["2.13.0", "2.14.1+cu130", "2.15.0a0+git1"])
 @pytest.mark.filterwarnings("error")
 def test_a_tested_pytorch_causes_no_warning(version):
-    supported.check_version(version)
+    compat.check_version(version)
 
 
 def test_pip_installs_for_the_course_exactly_the_versions_that_the_backend_was_tested_with():
-    last = supported.LAST[0], supported.LAST[1] + 1
-    wanted = "torch>={}.{},<{}.{}".format(*supported.FIRST, *last)
+    last = compat.LAST[0], compat.LAST[1] + 1
+    wanted = "torch>={}.{},<{}.{}".format(*compat.FIRST, *last)
     assert f'"{wanted}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_pip_installs_the_backend_beside_newer_versions_of_pytorch():
-    wanted = "torch>={}.{}".format(*supported.FIRST)
+    wanted = "torch>={}.{}".format(*compat.FIRST)
     assert f'"{wanted}"' in (ROOT / "utils" / "mpi" / "pyproject.toml").read_text()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torch_mpi import words
+from torch_mpi import settings
 from torch_mpi.protocol.diagnosis import diagnose, find_cycle, first_cause, stuck_ranks
 from utils.figures import alt
 from utils.figures import waits as waits_pictures
@@ -12,7 +12,7 @@ from utils.figures import waits as waits_pictures
 
 @pytest.fixture(autouse=True)
 def in_a_notebook(monkeypatch):
-    monkeypatch.setattr(words, "section", "cell")
+    monkeypatch.setattr(settings, "section", "cell")
 
 
 def waits(rank, call, *others, any_of=False, **more):

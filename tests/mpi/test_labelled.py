@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.group import strict
-from torch_mpi.protocol import leftovers
+from torch_mpi.group.point_to_point import Seal
+from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
 from utils.jobs.diagnosis_score import Stage, rows, stage
 from utils.mpi.labelled.judge import Trial, judged, marked_lines
@@ -97,21 +97,21 @@ def call(op: str, number: int | None = None, **more) -> Call:
 
 
 def test_a_message_that_was_received_is_not_told_however_many_look_alike():
-    sender = leftovers.of_rank([call("send", n) for n in (1, 2, 3)], 3)
-    receiver = leftovers.of_rank([call("recv", n) for n in (1, 3)], -2)
+    sender = leftovers([call("send", n) for n in (1, 2, 3)], 3)
+    receiver = leftovers([call("recv", n) for n in (1, 3)], -2)
     assert sender["teller"]
     assert not receiver["teller"], "it waits for the others at its end"
-    (line,) = leftovers.in_words({0: sender, 1: receiver})
+    (line,) = leftovers_in_words({0: sender, 1: receiver})
     assert "rank 0: nobody received its send(dst=1, tag=0)" in line
     assert "train.py:7" in line
-    receiver = leftovers.of_rank([call("recv", n) for n in (1, 2, 3)], -3)
-    assert leftovers.in_words({0: sender, 1: receiver}) == []
+    receiver = leftovers([call("recv", n) for n in (1, 2, 3)], -3)
+    assert leftovers_in_words({0: sender, 1: receiver}) == []
 
 
 def test_where_a_rank_cannot_list_its_messages_none_is_called_unreceived():
-    sender = leftovers.of_rank([call("send", n) for n in range(5)], 5)
-    receiver = leftovers.of_rank([call("recv", n) for n in range(4)] * 100, -4)
-    assert leftovers.in_words({0: sender, 1: receiver}) == [
+    sender = leftovers([call("send", n) for n in range(5)], 5)
+    receiver = leftovers([call("recv", n) for n in range(4)] * 100, -4)
+    assert leftovers_in_words({0: sender, 1: receiver}) == [
         "1 of very many messages: nobody received them."
     ]
 
@@ -121,9 +121,9 @@ def test_only_the_users_own_calls_count_as_never_waited_for():
     inside.place = (torch.nn.__file__, 3, "backward")
     waited = call("all_reduce", blocking=False, waited=True)
     blocking = call("all_reduce", blocking=True)
-    assert not leftovers.of_rank([inside, waited, blocking], 0)["teller"]
-    told = leftovers.of_rank([call("recv", 1, blocking=False)] * 3, -3)
-    (line,) = leftovers.in_words({0: told, 1: told})
+    assert not leftovers([inside, waited, blocking], 0)["teller"]
+    told = leftovers([call("recv", 1, blocking=False)] * 3, -3)
+    (line,) = leftovers_in_words({0: told, 1: told})
     assert line.startswith(
         "ranks 0, 1: nobody waited for irecv(src=0, tag=0) at train.py:7, 3 times"
     )
@@ -131,7 +131,7 @@ def test_only_the_users_own_calls_count_as_never_waited_for():
 
 def test_a_tensor_that_changes_before_the_wait_breaks_its_seal():
     memory = torch.ones(5)
-    seal = strict.Seal(memory)
+    seal = Seal(memory)
     seal.check(call("send", 1))
     memory[3] = 2
     with pytest.raises(CommunicationError, match=r"isend\(dst=1.* was changed before wait\(\)"):

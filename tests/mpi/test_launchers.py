@@ -28,8 +28,8 @@ from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 from places import ROOT
 
 from torch_mpi import launcher
+from torch_mpi.compat import minor
 from torch_mpi.launcher import Announcement, LauncherError
-from torch_mpi.supported import minor
 from utils.doctor import wheels as install
 
 pytestmark = pytest.mark.timeout(300)

@@ -11,7 +11,7 @@ import pytest
 
 from torch_mpi import network as network_module
 from torch_mpi.group import algorithms
-from torch_mpi.group.steps import Steps
+from torch_mpi.group.step_runner import Steps
 from torch_mpi.network import Link, Network, Wire
 from utils.cluster.network_arguments import USUAL_LATENCY, parse
 from utils.mpi.benchmark.alpha_beta import fit_alpha_beta

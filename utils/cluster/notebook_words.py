@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from torch_mpi import words
+from torch_mpi import settings
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -29,10 +29,10 @@ _shows: dict[type[BaseException], Callable[[Any, Any], BaseException | None]] = 
 
 def use() -> None:
     """Have the backend's messages in this process say "cell" and name the calls of ``ranks``."""
-    words.section = "cell"
-    words.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
-    words.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
-    words.place = _place
+    settings.section = "cell"
+    settings.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
+    settings.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
+    settings.place = _place
 
 
 def _place(filename: str, line: int, function: str) -> str | None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
-from torch_mpi.protocol import limits
+from torch_mpi import settings
 from utils.cluster import notebook_words
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
@@ -95,9 +95,9 @@ def prepare(
     """
     from mpi4py import MPI
 
-    from torch_mpi.protocol import failures
+    from torch_mpi.mpi import why_not_survived
 
-    if fault_tolerant and (lacking := failures.probe()):
+    if fault_tolerant and (lacking := why_not_survived()):
         raise RuntimeError(f"fault_tolerant=True: {lacking}")
     notebook_words.use()
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
@@ -165,7 +165,7 @@ def _even_if_interrupted(callback: Callable[[Event], None]) -> Callable[[Event],
 @_even_if_interrupted
 def _cell_begins(info: ExecutionInfo) -> None:
     _here.room = MOST_OF_A_CELL
-    limits.present = _here.limit
+    settings.time_limit = _here.limit
     _here.limit = None
     # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
     for stream in _here.streams:
@@ -177,7 +177,7 @@ def _cell_begins(info: ExecutionInfo) -> None:
 
 @_even_if_interrupted
 def _cell_ends(result: ExecutionResult) -> None:
-    limits.present = None
+    settings.time_limit = None
     if world := backend_world():
         error = result.error_before_exec or result.error_in_exec
         _tell(world, error)

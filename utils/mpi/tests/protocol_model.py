@@ -26,7 +26,7 @@ from torch.distributed import ReduceOp
 from torch_mpi import record
 from torch_mpi.group.fast_path import FastPath, Known
 from torch_mpi.mpi import MPI
-from torch_mpi.protocol import announcements, fence, fingerprints, handshake
+from torch_mpi.protocol import announcements, handshake
 from torch_mpi.protocol.announcements import WORDS
 from torch_mpi.protocol.handshake import Entry, Handshake, State
 
@@ -53,6 +53,9 @@ class SimulatedBoard:
 
     def refresh(self) -> None:
         pass
+
+    def fence(self) -> None:
+        self._run.fence()
 
     def place(self, index: int) -> int:
         return index * self.size + self.rank
@@ -236,8 +239,8 @@ class Run:
 
 # -- programs of a rank ------------------------------------------------------------------------
 
-SUM = fingerprints.signature(("all_reduce", "SUM"))
-MAX = fingerprints.signature(("all_reduce", "MAX"))
+SUM = announcements.signature(("all_reduce", "SUM"))
+MAX = announcements.signature(("all_reduce", "MAX"))
 
 
 def blocking(code: int = SUM, may_leave: bool = True) -> Callable:
@@ -293,9 +296,16 @@ def fast(may_leave: bool = True) -> Callable:
             run.enter_mpi(rank, number)
 
         known = Known(
-            fingerprints.fingerprint(0, SUM, blocking=True), record.Call("all_reduce", (0,)), 1, 4,
-            MPI.FLOAT, board.size, board.words, board.place(announcements.ACKNOWLEDGED), all_reduce,
-        )  # fmt: skip
+            announcements.fingerprint(0, SUM, blocking=True),
+            record.Call("all_reduce", (0,)),
+            1,
+            4,
+            MPI.FLOAT,
+            board.size,
+            board.words,
+            board.place(announcements.ACKNOWLEDGED),
+            all_reduce,
+        )
         options = SimpleNamespace(asyncOp=False, reduceOp=ReduceOp.SUM)
         if path.all_reduce(torch.ones(1), options, known):
             return
@@ -370,7 +380,6 @@ def check(run: Run) -> None:
 def simulated(run: Run) -> Iterator[None]:
     """Nothing of the real time and the real machine; fences are those of the run."""
     with (
-        mock.patch.object(fence, "everywhere", run.fence),
         mock.patch.object(handshake, "_LOOKS", 1),
         mock.patch.object(handshake.os, "sched_yield"),
     ):

@@ -26,21 +26,30 @@ from mpi4py import MPI
 
 from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
-from torch_mpi.group import buffers, cores, dtypes, gradients
-from torch_mpi.group.done import DoneWork
+from torch_mpi.group import dtypes, tensors
+from torch_mpi.group.collective_work import START_AFTER, START_AFTER_WITHOUT_CORE, start_after
+from torch_mpi.group.fast_path import DoneWork
 from torch_mpi.group.messages import Tags
-from torch_mpi.group.steps import Steps, now
+from torch_mpi.group.step_runner import Steps, now
 from torch_mpi.group.work import MPIWork
-from torch_mpi.protocol import announcements, fence, wait_monitor
+from torch_mpi.protocol import announcements, wait_monitor
 from torch_mpi.protocol import board as board_module
 from torch_mpi.protocol import world as world_module
-from torch_mpi.protocol.announcements import DEPTH, WORDS, Announcements, Seen
+from torch_mpi.protocol.announcements import (
+    DEPTH,
+    NUMBER,
+    WORDS,
+    Announcements,
+    Seen,
+    fingerprint,
+    signature,
+)
 from torch_mpi.protocol.board import TEXT, Board, MessageBoard
-from torch_mpi.protocol.contracts import Waitable
-from torch_mpi.protocol.fingerprints import NUMBER, fingerprint, signature
+from torch_mpi.protocol.handshake import Entry, Handshake, State
+from torch_mpi.protocol.interfaces import Waitable
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
-from torch_mpi.protocol.threads import Threads
+from torch_mpi.protocol.status import Threads
 from torch_mpi.protocol.wait_monitor import wait_for
 from torch_mpi.record import Call, Log
 
@@ -202,6 +211,21 @@ def test_a_mismatch_names_a_rank_with_another_call_not_one_that_has_refused_this
     assert ranks[1].look(1, other).mismatched == [0, 2]
 
 
+def test_after_an_error_on_the_fast_path_a_rank_begins_nothing_before_recovery():
+    here, there = (Handshake(board) for board in boards(2, text=False))
+    mine, theirs = (fingerprint(1, SUM, blocking) for blocking in (True, False))
+    here.announcements.announce(1, mine)
+    there.announcements.announce(1, theirs)
+    assert there.announcements.acknowledge(1, theirs).complete
+    assert not here.find_all(1, mine)  # the other is in no blocking call, and relies on this rank
+    here.end_fast_path()
+    entry = Entry(SUM, Call("all_reduce", (0, 1)), None, may_block=True)
+    here.call(entry)
+    here.hasten()
+    here.pump()
+    assert entry.state is State.CALLED
+
+
 class Turns(Board):
     """A board whose every access waits for its turn: the places where ranks can be interleaved."""
 
@@ -266,7 +290,7 @@ def test_no_rank_is_left_alone_in_a_blocking_call_in_whatever_order_the_others_l
     patiences, monkeypatch
 ):
     """Who is in the MPI call can't be interrupted: then all must be, or the job is wedged."""
-    monkeypatch.setattr(fence, "everywhere", lambda: None)  # one thread sees what it has written
+    monkeypatch.setattr(Board, "fence", lambda self: None)  # one thread sees what it has written
     seen = set()
     for seed in range(1000):
         turns = random.Random(seed)
@@ -830,10 +854,10 @@ def test_a_communication_that_was_complete_at_once_needs_no_record():
 
 def test_an_empty_tensor_of_numpy_can_be_received_into():
     empty = torch.from_numpy(np.empty((3, 0)))
-    memory = buffers.writable(empty, "recv")
+    memory = tensors.writable(empty, "recv")
     assert memory.shape == (3, 0)
     with pytest.raises(ValueError, match="share their memory"):
-        buffers.writable(torch.ones(1).expand(3), "recv")
+        tensors.writable(torch.ones(1).expand(3), "recv")
 
 
 class Wrapper(torch.Tensor):
@@ -858,18 +882,18 @@ class Named(torch.Tensor):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_without_memory_of_its_own_is_refused_with_what_to_pass_instead():
     with pytest.raises(TypeError, match=r"a Wrapper has no memory of its own.*plain tensors"):
-        buffers.check(Wrapper(torch.ones(2)), "all_reduce")
+        tensors.check(Wrapper(torch.ones(2)), "all_reduce")
     for layout in (torch.jagged, torch.strided):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
         with pytest.raises(TypeError, match=r"all_reduce: a nested tensor.*unbind\(\)"):
-            buffers.check(nested, "all_reduce")
+            tensors.check(nested, "all_reduce")
 
 
 def test_parameters_and_plain_subclasses_are_tensors_like_any_other():
     for tensor in (torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(Named)):
-        assert buffers.check(tensor, "all_reduce") is tensor
+        assert tensors.check(tensor, "all_reduce") is tensor
     empty = torch.ones(0).as_subclass(Named)
-    assert buffers.check(empty, "all_reduce") is empty
+    assert tensors.check(empty, "all_reduce") is empty
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -877,7 +901,7 @@ def test_parameters_and_plain_subclasses_are_tensors_like_any_other():
 
 def backward_through(tensor: torch.Tensor, what: str = "all_reduce") -> list[str]:
     """The warnings of a backward pass through a tensor that was written in place."""
-    buffers.check_writable(tensor, what)
+    tensors.check_writable(tensor, what)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         (tensor * 3).sum().backward()
@@ -885,7 +909,7 @@ def backward_through(tensor: torch.Tensor, what: str = "all_reduce") -> list[str
 
 
 def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(monkeypatch):
-    monkeypatch.setattr(gradients, "_warned", set())
+    monkeypatch.setattr(tensors, "_warned", set())
     leaf = torch.ones(2, requires_grad=True)
     said = [backward_through(leaf * 2) for _ in range(3)]
     assert [len(texts) for texts in said] == [1, 0, 0]
@@ -894,16 +918,16 @@ def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(
 
 
 def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
-    monkeypatch.setattr(gradients, "_warned", set())
+    monkeypatch.setattr(tensors, "_warned", set())
     leaf = torch.ones(2, requires_grad=True)
     assert backward_through(leaf) == []
     with torch.no_grad():
         silent = leaf * 2
-        buffers.check_writable(silent, "all_reduce")
+        tensors.check_writable(silent, "all_reduce")
     loss = (leaf * 2).sum()
     loss.backward()
-    buffers.check_writable(loss, "all_reduce")  # for a log
-    assert gradients._warned == set()
+    tensors.check_writable(loss, "all_reduce")  # for a log
+    assert tensors._warned == set()
 
 
 # --- reductions ----------------------------------------------------------------------------------
@@ -911,7 +935,7 @@ def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
 
 def in_place(dtype: torch.dtype, mine: torch.Tensor, other: torch.Tensor, name: str = "SUM"):
     """Call our op as MPI does, with memory."""
-    dtypes.user_function(dtype, name)(buffers.address(other), buffers.address(mine), MPI.BYTE)
+    dtypes.user_function(dtype, name)(tensors.address(other), tensors.address(mine), MPI.BYTE)
 
 
 def test_an_empty_part_of_a_reduction_of_halves_does_not_end_the_job():
@@ -964,11 +988,11 @@ def test_thousands_of_messages_may_be_under_way_before_a_tag_comes_again():
 def test_a_collective_is_begun_early_only_where_a_processor_is_idle(monkeypatch):
     # Two ranks of one thread each on two processors: what is moved early delays computing.
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert not cores.one_is_idle(2, 2)
-    assert not cores.one_is_idle(3, 2)
-    assert cores.one_is_idle(4, 2)
+    assert start_after(cores=2, ranks=2) == START_AFTER_WITHOUT_CORE
+    assert start_after(cores=3, ranks=2) == START_AFTER_WITHOUT_CORE
+    assert start_after(cores=4, ranks=2) == START_AFTER
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    assert not cores.one_is_idle(8, 2)
+    assert start_after(cores=8, ranks=2) == START_AFTER_WITHOUT_CORE
 
 
 def test_processors_that_several_ranks_may_use_count_once(monkeypatch):

@@ -227,6 +227,46 @@ def test_a_ctrl_c_between_a_collective_and_its_wait_leaves_no_other_rank_inside_
     mpiexec(2, START + BETWEEN_CALL_AND_WAIT, tmp_path, timeout=90)
 
 
+WHILE_IT_IS_ANNOUNCED = """
+from pathlib import Path
+from torch_mpi.protocol.handshake import Handshake
+
+pump, out = Handshake.pump, Path(sys.argv[1])
+
+def interrupted(handshake):
+    "The guard keeps the Ctrl-C back until the call is announced."
+    Handshake.pump = pump
+    interrupt()
+    pump(handshake)
+
+dist.barrier()
+if rank == 0:
+    Handshake.pump = interrupted
+else:
+    time.sleep(0.5)
+try:
+    dist.broadcast(torch.ones(1), 0)
+    assert rank == 1, "no interrupt"
+except RuntimeError:
+    assert rank == 1
+except KeyboardInterrupt:
+    deadline = time.monotonic() + 10
+    while not out.exists() and time.monotonic() < deadline:  # the rank calls nothing
+        time.sleep(1e-2)
+    print("rank 1 is out:", out.exists(), flush=True)
+if rank == 1:
+    out.touch()
+again()
+"""
+
+
+def test_a_ctrl_c_that_the_user_catches_as_a_call_is_announced_leaves_no_rank_inside_mpi(
+    mpiexec, tmp_path
+):
+    done = mpiexec(2, START + WHILE_IT_IS_ANNOUNCED, tmp_path / "out", timeout=60)
+    assert done.stdout == "rank 1 is out: True\n"
+
+
 IN_THE_LOCK_OF_AN_EVENT = """
 import threading
 

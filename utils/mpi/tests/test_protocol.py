@@ -17,8 +17,8 @@ from protocol_model import (
     wander,
 )
 
-from torch_mpi.protocol import fence
-from torch_mpi.protocol.announcements import Announcements, Seen
+from torch_mpi.protocol.announcements import Announcements, Seen, fingerprint
+from torch_mpi.protocol.board import Board
 from torch_mpi.protocol.handshake import Handshake
 
 pytestmark = pytest.mark.quick
@@ -102,7 +102,7 @@ def test_without_the_second_look_a_rank_would_begin_what_another_one_has_taken_b
 
 def test_without_the_fence_a_store_that_is_still_in_its_buffer_would_be_missed(monkeypatch):
     monkeypatch.setattr("protocol_model.Run.fence", lambda self: None)
-    assert fence.everywhere  # what the model puts its own in place of
+    assert Board.fence  # what the model puts its own in place of
     assert "stuck inside MPI" in found([blocking(**STAYS), blocking()])
 
 
@@ -126,8 +126,6 @@ def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatc
 
 
 def _call_forgetting(self, entry) -> None:
-    from torch_mpi.protocol.fingerprints import fingerprint
-
     self._promised, self._fast_call = 0, None
     self.announcements.number += 1
     entry.number = self.announcements.number

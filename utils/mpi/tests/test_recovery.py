@@ -217,3 +217,26 @@ def test_a_rank_that_ends_while_another_waits_to_get_together_is_told_at_once(mp
     done = mpiexec(2, ENDS_EARLY, tmp_path / "waits", timeout=60)
     assert done.stdout.count("DIFFERED") == 2
     assert "rank 1 had ended, so the ranks cannot communicate any more" in done.stdout
+
+
+OTHER_SPLITS = """
+import torch, torch.distributed as dist
+from torch_mpi.errors import CommunicationMismatch
+
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+sizes = [1, 3, 2] if rank == 1 else [1, 2, 3]
+try:
+    dist.reduce_scatter(torch.zeros(sizes[rank]), [torch.ones(size) for size in sizes])
+except CommunicationMismatch as error:
+    print(error, flush=True)
+except dist.DistBackendError:
+    pass
+"""
+
+
+def test_ranks_with_other_splits_are_told_both_splits(mpiexec):
+    done = mpiexec(3, OTHER_SPLITS, timeout=60)
+    call = "calls reduce_scatter(SUM) of float32[1] (24 bytes) in parts of"
+    assert re.search(rf"rank [02] {re.escape(call)} 1, 2, 3 elements", done.stdout), done.stdout
+    assert re.search(rf"rank 1 {re.escape(call)} 1, 3, 2 elements", done.stdout), done.stdout

@@ -35,21 +35,19 @@ class LazyProcessGroupMPI:
         """
         import torch
 
-        from . import supported
-
-        supported.check_version(torch.__version__)
         from . import compat, launcher, library
 
+        compat.check_version(torch.__version__)
         compat.check()
         asked = compat.asked_of_pytorch()
         launcher.check(asked)
         launcher.claim_rank()
         MPI = library.start_mpi()
         name, version = MPI.get_vendor()
-        size, rank = MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank
-        library.refuse_to_be_alone(size, f"{name} {'.'.join(map(str, version))}")
-        launcher.check(asked, launcher.Announcement("MPI", size, rank))
-        from .group.create import create
+        world = MPI.COMM_WORLD
+        library.refuse_to_be_alone(world.size, f"{name} {'.'.join(map(str, version))}")
+        launcher.check(asked, launcher.Announcement("MPI", world.size, world.rank))
+        from .group.process_group import create
 
         return create(ranks)
 
@@ -57,14 +55,26 @@ class LazyProcessGroupMPI:
 def is_mpi_available() -> bool:
     """Return True if ``init_process_group("mpi")`` would work in this process.
 
+    Neither mpi4py nor the MPI library is loaded here: a child process tries them, once.
+
     PyTorch 2.13 asks this before it creates a group, and would say only that it has no MPI.
     :meth:`LazyProcessGroupMPI.create` knows the reason, so PyTorch gets True and calls it.
     """
     if sys._getframe(1).f_code.co_name == "_new_process_group_helper":
         return True
-    from . import availability
+    import torch
 
-    return availability.is_available()
+    from . import compat, launcher, library
+
+    if compat.minor(torch.__version__) < compat.FIRST:
+        return False
+    try:
+        compat.check()
+        launcher.check(compat.asked_of_pytorch())
+    except (compat.IncompatiblePyTorch, launcher.LauncherError):
+        return False
+    vendor = library.vendor_that_loads()
+    return vendor is not None and launcher.meets(vendor)
 
 
 def install() -> None:
@@ -106,7 +116,8 @@ def register() -> None:
             _backend_type=backend.backend_type_map["mpi"],
         )
     else:
-        c10d.ProcessGroupMPI, c10d._MPI_AVAILABLE = LazyProcessGroupMPI, True
+        c10d.ProcessGroupMPI = LazyProcessGroupMPI
+        c10d._MPI_AVAILABLE = True
     dist.is_mpi_available = c10d.is_mpi_available = is_mpi_available
 
     import atexit
@@ -121,7 +132,7 @@ def _at_exit() -> None:
 
 
 def _warn(text: str) -> None:
-    """A warning; where Python makes errors of warnings (``-W error``), a line on stderr."""
+    """Warn; where Python makes errors of warnings (``-W error``), print a line on stderr."""
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning as error:

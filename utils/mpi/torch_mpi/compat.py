@@ -1,4 +1,4 @@
-"""Everything that is used of PyTorch beyond its documentation, in one place that tests itself.
+"""Which versions of PyTorch work, and everything that is used of it beyond its documentation.
 
 A new version of PyTorch may take any of it away. :func:`check` is run before the first process
 group is made, and says which version lacks what; ``CONTRIBUTING.md`` has the matrix of versions
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -18,7 +19,12 @@ from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from .launcher import Announcement
-from .supported import FIRST, LAST
+
+# The oldest minor version that works, and the newest one that the tests ran with.
+FIRST = (2, 13)
+LAST = (2, 15)
+# The versions that this process has warned about.
+_warned: set[str] = set()
 
 _C10D = distributed_c10d.__file__
 # Frames between PyTorch's function and ours, at most.
@@ -26,8 +32,45 @@ _NEAR = 6
 _MAKER = "_new_process_group_helper"
 
 
+class UnsupportedPyTorch(RuntimeError):
+    """This PyTorch is older than the backend needs."""
+
+
+class UntestedPyTorchWarning(UserWarning):
+    """This PyTorch is newer than the versions that the backend was tested with."""
+
+
 class IncompatiblePyTorch(RuntimeError):
     """This PyTorch lacks something that the backend uses."""
+
+
+def check_version(version: str) -> None:
+    """Raise UnsupportedPyTorch for a version that is too old; warn about one that is too new.
+
+    Args:
+        version: PyTorch's version, such as "2.15.0+cu130".
+    """
+    first = ".".join(map(str, FIRST))
+    last = ".".join(map(str, LAST))
+    if minor(version) < FIRST:
+        raise UnsupportedPyTorch(
+            f"The mpi backend needs PyTorch {first} or newer, and this is PyTorch {version}. "
+            f"Run pip install 'torch>={first}'."
+        )
+    if minor(version) > LAST and version not in _warned:
+        _warned.add(version)
+        warnings.warn(
+            f"The mpi backend was tested with PyTorch {first} to {last}, and this is PyTorch "
+            f"{version}. If something fails, run pip install 'torch<{LAST[0]}.{LAST[1] + 1}'.",
+            UntestedPyTorchWarning,
+            stacklevel=2,
+        )
+
+
+def minor(version: str) -> tuple[int, int]:
+    """Return the first two numbers: (2, 15) of "2.15.0a0+git1234"."""
+    first, second = version.split(".")[:2]
+    return int(first), int(second)
 
 
 def check() -> None:
@@ -61,7 +104,7 @@ def _needed() -> Iterable[tuple[str, bool]]:
 
 
 def timeout_of_the_caller() -> float | None:
-    """Seconds that ``init_process_group`` or ``new_group`` was given; ``None`` for the default.
+    """Return the seconds that ``init_process_group`` or ``new_group`` was given, or ``None``.
 
     PyTorch hands its MPI backend no timeout, so it is read from the frame that asks for the group.
     """
@@ -75,15 +118,16 @@ def asked_of_pytorch() -> Announcement | None:
     ``init_process_group("mpi", rank=…, world_size=…)`` only warns that it ignores them, so they
     are read from its frame. For ``new_group`` it is the default group that has them.
     """
-    given = _locals_of("init_process_group")
-    size, rank = given.get("world_size", -1), given.get("rank", -1)
-    if given:
+    if arguments := _locals_of("init_process_group"):
         source = "Your call of init_process_group"
+        numbers = [arguments.get("world_size", -1), arguments.get("rank", -1)]
     elif dist.is_initialized() and "mpi" not in dist.get_backend():
-        size, rank = dist.get_world_size(), dist.get_rank()
         source = "The default process group"
-    numbers = [None if one in (None, -1) else one for one in (size, rank)]
-    return None if numbers == [None, None] else Announcement(source, *numbers)
+        numbers = [dist.get_world_size(), dist.get_rank()]
+    else:
+        return None
+    size, rank = (None if number in (None, -1) else number for number in numbers)
+    return None if size is None and rank is None else Announcement(source, size, rank)
 
 
 def _locals_of(name: str) -> dict:
@@ -97,7 +141,7 @@ def _locals_of(name: str) -> dict:
 
 
 def is_called_by(name: str) -> bool:
-    """Whether PyTorch's blocking ``name`` is among the callers (it calls ``isend``, ``irecv``)."""
+    """Return whether PyTorch's blocking ``name`` is a caller (it calls ``isend``, ``irecv``)."""
     frame = sys._getframe(2)
     for _ in range(_NEAR):
         frame = frame.f_back
@@ -154,7 +198,7 @@ _closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
 
 
 def at_end_of_backward(function: Callable[[], None]) -> bool:
-    """Have the present backward pass call this at its end; ``False`` outside of one."""
+    """Have the present backward pass call this at its end; return False outside of one."""
     try:
         torch.autograd.Variable._execution_engine.queue_callback(function)
     except RuntimeError:
@@ -163,5 +207,5 @@ def at_end_of_backward(function: Callable[[], None]) -> bool:
 
 
 def premul_factor(op: dist.ReduceOp) -> float | torch.Tensor:
-    """What a ``PREMUL_SUM`` multiplies by; PyTorch 2.13 has no other way to read it."""
+    """Return what a ``PREMUL_SUM`` multiplies by; PyTorch 2.13 has no other way to read it."""
     return op.__getstate__()[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import DistBackendError
 
-from . import words
+from . import settings
 
 if TYPE_CHECKING:
     from .protocol.status import Status
@@ -51,16 +52,16 @@ class CommunicationError(DistBackendError):
 
     @property
     def where(self) -> str:
-        """The user's line, such as ``cell line 3 in ring()`` or ``train.py:12``."""
+        """Return the user's line, such as ``cell line 3 in ring()`` or ``train.py:12``."""
         return self.record.get("where", "")
 
     @property
     def waited(self) -> float:
-        """Seconds from the call to the error."""
+        """Return the seconds from the call to the error."""
         return self.record.get("waited", 0.0)
 
     def _render_traceback_(self) -> list[str]:
-        """What a notebook shows: the message has the user's line, the rest is PyTorch's."""
+        """Return what a notebook shows: the message has the user's line, the rest is PyTorch's."""
         lines = f"{type(self).__name__}: {self}".splitlines()
         return [part for line in lines for part in textwrap.wrap(line, width=96) or [""]]
 
@@ -78,24 +79,25 @@ class CommunicationStopped(CommunicationError):
 
 
 def place_text(filename: str, line: int, function: str = "") -> str:
-    """``file.py:3`` for a file, ``package/module.py:3`` for one of an installed package.
+    """Return ``file.py:3`` for a file, ``package/module.py:3`` for one of an installed package.
 
-    Where a tool has words of its own for its places (:mod:`torch_mpi.words`), these.
+    Where a tool has words of its own for its places (:mod:`torch_mpi.settings`), these.
     """
-    if (told := words.place(filename, line, function)) is not None:
-        return told
+    words = settings.place(filename, line, function)
+    if words is not None:
+        return words
     if is_packaged(filename):
         return f"{filename.removeprefix(_PACKAGES)}:{line}"
     return f"{os.path.basename(filename)}:{line}"
 
 
 def is_packaged(filename: str) -> bool:
-    """Whether a file is one of an installed package."""
+    """Return whether a file is one of an installed package."""
     return filename.startswith(_PACKAGES)
 
 
 def count_as_library(filename: str) -> None:
-    """Lines of this file are not the user's: a tool that stands between the user and PyTorch."""
+    """Take no line of this file for the user's: it is of a tool between the user and PyTorch."""
     _is_library[filename] = True
 
 
@@ -110,7 +112,7 @@ def _is_the_users(code: CodeType) -> bool:
 
 
 def in_library(filename: str) -> bool:
-    """Whether a file is Python's own, an installed package's or the backend's."""
+    """Return whether a file is Python's own, an installed package's or the backend's."""
     known = _is_library.get(filename)
     if known is None:
         known = filename.startswith((*_LIBRARY_FOLDERS, "<frozen"))
@@ -119,7 +121,7 @@ def in_library(filename: str) -> bool:
 
 
 def users_place(frame: FrameType | None = None) -> tuple[str, int, str] | None:
-    """File, line and function of the innermost call that is neither PyTorch's nor this package's.
+    """Return file, line and function of the innermost call that is the user's.
 
     On a thread of a package, none of whose code is the user's: that of the package's innermost.
     """
@@ -137,17 +139,16 @@ def users_place(frame: FrameType | None = None) -> tuple[str, int, str] | None:
 
 
 def users_line(frame: FrameType | None = None) -> str:
-    """:func:`users_place` as a text."""
+    """Return :func:`users_place` as a text."""
     place = users_place(frame or sys._getframe(1))
     return place_text(*place) if place else "an unknown line"
 
 
 def errors_line(error: BaseException) -> str:
-    """The innermost line of the user's code on the way to an error; empty when there is none."""
-    found, entry = "", error.__traceback__
-    while entry is not None:
-        code = entry.tb_frame.f_code
+    """Return the user's innermost line on the way to an error; empty when there is none."""
+    line = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
         if _is_the_users(code):
-            found = place_text(code.co_filename, entry.tb_lineno, code.co_name)
-        entry = entry.tb_next
-    return found
+            line = place_text(code.co_filename, number, code.co_name)
+    return line

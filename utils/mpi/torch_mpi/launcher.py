@@ -48,7 +48,10 @@ class Announcement:
 
 # What each launcher of MPI puts into the environment of a rank: how many ranks, and which one.
 # The first size that is there counts, because an mpiexec can run inside a step of Slurm.
-OPEN_MPI, HYDRA, SLURM, PMIX = "Open MPI's mpiexec", "mpiexec", "srun", "A PMIx launcher"
+OPEN_MPI = "Open MPI's mpiexec"
+HYDRA = "mpiexec"
+SLURM = "srun"
+PMIX = "A PMIx launcher"
 _MPI_VARIABLES = (
     (OPEN_MPI, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     (HYDRA, "PMI_SIZE", "PMI_RANK"),
@@ -80,7 +83,8 @@ def _number(variable: str) -> int | None:
 
 def _environment() -> Announcement | None:
     """Return what torchrun, Accelerate, or a script says in RANK and WORLD_SIZE."""
-    size, rank = _number("WORLD_SIZE"), _number("RANK")
+    size = _number("WORLD_SIZE")
+    rank = _number("RANK")
     if size is None and rank is None:
         return None
     if _is_child():
@@ -152,7 +156,8 @@ def claim_rank() -> None:
     vanishes with its process.
     """
     global _claim
-    parent, launcher = multiprocessing.parent_process(), mpi_launcher()
+    parent = multiprocessing.parent_process()
+    launcher = mpi_launcher()
     if parent is None or launcher is None or _claim is not None or sys.platform != "linux":
         return
     claim = socket.socket(socket.AF_UNIX)

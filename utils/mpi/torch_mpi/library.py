@@ -41,14 +41,14 @@ _SYSTEM = {Path("/usr/bin"), Path("/bin"), Path("/usr/local/bin")}
 # --- which mpiexec ----------------------------------------------------------------------------
 
 
-def mpiexec_of_the_site(own: Path) -> str | None:
-    """The first mpiexec on PATH that is not the environment's; behind that, only a module's."""
+def mpiexec_of_the_site(environments: Path) -> str | None:
+    """Return the first mpiexec on PATH that is not the environment's; behind it, a module's."""
     behind = False
     for folder in os.get_exec_path():
         path = shutil.which("mpiexec", path=folder)
         if path is None:
             continue
-        if own.exists() and os.path.samefile(path, own):
+        if environments.exists() and os.path.samefile(path, environments):
             behind = True
         elif not behind or _is_loaded(path):
             return path
@@ -56,7 +56,7 @@ def mpiexec_of_the_site(own: Path) -> str | None:
 
 
 def _is_loaded(mpiexec: str) -> bool:
-    """Has a module brought it? `source .venv/bin/activate` after `module load` hides it."""
+    """Return whether a module has brought it. Activating .venv after `module load` hides it."""
     if os.environ.get("LOADEDMODULES") and Path(mpiexec).parent not in _SYSTEM:
         return True
     folders = [Path(f) for f in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
@@ -67,13 +67,13 @@ def _is_loaded(mpiexec: str) -> bool:
 
 
 def is_open_mpi(version: str) -> bool:
-    """Does an mpiexec that calls itself so take Open MPI's options?"""
+    """Return whether an mpiexec that calls itself so takes Open MPI's options."""
     return "open mpi" in version.lower() or "openrte" in version.lower()
 
 
 @functools.cache
 def version(mpiexec: str) -> str:
-    """Such as "mpiexec (Open MPI) 5.0.11", "HYDRA 4.0.2". Raises LauncherError if it won't run."""
+    """Return "HYDRA 4.0.2" or such; raise LauncherError if it won't run."""
     try:
         done = subprocess.run(
             [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
@@ -100,7 +100,7 @@ def version(mpiexec: str) -> str:
 
 
 def library_beside(mpiexec: str, open_mpi: bool) -> str | None:
-    """The library that lies beside this mpiexec, of the same MPI and of use to mpi4py.
+    """Return the library that lies beside this mpiexec, of the same MPI and of use to mpi4py.
 
     A folder can hold several: on Debian /usr/lib/x86_64-linux-gnu has those of Open MPI and
     MPICH, and /etc/alternatives says which of them libmpi.so is.
@@ -115,12 +115,12 @@ def library_beside(mpiexec: str, open_mpi: bool) -> str | None:
 
 
 def libmpi_abi(mpiexec: str) -> str | None:
-    """The library with the binary interface of MPI 5, the same for MPICH 5 and Open MPI 6."""
+    """Return the library with MPI 5's binary interface, the same for MPICH 5 and Open MPI 6."""
     return _beside(mpiexec, "libmpi_abi.so.")
 
 
 def libmpich(mpiexec: str) -> str | None:
-    """The library of Debian's MPICH, which has a name of its own."""
+    """Return the library of Debian's MPICH, which has a name of its own."""
     return _beside(mpiexec, "libmpich.so.12")
 
 
@@ -139,12 +139,12 @@ def _beside(mpiexec: str, name: str) -> str | None:
 
 
 def mpi4py_is_a_wheel() -> bool:
-    """Does mpi4py choose its MPI when it is imported, or was it built for one?"""
+    """Return whether mpi4py chooses its MPI when it is imported, or was built for one."""
     return mpi4py_has("mpich")
 
 
 def mpi4py_has(interface: str) -> bool:
-    """Does the wheel of mpi4py know that binary interface: "mpich", "openmpi", "mpiabi"?"""
+    """Return whether the wheel of mpi4py knows "mpich", "openmpi" or "mpiabi"."""
     spec = importlib.util.find_spec("mpi4py")
     return spec is not None and any(Path(spec.origin).parent.glob(f"MPI.{interface}.*"))
 
@@ -153,7 +153,7 @@ def mpi4py_has(interface: str) -> bool:
 
 
 def name_library() -> None:
-    """On a rank of a script: have mpi4py load the library of the mpiexec that started it.
+    """Have mpi4py load the library of the mpiexec that started this rank of a script.
 
     Nothing is changed where someone named one, mpi4py was imported, or the launcher isn't found.
     """
@@ -193,7 +193,7 @@ def vendor_that_loads() -> str | None:
 
 
 def _library_of_this_job() -> str | None:
-    """Beside the mpiexec that this rank descends from; by srun, that of the loaded module."""
+    """Return that beside the mpiexec above this rank; by srun, that of the loaded module."""
     for mpiexec in (_mpiexec_above(), mpiexec_of_the_site(Path(sys.prefix) / "bin" / "mpiexec")):
         if mpiexec is None:
             continue
@@ -218,7 +218,7 @@ def _mpiexec_above() -> str | None:
 
 
 def start_mpi():
-    """The module ``mpi4py.MPI``; its first import loads the MPI library and starts MPI.
+    """Return the module ``mpi4py.MPI``; its first import loads the library and starts MPI.
 
     Raises:
         ImportError: there is no mpi4py, or no MPI library that it can load.
@@ -270,7 +270,7 @@ def end_mpi() -> None:
 
 
 def _why_no_library(error: Exception) -> str:
-    """What is missing, and the command that brings it."""
+    """Return what is missing, and the command that brings it."""
     first_line = str(error).partition("\n")[0]
     if named := os.environ.get(LIBRARY_VARIABLE):
         return (
@@ -286,7 +286,9 @@ def _why_no_library(error: Exception) -> str:
 def refuse_to_be_alone(size: int, library: str) -> None:
     """Raise LauncherError where the launcher started more ranks than this one sees.
 
-    size: of MPI's world. library: that was loaded, in words.
+    Args:
+        size: of MPI's world.
+        library: that was loaded, in words.
     """
     launched = ranks_launched()
     if size > 1 or launched < 2:

@@ -1,11 +1,19 @@
-"""``MPI``: the module of mpi4py, started by :mod:`torch_mpi.library`.
+"""``MPI``: the module of mpi4py, started by :mod:`torch_mpi.library`; and what it does on a death.
 
 Imported by itself, mpi4py would choose its library and end MPI without regard to this backend.
+
+MPI 4.1 leaves it to the library what becomes of a job when a process fails (section 2.8), and
+libraries end the job. Under ``mpiexec --with-ft ulfm`` Open MPI 5 lets the others live on, and
+their communication with the dead rank is an error: User Level Failure Mitigation (Bland and others,
+"Post-failure recovery of MPI communication capability", IJHPCA 27(3), 2013).
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+from . import settings
 
 if TYPE_CHECKING:
     from mpi4py import MPI as MPI
@@ -14,7 +22,49 @@ else:
 
     MPI = start_mpi()
 
+# Set for each rank by `mpiexec --with-ft ulfm`.
+_ENABLED = "OMPI_MCA_mpi_ft_enable"
+_CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+_DEATHS = {getattr(MPI, name) for name in _CLASSES if hasattr(MPI, name)}
+
 
 def largest_tag(communicator: MPI.Comm) -> int:
     """Return ``MPI_TAG_UB``, which every communicator has."""
     return communicator.Get_attr(MPI.TAG_UB) or 0
+
+
+def deaths_are_survived() -> bool:
+    """Return whether the ranks of this job live on when one of them dies."""
+    return os.environ.get(_ENABLED, "0").lower() in ("1", "true", "yes")
+
+
+def is_death(error: MPI.Exception) -> bool:
+    """Return whether a communication failed because a rank has died."""
+    return error.Get_error_class() in _DEATHS
+
+
+def agree(base: MPI.Intracomm, well: bool) -> bool:
+    """Return whether all is well on all ranks; the answer is the same on all that live."""
+    try:
+        return bool(base.Agree(int(well)))
+    except MPI.Exception:  # one has died
+        return False
+
+
+def advice_after_death() -> str:
+    """Return what a user can do after a death; a sentence."""
+    if deaths_are_survived():
+        return (
+            "The others can go on without: all of them call torch_mpi.survivors.shrink(). Or "
+            f"{settings.fresh_ranks}."
+        )
+    return f"{settings.fresh_ranks[0].upper()}{settings.fresh_ranks[1:]}."
+
+
+def why_not_survived() -> str:
+    """Return why the ranks of this job would not live on; empty if they do."""
+    try:
+        MPI.COMM_WORLD.Get_failed().Free()
+    except (MPI.Exception, NotImplementedError, AttributeError) as error:
+        return f"the MPI library has no ULFM ({type(error).__name__}: {error})"
+    return "" if deaths_are_survived() else "mpiexec was not started with --with-ft ulfm"

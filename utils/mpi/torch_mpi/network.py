@@ -30,7 +30,6 @@ AROUND = 5e-6  # seconds
 # More than that is not PyTorch's code, but a machine that is busy with something else.
 MOST_AROUND = 50e-6  # seconds
 
-
 # Messages that a link remembers, to find the place of one that is noticed late.
 REMEMBERED = 1000
 
@@ -52,20 +51,20 @@ class Network:
     inside: Network | None = None
 
     @classmethod
-    def from_dict(cls, told: dict | None) -> Network | None:
-        """What :meth:`to_dict` was called on."""
-        if told is None:
+    def from_dict(cls, fields: dict | None) -> Network | None:
+        """Return the network that :meth:`to_dict` was called on."""
+        if fields is None:
             return None
-        nodes = tuple(tuple(node) for node in told["nodes"])
-        return cls(told["latency"], told["bandwidth"], nodes, cls.from_dict(told["inside"]))
+        nodes = tuple(tuple(node) for node in fields["nodes"])
+        return cls(fields["latency"], fields["bandwidth"], nodes, cls.from_dict(fields["inside"]))
 
     def to_dict(self) -> dict:
-        """For JSON."""
+        """Return it for JSON."""
         return asdict(self)
 
-    def between(self, one: int, other: int) -> Network | None:
-        """The network that messages between two ranks take; ``None`` is the machine's own."""
-        together = any(one in node and other in node for node in self.nodes)
+    def between(self, rank: int, other: int) -> Network | None:
+        """Return the network of messages between two ranks; ``None`` is the machine's own."""
+        together = any(rank in node and other in node for node in self.nodes)
         return self.inside if together else self
 
     def __str__(self) -> str:
@@ -92,10 +91,12 @@ class Arrival:
     __slots__ = ("begin", "end", "span")
 
     def __init__(self, begin: float, span: float):
-        self.begin, self.span, self.end = begin, span, begin + span
+        self.begin = begin
+        self.span = span
+        self.end = begin + span
 
     def due(self) -> float:
-        """When it is here, by all that is known now."""
+        """Return when it is here, by all that is known now."""
         return self.end
 
 
@@ -111,8 +112,9 @@ class _InLink:
         self._free = -math.inf
 
     def add(self, begin: float, span: float) -> Arrival:
-        """A message was noticed."""
-        known, new = self._arrivals, Arrival(begin, span)
+        """Add a message that was noticed."""
+        known = self._arrivals
+        new = Arrival(begin, span)
         place = bisect.bisect_right(known, begin, key=operator.attrgetter("begin"))
         known.insert(place, new)
         free = known[place - 1].end if place else self._free
@@ -143,7 +145,7 @@ class Wire:
         self._lock = threading.Lock()
 
     def sends(self, nbytes: int, at: float) -> tuple[float, float]:
-        """A message leaves at ``at``. When its last byte is gone; what to tell the receiver."""
+        """Return when the last byte of a message from ``at`` is gone; what to tell the receiver."""
         with self._lock:
             gone = max(at, self._out_free) + nbytes / self.network.bandwidth
             self._out_free = gone
@@ -151,7 +153,7 @@ class Wire:
         return gone, arrives if self._shared_clock else arrives - time.perf_counter()
 
     def receives(self, nbytes: int, told: float) -> Arrival:
-        """A message was noticed; ``told`` is what its sender told."""
+        """Return when a message arrives that was noticed, and whose sender told ``told``."""
         arrives = told if self._shared_clock else told + time.perf_counter()
         span = nbytes / self.network.bandwidth
         with self._lock:
@@ -186,10 +188,11 @@ class Link:
     def set(self, network: Network | None) -> None:
         """Use this network from now on."""
         self.network = network
-        self.late, self._wires = 0.0, {}
+        self.late = 0.0
+        self._wires = {}
 
     def wire(self, me: int, other: int) -> Wire | None:
-        """What messages between this rank and another one take (global ranks).
+        """Return what messages between this rank and another one take (global ranks).
 
         ``None`` where that is the machine's own network.
         """
@@ -207,7 +210,8 @@ class Link:
 
         if group.size() == 1:
             return
-        nothing, peer = torch.empty(1), (group.rank() + 1) % group.size()
+        nothing = torch.empty(1)
+        peer = (group.rank() + 1) % group.size()
         spans = []
         group.send = lambda *_: _Nothing()  # hides the method of the class
         try:
@@ -220,11 +224,11 @@ class Link:
         self.around = min(statistics.median(spans), MOST_AROUND)
 
     def called(self, start: float) -> float:
-        """When a call that came at ``start`` would have come if Python took no time."""
+        """Return when a call that came at ``start`` would have come if Python took no time."""
         return start - self.late - self.around
 
     def ended(self, due: float) -> None:
-        """A wait for something that was there at ``due`` ends now."""
+        """Note that a wait for something that was there at ``due`` ends now."""
         late = time.perf_counter() - due
         self.late = late if 0 < late < MOST_LATE else 0.0
 

@@ -68,6 +68,7 @@ class Call:
         moved_out, moved_in: bytes that really left this rank and came to it inside of a
             collective; ``None`` where MPI moves them, so that nobody knows.
         thread: name of the thread that has called, if it is not the main one.
+        parts: elements of each rank's part, of a collective that moves parts.
     """
 
     op: str
@@ -93,19 +94,20 @@ class Call:
     moved_out: int | None = None
     moved_in: int | None = None
     thread: str = ""
+    parts: tuple[int, ...] = ()
 
     @property
     def partner(self) -> int | None:
-        """Global rank of :attr:`peer`; ``None`` without one, or for any rank."""
+        """Return the global rank of :attr:`peer`; ``None`` without one, or for any rank."""
         return None if self.peer is None or self.peer < 0 else self.group[self.peer]
 
     @property
     def where(self) -> str:
-        """The user's line, ``cell line 3 in ring()``; empty where it is not known."""
+        """Return the user's line, ``cell line 3 in ring()``; empty where it is not known."""
         return place_text(*self.place) if self.place else ""
 
     def name(self) -> str:
-        """``recv(src=1, tag=0)``, with global ranks; ``all_reduce(SUM)``."""
+        """Return ``recv(src=1, tag=0)``, with global ranks; ``all_reduce(SUM)``."""
         arguments = [self.reduce_op] if self.reduce_op else []
         if self.peer is not None:
             role = {"send": "dst", "recv": "src"}.get(self.op, "root")
@@ -115,11 +117,14 @@ class Call:
         return f"{self.op}({', '.join(arguments)})"
 
     def side(self) -> Side:
-        """What another rank is told of a call that does not fit its own."""
-        return {"what": self.describe(), "where": self.where, "thread": self.thread}
+        """Return what another rank is told of a call that does not fit its own."""
+        parts = ""
+        if len(set(self.parts)) > 1:  # else the first one says all
+            parts = f" in parts of {', '.join(map(str, self.parts))} elements"
+        return {"what": self.describe() + parts, "where": self.where, "thread": self.thread}
 
     def describe(self) -> str:
-        """``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
+        """Return ``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
         if not self.dtype:
             return self.name()
         return f"{self.name()} of {self.dtype}{list(self.shape)} ({self.nbytes} bytes)"
@@ -153,11 +158,11 @@ class Log:
             self._seen += 1
 
     def mark(self) -> int:
-        """A position to give to :meth:`since`."""
+        """Return a position to give to :meth:`since`."""
         return self._seen
 
     def since(self, mark: int) -> list[Call]:
-        """The calls after ``mark``, oldest first."""
+        """Return the calls after ``mark``, oldest first."""
         fresh = max(0, min(self._seen - mark, len(self._calls)))
         # From the end: a deque of many calls is not copied for a few.
         entries = list(itertools.islice(reversed(self._calls), fresh))[::-1]
@@ -165,22 +170,19 @@ class Log:
 
 
 def _filled(pattern: Call, start: float, matched: float, end: float, sequence: int) -> Call:
-    return Call(
-        pattern.op,
-        pattern.group,
-        pattern.nbytes,
-        pattern.shape,
-        pattern.dtype,
-        pattern.peer,
-        reduce_op=pattern.reduce_op,
+    return replace(
+        pattern,
+        blocking=True,
         waited=True,
         start=start,
         matched=matched,
         end=end,
         waits=[[start, end]],
+        place=None,
         sequence=sequence,
-        sent=pattern.sent,
-        received=pattern.received,
+        moved_out=None,
+        moved_in=None,
+        thread="",
     )
 
 

@@ -7,13 +7,13 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from . import words
+from . import settings
 from .errors import CommunicationError
-from .mpi import MPI
-from .protocol import failures, world
+from .mpi import MPI, agree, deaths_are_survived
+from .protocol import world
+from .protocol.ctrl_c import guard
 from .protocol.diagnosis import names
 from .protocol.gathering import Assembly, assemble
-from .protocol.interrupts import guard
 from .protocol.status import SHRINK_ACKNOWLEDGED, SHRINK_HERE
 from .record import Call
 
@@ -60,14 +60,14 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
 
 
 def _checked() -> world.World:
-    """The world; raises RuntimeError where it cannot shrink."""
+    """Return the world; raise RuntimeError where it cannot shrink."""
     here = world.current()
     if here is None:
         raise RuntimeError('shrink() before init_process_group("mpi"): there is no group')
-    if not failures.are_survived():
+    if not deaths_are_survived():
         raise RuntimeError(
             "shrink() in a job that ends with its first dead rank: start it with "
-            f"{words.fault_tolerant}"
+            f"{settings.fault_tolerant}"
         )
     if not here.dead() and not here.incident():
         raise RuntimeError("shrink(): all ranks live, there is none to go on without")
@@ -79,9 +79,14 @@ def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
-        Call("shrink", tuple(here.status.alive())), here.board, SHRINK_HERE, SHRINK_ACKNOWLEDGED,
-        failed.others, number=1, check=failed.check,
-    )  # fmt: skip
+        Call("shrink", tuple(here.status.alive())),
+        here.board,
+        SHRINK_HERE,
+        SHRINK_ACKNOWLEDGED,
+        failed.others,
+        number=1,
+        check=failed.check,
+    )
     return assemble(meeting, timeout)
 
 
@@ -101,7 +106,7 @@ class _Failed:
         return set(ranks)
 
     def others(self) -> list[int]:
-        """All ranks but those."""
+        """Return all ranks but those."""
         known = self._known()
         return [rank for rank in range(self._here.size) if rank not in known]
 
@@ -130,4 +135,4 @@ def _create_world(base: MPI.Intracomm, timeout: float) -> None:
         except MPI.Exception:
             made = False
             base.Revoke()
-        agreed = failures.agree(base, made)
+        agreed = agree(base, made)

@@ -3,13 +3,13 @@
 import collectives
 from collectives import *  # noqa: F403  (the cases)
 
-from torch_mpi.group import buffers
+from torch_mpi.group import tensors
 
-_kept = collectives.LENGTHS, collectives.LONG, buffers.MAX_COUNT
+_kept = collectives.LENGTHS, collectives.LONG, tensors.MAX_COUNT
 
 
 def _set(lengths, long, count):
-    collectives.LENGTHS, collectives.LONG, buffers.MAX_COUNT = lengths, long, count
+    collectives.LENGTHS, collectives.LONG, tensors.MAX_COUNT = lengths, long, count
 
 
 def begin():

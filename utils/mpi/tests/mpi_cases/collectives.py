@@ -189,6 +189,14 @@ def case_the_future_of_an_all_reduce_yields_its_tensors():
     same(doubled.wait(), sum(everybody()) * 2)
 
 
+def case_the_future_of_all_to_all_single_is_its_output():
+    output = torch.zeros(size(), 3)
+    work = dist.all_to_all_single(output, torch.ones(size(), 3), async_op=True)
+    (tensor,) = work.get_future().wait()
+    same(tensor, torch.ones(size(), 3))
+    assert tensor.data_ptr() == output.data_ptr()
+
+
 def case_broadcast_is_right_for_every_dtype_and_root():
     for dtype in ALL:
         for root in range(size()):

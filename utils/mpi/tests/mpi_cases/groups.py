@@ -150,7 +150,7 @@ def case_a_group_splits_by_the_method_of_the_group():
 
 
 def case_pytorchs_split_group_gives_each_rank_its_part():
-    from torch_mpi.supported import minor
+    from torch_mpi.compat import minor
 
     if minor(torch.__version__) < (2, 15):
         return "before 2.15 PyTorch splits groups of accelerators only"

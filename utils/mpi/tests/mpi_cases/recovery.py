@@ -9,8 +9,7 @@ import torch.distributed as dist
 from helpers import of_rank, rank, same, size
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.group.create import create
-from torch_mpi.group.process_group import ProcessGroupMPI
+from torch_mpi.group.process_group import ProcessGroupMPI, create
 from torch_mpi.protocol import rendezvous, world
 
 MEGABYTE = 250_000  # float32

@@ -4,7 +4,7 @@ MPI's own collectives move data inside the library, where no latency can be adde
 algorithms that such libraries choose from, message by message (R. Thakur, R. Rabenseifner,
 W. Gropp, "Optimization of collective communication operations in MPICH", 2005).
 
-All are generators for :class:`~torch_mpi.group.steps.Steps`, on plain one-dimensional tensors.
+All are generators for :class:`~.step_runner.Steps`, on plain one-dimensional tensors.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Generator
 import torch
 
 from ..record import Call
-from . import buffers, messages
+from . import messages, tensors
 from .arithmetic import Combine
 from .messages import Channels
-from .steps import Steps
+from .step_runner import Steps
 
 # Up to here the number of messages decides, above it their size.
 SMALL = 16 * 1024  # bytes
@@ -30,7 +30,10 @@ class Ranks:
         self._channels = channels
         self._call = call
         self._tag = channels.tags.of_collective(call.sequence)
-        self.rank, self.size = channels.rank, len(channels.members)
+        self.rank = channels.rank
+        self.size = len(channels.members)
+        self.after = (self.rank + 1) % self.size
+        self.before = (self.rank - 1) % self.size
 
     def send(self, peer: int, memory: torch.Tensor) -> Steps:
         """Start sending."""
@@ -42,16 +45,18 @@ class Ranks:
 
 
 def barrier(ranks: Ranks) -> Generator:
-    """Dissemination: in round k each rank hears from the one 2**k before it."""
-    token, distance = torch.zeros(1, dtype=torch.uint8), 1
+    """Pass a token on: in round k each rank hears from the one 2**k before it."""
+    token = torch.zeros(1, dtype=torch.uint8)
+    distance = 1
     while distance < ranks.size:
-        ahead, behind = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size
+        ahead = (ranks.rank + distance) % ranks.size
+        behind = (ranks.rank - distance) % ranks.size
         yield [ranks.receive(behind, torch.empty_like(token)), ranks.send(ahead, token)]
         distance *= 2
 
 
 def broadcast(ranks: Ranks, memory: torch.Tensor, root: int) -> Generator:
-    """Binomial tree: who has it passes it on, twice as many in each round."""
+    """Go down a binomial tree: who has it passes it on, twice as many in each round."""
     place = (ranks.rank - root) % ranks.size
     reach = 1
     while reach <= place:
@@ -64,8 +69,9 @@ def broadcast(ranks: Ranks, memory: torch.Tensor, root: int) -> Generator:
 
 
 def reduce(ranks: Ranks, memory: torch.Tensor, add: Combine, root: int) -> Generator:
-    """Binomial tree, from the leaves to the root. ``memory`` is overwritten on every rank."""
-    place, reach = (ranks.rank - root) % ranks.size, 1
+    """Go up a binomial tree, to the root. ``memory`` is overwritten on every rank."""
+    place = (ranks.rank - root) % ranks.size
+    reach = 1
     incoming = torch.empty_like(memory)
     while reach < ranks.size:
         if place & reach:
@@ -78,8 +84,8 @@ def reduce(ranks: Ranks, memory: torch.Tensor, add: Combine, root: int) -> Gener
 
 
 def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
-    """Recursive doubling for small tensors, a ring for large ones."""
-    if buffers.nbytes(memory) <= SMALL or memory.numel() < ranks.size:
+    """Use recursive doubling for small tensors, a ring for large ones."""
+    if tensors.nbytes(memory) <= SMALL or memory.numel() < ranks.size:
         yield [Steps(_recursive_doubling(ranks, memory, add))]
         return
     chunks = list(memory.tensor_split(ranks.size))
@@ -88,9 +94,10 @@ def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
 
 
 def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
-    """Partners exchange all they have; ranks beyond a power of two hand theirs to a helper."""
+    """Exchange all with partners; ranks beyond a power of two hand theirs to a helper."""
     power = 1 << (ranks.size.bit_length() - 1)
-    extra, incoming = ranks.size - power, torch.empty_like(memory)
+    extra = ranks.size - power
+    incoming = torch.empty_like(memory)
     if ranks.rank >= power:
         yield [ranks.send(ranks.rank - power, memory)]
         yield [ranks.receive(ranks.rank - power, memory)]
@@ -114,34 +121,32 @@ def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Gen
 
 
 def _ring_reduce(ranks: Ranks, chunks: list[torch.Tensor], add: Combine, last: int) -> Generator:
-    """Reduce-scatter on a ring: afterwards chunk ``last`` (this rank's) is complete."""
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    """Reduce and scatter on a ring: afterwards chunk ``last`` (this rank's) is complete."""
     for step in range(ranks.size - 1):
         outgoing = chunks[(last - step - 1) % ranks.size]
         mine = chunks[(last - step - 2) % ranks.size]
         incoming = torch.empty_like(mine)
-        yield [ranks.receive(before, incoming), ranks.send(after, outgoing)]
+        yield [ranks.receive(ranks.before, incoming), ranks.send(ranks.after, outgoing)]
         add(mine, incoming)
 
 
 def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
-    """On a ring: pass on what came last. ``chunks[rank]`` is this rank's own."""
-    after, before = (ranks.rank + 1) % ranks.size, (ranks.rank - 1) % ranks.size
+    """Pass on, on a ring, what came last. ``chunks[rank]`` is this rank's own."""
     for step in range(ranks.size - 1):
         outgoing = chunks[(ranks.rank - step) % ranks.size]
         incoming = chunks[(ranks.rank - step - 1) % ranks.size]
-        yield [ranks.receive(before, incoming), ranks.send(after, outgoing)]
+        yield [ranks.receive(ranks.before, incoming), ranks.send(ranks.after, outgoing)]
 
 
 def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
-    """On a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
+    """Reduce on a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
     yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
 
 
 def exchange(
     ranks: Ranks, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
 ) -> Generator:
-    """All messages at once; ``(rank, memory)`` pairs, none with this rank itself.
+    """Begin all messages at once; ``(rank, memory)`` pairs, none with this rank itself.
 
     Each rank sends to the one after it first, then to the next: with the same order on all ranks,
     everybody would send to rank 0 at the same time and wait for its link.

@@ -33,7 +33,7 @@ _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: t
 
 
 def combine(dtype: torch.dtype, name: str) -> Combine:
-    """What reduces a tensor of ``dtype`` into another one, in place."""
+    """Return what reduces a tensor of ``dtype`` into another one, in place."""
     if dtype in _SIGNED:
         if name in ("MIN", "MAX"):
             return _unsigned_extreme(dtype, _NUMBERS[name])

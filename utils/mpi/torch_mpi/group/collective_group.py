@@ -1,135 +1,136 @@
-"""The collectives as methods, under the names that PyTorch calls on a process group."""
+"""A process group as PyTorch sees it: its names, its collectives, and calls on record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed import ProcessGroup
 
-from ..record import Call
-from . import collectives, reductions
+from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
+from ..mpi import MPI, is_death
+from ..protocol.interfaces import Waitable
+from ..record import Call, recorder
+from . import collectives, reductions, tensors
 from .collective_work import CollectiveWork, JoinedWork
-from .named_group import NamedGroup
-from .operation import Operation
+from .collectives import Operation
+from .dtypes import dtype_name
 from .tensors import Tensors
 
+_MAIN_THREAD = threading.main_thread().ident
 
-class CollectiveGroup(NamedGroup):
+
+def _collective(prepare: Callable[..., Operation]) -> Callable[..., CollectiveWork]:
+    """Return the method that calls a collective: ``prepare`` checks the tensors."""
+
+    @functools.wraps(prepare)
+    def method(self: CollectiveGroup, *arguments: Any, **options: Any) -> CollectiveWork:
+        return self.run(prepare(self, *arguments, **options))
+
+    return method
+
+
+def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWork]:
+    """Return the method that calls a collective for several pairs of tensors, as one work."""
+
+    def method(
+        self: CollectiveGroup, outputs: Tensors, inputs: Tensors, opts: object = None
+    ) -> JoinedWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return JoinedWork([single(self, *pair, opts) for pair in pairs], list(outputs))
+
+    method.__doc__ = f"Do :meth:`{single.__name__}` of several tensors."
+    return method
+
+
+class CollectiveGroup(ProcessGroup):
     """A process group with all collectives; a subclass says how an operation is carried out.
 
-    :mod:`torch.distributed` and PyTorch's C++ call these methods. Each has a function of nearly its
-    name in ``collectives`` or ``reductions``, which checks the tensors. Where ``opts`` is one of
-    PyTorch's objects of options, its ``asyncOp`` says whether the caller waits for the work.
+    :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. Where ``opts`` is
+    one of PyTorch's objects of options, its ``asyncOp`` says whether the caller waits for the work.
+
+    Args:
+        members: global ranks, in the order of the group.
+        rank: this rank in the group.
     """
 
-    def run(self, operation: Operation) -> CollectiveWork:
-        """Call a collective; it begins when all ranks have announced it."""
-        raise NotImplementedError
+    # PyTorch asks a group for the backend of a device; this group is its own.
+    supports_splitting = True
+    supports_coalescing = False
 
-    def record(
-        self, op: str, tensors: Sequence[torch.Tensor], opts: object = None, **more: Any
-    ) -> Call:
-        """Check the group, and put a call on record; see :func:`torch_mpi.group.calls.record`."""
-        raise NotImplementedError
+    def __init__(self, members: tuple[int, ...], rank: int):
+        super().__init__(rank, len(members))
+        self.members = members
+        self._rank = rank
+        self._name = ""
+        self._description = ""
 
-    # -- reductions -----------------------------------------------------------------------------
+    # -- what PyTorch asks it about itself ------------------------------------------------------
 
-    def allreduce(self, tensors: Tensors | torch.Tensor, opts: object = None) -> Any:
-        """The reduction of the tensors of all ranks, on every rank, in place.
+    def getBackendName(self) -> str:  # noqa: D102  (PyTorch's name)
+        return "mpi"
 
-        ``opts`` may be a ``ReduceOp``; without one it is SUM.
-        """
-        return self.run(reductions.all_reduce(self, tensors, opts))
+    def getRank(self) -> int:  # noqa: D102
+        return self._rank
 
-    def allreduce_coalesced(self, tensors: Tensors, opts: object = None) -> CollectiveWork:
-        """:meth:`allreduce` of several tensors in one call."""
-        return self.run(reductions.all_reduce_coalesced(self, tensors, opts))
+    def getSize(self) -> int:  # noqa: D102
+        return len(self.members)
 
-    def reduce(self, tensors: Tensors, opts: object = None) -> CollectiveWork:
-        """The reduction of all tensors, on the root; the others keep theirs."""
-        return self.run(reductions.reduce(self, tensors, opts))
+    def getGroupName(self) -> str:  # noqa: D102
+        return self._name
 
-    def reduce_scatter(
-        self, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
-    ) -> CollectiveWork:
-        """Rank r gets the reduction of everybody's r-th tensor. Sizes may differ between r."""
-        return self.run(reductions.reduce_scatter(self, outputs, inputs, opts))
+    def setGroupName(self, name: str) -> None:  # noqa: D102
+        self._name = name
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
-    ) -> CollectiveWork:
-        """Rank r gets the reduction of everybody's r-th equal part of one tensor."""
-        return self.run(reductions.reduce_scatter_single(self, output, tensor, opts))
+    def getGroupDesc(self) -> str:  # noqa: D102
+        return self._description
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: object = None
-    ) -> JoinedWork:
-        """:meth:`reduce_scatter_single` of several tensors."""
-        return _joined(self.reduce_scatter_single, outputs, inputs, opts)
+    def setGroupDesc(self, description: str) -> None:  # noqa: D102
+        self._description = description
 
-    # -- data -----------------------------------------------------------------------------------
+    name = getBackendName
+    rank = getRank
+    size = getSize
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
 
-    def broadcast(self, tensors: Tensors, opts: object = None) -> CollectiveWork:
-        """The tensor of the root, on every rank."""
-        return self.run(collectives.broadcast(self, tensors, opts))
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
 
-    def gather(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
-    ) -> CollectiveWork:
-        """The tensors of all ranks, in a list on the root."""
-        return self.run(collectives.gather(self, outputs, inputs, opts))
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing: PyTorch asks it of backends that split, and the ranks are connected."""
 
-    def scatter(
-        self, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
-    ) -> CollectiveWork:
-        """One tensor for each rank, from a list on the root."""
-        return self.run(collectives.scatter(self, outputs, inputs, opts))
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Do nothing on a rank outside of a new group: only its members make it."""
 
-    def allgather(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
-    ) -> CollectiveWork:
-        """The tensors of all ranks, in a list on every rank. Shapes may differ between ranks."""
-        return self.run(collectives.all_gather(self, outputs, inputs, opts))
+    def _get_backend(self, device: torch.device) -> CollectiveGroup:
+        return self
 
-    def allgather_coalesced(
-        self, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
-    ) -> CollectiveWork:
-        """:meth:`allgather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
-        return self.run(collectives.all_gather_coalesced(self, outputs, inputs, opts))
+    # -- collectives --------------------------------------------------------------------------
 
-    def all_gather_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
-    ) -> CollectiveWork:
-        """The tensors of all ranks, one after the other in one tensor."""
-        return self.run(collectives.all_gather_single(self, output, tensor, opts))
-
-    def all_gather_single_coalesced(
-        self, outputs: Tensors, inputs: Tensors, opts: object = None
-    ) -> JoinedWork:
-        """:meth:`all_gather_single` of several tensors."""
-        return _joined(self.all_gather_single, outputs, inputs, opts)
-
-    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> CollectiveWork:
-        """Input r goes to rank r, output r comes from rank r."""
-        return self.run(collectives.all_to_all(self, outputs, inputs, opts))
-
-    def all_to_all_single(
-        self,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        output_splits: Sequence[int],
-        input_splits: Sequence[int],
-        opts: object = None,
-    ) -> CollectiveWork:
-        """Rows of one tensor, split between the ranks; splits are numbers of rows."""
-        return self.run(
-            collectives.all_to_all_single(self, output, tensor, output_splits, input_splits, opts)
-        )
-
-    def barrier(self, opts: object = None) -> CollectiveWork:
-        """Over when every rank of the group has called it."""
-        return self.run(collectives.barrier(self, opts))
+    allreduce = _collective(reductions.all_reduce)
+    allreduce_coalesced = _collective(reductions.all_reduce_coalesced)
+    reduce = _collective(reductions.reduce)
+    reduce_scatter = _collective(reductions.reduce_scatter)
+    reduce_scatter_single = _collective(reductions.reduce_scatter_single)
+    reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
+    broadcast = _collective(collectives.broadcast)
+    gather = _collective(collectives.gather)
+    scatter = _collective(collectives.scatter)
+    allgather = _collective(collectives.all_gather)
+    allgather_coalesced = _collective(collectives.all_gather_coalesced)
+    all_gather_single = _collective(collectives.all_gather_single)
+    all_gather_single_coalesced = _coalesced(all_gather_single)
+    alltoall = _collective(collectives.all_to_all)
+    all_to_all_single = _collective(collectives.all_to_all_single)
+    barrier = _collective(collectives.barrier)
 
     # The names that PyTorch used before, and that its C++ still asks for.
     _allgather_base = all_gather_single
@@ -138,9 +139,72 @@ class CollectiveGroup(NamedGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    def run(self, operation: Operation) -> CollectiveWork:
+        """Call a collective; it begins when all ranks have announced it."""
+        raise NotImplementedError
 
-def _joined(
-    method: Callable[..., CollectiveWork], outputs: Tensors, inputs: Tensors, opts: object
-) -> JoinedWork:
-    pairs = zip(outputs, inputs, strict=True)
-    return JoinedWork([method(*pair, opts) for pair in pairs], list(outputs))
+    # -- calls on record ------------------------------------------------------------------------
+
+    def check_alive(self, op: str) -> None:
+        """Raise CommunicationError where the ranks, or this group, cannot communicate."""
+        raise NotImplementedError
+
+    def record(
+        self,
+        op: str,
+        inputs: Tensors,
+        opts: object = None,
+        *,
+        peer: int | None = None,
+        tag: int | None = None,
+        blocking: bool | None = None,
+        reduce_op: str = "",
+        sent: int | None = None,
+    ) -> Call:
+        """Check the group, and put a call on record.
+
+        Args:
+            inputs: tensors that were checked before, see :func:`torch_mpi.group.tensors.check`.
+            opts: PyTorch's; whether the call blocks, where ``blocking`` does not say so.
+            sent: bytes; all of the tensors, if not given.
+
+        Raises:
+            CommunicationError: the group is of no use any more, or an incident is on.
+        """
+        self.check_alive(op)
+        if blocking is None:
+            # A caller without options, as PyTorch's C++ is, waits for the work.
+            blocking = not getattr(opts, "asyncOp", True)
+        call = Call(
+            op,
+            self.members,
+            tensors.nbytes(*inputs),
+            tuple(inputs[0].shape) if inputs else (),
+            dtype_name(inputs[0].dtype) if inputs else "",
+            peer,
+            tag,
+            reduce_op,
+            blocking,
+            place=users_place(),
+        )
+        if threading.get_ident() != _MAIN_THREAD:
+            call.thread = threading.current_thread().name
+        call.sent = call.nbytes if sent is None else sent
+        recorder.add(call)
+        return call
+
+    def error_in_words(
+        self, error: MPI.Exception, call: Call, waitable: Waitable | None = None
+    ) -> CommunicationError:
+        """Return what a user is told of an error of MPI; a death makes the group useless."""
+        if is_death(error):
+            self.revoke()
+            waited = time.perf_counter() - call.start
+            return self.world.stopped_by_another(call, waitable, waited)
+        if error.Get_error_class() == MPI.ERR_TRUNCATE:
+            return CommunicationMismatch(
+                f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
+                f"tensor to receive it. Sender and receiver must agree on shape and dtype.",
+                call,
+            )
+        return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)

@@ -12,24 +12,24 @@ import torch
 from ..errors import CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
-from ..protocol.fingerprints import signature
+from ..protocol.announcements import signature
+from ..protocol.ctrl_c import guard
 from ..protocol.handshake import Entry
-from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.status import Side
-from . import algorithms, cores
-from .calls import in_words
-from .operation import Operation
-from .steps import Steps
+from . import algorithms
+from .step_runner import Steps
 from .work import MPIWork, WorkState
 
 if TYPE_CHECKING:
+    from .collectives import Operation
     from .process_group import ProcessGroupMPI
 
 # A collective that does not block is begun by the first wait for it; failing that, after so long by
 # the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
-# Where ranks and threads are more than the cores (torch_mpi.group.cores), it hides nothing.
-START_AFTER, START_AFTER_WITHOUT_CORE = 2e-3, 20e-3  # seconds
+# Where ranks and threads are more than the cores, it hides nothing.
+START_AFTER = 2e-3  # seconds
+START_AFTER_WITHOUT_CORE = 20e-3  # seconds
 
 # How long a rank that meets a mismatch waits for the other side's description.
 OTHER_SIDE = 0.5  # seconds
@@ -48,23 +48,34 @@ def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
     may_block = operation.mpi is not None and link.network is None and group.handshake.can_block
     work = CollectiveWork(group, operation, may_block)
     entry = work.entry = Entry(signature(same), call, work, may_block)
-    with guard, group.handshake.lock:
-        group.handshake.call(entry)
-        call.sequence = entry.number
-        if may_block and not call.blocking:
-            entry.not_before = call.start + _start_after(group)
-        else:
-            if call.blocking:
-                group.handshake.hasten()
-            group.handshake.pump()
+    try:
+        with guard, group.handshake.lock:
+            group.handshake.call(entry)
+            call.sequence = entry.number
+            if may_block and not call.blocking:
+                entry.not_before = call.start + start_after(group.world.cores, group.world.size)
+            else:
+                if call.blocking:
+                    group.handshake.hasten()
+                group.handshake.pump()
+    except KeyboardInterrupt:  # it came in there: others may rely on the word, inside of MPI
+        if call.blocking:
+            work.leave_interrupted()
+        raise
     if not call.blocking:
         work.progress()
     return work
 
 
-def _start_after(group: ProcessGroupMPI) -> float:
-    idle = cores.one_is_idle(group.world.cores, group.world.size)
-    return START_AFTER if idle else START_AFTER_WITHOUT_CORE
+def start_after(cores: int, ranks: int) -> float:
+    """Return the seconds after which the progress thread begins a collective.
+
+    Within a machine the data are moved by the rank's own processor. Begun early, that is hidden
+    behind computing only where a processor is idle. Where the ranks use all of them it takes its
+    time from computing, and some more for two threads that share one.
+    """
+    one_is_idle = cores >= ranks * (torch.get_num_threads() + 1)
+    return START_AFTER if one_is_idle else START_AFTER_WITHOUT_CORE
 
 
 class CollectiveWork(MPIWork):
@@ -91,11 +102,12 @@ class CollectiveWork(MPIWork):
             operation.keep,
             operation.inputs,
         )
-        self._operation, self.may_block = operation, may_block
+        self._operation = operation
+        self.may_block = may_block
 
     @property
     def not_before(self) -> float:
-        """When it is announced at the earliest, if nobody waits for it."""
+        """Return when it is announced at the earliest, if nobody waits for it."""
         return self.entry.not_before
 
     @not_before.setter
@@ -110,7 +122,7 @@ class CollectiveWork(MPIWork):
         return self.entry.begun and (self._steps is None or super()._test())
 
     def begin(self, blocking: bool) -> None:
-        """All ranks are there: make the MPI calls. With ``blocking``, those that block."""
+        """Make the MPI calls, as all ranks are there; with ``blocking``, those that block."""
         self.call.matched = time.perf_counter()
         try:
             if blocking and self.may_block:
@@ -119,7 +131,7 @@ class CollectiveWork(MPIWork):
             else:
                 self._steps = Steps(self._generator(self._operation), self._since())
         except MPI.Exception as error:
-            self._error = in_words(error, self.call, self.group, self)
+            self._error = self.group.error_in_words(error, self.call, self)
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
 
@@ -129,7 +141,7 @@ class CollectiveWork(MPIWork):
         super()._end(state)
 
     def _generator(self, operation: Operation) -> Generator:
-        """Without blocking: as messages where MPI has no call, or is slower; else MPI's call."""
+        """Return its steps: messages where MPI has no call, or is slower; else MPI's call."""
         channels = self.group.channels
         own_network = operation.mpi is not None and link.network is None
         if not own_network or self.call.nbytes >= operation.messages_from:
@@ -137,16 +149,16 @@ class CollectiveWork(MPIWork):
         return _without_blocking(operation, channels.data)
 
     def _since(self) -> float:
-        """When it began, for the slow network: a small message leaves before its receiver comes."""
+        """Return when it began: a small message leaves before its receiver comes."""
         small = self.call.nbytes <= algorithms.SMALL
         return link.called(self.call.start) if small else self.call.matched
 
     def refuse(self, mismatched: list[int]) -> None:
-        """It will never begin: these ranks (of the group) made another call."""
+        """Note that it will never begin: these ranks (of the group) made another call."""
         self._error = _mismatch(self, self.group.members[mismatched[0]])
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Who has not announced it."""
+        """Return who has not announced it."""
         absent = [self.call.group[rank] for rank in self.entry.missing]
         return absent, False, self.entry.begun
 
@@ -170,11 +182,13 @@ def _without_blocking(operation: Operation, data: MPI.Intracomm) -> Generator:
 
 
 def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
-    """The error for a rank that called something else: both sides, in rank order."""
-    group, call, mine = work.group, work.call, work.call.side()
-    name, here = group.name_of(call), group.world
+    """Return the error for a rank that called something else: both sides, in rank order."""
+    call = work.call
+    mine = call.side()
+    name = work.group.name_of(call)
+    world = work.group.world
     stop = functools.partial(
-        here.begin_incident,
+        world.begin_incident,
         "mismatch",
         waitable=work,
         where=call.where,
@@ -186,12 +200,12 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     theirs: Side | None = None
     deadline = time.perf_counter() + OTHER_SIDE
     while theirs is None and time.perf_counter() < deadline:
-        theirs = here.statuses()[other].get("called", {}).get(name)
+        theirs = world.statuses()[other].get("called", {}).get(name)
         if theirs is None:
             time.sleep(1e-3)
     if theirs is not None and theirs["what"] == mine["what"]:
         theirs = None  # what did not fit was another thread's, which has left since
-    sides = {here.rank: mine, other: theirs}
+    sides = {world.rank: mine, other: theirs}
     text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
     if any(side and side["thread"] for side in sides.values()):
         text += _THREADS
@@ -223,7 +237,7 @@ class JoinedWork(MPIWork):
         return over
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Who has to come for the first one that is not over."""
+        """Return who has to come for the first one that is not over."""
         return next((w for w in self._works if not w.is_over), self._works[0]).missing()
 
     def _give_up(self, error: Exception | None = None) -> None:

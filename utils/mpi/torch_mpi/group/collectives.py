@@ -1,60 +1,92 @@
 """The collectives that move data, and ``barrier``.
 
-A collective is one function, and a method of
-:class:`~torch_mpi.group.collective_group.CollectiveGroup` that calls it. The function checks the
-tensors and returns an :class:`~torch_mpi.group.operation.Operation`: what goes in and out, MPI's
-call for it, and the same as messages. PROTOCOL.md says how to add one.
+A collective is one function, which :class:`~torch_mpi.group.collective_group.CollectiveGroup` makes
+a method. The function checks the tensors and returns an :class:`Operation`: what goes in and out,
+MPI's call for it, and the same as messages. PROTOCOL.md says how to add one.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..record import Call
-from . import algorithms, buffers, tensors
-from .dtypes import dtype_name
-from .operation import MPICall, Operation
+from . import algorithms, tensors
+from .dtypes import CARRIERS, dtype_name
 from .tensors import Tensors
 
 if TYPE_CHECKING:
     from .collective_group import CollectiveGroup
 
+#: The name of a method of ``MPI.Intracomm``, and its arguments.
+MPICall = tuple[str, tuple[Any, ...]]
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call of a collective on this rank, as data.
+
+    Attributes:
+        call: its record.
+        key: what has to be equal on all ranks, besides what ``call`` says.
+        result: the tensors that its future yields.
+        algorithm: the collective as messages between the ranks of a group.
+        mpi: MPI's blocking calls for it, ``(name, arguments)``; ``None`` where there is none.
+        finish: called once at the end: brings the results home.
+        keep: memory that MPI uses until then.
+        inputs: the tensors to show in a profile; without them, ``result``.
+        messages_from: bytes from which messages are faster than MPI's non-blocking call.
+    """
+
+    call: Call
+    key: tuple[object, ...]
+    result: Sequence[torch.Tensor]
+    algorithm: Callable[[algorithms.Ranks], Generator]
+    mpi: Callable[[], list[MPICall]] | None = None
+    finish: Callable[[], None] | None = None
+    keep: object = None
+    inputs: Sequence[torch.Tensor] | None = None
+    messages_from: float = math.inf
+
+
 # -- one to all, all to one -------------------------------------------------------------------
 
 
-def broadcast(group: CollectiveGroup, given: Tensors, opts: object) -> Operation:
-    """The tensor of the root, on every rank."""
-    tensor = tensors.one(given, "broadcast")
+def broadcast(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+    """Copy the tensor of the root to every rank."""
+    tensor = tensors.single(inputs, "broadcast")
     root = tensors.root(group, "broadcast", opts)
     is_root = root == group.rank()
-    memory = buffers.readable(tensor) if is_root else buffers.writable(tensor, "broadcast")
+    memory = tensors.readable(tensor) if is_root else tensors.writable(tensor, "broadcast")
     call = group.record("broadcast", [tensor], opts, peer=root)
     if not is_root:
-        call.sent, call.received = 0, call.nbytes
+        call.sent = 0
+        call.received = call.nbytes
 
     def finish() -> None:
         if not is_root:
-            buffers.deliver(tensor, memory)
+            tensors.deliver(tensor, memory)
 
     return Operation(
         call,
         (tuple(tensor.shape),),
         [tensor],
         lambda ranks: algorithms.broadcast(ranks, memory.view(-1), root),
-        mpi=lambda: [("Bcast", (buffers.message(memory), root))],
+        mpi=lambda: [("Bcast", (tensors.message(memory), root))],
         finish=finish,
     )
 
 
 def gather(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object
+    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
-    """The tensors of all ranks, in a list on the root."""
-    tensor = tensors.one(inputs, "gather")
+    """Bring the tensors of all ranks into a list on the root."""
+    tensor = tensors.single(inputs, "gather")
     root = tensors.root(group, "gather", opts)
     call = group.record("gather", [tensor], opts, peer=root)
     receives = []
@@ -65,13 +97,14 @@ def gather(
 
 
 def scatter(
-    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object
+    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
-    """One tensor for each rank, from a list on the root."""
-    tensor = tensors.one(outputs, "scatter")
+    """Hand out one tensor to each rank, from a list on the root."""
+    tensor = tensors.single(outputs, "scatter")
     root = tensors.root(group, "scatter", opts)
     call = group.record("scatter", [tensor], opts, peer=root, sent=0)
-    call.received, sends = call.nbytes, []
+    call.received = call.nbytes
+    sends = []
     if root == group.rank():
         call.sent = group.size() * call.nbytes
         sends = tensors.per_rank(group, inputs[0], tensor, "scatter")
@@ -82,93 +115,97 @@ def scatter(
 
 
 def all_gather(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object
+    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
-    """The tensors of all ranks, in a list on every rank. Shapes may differ between ranks."""
-    tensor = tensors.one(inputs, "all_gather")
+    """Bring the tensors of all ranks into a list on every rank. Shapes may differ between ranks."""
+    tensor = tensors.single(inputs, "all_gather")
     parts = tensors.check_count(group, outputs[0], "all_gather")
-    own = parts[group.rank()]
-    if own.numel() != tensor.numel():
+    place = parts[group.rank()]
+    if place.numel() != tensor.numel():
         raise ValueError(
             f"all_gather: the input has shape {list(tensor.shape)}, place {group.rank()} "
-            f"(this rank's) of the output list {list(own.shape)}"
+            f"(this rank's) of the output list {list(place.shape)}"
         )
     return _all_gather(group, "all_gather", parts, tensor, opts)
 
 
 def all_gather_single(
-    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object
+    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
-    """The tensors of all ranks, one after the other in one tensor."""
-    what = "all_gather_into_tensor"
-    output, tensor = buffers.check(output, what), buffers.check(tensor, what)
-    parts = tensors.equal_parts(group, output, tensor, what)
-    return _all_gather(group, what, parts, tensor, opts, whole=output)
+    """Bring the tensors of all ranks, one after the other, into one tensor on every rank."""
+    op = "all_gather_into_tensor"
+    output = tensors.check(output, op)
+    tensor = tensors.check(tensor, op)
+    parts = tensors.equal_parts(group, output, tensor, op)
+    return _all_gather(group, op, parts, tensor, opts, whole=output)
 
 
 def all_gather_coalesced(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object
+    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
-    """:func:`all_gather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
-    size, what = group.size(), "all_gather_coalesced"
+    """Do an :func:`all_gather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
+    size = group.size()
+    op = "all_gather_coalesced"
     if len(outputs) != size or any(len(row) != len(inputs) for row in outputs):
         raise ValueError(
-            f"{what}: the outputs must be {size} lists (world size) of {len(inputs)} tensors, as "
+            f"{op}: the outputs must be {size} lists (world size) of {len(inputs)} tensors, as "
             f"there are inputs"
         )
-    inputs = [buffers.check(tensor, what) for tensor in inputs]
-    outputs = [[buffers.check(tensor, what) for tensor in row] for row in outputs]
-    call = group.record(what, inputs, opts)
+    inputs = [tensors.check(tensor, op) for tensor in inputs]
+    outputs = [[tensors.check(tensor, op) for tensor in row] for row in outputs]
+    call = group.record(op, inputs, opts)
     call.received = size * call.nbytes
     sends = [(rank, tensor) for rank in range(size) for tensor in inputs]
     receives = [(rank, tensor) for rank, row in enumerate(outputs) for tensor in row]
     key = tuple((dtype_name(tensor.dtype), tensor.numel()) for tensor in inputs)
-    return _exchange(group, call, key, sends, receives, inputs=inputs)
+    return replace(_exchange(group, call, key, sends, receives), inputs=inputs)
 
 
 def _all_gather(
     group: CollectiveGroup,
-    what: str,
+    op: str,
     parts: Tensors,
     tensor: torch.Tensor,
     opts: object,
     whole: torch.Tensor | None = None,
 ) -> Operation:
-    tensors.check_alike([tensor, *parts], what)
+    tensors.check_alike([tensor, *parts], op)
     outputs = list(parts) if whole is None else [whole]
     for output in outputs:
-        buffers.check_writable(output, what)
-    call = group.record(what, [tensor], opts)
-    call.received = buffers.nbytes(*parts)
+        tensors.check_writable(output, op)
+    call = group.record(op, [tensor], opts)
+    call.received = tensors.nbytes(*parts)
     counts = [part.numel() for part in parts]
+    call.parts = tuple(counts)
     if whole is not None:
-        stage = buffers.writable(whole, what).view(-1)
+        stage = tensors.writable(whole, op).view(-1)
     else:
         stage = torch.empty(sum(counts), dtype=tensor.dtype, device="cpu")
 
     def deliver() -> None:
         if whole is not None:
-            buffers.deliver(whole, stage)
+            tensors.deliver(whole, stage)
             return
         for part, piece in zip(parts, stage.split(counts), strict=True):
             part.detach().copy_(piece.view(part.shape))
 
-    key = tuple(counts)
-    if stage.numel() > buffers.MAX_COUNT:
+    key = call.parts
+    if stage.numel() > tensors.MAX_COUNT:
         sends = [(rank, tensor) for rank in range(len(parts))]
-        return _exchange(group, call, key, sends, list(enumerate(stage.split(counts))), deliver)
-    memory = buffers.readable(tensor)
-    if buffers.overlap(memory, stage):
+        receives = list(enumerate(stage.split(counts)))
+        return replace(_exchange(group, call, key, sends, receives, deliver), result=outputs)
+    memory = tensors.readable(tensor)
+    if tensors.overlap(memory, stage):
         memory = memory.clone()
 
     def mpi() -> list[MPICall]:
-        carrier = buffers.CARRIERS[tensor.element_size()]
+        carrier = CARRIERS[tensor.element_size()]
         if len(set(counts)) == 1:
-            receive = [buffers.address(stage), counts[0], carrier]
-            return [("Allgather", (buffers.message(memory), receive))]
+            receive = [tensors.address(stage), counts[0], carrier]
+            return [("Allgather", (tensors.message(memory), receive))]
         offsets = list(itertools.accumulate(counts[:-1], initial=0))
-        receive = [buffers.address(stage), (counts, offsets), carrier]
-        return [("Allgatherv", (buffers.message(memory), receive))]
+        receive = [tensors.address(stage), (counts, offsets), carrier]
+        return [("Allgatherv", (tensors.message(memory), receive))]
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
         chunks = list(stage.split(counts))
@@ -179,14 +216,14 @@ def _all_gather(
 
 
 def all_to_all(
-    group: CollectiveGroup, outputs: Tensors, inputs: Tensors, opts: object
+    group: CollectiveGroup, outputs: Tensors, inputs: Tensors, opts: object = None
 ) -> Operation:
-    """Input r goes to rank r, output r comes from rank r."""
+    """Send input r to rank r, and receive output r from rank r."""
     outputs = tensors.check_count(group, outputs, "all_to_all")
     inputs = tensors.check_count(group, inputs, "all_to_all")
     tensors.check_alike([*inputs, *outputs], "all_to_all")
     call = group.record("all_to_all", inputs, opts)
-    call.received = buffers.nbytes(*outputs)
+    call.received = tensors.nbytes(*outputs)
     return _exchange(group, call, (), list(enumerate(inputs)), list(enumerate(outputs)))
 
 
@@ -196,32 +233,34 @@ def all_to_all_single(
     tensor: torch.Tensor,
     output_splits: Sequence[int],
     input_splits: Sequence[int],
-    opts: object,
+    opts: object = None,
 ) -> Operation:
-    """Rows of one tensor, split between the ranks; splits are numbers of rows."""
-    what = "all_to_all_single"
-    output, tensor = buffers.check(output, what), buffers.check(tensor, what)
+    """Split the rows of one tensor between the ranks; splits are numbers of rows."""
+    op = "all_to_all_single"
+    output = tensors.check(output, op)
+    tensor = tensors.check(tensor, op)
     sends = tensors.split(group, tensor, input_splits, "input")
     receives = tensors.split(group, output, output_splits, "output")
-    call = group.record(what, [tensor], opts)
-    call.received = buffers.nbytes(output)
-    tensors.check_alike([tensor, output], what)
-    memory, stage = buffers.readable(tensor), buffers.writable(output, what)
-    if buffers.overlap(memory, stage):
+    call = group.record(op, [tensor], opts)
+    call.received = tensors.nbytes(output)
+    tensors.check_alike([tensor, output], op)
+    memory = tensors.readable(tensor)
+    stage = tensors.writable(output, op)
+    if tensors.overlap(memory, stage):
         stage = torch.empty_like(stage)
-    return _exchange(
+    operation = _exchange(
         group,
         call,
         (),
         list(enumerate(memory.view(-1).split(sends))),
         list(enumerate(stage.view(-1).split(receives))),
-        lambda: buffers.deliver(output, stage),
-        inputs=[tensor],
+        lambda: tensors.deliver(output, stage),
     )
+    return replace(operation, result=[output], inputs=[tensor])
 
 
-def barrier(group: CollectiveGroup, opts: object) -> Operation:
-    """Over when every rank of the group has called it."""
+def barrier(group: CollectiveGroup, opts: object = None) -> Operation:
+    """Wait until every rank of the group has called it."""
     call = group.record("barrier", [], opts)
     return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
 
@@ -232,35 +271,45 @@ def _exchange(
     key: tuple[object, ...],
     sends: Sequence[tuple[int, torch.Tensor]],
     receives: Sequence[tuple[int, torch.Tensor]],
-    then: Callable[[], None] | None = None,
-    inputs: Tensors | None = None,
+    then: Callable[[], None] = lambda: None,
 ) -> Operation:
-    """A collective of messages, for which MPI has no fitting call: ``(rank, tensor)`` pairs."""
-    mine = group.rank()
-    homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
-    outgoing = [(peer, tensors.apart(tensor, homes)) for peer, tensor in sends]
-    incoming = [
-        (peer, tensor, buffers.writable(tensor, call.op))
-        for peer, tensor in receives
-        if peer != mine
-    ]
-    deliveries = [(tensor, memory) for _, tensor, memory in incoming]
-    own = [tensor for peer, tensor in receives if peer == mine]
-    deliveries += zip(own, [memory for peer, memory in outgoing if peer == mine], strict=True)
+    """Return a collective of messages, for which MPI has no fitting call.
 
-    def algorithm(ranks: algorithms.Ranks) -> Generator:
-        return algorithms.exchange(
-            ranks,
-            [(peer, memory) for peer, memory in outgoing if peer != mine],
-            [(peer, memory) for peer, _, memory in incoming],
-        )
+    Args:
+        sends, receives: ``(rank, tensor)`` pairs; those with this rank itself are no messages.
+        then: called at the end.
+    """
+    homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
+    outgoing = []
+    kept = []
+    for peer, tensor in sends:
+        memory = tensors.apart(tensor, homes)
+        if peer == group.rank():
+            kept.append(memory)
+        else:
+            outgoing.append((peer, memory))
+    incoming = []
+    deliveries = []
+    mine = iter(kept)
+    for peer, tensor in receives:
+        if peer == group.rank():
+            memory = next(mine)
+        else:
+            memory = tensors.writable(tensor, call.op)
+            incoming.append((peer, memory))
+        deliveries.append((tensor, memory))
 
     def finish() -> None:
         for tensor, memory in deliveries:
-            buffers.deliver(tensor, memory)
-        if then is not None:
-            then()
+            tensors.deliver(tensor, memory)
+        then()
 
-    result = [tensor for _, tensor in receives]
-    inputs = inputs or [tensor for _, tensor in sends]
-    return Operation(call, key, result, algorithm, None, finish, outgoing, inputs)
+    return Operation(
+        call,
+        key,
+        [tensor for _, tensor in receives],
+        lambda ranks: algorithms.exchange(ranks, outgoing, incoming),
+        finish=finish,
+        keep=outgoing,
+        inputs=[tensor for _, tensor in sends],
+    )

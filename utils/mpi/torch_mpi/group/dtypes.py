@@ -21,13 +21,11 @@ CARRIERS = {
     16: MPI.C_DOUBLE_COMPLEX,
 }
 
-_SIGNED = {
+_INTEGERS = {
     torch.int8: MPI.INT8_T,
     torch.int16: MPI.INT16_T,
     torch.int32: MPI.INT32_T,
     torch.int64: MPI.INT64_T,
-}
-_UNSIGNED = {
     torch.uint8: MPI.UINT8_T,
     torch.uint16: MPI.UINT16_T,
     torch.uint32: MPI.UINT32_T,
@@ -38,7 +36,6 @@ _COMPLEX = {torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE
 # MPI has no 16-bit floats: they travel as 16-bit integers and are reduced by an op of ours.
 _HALVES = {torch.float16: MPI.UINT16_T, torch.bfloat16: MPI.UINT16_T}
 
-_INTEGERS = _SIGNED | _UNSIGNED
 _NUMBERS = {
     "SUM": MPI.SUM,
     "AVG": MPI.SUM,
@@ -65,38 +62,52 @@ _TRUTHS = {
 # Open MPI's vector instructions saturate at the ends of small integers, what is left over after
 # the last whole vector wraps around. PyTorch and gloo wrap, so these get an op of ours as well.
 _SMALL = {torch.int8, torch.uint8, torch.int16, torch.uint16}
+
+
+def _all_reductions() -> dict[tuple[torch.dtype, str], tuple[MPI.Datatype, MPI.Op]]:
+    of_integers = {n: op for n, op in (_NUMBERS | _BITS).items() if n not in _SUMS}
+    of_complex = {n: _NUMBERS[n] for n in ("SUM", "AVG", "PRODUCT")}
+    kinds = [
+        ({torch.bool: MPI.C_BOOL}, _TRUTHS),
+        (_HALVES, _NUMBERS),
+        (_INTEGERS, of_integers),
+        (_FLOATS, _NUMBERS),
+        (_COMPLEX, of_complex),
+    ]
+    table = {}
+    for datatypes, ops in kinds:
+        for dtype, datatype in datatypes.items():
+            table |= {(dtype, name): (datatype, op) for name, op in ops.items()}
+    return table
+
+
+_REDUCTIONS = _all_reductions()
 # Errors inside of an op of ours: MPI would end the job if the op raised them.
 _failures: list[BaseException] = []
 
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32``."""
+    """Return ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-def factor_of(opts: object, name: str, dtype: torch.dtype) -> float | torch.Tensor | None:
-    """What ``PREMUL_SUM`` multiplies every tensor with before the sum; ``None`` for other ops.
+def premultiplied(memory: torch.Tensor, opts: object, name: str) -> torch.Tensor:
+    """Return the elements times the factor of ``PREMUL_SUM``; for other ops as they are.
 
-    It is NCCL's, made by ``torch.distributed._make_nccl_premul_sum``, and what FSDP2 reduces with
-    after ``set_gradient_divide_factor``. The factor is a number, or a tensor of one element.
+    It is NCCL's op, made by ``torch.distributed._make_nccl_premul_sum``, and what FSDP2 reduces
+    with after ``set_gradient_divide_factor``. The factor is a number, or a tensor of one element.
     """
     if name != "PREMUL_SUM":
-        return None
-    op = getattr(opts, "reduceOp", opts)
-    factor = compat.premul_factor(op)
-    if not isinstance(factor, torch.Tensor):
-        return factor
-    return factor.detach().reshape(()).to("cpu", dtype)
-
-
-def multiplied(memory: torch.Tensor, factor: float | torch.Tensor | None) -> torch.Tensor:
-    """The elements times the factor, in memory of their own; as they are without a factor."""
-    return memory if factor is None else memory * factor
+        return memory
+    factor = compat.premul_factor(getattr(opts, "reduceOp", opts))
+    if isinstance(factor, torch.Tensor):
+        factor = factor.detach().reshape(()).to("cpu", memory.dtype)
+    return memory * factor
 
 
 def op_name(opts: object) -> str:
-    """``SUM``, ``AVG`` … of the options of a collective, or of a ``ReduceOp``; SUM for ``None``."""
+    """Return ``SUM``, ``AVG``, … of a collective's options or a ``ReduceOp``; SUM for ``None``."""
     op = getattr(opts, "reduceOp", opts)
     if op is None:
         return "SUM"
@@ -104,7 +115,7 @@ def op_name(opts: object) -> str:
 
 
 def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:
-    """What MPI calls for an op of ours: ``(incoming, inout, datatype)``, the first two as memory.
+    """Return what MPI calls for an op of ours with ``(incoming, inout, datatype)``, two as memory.
 
     It never raises: see :func:`check_ops`.
     """
@@ -136,29 +147,21 @@ def _own_op(dtype: torch.dtype, name: str) -> MPI.Op:
 
 @functools.cache
 def reduction(dtype: torch.dtype, name: str) -> tuple[MPI.Datatype, MPI.Op]:
-    """MPI's datatype and op for the reduction ``name`` over elements of ``dtype``.
+    """Return MPI's datatype and op for the reduction ``name`` over elements of ``dtype``.
 
     Raises:
         TypeError: no such reduction exists, with what to do instead.
     """
-    if dtype is torch.bool and name in _TRUTHS:
-        return MPI.C_BOOL, _TRUTHS[name]
-    if dtype in _HALVES and name in _NUMBERS:
-        return _HALVES[dtype], _own_op(dtype, "SUM" if name in _SUMS else name)
-    if dtype in _SMALL and name in ("SUM", "PRODUCT"):
-        return _INTEGERS[dtype], _own_op(dtype, name)
-    if dtype in _INTEGERS and (name in _BITS or (name in _NUMBERS and name not in _SUMS)):
-        return _INTEGERS[dtype], (_NUMBERS | _BITS)[name]
-    if dtype in _FLOATS and name in _NUMBERS:
-        return _FLOATS[dtype], _NUMBERS[name]
-    if dtype in _COMPLEX and name in ("SUM", "AVG", "PRODUCT"):
-        return _COMPLEX[dtype], _NUMBERS[name]
-    raise TypeError(_refusal(dtype, name))
+    if (dtype, name) not in _REDUCTIONS:
+        raise TypeError(_refusal(dtype, name))
+    datatype, op = _REDUCTIONS[dtype, name]
+    if dtype in _HALVES or (dtype in _SMALL and name in ("SUM", "PRODUCT")):
+        op = _own_op(dtype, "SUM" if name in _SUMS else name)
+    return datatype, op
 
 
 def _refusal(dtype: torch.dtype, name: str) -> str:
-    short = str(dtype).removeprefix("torch.")
-    text = f"the mpi backend cannot reduce {short} with {name}: "
+    text = f"the mpi backend cannot reduce {dtype_name(dtype)} with {name}: "
     if name in _BITS:
         return text + "bitwise reductions need an integer or bool tensor"
     if name == "PREMUL_SUM":

@@ -2,7 +2,7 @@
 
 It does what :meth:`ProcessGroupMPI.run` does, without all that such a call does not need. Each
 microsecond counts here, so the handshake's usual case is written out; whatever is unusual is the
-handshake's.
+handshake's. :data:`DONE` is the work of every call that was over at once.
 """
 
 from __future__ import annotations
@@ -11,29 +11,53 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp, Work
 
 from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
-from ..protocol.announcements import ACKNOWLEDGED, DEPTH
-from ..protocol.fingerprints import alike, fingerprint, numbered
+from ..protocol.announcements import ACKNOWLEDGED, DEPTH, alike, fingerprint, numbered
+from ..protocol.ctrl_c import guard
 from ..protocol.handshake import Handshake
-from ..protocol.interrupts import guard
 from ..record import Call, recorder
-from . import buffers
+from . import tensors
 from .dtypes import reduction
-from .operation import Operation
+
+if TYPE_CHECKING:
+    from .collectives import Operation
 
 # Of so many kinds of tensors a group remembers what it knows.
 _MOST = 4096
 _SUM = ReduceOp.SUM
-_now, _thread = time.perf_counter, threading.get_ident
-_profiling, _address = torch.autograd._profiler_enabled, MPI.buffer.fromaddress
+_now = time.perf_counter
+_thread = threading.get_ident
+_profiling = torch.autograd._profiler_enabled
+_address = MPI.buffer.fromaddress
 _MAIN_THREAD = threading.main_thread().ident
+
+
+class DoneWork(Work):
+    """A communication that was complete when its call returned."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once: it is over."""
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Return that it is over."""
+        return True
+
+    is_success = is_completed
+
+
+#: The one work of all calls that were over at once.
+DONE = DoneWork()
 
 
 @dataclass(slots=True)
@@ -68,18 +92,19 @@ class FastPath:
     """
 
     def __init__(self, handshake: Handshake, data: MPI.Intracomm):
-        self._handshake, self._data = handshake, data
+        self._handshake = handshake
+        self._data = data
         self._known: dict[tuple, Known] = {}
 
     def forget(self) -> None:
         """Have the next call look whether all is well."""
         self._known.clear()
 
-    def find(self, tensors: object) -> Known | None:
-        """What is known of such a call; ``None`` where the fast path cannot be taken."""
-        if type(tensors) is not list or len(tensors) != 1 or type(tensors[0]) is not torch.Tensor:
+    def find(self, inputs: object) -> Known | None:
+        """Return what is known of such a call; ``None`` where the fast path cannot be taken."""
+        if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not torch.Tensor:
             return None
-        tensor = tensors[0]
+        tensor = inputs[0]
         try:
             known = self._known.get((tensor.dtype, tensor.shape))
         except RuntimeError:  # a nested tensor has no shape: refused later
@@ -88,12 +113,14 @@ class FastPath:
         return known if tensor.grad_fn is None and self._handshake.idle else None
 
     def remember(self, operation: Operation, code: int) -> None:
-        """A blocking call was made; have one like it take the fast path, where possible."""
-        call, tensor = operation.call, operation.result[0] if operation.result else None
-        simple = (call.op, call.reduce_op) == ("all_reduce", "SUM") and len(self._known) < _MOST
-        if not simple or type(tensor) is not torch.Tensor or tensor.is_complex():
+        """Have a call like this blocking one take the fast path, where possible."""
+        call = operation.call
+        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self._known) >= _MOST:
             return
-        if tensor.layout is not torch.strided or not 0 < tensor.numel() <= buffers.MAX_COUNT:
+        tensor = operation.result[0]
+        if type(tensor) is not torch.Tensor or tensor.is_complex():
+            return
+        if tensor.layout is not torch.strided or not 0 < tensor.numel() <= tensors.MAX_COUNT:
             return
         datatype, op = reduction(tensor.dtype, "SUM")
         if op != MPI.SUM:
@@ -112,7 +139,7 @@ class FastPath:
         )
 
     def all_reduce(self, tensor: torch.Tensor, opts: Any, known: Known) -> bool:
-        """Do it, holding the handshake's lock; ``False`` when it has to go the long way.
+        """Do it, holding the handshake's lock; return False when it has to go the long way.
 
         Raises:
             MPI.Exception: MPI reported an error.
@@ -137,7 +164,9 @@ class FastPath:
         block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
         mine = numbered(known.unnumbered, number)
         first = number % DEPTH * known.size
-        words, end, everybody = known.words, first + known.size, alike(mine, known.size)
+        end = first + known.size
+        words = known.words
+        everybody = alike(mine, known.size)
         matched = 0.0
         guard.on += 1
         try:

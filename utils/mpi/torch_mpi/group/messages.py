@@ -24,9 +24,9 @@ from ..mpi import MPI, largest_tag
 from ..network import Arrival, Wire, link
 from ..protocol.recovery import Unreceived
 from ..record import Call
-from . import buffers
+from . import tensors
 from .dtypes import dtype_name
-from .steps import now
+from .step_runner import now
 
 # Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
 # at once, whether or not the receive has been posted (4 KiB in Open MPI's shared memory).
@@ -39,7 +39,7 @@ _TIME = struct.Struct("<d")
 _DTYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
-# Set for as long as a block of synchronous_sends lasts, or by torch_mpi.group.strict for good.
+# Set for as long as a block of synchronous_sends lasts, or for good if all checks are on.
 every_send_waits = False
 
 
@@ -48,11 +48,12 @@ def synchronous_sends() -> Iterator[None]:
     """Have every send of this rank, also a small one, wait until its receive has matched.
 
     As with MPI's ``Issend`` (MPI 4.1, section 3.4): ``send`` returns, and the request of ``isend``
-    is complete, only then. Messages inside of collectives are as ever. What a send began within the
-    block holds for that send to its end. It changes no other rank: each enters a block of its own.
+    is complete, only then. Messages inside of collectives are as ever, and so are other ranks: each
+    enters a block of its own.
     """
     global every_send_waits
-    before, every_send_waits = every_send_waits, True
+    before = every_send_waits
+    every_send_waits = True
     try:
         yield
     finally:
@@ -76,11 +77,11 @@ class Tags:
         self._half = largest // 2
 
     def of_collective(self, sequence: int) -> int:
-        """For the messages inside of a collective."""
+        """Return the tag of the messages inside of a collective."""
         return sequence % self._half
 
     def of_message(self, number: int) -> int:
-        """For the elements of a rank's ``number``-th message."""
+        """Return the tag of the elements of a rank's ``number``-th message."""
         return self._half + number % self._half
 
 
@@ -111,7 +112,7 @@ class Channels:
         self.tags = Tags(largest_tag(self.data))
 
     def wire(self, peer: int) -> Wire | None:
-        """The slow network to a rank of the group; ``None`` where there is none."""
+        """Return the slow network to a rank of the group; ``None`` where there is none."""
         if link.network is None:
             return None
         return link.wire(self.members[self.rank], self.members[peer])
@@ -125,7 +126,7 @@ def _shape_struct(dimensions: int) -> struct.Struct:
 def pack(
     channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
 ) -> tuple[bytes, float]:
-    """The envelope of a message, with the elements if they are few; when its last byte is gone."""
+    """Return a message's envelope, with few elements in it, and when its last byte is gone."""
     channels.sent += 1
     channels.balance += 1
     call.message = (channels.members[channels.rank], channels.sent)
@@ -136,14 +137,14 @@ def pack(
     envelope = _HEAD.pack(call.nbytes, channels.sent, arrives, _CODES[tensor.dtype], len(shape))
     envelope += _shape_struct(len(shape)).pack(*shape)
     if call.nbytes <= INLINE:
-        envelope += bytes(buffers.address(memory))
+        envelope += bytes(tensors.address(memory))
     return envelope, gone
 
 
 def send(
     channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float
 ) -> Generator:
-    """Steps that send ``memory`` to ``call.peer``; see :func:`pack`."""
+    """Send ``memory`` to ``call.peer``, as steps; see :func:`pack`."""
     begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
         yield [begin(envelope, call.peer, call.tag)]
@@ -151,7 +152,7 @@ def send(
     tag = channels.tags.of_message(call.message[1])
     yield [
         begin(envelope, call.peer, call.tag),
-        channels.data.Isend(buffers.message(memory), call.peer, tag),
+        channels.data.Isend(tensors.message(memory), call.peer, tag),
     ]
     if gone or link.network is not None:
         yield [gone or time.perf_counter()]
@@ -167,7 +168,7 @@ class PendingReceive:
         self.full = False
 
     def look(self) -> bool:
-        """Whether it is there."""
+        """Return whether it is there."""
         self.full = self.full or self.request.Test(self.status)
         return self.full
 
@@ -179,12 +180,13 @@ def receive(
     memory: torch.Tensor,
     pending: PendingReceive,
 ) -> Generator:
-    """Steps that receive into ``memory``, the elements of ``tensor``.
+    """Receive into ``memory``, the elements of ``tensor``, as steps.
 
     Raises:
         CommunicationMismatch: another size or dtype was sent.
     """
-    status, room = pending.status, pending.room
+    status = pending.status
+    room = pending.room
     if not pending.full:
         (status,) = yield [pending.request]
     channels.balance -= 1
@@ -198,16 +200,16 @@ def receive(
     arrival = _arrival(channels, call.peer, nbytes, arrives)
     if nbytes > INLINE:
         tag = channels.tags.of_message(number)
-        yield [channels.data.Irecv(buffers.message(memory), call.peer, tag)]
+        yield [channels.data.Irecv(tensors.message(memory), call.peer, tag)]
     elif nbytes:
         start = _HEAD.size + 8 * dimensions
-        buffers.address(memory)[:] = memoryview(room)[start : start + nbytes]
+        tensors.address(memory)[:] = memoryview(room)[start : start + nbytes]
     if link.network is not None or arrives:
         yield [arrival or time.perf_counter()]
 
 
 def _arrival(channels: Channels, peer: int, nbytes: int, arrives: float) -> Arrival | None:
-    """The message of which an envelope is here; ``None`` where the machine's own network has it."""
+    """Return when an envelope's message arrives; ``None`` on the machine's own network."""
     if not arrives:
         return None
     wire = channels.wire(peer)
@@ -216,17 +218,19 @@ def _arrival(channels: Channels, peer: int, nbytes: int, arrives: float) -> Arri
 
 
 def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) -> Unreceived:
-    """What is in a message from rank ``source`` of the group."""
+    """Return what is in a message from rank ``source`` of the group."""
     nbytes, number, _, code, dimensions = _HEAD.unpack_from(envelope)
     shape = _shape_struct(dimensions).unpack_from(envelope, _HEAD.size)
-    sender, receiver = channels.members[source], channels.members[channels.rank]
+    sender = channels.members[source]
+    receiver = channels.members[channels.rank]
     return Unreceived(sender, receiver, number, tag, nbytes, dtype_name(_DTYPES[code]), shape)
 
 
 def _mismatch(
     call: Call, channels: Channels, dtype: torch.dtype, shape: Sequence[int], nbytes: int
 ) -> CommunicationMismatch:
-    sender, receiver = channels.members[call.peer], channels.members[channels.rank]
+    sender = channels.members[call.peer]
+    receiver = channels.members[channels.rank]
     sent = f"{dtype_name(dtype)}{list(shape)}"
     where = f" at {call.where}" if call.where else ""
     return CommunicationMismatch(
@@ -241,37 +245,38 @@ def _mismatch(
 
 
 def ship(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
-    """Steps that send plain memory to a rank of the group."""
-    nbytes = buffers.nbytes(memory)
+    """Send plain memory to a rank of the group, as steps."""
+    nbytes = tensors.nbytes(memory)
     call.moved_out = (call.moved_out or 0) + nbytes
     if (wire := channels.wire(peer)) is None:
-        yield [channels.data.Isend(buffers.message(memory), peer, tag)]
+        yield [channels.data.Isend(tensors.message(memory), peer, tag)]
         if link.network is not None:
             yield [time.perf_counter()]  # what follows counts from now
         return
     gone, arrives = wire.sends(nbytes, now())
     yield [
         channels.data.Isend(_TIME.pack(arrives), peer, tag),
-        channels.data.Isend(buffers.message(memory), peer, tag),
+        channels.data.Isend(tensors.message(memory), peer, tag),
     ]
     yield [gone]
 
 
 def fetch(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
-    """Steps that receive what :func:`ship` sent.
+    """Receive what :func:`ship` sent, as steps.
 
     Raises:
         CommunicationMismatch: another number of bytes came.
     """
-    nbytes = buffers.nbytes(memory)
+    nbytes = tensors.nbytes(memory)
     call.moved_in = (call.moved_in or 0) + nbytes
-    wire, told = channels.wire(peer), bytearray(_TIME.size)
-    first = [] if wire is None else [channels.data.Irecv(told, peer, tag)]
-    second = [channels.data.Irecv(buffers.message(memory), peer, tag)]
+    wire = channels.wire(peer)
+    arrives = bytearray(_TIME.size)
+    first = [] if wire is None else [channels.data.Irecv(arrives, peer, tag)]
+    second = [channels.data.Irecv(tensors.message(memory), peer, tag)]
     arrival = None
     if wire is not None:
         yield first
-        arrival = wire.receives(nbytes, *_TIME.unpack(told))
+        arrival = wire.receives(nbytes, *_TIME.unpack(arrives))
     (status,) = yield second
     arrived = status.Get_elements(MPI.BYTE)
     if arrived != nbytes:

@@ -1,26 +1,36 @@
-"""``send`` and ``recv`` of a process group: non-blocking MPI operations that a work tests."""
+"""``send`` and ``recv`` of a process group: non-blocking MPI operations that a work tests.
+
+``TORCH_DISTRIBUTED_DEBUG=DETAIL``, PyTorch's own switch, turns on checks that take time. Two faults
+run through by luck, and come out when messages grow or the machine is busy:
+
+- Sends that rely on the library's tensors. Every send waits then until its receive has come, see
+  :func:`torch_mpi.group.messages.synchronous_sends`.
+- A tensor that is changed between ``isend`` and ``wait()``. A digest of what is to be sent is
+  compared with what is there at the wait (MPI 4.1, section 3.7.2: the sender must not modify it).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from .. import compat
-from ..errors import CommunicationMismatch
+from ..errors import CommunicationError, CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
-from ..protocol.interrupts import guard
+from ..protocol.ctrl_c import guard
 from ..protocol.wait_monitor import LATE
 from ..record import Call
-from . import buffers, messages, strict
-from .calls import in_words
-from .done import DONE, DoneWork
-from .steps import Steps
-from .tensors import one
+from . import messages, tensors
+from .fast_path import DONE, DoneWork
+from .step_runner import Steps
+from .tensors import Tensors
 from .work import MPIWork
 
 if TYPE_CHECKING:
@@ -28,20 +38,49 @@ if TYPE_CHECKING:
 
 # How often a blocking recv looks for its message before it hands over to a patient wait; how often
 # it does so without giving up its core.
-_LOOKS, _BUSY_LOOKS = 200, 10
+_LOOKS = 200
+_BUSY_LOOKS = 10
 # A message that is due within that time is waited for on the spot.
 _MOMENT = 2e-3  # seconds
 _profiling = torch.autograd._profiler_enabled
 
 
-def send(
-    group: ProcessGroupMPI, tensors: list[torch.Tensor], dst: int, tag: int
-) -> MPIWork | DoneWork:
+def all_checks_are_on() -> bool:
+    """Return whether PyTorch was asked for all checks."""
+    return dist.get_debug_level() == dist.DebugLevel.DETAIL
+
+
+class Seal:
+    """A digest of what was to be sent, to be compared at the wait.
+
+    Args:
+        memory: what MPI sends from.
+    """
+
+    def __init__(self, memory: torch.Tensor):
+        self._memory = memory
+        self._digest = self._present_digest()
+
+    def _present_digest(self) -> bytes:
+        return hashlib.blake2b(tensors.address(self._memory), digest_size=16).digest()
+
+    def check(self, call: Call) -> None:
+        """Raise CommunicationError where it is something else now."""
+        if self._present_digest() != self._digest:
+            message = call.describe().replace("send", "isend", 1)
+            raise CommunicationError(
+                f"the tensor of {message} at {call.where} was changed before wait(), so the "
+                "message may be a mixture of old and new. Call wait() first, or send a clone.",
+                call,
+            )
+
+
+def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPIWork | DoneWork:
     """Start sending one tensor to rank ``dst`` of the group."""
     start = time.perf_counter()
-    tensor = one(tensors, "send")
+    tensor = tensors.single(inputs, "send")
     _check_peer(group, "send", "dst", dst, tag)
-    memory = buffers.readable(tensor)
+    memory = tensors.readable(tensor)
     blocking = compat.is_called_by("send")
     call = group.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
     call.start = start
@@ -52,29 +91,30 @@ def send(
             if call.blocking and not _profiling() and steps.poll():
                 return _over(call)
             work = MPIWork(group, call, [tensor], keep=memory)
-            if not call.blocking and strict.is_on():
-                work.seal = strict.Seal(memory)
+            if not call.blocking and all_checks_are_on():
+                work.seal = Seal(memory)
             return work.take_over(steps)
     except MPI.Exception as error:
-        raise in_words(error, call, group) from None
+        raise group.error_in_words(error, call) from None
 
 
 def receive(
-    group: ProcessGroupMPI, tensors: list[torch.Tensor], src: int | None, tag: int
+    group: ProcessGroupMPI, outputs: Tensors, src: int | None, tag: int = 0
 ) -> MPIWork | DoneWork:
     """Start receiving one tensor from rank ``src`` of the group; ``None``: from any."""
     _check_peer(group, "recv", "src", src, tag)
-    tensor = one(tensors, "recv")
-    memory = buffers.writable(tensor, "recv")
+    tensor = tensors.single(outputs, "recv")
+    memory = tensors.writable(tensor, "recv")
     source = MPI.ANY_SOURCE if src is None else src
     blocking = compat.is_called_by("recv")
     call = group.record("recv", [tensor], peer=source, tag=tag, blocking=blocking, sent=0)
-    call.any_source, call.received = src is None, call.nbytes
+    call.any_source = src is None
+    call.received = call.nbytes
     try:
         with guard:
             return _begin_receive(group, tensor, memory, call)
     except MPI.Exception as error:
-        raise in_words(error, call, group) from None
+        raise group.error_in_words(error, call) from None
 
 
 def _begin_receive(
@@ -85,11 +125,11 @@ def _begin_receive(
     if call.blocking and not call.any_source and not _profiling() and _soon(pending):
         steps = _opened(group, generator, call)
         if _at_once(steps):
-            buffers.deliver(tensor, memory)
+            tensors.deliver(tensor, memory)
             return _over(call)
     else:
         steps = Steps(generator)
-    work = MPIWork(group, call, [tensor], lambda: buffers.deliver(tensor, memory), memory)
+    work = MPIWork(group, call, [tensor], lambda: tensors.deliver(tensor, memory), memory)
     return work.take_over(steps)
 
 
@@ -103,7 +143,8 @@ def _opened(group: ProcessGroupMPI, generator: Generator, call: Call) -> Steps:
 
 
 def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:
-    size, largest = group.size(), group.channels.tags.largest
+    size = group.size()
+    largest = group.channels.tags.largest
     if peer is not None and not 0 <= peer < size:
         raise ValueError(
             f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {group.members})"
@@ -116,7 +157,7 @@ def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, ta
 
 
 def _soon(pending: messages.PendingReceive) -> bool:
-    """Look for a message for a moment."""
+    """Look for a message for a moment; return whether it is there."""
     for look in range(_LOOKS):
         if pending.look():
             return True
@@ -126,7 +167,7 @@ def _soon(pending: messages.PendingReceive) -> bool:
 
 
 def _at_once(steps: Steps) -> bool:
-    """Whether the steps end within a moment, on the slow network in a point of time."""
+    """Return whether the steps end within a moment; on the slow network, when they are due."""
     while not steps.poll():
         due = steps.due()
         if due is None or (left := due - time.perf_counter()) > _MOMENT:

@@ -1,8 +1,7 @@
-"""``ProcessGroupMPI``: PyTorch's process group on the communicators of mpi4py.
+"""``ProcessGroupMPI``: PyTorch's process group on the communicators of mpi4py, and its life.
 
-The methods are those that :mod:`torch.distributed` and PyTorch's C++ call, with their names. Each
-makes a record of the call and returns a work. Messages are non-blocking MPI operations which the
-work tests. A collective begins when all ranks of the group have announced the same call: with MPI's
+Each call makes a record and returns a work. Messages are non-blocking MPI operations which the work
+tests. A collective begins when all ranks of the group have announced the same call: with MPI's
 blocking one where all of them wait, else with non-blocking ones. That way a wait has a deadline and
 can be interrupted, and what was started moves on while the rank computes.
 """
@@ -11,36 +10,65 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
+from torch.distributed import is_initialized
+from torch.distributed.constants import default_pg_timeout
 
-from .. import compat
+from .. import compat, settings
 from ..errors import CommunicationError
 from ..mpi import MPI
-from ..protocol import board, limits, world
+from ..network import link
+from ..protocol import board, rendezvous, world
 from ..protocol.announcements import WORDS
+from ..protocol.ctrl_c import guard
 from ..protocol.gathering import GroupFlush
 from ..protocol.handshake import Handshake
-from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.recovery import Standing, Unreceived
-from ..protocol.rendezvous import rendezvous
 from ..protocol.status import Side
 from ..record import Call
-from . import calls, collective_work, communicators, point_to_point
-from .calls import in_words
+from . import collective_work, messages, point_to_point
 from .collective_group import CollectiveGroup
 from .collective_work import CollectiveWork, JoinedWork
-from .done import DONE, DoneWork
-from .fast_path import FastPath
+from .collectives import Operation
+from .fast_path import DONE, DoneWork, FastPath
 from .messages import Channels, read_envelope
-from .named_group import NamedGroup
-from .operation import Operation
 from .work import MPIWork
+
+TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
+
+
+def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
+    """Make the process group of ``ranks`` (global ranks; empty: all), ``None`` on other ranks.
+
+    ``init_process_group("mpi")`` and ``new_group`` call this.
+
+    Raises:
+        ValueError: a rank that does not exist.
+        CommunicationTimeout: a rank of the group did not come.
+    """
+    compat.leave_out_flight_recorder()
+    timeout = compat.timeout_of_the_caller()
+    if timeout is None:
+        timeout = float(os.environ.get(TIMEOUT_VARIABLE, default_pg_timeout.total_seconds()))
+    here = world.enter(timeout)
+    link.shared_clock = here.one_machine
+    members = tuple(ranks) if ranks else tuple(range(here.size))
+    bad = [r for r in members if not 0 <= r < here.size]
+    if bad:
+        raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
+    if not is_initialized():
+        # PyTorch has no group: what is left here was taken from it by a Ctrl-C.
+        for group in here.groups:
+            group.shutdown()
+    here.recover_or_raise("new_group")
+    messages.every_send_waits = point_to_point.all_checks_are_on()
+    return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
 class ProcessGroupMPI(CollectiveGroup):
@@ -61,43 +89,46 @@ class ProcessGroupMPI(CollectiveGroup):
         super().__init__(members, members.index(self.world.rank))
         self._timeout = timeout
         self._lost = ""
-        self.closed = self._freed = self._abandoned = False
+        self.closed = False
+        self._freed = False
+        self._abandoned = False
         self._flush: GroupFlush | None = None
         self._has_channels = False
         self.key = members, self.world.groups.made.get(members, 0) + 1
         try:
-            with rendezvous(
+            with rendezvous.rendezvous(
                 self.world.control, members, self.key[1], "new_group", self.timeout, self.world
             ):
                 self.world.groups.free_flushed()
                 self._open()
                 self.world.groups.add(self)
         except MPI.Exception as error:
-            raise in_words(error, Call("new_group", members), self) from None
+            raise self.error_in_words(error, Call("new_group", members)) from None
         except KeyboardInterrupt:  # nobody gets this group, so nobody will destroy it
             if self._has_channels:
-                self.closed, self._lost = True, "it was interrupted"
+                self.closed = True
+                self._lost = "it was interrupted"
                 self.world.groups.close(self)
             raise
 
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
         # A collective's own messages never meet the user's.
-        envelopes, data = communicators.two(self.world, self.members)
+        envelopes, data = rendezvous.two_communicators(self.world, self.members)
         self.channels = Channels(envelopes, data, self.members, self._rank)
         self._has_channels = True
-        another = functools.partial(communicators.one, self.world, self.members)
+        another = functools.partial(rendezvous.one_communicator, self.world, self.members)
         notes = board.make(data, another, self.world.one_machine, WORDS)
         self.handshake = Handshake(notes)
         self._fast_path = FastPath(self.handshake, data)
 
     @property
     def timeout(self) -> float:
-        """Seconds that a wait lasts at most; there may be another limit for the present."""
-        return self._timeout if limits.present is None else limits.present
+        """Return the seconds that a wait lasts at most; a tool may have set another limit."""
+        return self._timeout if settings.time_limit is None else settings.time_limit
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long a wait lasts at most, from now on."""
+        """Set how long a wait lasts at most, from now on."""
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -117,7 +148,8 @@ class ProcessGroupMPI(CollectiveGroup):
         if self.closed:
             return
         with guard:
-            self.closed, self._lost = True, "it was destroyed"
+            self.closed = True
+            self._lost = "it was destroyed"
             self.forget_fast_path()
             # On record until it is freed: after a Ctrl-C, or in an incident, recovery does that.
             self.world.groups.close(self)
@@ -142,9 +174,7 @@ class ProcessGroupMPI(CollectiveGroup):
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way.
 
-        MPI gives the number of a freed communicator to a new one. A message that arrived after
-        its receiver had freed the old communicator would be received from the new one. So no rank
-        frees a communicator before every member has said that it sends nothing more.
+        So no message reaches a later communicator with the same number: PROTOCOL.md says how.
         """
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
             if self._flush and self._flush.is_over():
@@ -157,7 +187,8 @@ class ProcessGroupMPI(CollectiveGroup):
             # others may destroy it, too.
             if self._freed:
                 return
-            self._freed, self._flush = True, None
+            self._freed = True
+            self._flush = None
             self.handshake.announcements.board.close()
             for communicator in (self.channels.envelopes, self.channels.data):
                 communicator.Free()
@@ -176,7 +207,7 @@ class ProcessGroupMPI(CollectiveGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> ProcessGroupMPI | None:
-        """The process group of some ranks (of this group); ``None`` on the others.
+        """Make the process group of some ranks (of this group); ``None`` on the others.
 
         There are no options, and the only device is the CPU: ``opts`` and ``device_types`` are
         PyTorch's.
@@ -191,19 +222,19 @@ class ProcessGroupMPI(CollectiveGroup):
 
     splitGroup = split_group
 
-    # -- what torch_mpi.protocol asks of a group: torch_mpi.protocol.contracts.Group ---------
+    # -- what torch_mpi.protocol asks of a group: torch_mpi.protocol.interfaces.Group ---------
 
     @property
     def balance(self) -> int:
-        """How many more messages this rank has sent in it than received."""
+        """Return how many more messages this rank has sent in it than received."""
         return self.channels.balance
 
     def standing(self, settled: bool) -> Standing:
-        """What the other members have to know to begin anew together."""
+        """Return what the other members have to know to begin anew together."""
         return Standing(*self.key, self.handshake.announcements.number, not self.closed, settled)
 
     def poll_all(self) -> bool:
-        """Move on the collectives; whether none is left."""
+        """Move on the collectives; return whether none is left."""
         return progress.settled(self)
 
     def renew(self, standings: Sequence[Standing]) -> None:
@@ -227,13 +258,13 @@ class ProcessGroupMPI(CollectiveGroup):
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
         flush = self._begin_flush()  # a rank that has destroyed the group has begun it before
-        taken, self._flush = flush.finish(), None
-        channels = self.channels
-        channels.balance = 0
-        return [read_envelope(channels, one.source, one.tag, bytes(one.data)) for one in taken]
+        taken = flush.finish()
+        self._flush = None
+        self.channels.balance = 0
+        return [read_envelope(self.channels, t.source, t.tag, bytes(t.data)) for t in taken]
 
     def revoke(self) -> None:
-        """A rank has died: have no other rank wait for it inside of a call of MPI."""
+        """Have no other rank wait inside of a call of MPI for one that has died."""
         self.world.base.Revoke()
         if self._has_channels:
             self.channels.envelopes.Revoke()
@@ -255,7 +286,8 @@ class ProcessGroupMPI(CollectiveGroup):
 
     def refuse_further_use(self, reason: str) -> None:
         """Refuse further use: some members do not have this group any more, or never had it."""
-        self._lost, self._abandoned = reason, True
+        self._lost = reason
+        self._abandoned = True
 
     def give_up_all(self) -> None:
         """End what is under way, so that the group can begin anew."""
@@ -273,22 +305,17 @@ class ProcessGroupMPI(CollectiveGroup):
         self._fast_path.forget()
 
     def called(self) -> dict[str, Side]:
-        """What this rank has called that has not begun: name of the collective, what and where."""
+        """Return what this rank has called that has not begun, by the name of the collective."""
         return {self.name_of(call): call.side() for call in self.handshake.called().values()}
 
     def name_of(self, call: Call) -> str:
-        """Of a collective, the same on all ranks."""
+        """Return the name of a collective, the same on all ranks."""
         return f"{self.key} {call.sequence}"
 
     # -- communication ----------------------------------------------------------------------
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> MPIWork | DoneWork:
-        """Start sending one tensor to rank ``dst`` of the group."""
-        return point_to_point.send(self, tensors, dst, tag)
-
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> MPIWork | DoneWork:
-        """Start receiving one tensor from rank ``src`` of the group."""
-        return point_to_point.receive(self, tensors, src, tag)
+    send = point_to_point.send
+    recv = point_to_point.receive
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
         """Start receiving one tensor from whichever rank sends first."""
@@ -307,18 +334,12 @@ class ProcessGroupMPI(CollectiveGroup):
                 return DONE
             return super().allreduce(tensors, opts)
         except MPI.Exception as error:
-            raise in_words(error, known.call, self) from None
+            raise self.error_in_words(error, known.call) from None
         finally:
             try:
                 self.handshake.end_fast_path()
             finally:  # also after a Ctrl-C in there
                 self.handshake.lock.release()
-
-    def record(
-        self, op: str, tensors: Sequence[torch.Tensor], opts: object = None, **more: Any
-    ) -> Call:
-        """Put a call on record; see :func:`torch_mpi.group.calls.record`."""
-        return calls.record(self, op, tensors, opts, **more)
 
     def check_alive(self, op: str) -> None:
         """Raise CommunicationError where the ranks, or this group, cannot communicate."""
@@ -339,5 +360,5 @@ class ProcessGroupMPI(CollectiveGroup):
 
 
 compat.never_compile(
-    NamedGroup, CollectiveGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork
+    CollectiveGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork
 )

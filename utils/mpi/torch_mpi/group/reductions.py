@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..mpi import MPI
-from . import algorithms, buffers, tensors
+from . import algorithms, tensors
 from .arithmetic import combine
-from .dtypes import check_ops, dtype_name, factor_of, multiplied, op_name, reduction
-from .operation import MPICall, Operation
+from .collectives import MPICall, Operation
+from .dtypes import check_ops, dtype_name, op_name, premultiplied, reduction
 from .tensors import Tensors
 
 if TYPE_CHECKING:
@@ -22,15 +22,16 @@ if TYPE_CHECKING:
 RING_FROM = 512 * 1024  # bytes
 
 
-def reduce(group: CollectiveGroup, given: Tensors, opts: object) -> Operation:
-    """The reduction of all tensors, on the root; the others keep theirs."""
-    tensor = tensors.one(given, "reduce")
+def reduce(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+    """Reduce the tensors of all ranks into that of the root; the others keep theirs."""
+    tensor = tensors.single(inputs, "reduce")
     root = tensors.root(group, "reduce", opts)
-    is_root, name = root == group.rank(), op_name(opts)
+    is_root = root == group.rank()
+    name = op_name(opts)
     datatype, op = reduction(tensor.dtype, name)
     if is_root:
-        buffers.check_writable(tensor, "reduce")
-    memory = multiplied(buffers.readable(tensor), factor_of(opts, name, tensor.dtype))
+        tensors.check_writable(tensor, "reduce")
+    memory = premultiplied(tensors.readable(tensor), opts, name)
     call = group.record("reduce", [tensor], opts, peer=root, reduce_op=name)
     call.received = call.nbytes if is_root else 0
 
@@ -47,39 +48,40 @@ def reduce(group: CollectiveGroup, given: Tensors, opts: object) -> Operation:
     def finish() -> None:
         check_ops()
         if is_root:
-            _divide(memory, name, group.size())
-            buffers.deliver(tensor, memory)
+            _deliver(tensor, memory, name, group)
 
     return Operation(call, (tuple(tensor.shape),), [tensor], algorithm, mpi, finish, memory)
 
 
-def all_reduce(group: CollectiveGroup, given: Tensors | torch.Tensor, opts: object) -> Operation:
-    """The reduction of the tensors of all ranks, on every rank, in place."""
-    return _all_reduce(group, "all_reduce", [tensors.one(given, "all_reduce")], opts)
+def all_reduce(
+    group: CollectiveGroup, inputs: Tensors | torch.Tensor, opts: object = None
+) -> Operation:
+    """Reduce the tensors of all ranks, on every rank, in place.
+
+    ``opts`` may be a ``ReduceOp``; without one it is SUM.
+    """
+    return _all_reduce(group, "all_reduce", [tensors.single(inputs, "all_reduce")], opts)
 
 
-def all_reduce_coalesced(group: CollectiveGroup, given: Tensors, opts: object) -> Operation:
-    """:func:`all_reduce` of several tensors in one call."""
-    what = "all_reduce_coalesced"
-    return _all_reduce(group, what, [buffers.check(tensor, what) for tensor in given], opts)
+def all_reduce_coalesced(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+    """Do an :func:`all_reduce` of several tensors in one call."""
+    op = "all_reduce_coalesced"
+    return _all_reduce(group, op, [tensors.check(tensor, op) for tensor in inputs], opts)
 
 
-def _all_reduce(group: CollectiveGroup, what: str, given: Tensors, opts: object) -> Operation:
+def _all_reduce(group: CollectiveGroup, op: str, inputs: Tensors, opts: object) -> Operation:
     name = op_name(opts)
-    for tensor in given:
-        buffers.check_writable(tensor, what)
-    kinds = [reduction(tensor.dtype, name) for tensor in given]
-    memories = [
-        multiplied(buffers.readable(tensor), factor_of(opts, name, tensor.dtype))
-        for tensor in given
-    ]
-    call = group.record(what, given, opts, reduce_op=name)
+    for tensor in inputs:
+        tensors.check_writable(tensor, op)
+    kinds = [reduction(tensor.dtype, name) for tensor in inputs]
+    memories = [premultiplied(tensors.readable(tensor), opts, name) for tensor in inputs]
+    call = group.record(op, inputs, opts, reduce_op=name)
     call.received = call.nbytes
 
     def mpi() -> list[MPICall]:
         return [
-            ("Allreduce", (MPI.IN_PLACE, block, op))
-            for memory, (datatype, op) in zip(memories, kinds, strict=True)
+            ("Allreduce", (MPI.IN_PLACE, block, mpi_op))
+            for memory, (datatype, mpi_op) in zip(memories, kinds, strict=True)
             for block in _blocks(memory, datatype)
         ]
 
@@ -89,59 +91,59 @@ def _all_reduce(group: CollectiveGroup, what: str, given: Tensors, opts: object)
 
     def finish() -> None:
         check_ops()
-        for tensor, memory in zip(given, memories, strict=True):
-            _divide(memory, name, group.size())
-            buffers.deliver(tensor, memory)
+        for tensor, memory in zip(inputs, memories, strict=True):
+            _deliver(tensor, memory, name, group)
 
-    key = tuple((dtype_name(t.dtype), tuple(t.shape)) for t in given)
-    return Operation(call, key, given, algorithm, mpi, finish, memories, messages_from=RING_FROM)
+    key = tuple((dtype_name(t.dtype), tuple(t.shape)) for t in inputs)
+    return Operation(call, key, inputs, algorithm, mpi, finish, memories, messages_from=RING_FROM)
 
 
 def reduce_scatter(
-    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object
+    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
-    """Rank r gets the reduction of everybody's r-th tensor. Sizes may differ between r."""
-    output = tensors.one(outputs, "reduce_scatter")
+    """Give rank r the reduction of everybody's r-th tensor. Sizes may differ between r."""
+    output = tensors.single(outputs, "reduce_scatter")
     parts = tensors.check_count(group, inputs[0], "reduce_scatter")
-    own = parts[group.rank()].numel()
-    if own != output.numel():
+    numel = parts[group.rank()].numel()
+    if numel != output.numel():
         raise ValueError(
             f"reduce_scatter: the output holds {output.numel()} elements, input "
-            f"{group.rank()} (this rank's) {own}"
+            f"{group.rank()} (this rank's) {numel}"
         )
     return _reduce_scatter(group, "reduce_scatter", output, parts, opts)
 
 
 def reduce_scatter_single(
-    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object
+    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
-    """Rank r gets the reduction of everybody's r-th equal part of one tensor."""
-    what = "reduce_scatter_tensor"
-    output = buffers.check(output, what)
-    parts = tensors.equal_parts(group, buffers.check(tensor, what), output, what)
-    return _reduce_scatter(group, what, output, parts, opts)
+    """Give rank r the reduction of everybody's r-th equal part of one tensor."""
+    op = "reduce_scatter_tensor"
+    output = tensors.check(output, op)
+    parts = tensors.equal_parts(group, tensors.check(tensor, op), output, op)
+    return _reduce_scatter(group, op, output, parts, opts)
 
 
 def _reduce_scatter(
-    group: CollectiveGroup, what: str, output: torch.Tensor, parts: Tensors, opts: object
+    group: CollectiveGroup, op: str, output: torch.Tensor, parts: Tensors, opts: object
 ) -> Operation:
     name = op_name(opts)
-    tensors.check_alike([output, *parts], what)
-    datatype, op = reduction(output.dtype, name)
-    call = group.record(what, list(parts), opts, reduce_op=name)
-    call.received = buffers.nbytes(output)
-    stage = multiplied(tensors.flat(parts), factor_of(opts, name, output.dtype))
-    memory = buffers.writable(output, what)
-    if buffers.overlap(memory, stage):
-        memory = torch.empty_like(memory)
+    tensors.check_alike([output, *parts], op)
+    datatype, mpi_op = reduction(output.dtype, name)
+    call = group.record(op, list(parts), opts, reduce_op=name)
+    call.received = tensors.nbytes(output)
     counts = [part.numel() for part in parts]
+    call.parts = tuple(counts)
+    stage = premultiplied(tensors.flat(parts), opts, name)
+    memory = tensors.writable(output, op)
+    if tensors.overlap(memory, stage):
+        memory = torch.empty_like(memory)
 
     def mpi() -> list[MPICall]:
-        if stage.numel() > buffers.MAX_COUNT:
-            return _reduce_each(stage.split(counts), memory, datatype, op, group.rank())
-        send = [buffers.address(stage), stage.numel(), datatype]
-        receive = [buffers.address(memory), memory.numel(), datatype]
-        return [("Reduce_scatter", (send, receive, counts, op))]
+        if stage.numel() > tensors.MAX_COUNT:
+            return _reduce_each(stage.split(counts), memory, datatype, mpi_op, group.rank())
+        send = [tensors.address(stage), stage.numel(), datatype]
+        receive = [tensors.address(memory), memory.numel(), datatype]
+        return [("Reduce_scatter", (send, receive, counts, mpi_op))]
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
         chunks = list(stage.clone().split(counts))
@@ -150,10 +152,9 @@ def _reduce_scatter(
 
     def finish() -> None:
         check_ops()
-        _divide(memory, name, group.size())
-        buffers.deliver(output, memory)
+        _deliver(output, memory, name, group)
 
-    key = tuple(counts)
+    key = call.parts
     return Operation(call, key, [output], algorithm, mpi, finish, stage, inputs=parts)
 
 
@@ -170,9 +171,10 @@ def _reduce_each(
 
 
 def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
-    return [[buffers.address(p), p.numel(), datatype] for p in buffers.pieces(memory)]
+    return [[tensors.address(p), p.numel(), datatype] for p in tensors.pieces(memory)]
 
 
-def _divide(memory: torch.Tensor, name: str, size: int) -> None:
+def _deliver(tensor: torch.Tensor, memory: torch.Tensor, name: str, group: CollectiveGroup) -> None:
     if name == "AVG":
-        memory.div_(size)
+        memory.div_(group.size())
+    tensors.deliver(tensor, memory)

@@ -1,18 +1,22 @@
-"""What a collective may be given: one tensor, one for each rank, parts of one, a root.
+"""What a communication needs of tensors: plain CPU memory, as MPI sees it, and of the right shape.
 
 Whatever does not fit is refused with what was given and what was expected.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from . import buffers
-from .dtypes import dtype_name
+from ..errors import users_place
+from ..mpi import MPI
+from .dtypes import CARRIERS, dtype_name
 
 if TYPE_CHECKING:
     from .collective_group import CollectiveGroup
@@ -20,61 +24,220 @@ if TYPE_CHECKING:
 #: What PyTorch gives where one tensor, or one for each rank, is meant.
 Tensors = Sequence[torch.Tensor]
 
+# MPI counts are C ints before MPI 4, and Open MPI 5 has no others. Kept well below 2**31,
+# so that a multiple of it never overflows either.
+MAX_COUNT = 2**30
 
-def one(given: Sequence[torch.Tensor] | torch.Tensor, op: str) -> torch.Tensor:
-    """The only tensor of a list; raises ValueError for more or fewer."""
-    if isinstance(given, torch.Tensor):
-        given = [given]
-    if len(given) != 1:
-        raise ValueError(f"{op}: one tensor per rank, got a list of {len(given)}")
-    return buffers.check(given[0], op)
+_WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
+
+
+# -- tensors that MPI can be handed ---------------------------------------------------------------
+
+
+def check(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """Refuse what cannot be handed to MPI.
+
+    Returns:
+        The tensor; of what a functional collective has returned, its result, once it is there.
+
+    Raises:
+        TypeError: not a dense tensor, or one without memory of its own.
+        ValueError: not on the CPU.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{op} expects a tensor, got {type(tensor).__name__}")
+    if type(tensor) not in _WITH_MEMORY and type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.trigger_wait()
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"{op}: the mpi backend moves CPU tensors, got one on {tensor.device} of shape "
+            f"{list(tensor.shape)}; move it with .cpu() first"
+        )
+    if hasattr(tensor, "fake_mode"):
+        raise TypeError(f"{op}: a FakeTensor has no elements that could be moved")
+    if tensor.is_nested:
+        raise TypeError(
+            f"{op}: a nested tensor is several tensors; pass those of .unbind() one by one"
+        )
+    _check_memory(tensor, op)
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+        raise TypeError(
+            f"{op}: the mpi backend moves dense tensors, got a {kind} one; use .to_dense(), "
+            f"or send its parts one by one"
+        )
+    return tensor
+
+
+def _check_memory(tensor: torch.Tensor, op: str) -> None:
+    """Refuse a tensor that only stands for other tensors, as a DTensor does."""
+    if type(tensor) in _WITH_MEMORY:
+        return
+    needs_memory = tensor.layout is torch.strided and tensor.numel() > 0
+    if not is_traceable_wrapper_subclass(tensor) and not (needs_memory and not tensor.data_ptr()):
+        return
+    advice = "pass the plain tensors that it is made of"
+    if hasattr(tensor, "to_local"):
+        advice = "pass .to_local(), this rank's part, or let it communicate by .redistribute()"
+    raise TypeError(
+        f"{op}: a {type(tensor).__name__} has no memory of its own that MPI could read or write; "
+        f"{advice}"
+    )
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether the memory of the tensor is its elements, in order."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def readable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the same values in plain memory: the tensor itself where possible, else a copy."""
+    tensor = tensor.detach()
+    return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
+
+
+def check_writable(tensor: torch.Tensor, op: str) -> None:
+    """Refuse to write into a tensor several elements of which are one place in memory.
+
+    A backward pass through the tensor will warn, see :func:`_watch_gradient`.
+
+    Raises:
+        ValueError: an expanded tensor, with what to do.
+    """
+    if not tensor.numel():
+        return  # NumPy's empty arrays have strides of 0
+    if any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"{op} writes into its tensor, but elements of this one share their memory (shape "
+            f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()): give it "
+            f"a .clone()"
+        )
+    _watch_gradient(tensor, op)
+
+
+def writable(tensor: torch.Tensor, op: str) -> torch.Tensor:
+    """Return plain memory to receive into; :func:`deliver` brings it home."""
+    check_writable(tensor, op)
+    tensor = tensor.detach()
+    if is_plain(tensor):
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def deliver(tensor: torch.Tensor, memory: torch.Tensor) -> None:
+    """Copy ``memory`` into ``tensor``, unless it is that tensor's own."""
+    if memory.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(memory.reshape(tensor.shape))
+
+
+# -- plain memory, for MPI ------------------------------------------------------------------------
+
+
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether two plain tensors share memory, which MPI forbids."""
+    return a.data_ptr() < b.data_ptr() + nbytes(b) and b.data_ptr() < a.data_ptr() + nbytes(a)
+
+
+def nbytes(*tensors: torch.Tensor) -> int:
+    """Return the bytes of all elements together."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def address(tensor: torch.Tensor) -> MPI.buffer:
+    """Return the memory of a plain tensor, not copied."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def message(tensor: torch.Tensor) -> list:
+    """Return ``[buffer, count, datatype]`` that moves all elements of a plain tensor.
+
+    One big element is moved where the count is too large.
+    """
+    numel = tensor.numel()
+    itemsize = tensor.element_size()
+    if numel <= MAX_COUNT:
+        return [address(tensor), numel, CARRIERS[itemsize]]
+    return [address(tensor), 1, _big_element(numel, itemsize)]
+
+
+@functools.lru_cache(maxsize=64)
+def _big_element(numel: int, itemsize: int) -> MPI.Datatype:
+    carrier = CARRIERS[itemsize]
+    page = carrier.Create_contiguous(2**20)
+    pages, rest = divmod(numel, 2**20)
+    whole = MPI.Datatype.Create_struct(
+        [pages, rest], [0, pages * 2**20 * itemsize], [page, carrier]
+    ).Commit()
+    page.Free()
+    return whole
+
+
+def pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return views of a plain tensor of at most :data:`MAX_COUNT` elements each.
+
+    For reductions: MPI's ops work on its own datatypes only, not on a big element.
+    """
+    flat = tensor.view(-1)
+    if flat.numel() <= MAX_COUNT:
+        return [flat]
+    return list(flat.split(MAX_COUNT))
+
+
+# -- what a collective may be given: one tensor, one for each rank, parts of one, a root ----------
+
+
+def single(tensors: Tensors | torch.Tensor, op: str) -> torch.Tensor:
+    """Return the only tensor of a list; raise ValueError for more or fewer."""
+    if isinstance(tensors, torch.Tensor):
+        tensors = [tensors]
+    if len(tensors) != 1:
+        raise ValueError(f"{op}: one tensor per rank, got a list of {len(tensors)}")
+    return check(tensors[0], op)
 
 
 def root(group: CollectiveGroup, op: str, opts: object) -> int:
-    """The root (in the group); raises ValueError for a rank that the group does not have."""
+    """Return the root (in the group); raise ValueError for a rank that the group does not have."""
     rank = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
     if not 0 <= rank < group.size():
         raise ValueError(f"{op}(root {rank}): the group has ranks 0 to {group.size() - 1}")
     return rank
 
 
-def check_alike(given: Sequence[torch.Tensor], op: str) -> None:
+def check_alike(tensors: Tensors, op: str) -> None:
     """Raise TypeError for different dtypes."""
-    dtypes = sorted({dtype_name(tensor.dtype) for tensor in given})
+    dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
         raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
 
 
-def check_count(
-    group: CollectiveGroup, given: Sequence[torch.Tensor], op: str
-) -> list[torch.Tensor]:
-    """A tensor for each rank; raises ValueError for another number of them."""
-    if len(given) != group.size():
+def check_count(group: CollectiveGroup, tensors: Tensors, op: str) -> list[torch.Tensor]:
+    """Return a tensor for each rank; raise ValueError for another number of them."""
+    if len(tensors) != group.size():
         raise ValueError(
-            f"{op}: {len(given)} tensors in the list, expected one per rank: {group.size()}"
+            f"{op}: {len(tensors)} tensors in the list, expected one per rank: {group.size()}"
         )
-    return [buffers.check(tensor, op) for tensor in given]
+    return [check(tensor, op) for tensor in tensors]
 
 
 def per_rank(
-    group: CollectiveGroup, given: Sequence[torch.Tensor], like: torch.Tensor, op: str
+    group: CollectiveGroup, tensors: Tensors, like: torch.Tensor, op: str
 ) -> list[tuple[int, torch.Tensor]]:
-    """``(rank, tensor)`` of a list of tensors as large as ``like``; raises ValueError."""
-    given = check_count(group, given, op)
-    for rank, tensor in enumerate(given):
+    """Return ``(rank, tensor)`` of a list of tensors as large as ``like``; raise ValueError."""
+    checked = list(enumerate(check_count(group, tensors, op)))
+    for rank, tensor in checked:
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
             raise ValueError(
                 f"{op}: the tensors must be alike: place {rank} of the list is "
                 f"{tensor.dtype}{list(tensor.shape)}, the single tensor "
                 f"{like.dtype}{list(like.shape)}"
             )
-    return list(enumerate(given))
+    return checked
 
 
 def equal_parts(
     group: CollectiveGroup, whole: torch.Tensor, part: torch.Tensor, op: str
 ) -> list[torch.Tensor]:
-    """Views of ``whole``, one per rank, each with the number of elements of ``part``."""
+    """Return views of ``whole``, one per rank, each with the number of elements of ``part``."""
     size = group.size()
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise ValueError(
@@ -82,49 +245,93 @@ def equal_parts(
             f"and of its dtype, got {whole.dtype}{list(whole.shape)} and "
             f"{part.dtype}{list(part.shape)}"
         )
+    whole = whole.detach()
+    if not whole.numel():
+        return [whole] * size
     if whole.dim() and whole.shape[0] % size == 0:
-        return list(whole.detach().chunk(size)) if whole.numel() else [whole.detach()] * size
-    return list(whole.detach().reshape(-1).split(part.numel())) or [whole.detach()] * size
+        return list(whole.chunk(size))
+    return list(whole.reshape(-1).split(part.numel()))
 
 
 def split(
-    group: CollectiveGroup, tensor: torch.Tensor, splits: Sequence[int], what: str
+    group: CollectiveGroup, tensor: torch.Tensor, splits: Sequence[int], role: str
 ) -> list[int]:
-    """Numbers of elements per rank, from numbers of rows per rank; raises ValueError."""
+    """Return numbers of elements per rank, from numbers of rows per rank; raise ValueError."""
     size = group.size()
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % size:
             raise ValueError(
-                f"all_to_all_single: the {what} has {rows} rows, which {size} ranks cannot "
-                f"share equally; give {what}_split_sizes"
+                f"all_to_all_single: the {role} has {rows} rows, which {size} ranks cannot "
+                f"share equally; give {role}_split_sizes"
             )
         splits = [rows // size] * size
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:
         raise ValueError(
-            f"all_to_all_single: {what}_split_sizes {list(splits)} must be {size} numbers "
-            f"that add up to the {rows} rows of the {what}"
+            f"all_to_all_single: {role}_split_sizes {list(splits)} must be {size} numbers "
+            f"that add up to the {rows} rows of the {role}"
         )
     per_row = tensor.numel() // rows if rows else 0
     return [rows_of_rank * per_row for rows_of_rank in splits]
 
 
 def apart(tensor: torch.Tensor, homes: set[int]) -> torch.Tensor:
-    """Plain memory to send from, outside of the storages that are received into."""
+    """Return plain memory to send from, outside of the storages that are received into."""
     if tensor.untyped_storage().data_ptr() in homes:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
-    return buffers.readable(tensor)
+    return readable(tensor)
 
 
-def flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All elements one after the other; not copied where they already lie like that."""
-    first = parts[0]
-    consecutive = all(buffers.is_plain(p) for p in parts) and all(
+def flat(parts: Tensors) -> torch.Tensor:
+    """Return all elements one after the other; not copied where they already lie like that."""
+    consecutive = all(is_plain(p) for p in parts) and all(
         a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
         and a.storage_offset() + a.numel() == b.storage_offset()
         for a, b in itertools.pairwise(parts)
     )
     if consecutive:
         total = sum(part.numel() for part in parts)
-        return first.detach().as_strided((total,), (1,))
-    return torch.cat([buffers.readable(part).reshape(-1) for part in parts])
+        return parts[0].detach().as_strided((total,), (1,))
+    return torch.cat([readable(part).reshape(-1) for part in parts])
+
+
+# -- a warning where a gradient would silently be wrong -------------------------------------------
+
+# What is received is written into a tensor in place, and autograd does not learn of it: a backward
+# pass through the tensor gives the gradient that there would be without the communication.
+# PyTorch's own backends warn of that in the backward pass, by the autograd fallback of the
+# dispatcher. It does not see a process group in Python, so a hook on the tensor does the same here.
+#
+# As there, nothing is said under ``no_grad``, or when no backward pass comes, as for a loss that is
+# summed up for a log. A leaf is not looked at either, unlike there: its own gradient is the one
+# with the values that it has now, so parameters may be averaged in place.
+
+_warned: set[tuple[str, int, str] | None] = set()
+
+
+def _watch_gradient(tensor: torch.Tensor, op: str) -> None:
+    """Warn, once a line, when a backward pass comes through what ``op`` is about to write."""
+    if tensor.grad_fn is None or not torch.is_grad_enabled():
+        return
+    place = users_place()
+    if place not in _warned:
+        tensor.register_hook(_warning(op, place))
+
+
+def _warning(op: str, place: tuple[str, int, str] | None) -> Callable[[torch.Tensor], None]:
+    def warn(_gradient: torch.Tensor) -> None:
+        if place in _warned:
+            return
+        _warned.add(place)
+        text = (
+            f"{op} has written into a tensor that a backward pass goes through. Autograd does "
+            f"not know of that: the gradient is as if nothing had been communicated. Communicate "
+            f"tensor.detach().clone() if no gradient is to pass; else write a "
+            f"torch.autograd.Function whose backward communicates, too."
+        )
+        if place is None:
+            warnings.warn(text, UserWarning, stacklevel=2)
+        else:
+            warnings.warn_explicit(text, UserWarning, *place[:2])
+
+    return warn

@@ -17,19 +17,18 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
-from ..protocol.interrupts import guard
+from ..protocol.ctrl_c import guard
 from ..protocol.progress import progress
 from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
-from .calls import in_words
-from .steps import Steps
+from .step_runner import Steps
 
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI
 
 
 class WorkState(enum.Enum):
-    """Of a work; all but the first are final."""
+    """The state of a work; all but the first are final."""
 
     UNDER_WAY = "under way"
     DONE = "done"  # with or without an error
@@ -52,8 +51,7 @@ class MPIWork(Work):
     is_collective = False
     not_before = 0.0
     has_future = False
-    #: A :class:`torch_mpi.group.strict.Seal` on what is sent, where that was asked for.
-    seal = None
+    seal = None  #: a :class:`~.point_to_point.Seal` on what is sent, where that was asked for
 
     def __init__(
         self,
@@ -65,27 +63,29 @@ class MPIWork(Work):
         inputs: Sequence[torch.Tensor] | None = None,
     ):
         super().__init__()
-        self.group, self.call = group, call
+        self.group = group
+        self.call = call
+        self.state = WorkState.UNDER_WAY
+        self.is_watched = False
         self._result = result
         self._finish = finish
         self._keep = keep
         self._steps: Steps | None = None
         # Tensors made in inference mode may be written in it only, also by another thread.
         self._for_inference = any(tensor.is_inference() for tensor in result)
-        self.is_watched = False
         self._due = 0.0
         self._lock = threading.RLock()
-        self.state, self._future_held = WorkState.UNDER_WAY, False
         self._error: Exception | None = None
         self._source: torch.futures.Future | None = None
         self._future: torch.futures.Future | None = None
+        self._future_held = False
         self._monitor: WaitMonitor | None = None
         name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
         self._span = compat.open_span(f"mpi:{name}", result if inputs is None else inputs)
         progress.begin(self)
 
     def take_over(self, steps: Steps) -> MPIWork:
-        """Take over the steps of the communication, which have begun; returns the work."""
+        """Take over the steps of the communication, which have begun; return the work."""
         self._steps = steps
         if not self.call.blocking:
             self.progress()
@@ -94,7 +94,7 @@ class MPIWork(Work):
     # -- progress -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Move it on without waiting. True when the communication is over.
+        """Move it on without waiting; return whether the communication is over.
 
         Never raises an error of the communication: that is kept for :meth:`wait`.
         """
@@ -114,7 +114,7 @@ class MPIWork(Work):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, as far as is known without a look."""
+        """Return whether it has ended, as far as is known without a look."""
         return self.state is not WorkState.UNDER_WAY
 
     def progress(self) -> None:
@@ -130,13 +130,11 @@ class MPIWork(Work):
         self._future_held = True
         try:
             if guard.heard():
-                world, where = self.group.world, self._where()
-                world.begin_incident("interrupted", "Ctrl-C", waitable=self, where=where)
+                self._begin_interrupted(self._where())
                 self._give_up()
             if self._monitor is None:
-                self._monitor = WaitMonitor(
-                    self, self.group.timeout, self.group.world, self._where()
-                )
+                group = self.group
+                self._monitor = WaitMonitor(self, group.timeout, group.world, self._where())
             self._monitor.look(time.perf_counter() - self.call.start)
         except CommunicationError as error:
             self._error = error
@@ -146,7 +144,7 @@ class MPIWork(Work):
         return self.is_over
 
     def withdraw_receive(self) -> None:
-        """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
+        """Cancel it if it is a receive that nobody has sent to: that leaves nothing behind."""
         if self.call.op == "recv" and not self.is_over:
             self._give_up()
 
@@ -159,7 +157,7 @@ class MPIWork(Work):
                     return self._steps.poll()
             return self._steps.poll()
         except MPI.Exception as error:
-            self._error = in_words(error, self.call, self.group, self)
+            self._error = self.group.error_in_words(error, self.call, self)
         except Exception as error:  # kept: raised where somebody waits
             self._error = error
         return True
@@ -183,21 +181,24 @@ class MPIWork(Work):
 
     def _report_mismatch(self) -> None:
         if isinstance(self._error, CommunicationMismatch) and not self._error.record:
-            where = self._where()
             self._error.record = self.group.world.begin_incident(
-                "mismatch", str(self._error), waitable=self, where=where,
-                waited=time.perf_counter() - self.call.start, heard=self.is_heard(),
-            )  # fmt: skip
+                "mismatch",
+                str(self._error),
+                waitable=self,
+                where=self._where(),
+                waited=time.perf_counter() - self.call.start,
+                heard=self.is_heard(),
+            )
 
     def is_heard(self) -> bool:
-        """Whether somebody waits, and will be told of an error."""
+        """Return whether somebody waits, and will be told of an error."""
         return self.call.blocking or self.call.waited
 
     def _where(self) -> str:
         return self.call.where or users_line()
 
     def _end(self, state: WorkState) -> None:
-        """It is over: say so to all who ask, and let go of the memory."""
+        """End it: say so to all who ask, and let go of the memory."""
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
@@ -211,7 +212,8 @@ class MPIWork(Work):
     def _resolve(self) -> None:
         """Complete the future, once."""
         with self._lock:
-            source, self._source = self._source, None
+            source = self._source
+            self._source = None
         if source is not None:
             source.set_result(None)
 
@@ -239,12 +241,10 @@ class MPIWork(Work):
             raise self._error
         return True
 
-    def synchronize(self) -> None:
-        """Same as :meth:`wait`: there is no device to synchronize with."""
-        self.wait()
+    synchronize = wait  # there is no device to synchronize with
 
     def is_completed(self) -> bool:
-        """Whether it is over. Does not wait; who learns that it is has waited for it."""
+        """Return whether it is over, without waiting; who learns that it is has waited for it."""
         self.not_before = 0.0
         over = self.poll()
         if over and self._error is None:
@@ -252,32 +252,33 @@ class MPIWork(Work):
         return over
 
     def is_success(self) -> bool:
-        """Whether it is over without an error."""
+        """Return whether it is over without an error."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """The error it ended with."""
+        """Return the error it ended with."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that were communicated."""
+        """Return the tensors that were communicated."""
         return self._result
 
     def source_rank(self) -> int:
-        """The rank in the group that a ``recv`` from any source received from."""
+        """Return the rank in the group that a ``recv`` from any source received from."""
         return self.call.peer
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
-        """A future of the list of tensors. It completes, or fails, without a ``wait()``."""
+        """Return a future of the list of tensors. It completes, or fails, without a ``wait()``."""
         progress.make_way()
         with self._lock:
             self.call.waited = True
             if self._future is None:
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().
-                self._future, self.has_future = source.then(self._outcome), True
+                self._future = source.then(self._outcome)
+                self.has_future = True
                 if self.is_over:
                     source.set_result(None)
                 else:
@@ -290,11 +291,8 @@ class MPIWork(Work):
         return future
 
     def _wait_in_backward(self) -> None:
-        """Wait before PyTorch's C++ does.
-
-        DDP ends backward with a wait for the futures of its buckets. That wait sees no deadlock,
-        hears no Ctrl-C, and leaves the communication to the progress thread.
-        """
+        # DDP ends backward with a wait in C++ for the futures of its buckets. That wait sees no
+        # deadlock, hears no Ctrl-C, and leaves the communication to the progress thread.
         if not self.is_over:
             self._block(self.group.timeout)
 
@@ -306,37 +304,37 @@ class MPIWork(Work):
     # -- waiting --------------------------------------------------------------------------
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Global ranks that have to come; whether one is enough; whether data are moving."""
+        """Return the global ranks that have to come, if one is enough, and if data are moving."""
         moving = self.call.matched > 0 or self.due() is not None
         if self.call.peer is not None and self.call.peer < 0:
             return [r for r in self.call.group if r != self.group.world.rank], True, moving
         return [self.call.partner], False, moving
 
     def due(self) -> float | None:
-        """When it will be over, where only time has to pass."""
+        """Return when it will be over, where only time has to pass."""
         return self._steps.due() if self._steps is not None else None
 
     def moved(self) -> tuple[float, int]:
-        """When its partner came, and how many steps it has taken."""
+        """Return when its partner came, and how many steps it has taken."""
         return self.call.matched, self._steps.moved() if self._steps is not None else 0
 
     def requests(self) -> list[MPI.Request]:
-        """What MPI has not completed of it."""
+        """Return what MPI has not completed of it."""
         return self._steps.requests() if self._steps is not None else []
 
     def is_free(self) -> bool:
-        """Of one that was given up: whether MPI has let go of its memory."""
+        """Return whether MPI has let go of the memory of one that was given up."""
         with self._lock:
             return all([request.Test() for request in self.requests()])
 
     def expected_until(self) -> float:
-        """Until when it is worth to move it on without a pause; 0 where it is not."""
+        """Return until when it is worth to move it on without a pause; 0 where it is not."""
         if not self.call.matched or link.network is not None or self.is_over:
             return 0.0
         return self.call.matched + SPIN + 2e-9 * self.call.nbytes
 
     def withdraw(self) -> bool:
-        """Take it back, because nobody waits any more. False: it is complete."""
+        """Take it back, because nobody waits any more; return False if it is complete."""
         self._give_up()
         return self.state in (WorkState.CANCELLED, WorkState.LEAKED)
 
@@ -345,6 +343,14 @@ class MPIWork(Work):
         with guard:
             while not self.withdraw() and not self.is_over:
                 os.sched_yield()
+
+    def leave_interrupted(self) -> None:
+        """Begin the incident of a Ctrl-C in this rank's call, and leave; or take part."""
+        self._begin_interrupted(users_line())
+        self.withdraw_or_take_part()
+
+    def _begin_interrupted(self, where: str) -> None:
+        self.group.world.begin_incident("interrupted", "Ctrl-C", waitable=self, where=where)
 
     def _block(self, timeout: float, fatal: bool = True) -> None:
         if self.is_collective:
@@ -360,34 +366,29 @@ class MPIWork(Work):
             self._error = error
             raise
         except KeyboardInterrupt:
-            world, where = self.group.world, users_line()
-            world.begin_incident("interrupted", "Ctrl-C", waitable=self, where=where)
-            self.withdraw_or_take_part()
+            self.leave_interrupted()
             raise
         finally:
             wait[1] = time.perf_counter()
 
     def _give_up(self, error: Exception | None = None) -> None:
-        """Nobody waits any more. Leave nothing behind that could swallow a later message."""
+        """End it, as nobody waits. Leave nothing behind that could swallow a later message."""
         with self._lock:
-            if self.is_over or self._is_too_late():
+            if not self.is_over and self._test():
+                self._complete()  # just now
+            if self.is_over:
                 return
-            state = WorkState.CANCELLED if self._cancel() else WorkState.LEAKED
-            if state is WorkState.LEAKED:
+            state = WorkState.CANCELLED
+            if not self._cancel():
+                state = WorkState.LEAKED
                 progress.leak(self)
             self._error = error or CommunicationError(
                 f"{self.call.describe()} was given up: a wait for it ended early", self.call
             )
             self._end(state)
 
-    def _is_too_late(self) -> bool:
-        """Whether it completed just now."""
-        if self._test():
-            self._complete()
-        return self.is_over
-
     def _cancel(self) -> bool:
-        """Have MPI forget it, which it can do with receives only; whether it did."""
+        """Have MPI forget it, which it can do with receives only; return whether it did."""
         if self._steps is None:
             return True
         requests = self.requests()

@@ -8,23 +8,29 @@ is shared memory; across machines it is a copy on each rank, kept up to date by 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
+import platform
 import struct
+import sys
 import tempfile
 import threading
+import time
 import zlib
 from collections.abc import Callable
 
 from ..mpi import MPI
-from .interrupts import guard
+from .ctrl_c import guard
 
 # Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
 # hundred calls. Memory that nobody writes is none.
 TEXT = 65_536
 _HEAD = struct.Struct("<II")
 _WORD = struct.Struct("<QQ")
-_WORD_TAG, _TEXT_TAG, _END_TAG = 1, 2, 3
+_WORD_TAG = 1
+_TEXT_TAG = 2
+_END_TAG = 3
 
 
 class Board:
@@ -58,7 +64,7 @@ class Board:
         return bytearray(self._length)
 
     def place(self, index: int) -> int:
-        """Where this rank's word is."""
+        """Return where this rank's word is."""
         return index * self.size + self.rank
 
     def set(self, index: int, value: int) -> None:
@@ -66,11 +72,11 @@ class Board:
         self.words[self.place(index)] = value
 
     def of_all(self, index: int) -> list[int]:
-        """The words of all ranks."""
+        """Return the words of all ranks."""
         return self.words[index * self.size : (index + 1) * self.size].tolist()
 
     def of(self, index: int, rank: int) -> int:
-        """A rank's word."""
+        """Return a rank's word."""
         return self.words[index * self.size + rank]
 
     def refresh(self) -> None:
@@ -81,7 +87,7 @@ class Board:
         self._store(self.rank, _packed(text))
 
     def read(self, rank: int) -> str:
-        """A rank's text; empty when it has written none, or just now writes."""
+        """Return a rank's text; empty when it has written none, or just now writes."""
         start = self._text_offset + rank * TEXT
         length, checksum = _HEAD.unpack_from(self._memory, start)
         start += _HEAD.size
@@ -91,6 +97,15 @@ class Board:
     def _store(self, rank: int, packed: bytes | bytearray) -> None:
         start = self._text_offset + rank * TEXT
         self._memory[start : start + len(packed)] = packed
+
+    def fence(self) -> None:
+        """Have all ranks see what this process has written, and this one what they had written.
+
+        The system puts a fence into all running threads of the ranks (membarrier(2)), so that
+        their side needs none: PROTOCOL.md says why.
+        """
+        if not (_fences and _membarrier(_GLOBAL_EXPEDITED)):
+            time.sleep(_STORE_PAUSE)
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -200,7 +215,7 @@ def make(
     words: int,
     text: bool = False,
 ) -> Board:
-    """The board of a communicator's ranks, all of which call this.
+    """Make the board of a communicator's ranks, all of which call this.
 
     Args:
         another: makes a communicator of the same ranks that is the board's own, where it needs one.
@@ -217,8 +232,9 @@ def make(
 
 
 def _common_file(communicator: MPI.Intracomm) -> int | None:
-    """A file that every rank has open and that has no name any more, or ``None`` on all."""
-    room, file = bytearray(os.pathconf("/", "PC_PATH_MAX")), None
+    """Return a file that every rank has open and that has no name, or ``None`` on all."""
+    room = bytearray(os.pathconf("/", "PC_PATH_MAX"))
+    file = None
     if communicator.rank == 0:
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with contextlib.suppress(OSError):
@@ -244,3 +260,32 @@ def _common_file(communicator: MPI.Intracomm) -> int | None:
 def _packed(text: str) -> bytes:
     content = text.encode()[: TEXT - _HEAD.size]
     return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+# -- fences, see Board.fence --------------------------------------------------------------------
+
+_SYSTEM_CALLS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
+_GLOBAL_EXPEDITED = 2
+_REGISTER_GLOBAL_EXPEDITED = 4
+# Where the system has no such call: a processor keeps a store back for less than a microsecond.
+_STORE_PAUSE = 1e-3  # seconds
+
+_fences = False
+
+
+def _membarrier(command: int) -> bool:
+    number = _SYSTEM_CALLS.get(platform.machine())
+    if number is None or not sys.platform.startswith("linux"):
+        return False
+    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, command, 0) == 0)
+
+
+def register_for_fences() -> bool:
+    """Have this process take part in the fences of others; return whether the system has them."""
+    return _membarrier(_REGISTER_GLOBAL_EXPEDITED)
+
+
+def use_fences(available: bool) -> None:
+    """Use the system's fences if every rank is registered for them."""
+    global _fences
+    _fences = available

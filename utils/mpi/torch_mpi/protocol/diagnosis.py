@@ -7,11 +7,11 @@ Nothing here imports torch or MPI.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .. import words
+from .. import settings
 
 if TYPE_CHECKING:
     from .status import Status
@@ -49,30 +49,21 @@ class Diagnosis:
 
 
 def diagnose(statuses: Iterable[Status]) -> Diagnosis:
-    """The explanation of an incident, from the statuses of all ranks."""
-    by_rank = {status["rank"]: status for status in statuses}
+    """Explain an incident, from the statuses of all ranks."""
+    by_rank = {s["rank"]: s for s in sorted(statuses, key=lambda status: status["rank"])}
     cause = first_cause(by_rank.values())
     stuck = not cause or cause["kind"] in ("deadlock", "timeout")
     # A rank that waits for itself is a cycle, too, but one word explains it better.
     cycle = find_cycle(by_rank) if stuck and not waits_for_itself(by_rank) else []
-    edges = [
-        (rank, other)
-        for rank, status in sorted(by_rank.items())
-        if _is_wait(status)
-        for other in status["for"]
-        if other in by_rank
-    ]
-    if cause and cause["kind"] in ("raised", "died"):
-        # Who follows waits for the one that failed, or for one who waits: nothing to explain.
-        advice = cause.get("advice", "")
-    else:
-        advice = _advice(by_rank, cycle, cause)
-    lines = [line(status) for _, status in sorted(by_rank.items())]
+    waits = [status for status in by_rank.values() if _is_wait(status)]
+    edges = [(s["rank"], other) for s in waits for other in s["for"] if other in by_rank]
+    lines = [line(status) for status in by_rank.values()]
+    advice = _advice(by_rank, cycle, cause)
     return Diagnosis(_headline(cause, cycle, by_rank), lines, cycle, advice, edges)
 
 
 def first_cause(statuses: Iterable[Status]) -> Status | None:
-    """The status of the rank that failed first, of itself."""
+    """Return the status of the rank that failed first, of itself."""
     failed = [s for s in statuses if s.get("kind") in CAUSES]
     # A rank that was told to stop by the user did not fail, if another one did.
     failed = [s for s in failed if s["kind"] != "interrupted"] or failed
@@ -80,7 +71,7 @@ def first_cause(statuses: Iterable[Status]) -> Status | None:
 
 
 def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
-    """Ranks that can never go on: what they wait for is gone, or is stuck itself.
+    """Return the ranks that can never go on: what they wait for is gone, or is stuck itself.
 
     The largest set of waiting ranks in which each needs a rank that is gone or in the set (all
     its candidates, where one is enough). See Knapp, "Deadlock detection in distributed
@@ -101,9 +92,10 @@ def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
 
 
 def find_cycle(by_rank: dict[int, Status]) -> list[int]:
-    """A cycle of waits, its first rank again at the end; empty when there is none."""
+    """Return a cycle of waits, its first rank again at the end; empty when there is none."""
     for start in sorted(by_rank):
-        path, rank = [], start
+        path: list[int] = []
+        rank = start
         while rank in by_rank and rank not in path and _needs_all(by_rank[rank]):
             path.append(rank)
             ahead = [r for r in by_rank[rank]["for"] if _needs_all(by_rank.get(r, {}))]
@@ -118,13 +110,14 @@ def find_cycle(by_rank: dict[int, Status]) -> list[int]:
 
 def waits_for_itself(by_rank: dict[int, Status]) -> list[Status]:
     """Return the statuses of the ranks that send to themselves or receive from themselves."""
-    found = (status for _, status in sorted(by_rank.items()) if _needs_all(status))
-    return [status for status in found if status["rank"] in status["for"]]
+    waits = (status for status in by_rank.values() if _needs_all(status))
+    return [status for status in waits if status["rank"] in status["for"]]
 
 
 def line(status: Status) -> str:
-    """One rank in words."""
-    rank, where = f"rank {status['rank']}", _at(status)
+    """Return one rank in words."""
+    rank = f"rank {status['rank']}"
+    where = _at(status)
     if status.get("kind") == "raised":
         return f"{rank} raised {status['error']}{where}"
     if status.get("kind") == "died":
@@ -134,7 +127,7 @@ def line(status: Status) -> str:
     if _is_wait(status):
         return f"{rank} waits in {status['call']}{where}"
     if status["state"] == "left":
-        return f"{rank} has left the {words.section}"
+        return f"{rank} has left the {settings.section}"
     if status["state"] == "dead":
         return f"{rank} is dead"
     # After an error the program ends as well: what stopped it says more.
@@ -150,12 +143,12 @@ def _in_call(status: Status) -> str:
 
 
 def arrows(ranks: Iterable[int]) -> str:
-    """``0 → 1 → 0``."""
+    """Return ``0 → 1 → 0``."""
     return " → ".join(map(str, ranks))
 
 
 def names(ranks: Iterable[int]) -> str:
-    """``rank 1``; ``ranks 1, 2``."""
+    """Return ``rank 1``; ``ranks 1, 2``."""
     ranks = sorted(ranks)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -163,12 +156,12 @@ def names(ranks: Iterable[int]) -> str:
 
 
 def _is_wait(status: Status) -> bool:
-    """It waits, or waited for ranks when it was stopped."""
+    """Return whether it waits, or waited for ranks when it was stopped."""
     return bool(status.get("for")) and status.get("kind") not in ("raised", "mismatch", "died")
 
 
 def _needs_all(status: Status) -> bool:
-    """It waits for certain ranks; one that takes a message of any rank is in no cycle."""
+    """Return whether it waits for certain ranks; who takes any rank's message is in no cycle."""
     return _is_wait(status) and not _takes_any(status)
 
 
@@ -187,73 +180,81 @@ def _at(status: Status) -> str:
 def _headline(cause: Status | None, cycle: list[int], by_rank: dict[int, Status]) -> str:
     if cause is None:
         return "The ranks were stopped."
-    kind, rank = cause["kind"], f"rank {cause['rank']}"
-    if kind == "raised":
+    rank = f"rank {cause['rank']}"
+    if cause["kind"] == "raised":
         return f"{rank} raised {cause['error']}{_at(cause)}; the others stopped waiting."
-    if kind == "died":
+    if cause["kind"] == "died":
         return f"{rank} died: {cause['error']}."
-    if kind == "interrupted":
+    if cause["kind"] == "interrupted":
         return "The ranks were interrupted."
-    if kind == "mismatch":
+    if cause["kind"] == "mismatch":
         return cause["error"]
+    return _headline_of_waits(cycle, by_rank) or cause["error"]
+
+
+def _headline_of_waits(cycle: list[int], by_rank: dict[int, Status]) -> str:
+    """Say who waits for whom; nothing where nobody is missing."""
     if themselves := waits_for_itself(by_rank):
         return f"Deadlock: {', and '.join(map(_of_itself, themselves))}."
     if cycle:
         return "Deadlock: these ranks wait for each other, and none of them can go on."
-    if servers := [rank for rank, status in sorted(by_rank.items()) if _takes_any(status)]:
+    if servers := [rank for rank, status in by_rank.items() if _takes_any(status)]:
         return _headline_of_any(servers, by_rank)
     waiting, missing = _groups(by_rank)
-    verb = "waits" if len(waiting) == 1 else "wait"
     if not missing:
-        return f"{cause['error']}"
+        return ""
     states = {by_rank[r]["state"] for r in missing if r in by_rank}
-    gone = {"left": f"left the {words.section}", "ended": "ended"}
-    reason = gone.get(next(iter(states), ""), "") if len(states) == 1 else ""
-    has = "has" if len(missing) == 1 else "have"
-    which = f", which {has} {reason}" if reason else ""
-    return f"{names(waiting)} {verb} for {names(missing)}{which}."
+    which = ""
+    if states in ({"left"}, {"ended"}):
+        end = f"left the {settings.section}" if states == {"left"} else "ended"
+        which = f", which {_verb(missing, 'has', 'have')} {end}"
+    return f"{names(waiting)} {_verb(waiting)} for {names(missing)}{which}."
+
+
+def _verb(ranks: Sized, singular: str = "waits", plural: str = "wait") -> str:
+    return singular if len(ranks) == 1 else plural
 
 
 def _of_itself(status: Status) -> str:
-    """``rank 2 sends to itself``."""
+    """Return ``rank 2 sends to itself``."""
     sends = status["call"].startswith("send(")
     return f"rank {status['rank']} {'sends to' if sends else 'receives from'} itself"
 
 
 def _headline_of_any(servers: list[int], by_rank: dict[int, Status]) -> str:
-    """Some ranks take a message of any rank, and nobody sends one."""
+    """Say that some ranks take a message of any rank, and nobody sends one."""
     clients = [
         rank
-        for rank, status in sorted(by_rank.items())
+        for rank, status in by_rank.items()
         if _needs_all(status) and set(status["for"]) & set(servers)
     ]
     any_rank = f"a message from any rank, which no rank sends{_where_the_rest_is(by_rank)}."
-    verb = "waits" if len(servers) == 1 else "wait"
     if not clients:
-        return f"{names(servers)} {verb} for {any_rank}"
-    wait = "waits" if len(clients) == 1 else "wait"
-    return f"{names(clients)} {wait} for {names(servers)}, and {names(servers)} for {any_rank}"
+        return f"{names(servers)} {_verb(servers)} for {any_rank}"
+    wait = f"{names(clients)} {_verb(clients)} for {names(servers)}"
+    return f"{wait}, and {names(servers)} for {any_rank}"
 
 
 def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
-    """``; rank 3 has ended``."""
-    places = {"left": f"left the {words.section}", "ended": "ended", "dead": "died"}
+    """Return ``; rank 3 has ended``."""
+    places = {"left": f"left the {settings.section}", "ended": "ended", "dead": "died"}
     parts = []
-    for state, what in places.items():
+    for state, end in places.items():
         if ranks := [r for r, s in by_rank.items() if s["state"] == state and not _is_wait(s)]:
-            parts.append(f"; {names(ranks)} {'has' if len(ranks) == 1 else 'have'} {what}")
+            parts.append(f"; {names(ranks)} {_verb(ranks, 'has', 'have')} {end}")
     return "".join(parts)
 
 
 def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
-    """Who waits, and for whom among those that do not."""
-    waiting = [rank for rank, status in sorted(by_rank.items()) if _is_wait(status)]
+    """Return who waits, and for whom among those that do not."""
+    waiting = [rank for rank, status in by_rank.items() if _is_wait(status)]
     wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
     return waiting, [rank for rank in wanted if rank not in waiting] or wanted
 
 
 def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:
-    if cause and cause["kind"] == "mismatch":
+    if cause and cause["kind"] in ("raised", "died", "mismatch"):
+        # Who follows waits for the one that failed, or for one who waits: nothing to explain.
         return cause.get("advice", "")
     if themselves := waits_for_itself(by_rank):
         argument = "dst" if themselves[0]["call"].startswith("send(") else "src"
@@ -270,8 +271,11 @@ def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) 
             "a rank that serves others has to know who still sends: let each of them say when it "
             "is done, and let the server answer those that wait before it receives again."
         )
-    waiting = [s for _, s in sorted(by_rank.items()) if _is_wait(s)]
-    for status in waiting:
+    return _advice_for_waits(by_rank)
+
+
+def _advice_for_waits(by_rank: dict[int, Status]) -> str:
+    for status in filter(_is_wait, by_rank.values()):
         for other in status["for"]:
             advice = _advice_for_pair(status, by_rank.get(other, {"state": "running"}), other)
             if advice:
@@ -280,44 +284,49 @@ def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) 
 
 
 def _astray(by_rank: dict[int, Status]) -> str:
-    """Of a message that a rank waits for, and that its sender has sent elsewhere; else nothing."""
-    for rank, status in sorted(by_rank.items()):
-        if not (_needs_all(status) and status["call"].startswith("recv(")):
+    """Name a message that a rank waits for, and that its sender has sent elsewhere; or none."""
+    for status in filter(_needs_all, by_rank.values()):
+        if status["call"].startswith("recv("):
+            for sender in status["for"]:
+                if advice := _advice_for_astray(sender, status, by_rank):
+                    return advice
+    return ""
+
+
+def _advice_for_astray(sender: int, status: Status, by_rank: dict[int, Status]) -> str:
+    rank = status["rank"]
+    for to, tag, number in by_rank.get(sender, {}).get("sent", ()):
+        received = by_rank.get(to, {}).get("received")
+        if received is None or [sender, number] in map(list, received):
             continue
-        for sender in status["for"]:
-            for to, tag, number in by_rank.get(sender, {}).get("sent", ()):
-                received = by_rank.get(to, {}).get("received")
-                if received is None or [sender, number] in map(list, received):
-                    continue
-                if by_rank[to]["state"] in GONE and by_rank[sender].get("for") == [to]:
-                    continue  # the sender itself waits for a rank that has left
-                if to == rank and f"tag={tag})" not in status["call"]:
-                    return (
-                        f"rank {sender} has sent its message to rank {rank} with tag={tag}, and "
-                        f"rank {rank} waits for one with tag={_tags(status)}."
-                    )
-                if to != rank:
-                    return (
-                        f"rank {sender} has sent a message to rank {to}, which did not receive it, "
-                        f"and rank {rank} waits for one: check to whom rank {sender} sends, and "
-                        f"from whom rank {rank} receives."
-                    )
+        if by_rank[to]["state"] in GONE and by_rank[sender].get("for") == [to]:
+            continue  # the sender itself waits for a rank that has left
+        if to == rank and f"tag={tag})" not in status["call"]:
+            return (
+                f"rank {sender} has sent its message to rank {rank} with tag={tag}, and "
+                f"rank {rank} waits for one with tag={_tags(status)}."
+            )
+        if to != rank:
+            return (
+                f"rank {sender} has sent a message to rank {to}, which did not receive it, "
+                f"and rank {rank} waits for one: check to whom rank {sender} sends, and "
+                f"from whom rank {rank} receives."
+            )
     return ""
 
 
 def _advice_for_cycle(members: list[Status]) -> str:
     calls = {status["call"].partition("(")[0] for status in members}
     who = "both" if len(members) == 2 else "all"
-    one = "one of them"
     if calls == {"recv"}:
         return (
-            f"{who} receive first. If each receives from the right rank, let {one} send first, or "
-            "use isend and irecv."
+            f"{who} receive first. If each receives from the right rank, let one of them send "
+            "first, or use isend and irecv."
         )
     if calls == {"send"}:
         return (
             f"{who} send first, and a large message waits until it is received. If each sends to "
-            f"the right rank, let {one} receive first, or use isend and irecv."
+            "the right rank, let one of them receive first, or use isend and irecv."
         )
     if calls <= {"send", "recv"} and len(members) == 2 and _tags(members[0]) != _tags(members[1]):
         tags = f"{_tags(members[0])} and {_tags(members[1])}"
@@ -331,15 +340,11 @@ def _advice_for_cycle(members: list[Status]) -> str:
 def _advice_for_pair(status: Status, other: Status, rank: int) -> str:
     call = status["call"].partition("(")[0]
     if other["state"] in GONE or other.get("kind") == "followed":
-        if call == "recv":
+        if call in ("send", "recv"):
+            misses = "sends" if call == "recv" else "receives"
             return (
-                f"rank {rank} never sends this message: check the rank, the tag, and on which "
-                f"side of an `if rank == …` the send stands."
-            )
-        if call == "send":
-            return (
-                f"rank {rank} never receives this message: check the rank, the tag, and on "
-                f"which side of an `if rank == …` the recv stands."
+                f"rank {rank} never {misses} this message: check the rank, the tag, and on which "
+                f"side of an `if rank == …` the {'send' if call == 'recv' else 'recv'} stands."
             )
         if status.get("times", 1) > 1:
             return (
@@ -361,7 +366,7 @@ def _advice_for_pair(status: Status, other: Status, rank: int) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """``11th``."""
+    """Return ``11th``."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from ..mpi import MPI, largest_tag
 from ..record import Call
-from . import fence
 from .board import Board
-from .contracts import Waitable
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Waitable
 from .wait_monitor import wait_for
 
 # Seconds for an exchange, and for a flush.
@@ -30,8 +29,8 @@ class Assembly(Waitable):
         call: for messages.
         board: of the world.
         here, acknowledged: indices of two words on it.
-        ranks: tells who has to come, this rank among them. It asks again and again, and so can go
-            on without a rank that dies.
+        ranks: returns who has to come, this rank among them. It is asked again and again, and so a
+            rank that dies can be left out.
         number: of the meeting; larger than that of the last one.
         check: raises an error when the ranks will not come.
     """
@@ -44,41 +43,48 @@ class Assembly(Waitable):
         acknowledged: int,
         ranks: Callable[[], Sequence[int]],
         number: int,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[], None],
     ):
         self.call = call
-        self._board, self._ranks, self._number, self._check = board, ranks, number, check
-        self._here, self._acknowledged = here, acknowledged
+        self._board = board
+        self._here = here
+        self._acknowledged = acknowledged
+        self._ranks = ranks
+        self._number = number
+        self._check = check
         board.set(here, number)
 
     def poll(self) -> bool:
-        """Whether everybody is here for good."""
+        """Return whether everybody is here for good."""
         self._check()
-        if self.missing()[0]:
+        if self._behind(self._here):
             # A rank that comes late may still be in a blocking call, and wait for what this one
             # has sent: that may leave only while this rank calls MPI.
             MPI.COMM_SELF.Iprobe()
             return False
         self._board.set(self._acknowledged, self._number)
-        if self.missing()[0]:  # one has left just now
+        if self._behind(self._here):  # one has left just now
             self._board.set(self._acknowledged, self._number - 1)
             return False
         return True
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Who is not here."""
-        absent = [r for r in self._ranks() if self._word(self._here, r) < self._number]
-        return absent, False, False
+        """Return who is not here."""
+        return self._behind(self._here), False, False
 
-    def _word(self, index: int, rank: int) -> int:
+    def _behind(self, index: int) -> list[int]:
+        """Return the ranks whose word has not reached the meeting's number."""
+        return [rank for rank in self._ranks() if not self._has_reached(index, rank)]
+
+    def _has_reached(self, index: int, rank: int) -> bool:
         self._board.refresh()
-        return self._board.of(index, rank)
+        return self._board.of(index, rank) >= self._number
 
     def withdraw(self) -> bool:
-        """Do not wait any more. False: all have come, and one relies on it."""
+        """Leave; return False if all have come, and one relies on this rank."""
         self._board.set(self._here, self._number - 1)
-        fence.everywhere()
-        if all(self._word(self._acknowledged, rank) < self._number for rank in self._ranks()):
+        self._board.fence()
+        if not any(self._has_reached(self._acknowledged, rank) for rank in self._ranks()):
             return True
         self._board.set(self._here, self._number)
         return False
@@ -107,7 +113,10 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
 
 @dataclass
 class Taken:
-    """A message that was in a communicator: who sent it, under which tag."""
+    """A message that was in a communicator: who sent it, under which tag.
+
+    Its data are there when the request is complete.
+    """
 
     source: int
     tag: int
@@ -115,18 +124,8 @@ class Taken:
     request: MPI.Request = field(repr=False)
 
 
-def _take(communicator: MPI.Intracomm, source: int, tag: int = MPI.ANY_TAG) -> Taken | None:
-    """The next message of a rank, if there is one; its data come when the request is complete."""
-    status = MPI.Status()
-    message = communicator.Improbe(source, tag, status)
-    if message is None:
-        return None
-    data = bytearray(status.Get_count(MPI.BYTE))
-    return Taken(source, status.tag, data, message.Irecv([data, len(data), MPI.BYTE]))
-
-
 class _Messages(Waitable):
-    """What both of the last steps are: messages from and to some ranks of a communicator.
+    """Messages from and to some ranks of a communicator, as in both of the last steps.
 
     Args:
         ranks: of the communicator.
@@ -136,14 +135,14 @@ class _Messages(Waitable):
 
     def __init__(
         self,
-        what: str,
+        purpose: str,
         communicator: MPI.Intracomm,
         ranks: Sequence[int],
         check: Callable[[], None],
         names: Sequence[int] = (),
     ):
         self._check = check
-        self.call = Call(what, tuple(names or ranks))
+        self.call = Call(purpose, tuple(names or ranks))
         self._communicator = communicator
         self._names = dict(zip(ranks, names or ranks, strict=True))
         self._awaited = list(ranks)
@@ -155,8 +154,19 @@ class _Messages(Waitable):
             for rank in self._awaited
         ]
 
+    def _take(self, source: int, tag: int = MPI.ANY_TAG) -> Taken | None:
+        """Take the next message of a rank, if there is one."""
+        status = MPI.Status()
+        message = self._communicator.Improbe(source, tag, status)
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(MPI.BYTE))
+        request = message.Irecv([data, len(data), MPI.BYTE])
+        self._requests.append(request)
+        return Taken(source, status.tag, data, request)
+
     def poll(self) -> bool:
-        """Whether everything is here, and what this rank has sent was taken."""
+        """Return whether everything is here, and what this rank has sent was taken."""
         self._check()
         self._awaited = [rank for rank in self._awaited if not self._has_come(rank)]
         self._requests = [request for request in self._requests if not request.Test()]
@@ -164,10 +174,10 @@ class _Messages(Waitable):
 
     @abc.abstractmethod
     def _has_come(self, rank: int) -> bool:
-        """Look once; whether everything of a rank is here."""
+        """Look once; return whether everything of a rank is here."""
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """From whom something is missing."""
+        """Return from whom something is missing."""
         return [self._names[rank] for rank in self._awaited], False, False
 
 
@@ -184,19 +194,37 @@ class Exchange(_Messages):
     ):
         others = [rank for rank in ranks if rank != communicator.rank]
         super().__init__("the ranks' exchange after an error", communicator, others, check)
-        self._taken: dict[int, Taken] = {}
-        self._own, self._tag, self._data = (communicator.rank, text), tag, text.encode()
-        self._send(self._data, tag)
+        self._tag = tag
+        data = text.encode()
+        self._data: dict[int, bytes | bytearray] = {communicator.rank: data}
+        self._send(data, tag)
 
     def _has_come(self, rank: int) -> bool:
-        if (taken := _take(self._communicator, rank, self._tag)) is not None:
-            self._taken[rank] = taken
-            self._requests.append(taken.request)
+        taken = self._take(rank, self._tag)
+        if taken is not None:
+            self._data[rank] = taken.data
         return taken is not None
 
     def texts(self) -> dict[int, str]:
-        """Each rank's, this rank's among them."""
-        return {rank: one.data.decode() for rank, one in self._taken.items()} | dict([self._own])
+        """Return the text of each rank, this rank's among them."""
+        return {rank: data.decode() for rank, data in self._data.items()}
+
+
+def exchange(
+    control: MPI.Intracomm,
+    ranks: Sequence[int],
+    number: int,
+    text: str,
+    check: Callable[[], None],
+) -> dict[int, str]:
+    """Return the text of each rank.
+
+    Raises:
+        CommunicationTimeout: one did not come; or what ``check`` raises.
+    """
+    texts = Exchange(control, ranks, number % largest_tag(control), text, check)
+    wait_for(texts, DEADLINE)
+    return texts.texts()
 
 
 class Flush(_Messages):
@@ -205,8 +233,8 @@ class Flush(_Messages):
     All its ranks do this together. Each tells itself, too: a rank may have sent to itself.
 
     Args:
-        all_sent: whether everything that this rank has sent was taken; a large message moves only
-            while its sender calls MPI.
+        all_sent: returns whether everything that this rank has sent was taken; a large message
+            moves only while its sender calls MPI.
 
     Attributes:
         taken: the messages that nobody had received.
@@ -219,8 +247,8 @@ class Flush(_Messages):
         check: Callable[[], None],
         all_sent: Callable[[], bool],
     ):
-        what = "the end of what was under way"
-        super().__init__(what, communicator, range(communicator.size), check, members)
+        purpose = "the end of what was under way"
+        super().__init__(purpose, communicator, range(communicator.size), check, members)
         self.taken: list[Taken] = []
         # Under the largest tag nobody else sends an empty message.
         self._tag = largest_tag(communicator)
@@ -228,33 +256,15 @@ class Flush(_Messages):
         self._send(b"", self._tag)
 
     def poll(self) -> bool:
-        """Whether nothing of before is left."""
+        """Return whether nothing of before is left."""
         return super().poll() & self._all_sent()
 
     def _has_come(self, rank: int) -> bool:
-        while (taken := _take(self._communicator, rank)) is not None:
-            self._requests.append(taken.request)
+        while (taken := self._take(rank)) is not None:
             if taken.tag == self._tag and not taken.data:
                 return True
             self.taken.append(taken)
         return False
-
-
-def exchange(
-    control: MPI.Intracomm,
-    ranks: Sequence[int],
-    number: int,
-    text: str,
-    check: Callable[[], None],
-) -> dict[int, str]:
-    """The text of each rank.
-
-    Raises:
-        CommunicationTimeout: one did not come; or what ``check`` raises.
-    """
-    told = Exchange(control, ranks, number % largest_tag(control), text, check)
-    wait_for(told, DEADLINE)
-    return told.texts()
 
 
 class GroupFlush:

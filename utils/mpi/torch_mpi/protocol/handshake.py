@@ -1,16 +1,11 @@
 """The handshake before each collective: is every rank here, and does it mean the same?
 
-Each rank *announces* a collective by one word on the group's board, a *fingerprint*: the number of
-the collective in its group and a signature of the call. When all fingerprints are there and equal,
-the MPI call can be made: it can neither hang nor mix up different calls. PyTorch's own check
-(``TORCH_DISTRIBUTED_DEBUG=DETAIL``) compares fingerprints, too, but by collectives, which a missing
-rank hangs.
-
-A rank may *withdraw* what it has announced (an error, a deadline, Ctrl-C), and must not where
-another one is in the MPI call already. So a rank that sees all fingerprints *acknowledges* the
-number, and looks again; a rank that withdraws takes its word back, and looks for acknowledgements
-afterwards. Either sees the other, as both write first and read then. :class:`State` has the states
-of a collective on one rank, PROTOCOL.md their diagram.
+Each rank *announces* a collective by its fingerprint. When all fingerprints are there and equal,
+the MPI call can be made: it can neither hang nor mix up different calls. A rank may *withdraw* what
+it has announced (an error, a deadline, Ctrl-C), and must not where another one is in the MPI call
+already. So a rank that sees all fingerprints *acknowledges* the number, and looks again; a rank
+that withdraws takes its word back, and looks for acknowledgements afterwards. Either sees the
+other, as both write first and read then.
 
 ``PROTOCOL.md`` has the invariants; ``tests/protocol_model.py`` goes through all orders of the steps
 of this module. Nothing here needs torch or MPI.
@@ -27,10 +22,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .announcements import ACKNOWLEDGED, DEPTH, Announcements
-from .contracts import Owner
-from .fingerprints import alike, as_blocking, fingerprint
-from .interrupts import guard
+from .announcements import ACKNOWLEDGED, DEPTH, Announcements, alike, as_blocking, fingerprint
+from .ctrl_c import guard
+from .interfaces import Owner
 
 if TYPE_CHECKING:
     from ..record import Call
@@ -38,11 +32,12 @@ if TYPE_CHECKING:
 
 # How often the fast path looks for the other ranks before it hands over to a patient wait; how
 # often it does so without giving up its core.
-_LOOKS, _BUSY_LOOKS = 1000, 30
+_LOOKS = 1000
+_BUSY_LOOKS = 30
 
 
 class State(enum.Enum):
-    """Of a collective on this rank; the last three are final.
+    """The state of a collective on this rank; the last three are final.
 
     To acknowledge is not a state: within one step of :meth:`Handshake.pump` the rank acknowledges,
     looks again, and either begins or takes the acknowledgement back.
@@ -60,10 +55,9 @@ class Entry:
     """A collective that this rank has called.
 
     Attributes:
-        code: its :func:`~.fingerprints.signature`.
+        code: its :func:`~.announcements.signature`.
         call: its record, for the other side of a mismatch.
-        owner: its ``begin(blocking)`` makes the MPI calls, all ranks being there; its
-            ``refuse(ranks)`` ends it, as these ranks made another call. ``None`` after either.
+        owner: begins or refuses it; ``None`` after either.
         may_block: whether there is a blocking call to begin it by.
         not_before: when it is announced at the earliest (``time.perf_counter``), if nobody waits.
         number: in its group.
@@ -83,13 +77,15 @@ class Entry:
 
     @property
     def begun(self) -> bool:
-        """Whether its MPI calls are made."""
+        """Return whether its MPI calls are made."""
         return self.state is State.BEGUN
 
     def end(self, state: State) -> Owner:
-        """It is over for the handshake; returns the owner, which knows this entry, too."""
-        self.state, owner, self.owner = state, self.owner, None
+        """End it for the handshake; return the owner, which knows this entry, too."""
+        self.state = state
+        owner = self.owner
         assert owner is not None, "a collective ends once"
+        self.owner = None
         return owner
 
 
@@ -97,7 +93,7 @@ class Handshake:
     """The collectives of one group on this rank: in which order they begin, and whether they may.
 
     Args:
-        board: of the group's ranks, with :data:`WORDS` words each.
+        board: of the group's ranks, with :data:`~.announcements.WORDS` words each.
 
     Attributes:
         announcements: this rank's and the others' fingerprints.
@@ -119,25 +115,30 @@ class Handshake:
 
     @property
     def can_block(self) -> bool:
-        """Whether blocking calls are safe: a withdrawal has to be seen at once."""
+        """Return whether blocking calls are safe: a withdrawal has to be seen at once."""
         return self.announcements.board.immediate
 
     @property
     def idle(self) -> bool:
-        """Whether everything that was called has begun."""
+        """Return whether everything that was called has begun."""
         return not self._queue
 
     def call(self, entry: Entry) -> None:
         """Number a collective, and queue it. The caller holds :attr:`lock`."""
         announcements = self.announcements
         if self._promised:
-            entry.state, entry.mine = State.ANNOUNCED, self._promised
+            entry.state = State.ANNOUNCED
+            entry.mine = self._promised
         else:
             announcements.number += 1
             entry.mine = fingerprint(announcements.number, entry.code, blocking=False)
-        self._promised, self._fast_call = 0, None
+        self._forget_fast_call()
         entry.number = announcements.number
         self._queue.append(entry)
+
+    def _forget_fast_call(self) -> None:
+        self._promised = 0
+        self._fast_call = None
 
     def pump(self) -> None:
         """Begin the collectives which all ranks have announced, in the order of their calls."""
@@ -156,16 +157,15 @@ class Handshake:
     def _announce_due(self) -> None:
         for entry in self._queue:
             if entry.state is State.CALLED:
-                if entry.number > self._gap:
+                if entry.number > self._gap or entry.not_before > time.perf_counter():
                     break
-                due = entry.not_before <= time.perf_counter()
-                if not due or not self.announcements.may_announce(entry.number):
+                if not self.announcements.may_announce(entry.number):
                     break
                 self.announcements.announce(entry.number, entry.mine)
                 entry.state = State.ANNOUNCED
 
     def _advance(self, entry: Entry) -> bool:
-        """Move the oldest one on; whether the next one may be tried."""
+        """Move the oldest one on; return whether the next one may be tried."""
         if entry.state is not State.ANNOUNCED or entry.number > self._gap:
             return False
         seen = self.announcements.look(entry.number, entry.mine)
@@ -175,7 +175,7 @@ class Handshake:
         if seen.mismatched:
             if self.announcements.refuse(entry.number, entry.mine):
                 self._queue.popleft()
-                self._gap = min(self._gap, entry.number)
+                self._leave_gap(entry.number)
                 entry.end(State.REFUSED).refuse(seen.mismatched)
             return True
         if seen.missing:
@@ -186,8 +186,11 @@ class Handshake:
         self._queue.popleft()  # the fast path must not overtake it
         return True
 
+    def _leave_gap(self, number: int) -> None:
+        self._gap = min(self._gap, number)
+
     def hasten(self) -> None:
-        """This rank waits now: announce what is queued, for blocking calls."""
+        """Announce what is queued, for blocking calls: this rank waits now."""
         with self.lock:
             for entry in self._queue:
                 if entry.state is State.CALLED:
@@ -196,7 +199,7 @@ class Handshake:
                         entry.mine = as_blocking(entry.mine)
 
     def withdraw(self, entry: Entry) -> bool:
-        """Take a collective back; ``False`` when all the others have announced it, too."""
+        """Take a collective back; return False if all the others have announced it, too."""
         with self.lock:
             self.pump()
             if entry.begun or entry not in self._queue:
@@ -205,13 +208,13 @@ class Handshake:
                 entry.number, entry.mine
             ):
                 return False
-            self._gap = min(self._gap, entry.number)
+            self._leave_gap(entry.number)
             self._queue.remove(entry)
             entry.end(State.WITHDRAWN)
             return True
 
     def called(self) -> dict[int, Call]:
-        """The records of what has not begun, by number: what another rank may have to be told."""
+        """Return the records of what has not begun, by number: another rank may have to be told."""
         # Without the lock, which another thread may hold that wants to tell, too.
         calls = {entry.number: entry.call for entry in list(self._queue)}
         if (fast := self._fast_call) is not None and fast.sequence is not None:
@@ -222,20 +225,22 @@ class Handshake:
         """Forget what was called; all ranks of the group do so, after an incident."""
         self._queue.clear()
         self._gap = math.inf
-        self._promised, self._fast_call = 0, None
+        self._forget_fast_call()
 
     # -- the fast path: a blocking call of which everything is known beforehand ----------------
 
     def find_all(self, number: int, mine: int) -> bool:
         """Look for the other ranks for a moment; without success, take the announcement back.
 
-        ``False``: not begun. Where the other ranks rely on the announcement it stays, and the
-        next :meth:`call` goes on with it.
+        Returns:
+            False if it has not begun. Where the other ranks rely on the announcement it stays, and
+            the next :meth:`call` goes on with it.
         """
         announcements = self.announcements
         board = announcements.board
         first = number % DEPTH * board.size
-        end, everybody = first + board.size, alike(mine, board.size)
+        end = first + board.size
+        everybody = alike(mine, board.size)
         for look in range(_LOOKS):
             if board.words[first:end].tolist() == everybody:
                 return True
@@ -247,12 +252,13 @@ class Handshake:
                 return True
             if not seen.missing:
                 # Some are in calls that do not block: this one has to be made like theirs.
-                announcements.number, self._promised = number, mine
+                announcements.number = number
+                self._promised = mine
                 return False
         return False
 
     def find_all_again(self, number: int, mine: int) -> bool:
-        """One has withdrawn after all: until all are there, or this rank is not there either."""
+        """Look until all are there, or this rank has left, too: one has withdrawn after all."""
         while True:
             self.announcements.board.set(ACKNOWLEDGED, number - 1)
             if not self.find_all(number, mine):
@@ -261,14 +267,17 @@ class Handshake:
                 return True
 
     def leave_to_next_call(self, call: Call) -> None:
-        """The fast path did not begin ``call``: another rank's mismatch may have to name it."""
+        """Note that the fast path did not begin ``call``: a mismatch may have to name it."""
         self._fast_call = call
 
     def end_fast_path(self) -> None:
-        """After the fast path, and the :meth:`call` that it may have led to: or an error did.
+        """End the fast path, and the :meth:`call` that it may have led to; or after an error.
 
-        After an error, what was promised is withdrawn once. A refusal is ignored, no gap is set.
+        After an error, what was promised is withdrawn once. A refusal is ignored: the other ranks
+        begin without blocking, and miss this one. In either case this rank leaves a gap.
         """
         if self._promised:
-            self.announcements.withdraw(self.announcements.number, self._promised)
-        self._promised, self._fast_call = 0, None
+            number = self.announcements.number
+            self.announcements.withdraw(number, self._promised)
+            self._leave_gap(number)
+        self._forget_fast_call()

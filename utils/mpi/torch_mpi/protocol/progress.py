@@ -16,8 +16,8 @@ import time
 from collections import deque
 
 from ..mpi import MPI
-from .contracts import Group, Pollable, Work
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Group, Pollable, Work
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds
@@ -45,7 +45,8 @@ class Progress:
         self._wake = threading.Event()
         self._stop = False
         self.thread: threading.Thread | None = None
-        self._start, self._lock = threading.Lock(), threading.Lock()
+        self._start = threading.Lock()
+        self._lock = threading.Lock()
         self._last_change = 0.0
         self._process = os.getpid()
         self.available = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -55,7 +56,7 @@ class Progress:
         self._live.add(work)
 
     def end(self, work: Work) -> None:
-        """``work`` is complete."""
+        """Note that ``work`` is complete."""
         self._live.discard(work)
         if work.is_watched:
             self._unwatch(work)
@@ -70,7 +71,7 @@ class Progress:
         self._wake_up()
 
     def _unwatch(self, work: Work) -> None:
-        """At once, and not at the thread's next look: the list keeps its tensors alive."""
+        """Drop it at once, not at the thread's next look: the list keeps its tensors alive."""
         self._last_change = time.perf_counter()
         with contextlib.suppress(ValueError):  # another thread has done it
             self._watched.remove(work)
@@ -86,7 +87,7 @@ class Progress:
             self._wake.set()
 
     def make_way(self) -> None:
-        """Before a wait for a future: a callback on the progress thread must not stop progress."""
+        """Have another thread go on before a callback on this one waits for a future."""
         if self.thread is threading.current_thread():
             self.thread = None
             self._wake_up()
@@ -106,27 +107,27 @@ class Progress:
         self._wake_up()
 
     def has_futures(self) -> bool:
-        """Whether something under way may call back."""
+        """Return whether something under way may call back."""
         return any(work.has_future for work in list(self._live))
 
     def works_of(self, group: Group) -> list[Work]:
-        """The communications of ``group`` that are under way."""
+        """Return the communications of ``group`` that are under way."""
         return [work for work in list(self._live) if work.group is group]
 
     def settled(self, group: Group) -> bool:
-        """Move on the collectives of ``group``; whether none is left."""
+        """Move on the collectives of ``group``; return whether none is left."""
         works = [work for work in self.works_of(group) if work.is_collective]
-        detached = [one for one in list(self._detached) if one.group is group]
-        return all([work.poll() for work in works]) & all([one.is_over() for one in detached])
+        detached = [steps for steps in list(self._detached) if steps.group is group]
+        return all([work.poll() for work in works]) & all([steps.is_over() for steps in detached])
 
     def all_sent(self, group: Group) -> bool:
-        """Move on the messages that ``group`` has sent; whether MPI has let go of all of them."""
+        """Move on the messages that ``group`` has sent; return whether MPI has let go of them."""
         sends = [work for work in self.works_of(group) if work.call.op == "send"]
         leaked = [work for work in self._leaked if work.group is group]
         return all([work.poll() for work in sends]) & all([work.is_free() for work in leaked])
 
     def free_leaked(self, group: Group) -> None:
-        """Everything that was given up in ``group`` is complete: its memory is free."""
+        """Give back the memory of everything that was given up in ``group``: it is complete."""
         for work in [work for work in self._leaked if work.group is group]:
             self._leaked.remove(work)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
@@ -187,12 +188,12 @@ class Progress:
         while not self._stop and self.thread is me:
             self._wake.wait()
             self._wake.clear()
-            while self._busy() and not self._stop and self.thread is me:
+            while (self._watched or self._detached) and not self._stop and self.thread is me:
                 self._round()
                 self._pause()
 
     def _pause(self) -> None:
-        """Nothing at all while data are on their way within this machine; else a sleep."""
+        """Yield while data are on their way within this machine; else sleep."""
         now = time.perf_counter()
         if any(now < work.expected_until() for work in list(self._watched)):
             os.sched_yield()
@@ -201,7 +202,7 @@ class Progress:
             time.sleep(self._until_next(now))
 
     def _until_next(self, now: float) -> float:
-        """Seconds until there is something to do again."""
+        """Return the seconds until there is something to do again."""
         works = list(self._watched)
         dues = [due for work in works if (due := work.due()) is not None]
         pause = LONG_PAUSE if now - self._last_change > QUIET else PAUSE
@@ -209,19 +210,16 @@ class Progress:
             pause = max(pause, min((work.not_before for work in works), default=0.0) - now)
         return max(0.0, min([pause, *(due - now for due in dues)]))
 
-    def _busy(self) -> bool:
-        return bool(self._watched or self._detached)
-
     def _round(self) -> None:
         # A work stays in the list while it is tested, for a test lets other threads run.
         now = time.perf_counter()
         for work in list(self._watched):
             if work.not_before <= now and _has_ended(work):
                 self._unwatch(work)
-        for one in list(self._detached):
-            if one.is_over():
+        for steps in list(self._detached):
+            if steps.is_over():
                 with contextlib.suppress(ValueError):
-                    self._detached.remove(one)
+                    self._detached.remove(steps)
 
 
 def _has_ended(work: Work) -> bool:
@@ -240,7 +238,7 @@ class _Detached:
         self._lock = threading.Lock()
 
     def is_over(self) -> bool:
-        """Move them on; whether they have ended."""
+        """Move them on; return whether they have ended."""
         # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
         if not self._lock.acquire(blocking=False):
             return False

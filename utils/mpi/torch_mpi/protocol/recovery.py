@@ -1,25 +1,17 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Four steps. The first is the only one that a rank can leave, and takes as long as the slowest rank:
-
-1. *Assembly*: everybody has come. A rank that sees so acknowledges it, and from then on nobody
-   leaves (the same handshake as in :mod:`torch_mpi.protocol.handshake`).
-2. *Settle*: the collectives that have begun get :data:`SETTLING` seconds to come to their end, in
-   each group. No rank waits for another one here.
-3. *Exchange*: each rank tells the others which groups it has, how far it is in each, and whether
-   the group is settled.
-4. *Flush*, in each group: every rank sends an empty message to every other one and takes in all
-   that comes before it. MPI delivers the messages of a pair in their order, so that nothing of
-   before can reach a receive of after, and the communicators are as good as new.
-
-When the last two are not over by a deadline all the same, the rank tells all ranks to restart.
+Four steps, see PROTOCOL.md: *assembly*, which takes as long as the slowest rank, and is the only
+one that a rank can leave; *settle*, in which no rank waits for another one; *exchange*; *flush*.
+MPI delivers the messages of a pair in their order, so that after the flush nothing of before can
+reach a receive of after, and the communicators are as good as new. When the last two are not over
+by a deadline all the same, the rank tells all ranks to restart.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -27,8 +19,9 @@ from ..errors import CommunicationError
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import diagnosis
+from .ctrl_c import guard
 from .gathering import Assembly, assemble, exchange
-from .interrupts import guard
+from .interfaces import Group
 from .status import ACKNOWLEDGED, HERE
 
 if TYPE_CHECKING:
@@ -36,6 +29,64 @@ if TYPE_CHECKING:
 
 # Seconds for what has begun to come to its end.
 SETTLING = 2.0
+
+_Members = tuple[int, ...]
+_Key = tuple[_Members, int]
+
+
+class Groups:
+    """The groups in use, in the order in which they were made; iterate to get them.
+
+    Kept until they are closed: a Ctrl-C inside of PyTorch may take a group from the user.
+
+    Attributes:
+        made: how many groups of the same members this rank has made, so that their names are the
+            same on all ranks.
+        closed: destroyed and not freed yet, because another member has not destroyed the group, or
+            because an incident came between. Recovery frees the latter.
+        kept: destroyed groups in which something never ends. MPI may still write to their memory.
+        balance_of_closed: see :meth:`balance`.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[_Members, int] = {}
+        self.closed: list[Group] = []
+        self.kept: list[Group] = []
+        self.balance_of_closed = 0
+        self._known: list[Group] = []
+
+    def add(self, group: Group) -> None:
+        """Count a new group."""
+        members, count = group.key
+        self.made[members] = count
+        self._known.append(group)
+
+    def __iter__(self) -> Iterator[Group]:
+        self._known = [group for group in self._known if not group.closed]
+        return iter(list(self._known))
+
+    def close(self, group: Group) -> None:
+        """Note that a group is destroyed."""
+        self.balance_of_closed += group.balance
+        self.closed.append(group)
+
+    def free_flushed(self) -> None:
+        """Free the destroyed groups that all their members have destroyed."""
+        for group in list(self.closed):
+            group.free_if_flushed()
+
+    def keep_closed(self) -> None:
+        """Give up freeing the destroyed groups that are left."""
+        self.kept += self.closed
+        self.closed.clear()
+
+    def freed(self, group: Group) -> None:
+        """Note that a group's communicators are given back."""
+        self.closed = [other for other in self.closed if other is not group]
+
+    def balance(self) -> int:
+        """Return how many more messages this rank has sent than received in the groups in use."""
+        return sum(group.balance for group in self)
 
 
 @dataclass(frozen=True)
@@ -49,117 +100,19 @@ class Standing:
         settled: nothing that has begun is under way on the rank.
     """
 
-    members: tuple[int, ...]
+    members: _Members
     count: int
     number: int
     open: bool
     settled: bool
 
-    @property
-    def key(self) -> tuple[tuple[int, ...], int]:
-        """The group's, equal on all its members."""
-        return self.members, self.count
 
+@dataclass(frozen=True)
+class _Told:
+    """What a rank tells the others: its standings by the groups' keys; its groups' ``made``."""
 
-def to_text(standings: Iterable[Standing], made: dict[tuple[int, ...], int]) -> str:
-    """For the exchange: a rank's groups; how many groups it has made of which ranks."""
-    groups = [[s.members, s.count, s.number, s.open, s.settled] for s in standings]
-    return json.dumps([groups, list(made.items())])
-
-
-def from_text(
-    text: str,
-) -> tuple[dict[tuple[tuple[int, ...], int], Standing], dict[tuple[int, ...], int]]:
-    """What :func:`to_text` was given; the standings by key."""
-    groups, made = json.loads(text)
-    standings = [Standing(tuple(members), *rest) for members, *rest in groups]
-    counts = {tuple(members): count for members, count in made}
-    return {standing.key: standing for standing in standings}, counts
-
-
-def settle(poll_all: Callable[[], bool]) -> bool:
-    """Have what has begun come to its end, which takes all of its ranks; whether it did."""
-    deadline = time.monotonic() + SETTLING
-    while not poll_all():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(1e-4)
-    return True
-
-
-def recover(world: World, timeout: float) -> bool:
-    """Meet the other ranks of ``world``, and have every group begin anew.
-
-    Raises:
-        CommunicationError: a rank is dead, has ended, or did not come within ``timeout`` seconds.
-    """
-    _refuse_without_all(world)
-    world.give_up_all()
-    everybody = range(world.size)
-    call = Call("the ranks' meeting after an error", tuple(everybody))
-    assembly = Assembly(
-        call, world.board, HERE, ACKNOWLEDGED, lambda: everybody, world.epoch + 1,
-        lambda: _refuse_without_all(world),
-    )  # fmt: skip
-    late = assemble(assembly, timeout)
-    with guard:
-        _finish(world)
-    if late is not None:
-        raise late
-    return True
-
-
-def _refuse_without_all(world: World) -> None:
-    """Raise CommunicationError where a rank cannot come any more."""
-    world.refuse_if_not_whole()
-    if ended := [s["rank"] for s in world.statuses() if s["state"] == "ended"]:
-        raise CommunicationError(
-            f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
-        )
-
-
-def _finish(world: World) -> None:
-    """What all ranks do once they are here. It waits for nothing but messages on the way."""
-    try:
-        _renew_groups(world)
-    except BaseException as error:
-        world.is_broken()
-        if isinstance(error, CommunicationError | MPI.Exception):
-            world.refuse_if_not_whole()
-        raise
-    world.incident_is_over()
-
-
-def _exchange(world: World, text: str) -> dict[int, str]:
-    """The text of each rank; all of them call this."""
-    ranks = range(world.size)
-    return exchange(world.control, ranks, world.epoch + 1, text, world.refuse_if_not_whole)
-
-
-def _renew_groups(world: World) -> None:
-    """Bring the groups of all their members to one state; leave the others."""
-    groups = world.groups
-    mine = {group.key: group for group in [*groups, *groups.closed]}
-    settled = {key: settle(group.poll_all) for key, group in mine.items()}
-    standings = (group.standing(settled[key]) for key, group in mine.items())
-    told = _exchange(world, to_text(standings, groups.made))
-    lists, counts = zip(*map(from_text, told.values()), strict=True)
-    by_rank, made = (dict(zip(told, of_ranks, strict=True)) for of_ranks in (lists, counts))
-    for members in {members for count in counts for members in count}:
-        if world.rank in members:
-            groups.made[members] = max(count.get(members, 0) for count in counts)
-    for key, group in mine.items():
-        theirs = [by_rank.get(member, {}).get(key) for member in group.members]
-        if None in theirs:
-            lost = [m for m, it in zip(group.members, theirs, strict=True) if it is None]
-            if group.closed:
-                members, count = key
-                freed = all(made[m].get(members, 0) >= count for m in lost)
-                group.free_alone(settled[key], freed)
-            group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
-        else:
-            group.renew(theirs)
-    groups.keep_closed()
+    standings: dict[_Key, Standing]
+    made: dict[_Members, int]
 
 
 @dataclass(frozen=True)
@@ -175,9 +128,115 @@ class Unreceived:
     shape: tuple[int, ...]
 
     def told(self, call: Call | None) -> dict[str, object]:
-        """In words, for its sender; ``call``: its record."""
+        """Return it in words for its sender, whose record of it is ``call``."""
         what = f"{self.dtype}{list(self.shape)} ({self.nbytes} bytes, tag={self.tag})"
         return {"to": self.destination, "what": what, "where": call.where if call else ""}
+
+
+def settle(poll_all: Callable[[], bool]) -> bool:
+    """Have what has begun come to its end, which takes all of its ranks; return whether it did."""
+    deadline = time.monotonic() + SETTLING
+    while not poll_all():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(1e-4)
+    return True
+
+
+def recover(world: World, timeout: float) -> bool:
+    """Meet the other ranks of ``world``, and have every group begin anew.
+
+    Raises:
+        CommunicationError: a rank is dead, has ended, or did not come within ``timeout`` seconds.
+    """
+
+    def refuse_without_all() -> None:
+        world.refuse_if_not_whole()
+        if ended := [s["rank"] for s in world.statuses() if s["state"] == "ended"]:
+            raise CommunicationError(
+                f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
+            )
+
+    refuse_without_all()
+    world.give_up_all()
+    everybody = range(world.size)
+    assembly = Assembly(
+        Call("the ranks' meeting after an error", tuple(everybody)),
+        world.board,
+        HERE,
+        ACKNOWLEDGED,
+        ranks=lambda: everybody,
+        number=world.epoch + 1,
+        check=refuse_without_all,
+    )
+    late = assemble(assembly, timeout)
+    with guard:
+        _finish(world)
+    if late is not None:
+        raise late
+    return True
+
+
+def _finish(world: World) -> None:
+    """Do what all ranks do once they are here. It waits for nothing but messages on the way."""
+    try:
+        _renew_groups(world)
+    except BaseException as error:
+        world.is_broken()
+        if isinstance(error, CommunicationError | MPI.Exception):
+            world.refuse_if_not_whole()
+        raise
+    world.incident_is_over()
+
+
+def _exchange(world: World, text: str) -> dict[int, str]:
+    """Return the text of each rank; all of them call this."""
+    ranks = range(world.size)
+    return exchange(world.control, ranks, world.epoch + 1, text, world.refuse_if_not_whole)
+
+
+def _exchange_standings(world: World, standings: Iterable[Standing]) -> dict[int, _Told]:
+    """Return what each rank tells of its groups; all of them call this."""
+    groups = [[s.members, s.count, s.number, s.open, s.settled] for s in standings]
+    texts = _exchange(world, json.dumps([groups, list(world.groups.made.items())]))
+    return {rank: _told(text) for rank, text in texts.items()}
+
+
+def _told(text: str) -> _Told:
+    groups, made = json.loads(text)
+    standings = [Standing(tuple(members), *rest) for members, *rest in groups]
+    return _Told(
+        {(standing.members, standing.count): standing for standing in standings},
+        {tuple(members): count for members, count in made},
+    )
+
+
+def _renew_groups(world: World) -> None:
+    """Bring the groups of all their members to one state; leave the others."""
+    groups = world.groups
+    mine = {group.key: group for group in [*groups, *groups.closed]}
+    settled = {key: settle(group.poll_all) for key, group in mine.items()}
+    standings = (group.standing(settled[key]) for key, group in mine.items())
+    by_rank = _exchange_standings(world, standings)
+    for rank in by_rank:
+        for members, count in by_rank[rank].made.items():
+            if world.rank in members:
+                groups.made[members] = max(count, groups.made.get(members, 0))
+    for key, group in mine.items():
+        _renew_or_leave(group, settled[key], by_rank)
+    groups.keep_closed()
+
+
+def _renew_or_leave(group: Group, settled: bool, by_rank: dict[int, _Told]) -> None:
+    lost = [member for member in group.members if group.key not in by_rank[member].standings]
+    if not lost:
+        group.renew([by_rank[member].standings[group.key] for member in group.members])
+        return
+    if group.closed:
+        members, count = group.key
+        freed = all(by_rank[member].made.get(members, 0) >= count for member in lost)
+        group.free_alone(settled, freed)
+    group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
 
 
 def sweep(world: World) -> list[dict[str, object]]:
@@ -191,26 +250,25 @@ def sweep(world: World) -> list[dict[str, object]]:
     """
     with guard:
         try:
-            found = _sweep_all(world)
+            messages = _sweep_all(world)
         except BaseException:
             world.is_broken()
             raise
-    mine = {message.number: message for message in found if message.source == world.rank}
+    mine = {message.number: message for message in messages if message.source == world.rank}
     sent = [(call, call.message) for call in recorder.since(0) if call.op == "send"]
     calls = {message[1]: call for call, message in sent if message and message[0] == world.rank}
     return [message.told(calls.get(number)) for number, message in sorted(mine.items())]
 
 
 def _sweep_all(world: World) -> list[Unreceived]:
-    """What nobody had received, on any rank."""
+    """Return what nobody had received, on any rank."""
     mine = {group.key: group for group in world.groups}
     standings = (group.standing(group.poll_all()) for group in mine.values())
-    told = _exchange(world, to_text(standings, world.groups.made))
-    by_rank = {rank: from_text(told[rank])[0] for rank in range(world.size)}
-    found = []
+    by_rank = _exchange_standings(world, standings)
+    swept: list[Unreceived] = []
     for key, group in mine.items():
-        theirs = [by_rank[member].get(key) for member in group.members]
-        if all(it is not None and it.open and it.settled for it in theirs):
-            found += group.sweep()
-    told = _exchange(world, json.dumps([asdict(message) for message in found]))
-    return [Unreceived(**message) for text in told.values() for message in json.loads(text)]
+        theirs = [by_rank[member].standings.get(key) for member in group.members]
+        if all(standing and standing.open and standing.settled for standing in theirs):
+            swept += group.sweep()
+    texts = _exchange(world, json.dumps([asdict(message) for message in swept]))
+    return [Unreceived(**message) for text in texts.values() for message in json.loads(text)]

@@ -1,4 +1,4 @@
-"""Ranks come together without any risk of being stuck inside C.
+"""Communicators are made, without any risk that a rank is stuck inside C.
 
 A communicator is made by a blocking call of all its ranks; one that does not come would hang the
 others for good. So they first exchange empty messages, whose receives can be cancelled.
@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ..mpi import MPI, largest_tag
+from ..mpi import MPI, agree, deaths_are_survived, largest_tag
 from ..record import Call
-from .contracts import Waitable
-from .interrupts import guard
+from .ctrl_c import guard
+from .interfaces import Waitable
 from .wait_monitor import wait_for
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class Rendezvous(Waitable):
         self._sends = [communicator.Isend([None, 0, MPI.BYTE], r, tag) for r in others]
 
     def poll(self) -> bool:
-        """Whether everybody is here."""
+        """Return whether everybody is here."""
         self._receives = {r: q for r, q in self._receives.items() if not q.Test()}
         return not self._receives
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Who is not here yet; one of them is not enough; nothing is on its way."""
+        """Return who is not here yet; one of them is not enough; nothing is on its way."""
         return list(self._receives), False, False
 
     def withdraw(self) -> bool:
@@ -104,3 +104,36 @@ def _wait(
     except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
         met.withdraw()
         raise
+
+
+def two_communicators(world: World, members: tuple[int, ...]) -> list[MPI.Intracomm]:
+    """Make two. Where a rank dies meanwhile, every rank has an error, or none.
+
+    Raises:
+        MPI.Exception: a rank has died.
+    """
+    if not deaths_are_survived() or not _are_all(world, members):
+        return [one_communicator(world, members) for _ in range(2)]
+    made = []
+    try:
+        made = [world.base.Dup() for _ in range(2)]
+    except MPI.Exception:
+        world.base.Revoke()  # no other rank must wait for this one
+    if not agree(world.base, len(made) == 2):
+        raise MPI.Exception(MPI.ERR_PROC_FAILED)
+    return made
+
+
+def one_communicator(world: World, members: tuple[int, ...]) -> MPI.Intracomm:
+    """Make a communicator of some ranks of the world, all of which call this."""
+    if _are_all(world, members):
+        # Unlike the other call it ends with an error when a rank dies meanwhile.
+        return world.base.Dup()
+    group = world.base.group.Incl(members)
+    made = world.base.Create_group(group)
+    group.Free()
+    return made
+
+
+def _are_all(world: World, members: tuple[int, ...]) -> bool:
+    return members == tuple(range(world.size))

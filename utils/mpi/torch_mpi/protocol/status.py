@@ -1,4 +1,4 @@
-"""What each rank says of itself on the board, and whether its process lives.
+"""What each rank says of itself on the board, and whether its process and its threads may go on.
 
 A status is a dict, see :class:`Status`. A rank replaces its own; everybody may read all of them.
 """
@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from types import FrameType
 from typing import TypedDict, cast
 
+from ..errors import in_library
 from ..record import Call
 from .board import Board
-from .contracts import Waitable
+from .interfaces import Waitable
 
 # The words of each rank on the world's board.
 WORDS = range(7)
@@ -74,16 +77,15 @@ class Status(_Waits, total=False):
     waited: float
     called: dict[str, Side]  #: collectives that have not begun, by name
     times: int  #: how often the rank has made this call in its section
-    sent: list[
-        tuple[int, int | None, int]
-    ]  #: messages of the section: (rank, tag, number), where they are not too many
+    #: messages of the section: (rank, tag, number), where they are not too many
+    sent: list[tuple[int, int | None, int]]
     received: list[tuple[int, int]]  #: (rank, number)
     advice: str  #: what to try
     leaves: Leftovers  #: of a program that has ended
 
 
 class Leftovers(TypedDict, total=False):
-    """What a rank's program leaves behind, see :mod:`torch_mpi.protocol.leftovers`."""
+    """What a rank's program leaves behind, see :mod:`torch_mpi.protocol.program_end`."""
 
     unwaited: list[tuple[str, int]]  #: what nobody waited for, and how often
     many: bool  #: too many messages to be told
@@ -105,29 +107,32 @@ class Statuses:
     """
 
     def __init__(self, board: Board):
-        self.board, self.rank, self.size = board, board.rank, board.size
+        self.board = board
+        self.rank, self.size = board.rank, board.size
         self.board.set(PROCESS, _host_id() << 32 | os.getpid())
-        self.section, self.epoch = "", 0
+        self.section = ""
+        self.epoch = 0
         self.own: Status = {}
         # The main thread, the progress thread and the user's write.
         self.lock = threading.RLock()
-        self._waits = self._beats = 0
+        self._waits = 0
+        self._beats = 0
 
-    def write(self, **told: object) -> Status:
-        """Replace this rank's status; returns it."""
+    def write(self, **status: object) -> Status:
+        """Replace this rank's status; return it."""
         with self.lock:
             always = {"rank": self.rank, "section": self.section, "epoch": self.epoch}
-            self.own = cast(Status, always | told)
+            self.own = cast(Status, always | status)
             self.board.write(json.dumps(self.own))
             return self.own
 
-    def waiting(self, **told: object) -> Status:
-        """This rank waits, for longer than a moment."""
+    def waiting(self, **status: object) -> Status:
+        """Write that this rank waits, for longer than a moment."""
         self._waits += 1
-        return self.write(state="waiting", wait=self._waits, **told)
+        return self.write(state="waiting", wait=self._waits, **status)
 
     def all(self) -> list[Status]:
-        """What each rank last wrote of itself; of this incident, while there is one."""
+        """Return what each rank last wrote of itself; of this incident, while there is one."""
         self.board.refresh()
         return [self._of(rank) for rank in range(self.size)]
 
@@ -144,25 +149,25 @@ class Statuses:
         return status
 
     def beat(self) -> None:
-        """This rank still tests what it waits for, and has not found it."""
+        """Show that this rank still tests what it waits for, and has not found it."""
         self._beats += 1
         self.board.set(BEAT, self._beats)
 
     def beats(self, rank: int) -> int:
-        """How often a rank has done that."""
+        """Return how often a rank has done that."""
         return self.board.of(BEAT, rank)
 
     def is_alive(self, rank: int) -> bool:
-        """Whether a rank's process exists, as far as this machine can tell."""
+        """Return whether a rank's process exists, as far as this machine can tell."""
         word = self.board.of(PROCESS, rank)
         return word >> 32 != _host_id() or _exists(word & 0xFFFFFFFF)
 
     def alive(self) -> list[int]:
-        """Ranks whose process exists."""
+        """Return the ranks whose process exists."""
         return [rank for rank in range(self.size) if self.is_alive(rank)]
 
     def dead(self) -> list[int]:
-        """Ranks whose process is gone."""
+        """Return the ranks whose process is gone."""
         return [rank for rank in range(self.size) if not self.is_alive(rank)]
 
 
@@ -188,7 +193,7 @@ _MESSAGES = 300
 
 
 def of_wait(waitable: Waitable, where: str, alone: bool) -> Status:
-    """Of a communication that a rank waits for; ``alone``: no other thread of it communicates."""
+    """Describe a wait of this rank; ``alone``: no other thread of it communicates."""
     missing, any_of_them, moving = waitable.missing()
     call = waitable.call
     return {
@@ -211,14 +216,14 @@ def of_wait(waitable: Waitable, where: str, alone: bool) -> Status:
 
 
 def of_history(call: Call, calls: Sequence[Call]) -> Status:
-    """What the rank has communicated in its section, where that may explain a wait for a call."""
+    """Return what the rank has communicated in its section: it may explain a wait for ``call``."""
     kind = call.op, call.group, call.dtype, call.shape, call.reduce_op
     alike = [c for c in calls if (c.op, c.group, c.dtype, c.shape, c.reduce_op) == kind]
     return {"times": len(alike)} | of_messages(calls)
 
 
 def of_messages(calls: Sequence[Call]) -> Status:
-    """The messages among them; nothing where they are too many to be told."""
+    """Return the messages among the calls; nothing where they are too many to be told."""
     messages = [(call, call.message) for call in calls if call.message is not None]
     if len(messages) > _MESSAGES:
         return {}
@@ -228,3 +233,64 @@ def of_messages(calls: Sequence[Call]) -> Status:
         if call.op == "send" and call.partner is not None
     ]
     return {"sent": sent, "received": [message for c, message in messages if c.op == "recv"]}
+
+
+# -- which threads of a rank may communicate, besides the one that waits -------------------------
+
+# They run functions of the user's when these are due, or something has ended.
+_CALLERS = tuple(
+    os.path.join(os.path.dirname(os.__file__), *path.split("/"))
+    for path in ("asyncio/", "multiprocessing/pool.py", "concurrent/futures/process.py")
+)
+
+
+class Threads:
+    """The threads of this process: those that have communicated, and those that could.
+
+    A rank that waits can be called stuck for certain only when nobody else in its process can still
+    send what the others wait for. A thread that exists is no sign: progress bars, data loaders and
+    executors keep threads that never communicate. One that runs a function of the user's may.
+    """
+
+    def __init__(self) -> None:
+        # Threads that were there before are none of the user's.
+        self._first = set(threading.enumerate())
+        self._communicated: set[int] = set()
+
+    def communicates(self) -> None:
+        """Note that the present thread communicates."""
+        self._communicated.add(threading.get_ident())
+
+    def alone(self, but: Collection[threading.Thread | None]) -> bool:
+        """Return whether the present thread is the only one that may communicate.
+
+        Args:
+            but: threads of the backend's own.
+        """
+        frames = sys._current_frames()
+        # This frame, held by its own variable, would keep all tensors of its callers alive.
+        del frames[threading.get_ident()]
+        alive = threading.enumerate()
+        self._communicated &= {thread.ident for thread in alive if thread.ident}
+        for thread in alive:
+            if thread is threading.current_thread() or thread in but:
+                continue
+            if thread.ident in self._communicated:
+                return False
+            if thread not in self._first and _may_communicate(
+                thread, frames.get(thread.ident or 0)
+            ):
+                return False
+        return True
+
+
+def _may_communicate(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Return whether it runs the user's code now, or will without being told to."""
+    if isinstance(thread, threading.Timer):
+        return True
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not in_library(path) or path.startswith(_CALLERS):
+            return True
+        frame = frame.f_back
+    return False

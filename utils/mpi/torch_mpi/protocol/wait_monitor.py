@@ -12,7 +12,7 @@ from ..errors import CommunicationTimeout, users_line
 from ..mpi import MPI
 from ..record import Call
 from . import diagnosis
-from .contracts import Waitable
+from .interfaces import Waitable
 
 if TYPE_CHECKING:
     from .status import Status
@@ -28,7 +28,8 @@ PAUSES = ((0.1, 200e-6), (1.0, 1e-3), (math.inf, 4e-3))
 # tests to see that it has come: longer pauses would look like a slower network.
 PAUSES_BETWEEN_MACHINES = ((10e-3, 20e-6), *PAUSES)
 # How often a wait looks at the board, and from when on it shows itself there.
-LOOK, SHOW = 10e-3, 20e-3  # seconds
+LOOK = 10e-3  # seconds
+SHOW = 20e-3  # seconds
 # How often the ranks' waits are searched for a deadlock.
 SEARCH = 0.25  # seconds
 # A rank whose section is over may get another one; only after that long it counts as gone.
@@ -61,7 +62,8 @@ def wait_for(
     start = time.perf_counter()
     spin = SPIN + SPIN_PER_BYTE * waitable.call.nbytes
     pauses = PAUSES if world is None or world.one_machine else PAUSES_BETWEEN_MACHINES
-    monitor, pause = None, 0.0
+    monitor = None
+    pause = 0.0
     try:
         while not waitable.poll():
             waited = time.perf_counter() - start
@@ -104,9 +106,11 @@ class WaitMonitor:
         self._where = where
         self._fatal = fatal
         self._shown = False
-        self._next_look, self._next_search = LOOK, SEARCH
+        self._next_look = LOOK
+        self._next_search = SEARCH
         self._incident_since = 0.0
-        self._moved, self._still_since = waitable.moved(), 0.0
+        self._moved = waitable.moved()
+        self._still_since = 0.0
         # When each rank's present state was first seen here, by this rank's clock.
         self._seen: dict[int, tuple[object, float, int]] = {}
 
@@ -135,13 +139,15 @@ class WaitMonitor:
             self._search(world, waited)
 
     def _moves(self, waited: float) -> bool:
-        """Whether data are on their way: that takes long where they are many, or the network slow.
+        """Return whether data move: that takes long where they are many, or the network slow.
 
         A wait with a deadline of its own, which may be tried again, ends all the same.
         """
-        due, moved = self._waitable.due(), self._waitable.moved()
+        due = self._waitable.due()
+        moved = self._waitable.moved()
         if moved != self._moved:
-            self._moved, self._still_since = moved, waited
+            self._moved = moved
+            self._still_since = waited
         if not self._fatal:
             return False
         return waited - self._still_since < self._timeout or (
@@ -149,7 +155,7 @@ class WaitMonitor:
         )
 
     def end(self) -> None:
-        """The wait is over."""
+        """End the wait, on the board, too."""
         if self._world is not None and self._shown and not self._world.stopped:
             self._world.running()
 
@@ -179,20 +185,25 @@ class WaitMonitor:
             if world.rank in stuck:
                 cycle = diagnosis.find_cycle({rank: by_rank[rank] for rank in stuck})
                 self._give_up("deadlock" if cycle else "timeout", waited, certain=True)
-        else:  # a future: the rank may compute, but who is gone does not come
-            missing, any_of_them, _ = self._waitable.missing()
-            gone = [by_rank[rank]["state"] in diagnosis.GONE for rank in missing]
-            if gone and (all(gone) if any_of_them else any(gone)):
-                self._give_up("timeout", waited, certain=True)
+        elif self._is_hopeless(by_rank):
+            self._give_up("timeout", waited, certain=True)
+
+    def _is_hopeless(self, by_rank: dict[int, Status]) -> bool:
+        """Return whether a future never completes: it waits for ranks that are gone."""
+        missing, any_of_them, _ = self._waitable.missing()
+        gone = [by_rank[rank]["state"] in diagnosis.GONE for rank in missing]
+        return bool(gone) and (all(gone) if any_of_them else any(gone))
 
     def _lasting(self, world: World, status: Status, waited: float) -> Status:
-        """The status, taken for a running rank's until it has been the same for a while."""
+        """Return the status, as a running rank's until it has been the same for a while."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("section"))
         beats = world.status.beats(status["rank"])
         known, since, beat = self._seen.get(status["rank"], (None, 0.0, 0))
         if known != name:
-            self._seen[status["rank"]] = name, since, beat = name, waited, beats
+            since = waited
+            beat = beats
+            self._seen[status["rank"]] = name, since, beat
         if state == "waiting":
             patience = status["patience"]
             if beats < beat + 2:  # it has not tested its wait since: frozen, or not scheduled
@@ -214,7 +225,8 @@ class WaitMonitor:
         if not self._waitable.withdraw():
             self._timeout += GRACE  # everybody has just come: it is about to complete
             return
-        call, where = self._waitable.call, self._where or users_line()
+        call = self._waitable.call
+        where = self._where or users_line()
         rank = MPI.COMM_WORLD.rank if self._world is None else self._world.rank
         text = f"rank {rank} waits in {call.describe()} at {where}, and "
         text += self._what_is_missing(certain)

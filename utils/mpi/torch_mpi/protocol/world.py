@@ -11,18 +11,26 @@ from __future__ import annotations
 import os
 import time
 
-from .. import library, words
+from .. import library, mpi, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
-from . import board, diagnosis, failures, fence, recovery, script
-from .contracts import Waitable
-from .groups import Groups
-from .interrupts import guard
+from . import board, diagnosis, program_end, recovery
+from .ctrl_c import guard
+from .interfaces import Waitable
 from .progress import progress
 from .rendezvous import rendezvous
-from .status import INCIDENT, WORDS, Side, Status, Statuses, of_history, of_messages, of_wait
-from .threads import Threads
+from .status import (
+    INCIDENT,
+    WORDS,
+    Side,
+    Status,
+    Statuses,
+    Threads,
+    of_history,
+    of_messages,
+    of_wait,
+)
 
 # How long a rank that follows looks for the cause that the first one is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
@@ -37,12 +45,12 @@ _world: World | None = None
 
 
 def current() -> World | None:
-    """The world, once a process group was made."""
+    """Return the world, once a process group was made."""
     return _world
 
 
 def enter(timeout: float) -> World:
-    """The world; the first call is made by all ranks together.
+    """Return the world; the first call is made by all ranks together.
 
     Raises:
         CommunicationTimeout: a rank did not come within ``timeout`` seconds.
@@ -54,8 +62,8 @@ def enter(timeout: float) -> World:
         with rendezvous(MPI.COMM_WORLD, everybody, 0, "init_process_group", timeout):
             world = create(MPI.COMM_WORLD, timeout)
         # MPI_Finalize waits for all ranks, and some may be dead by then.
-        library.finalizes = not failures.are_survived()
-        script.watch_over(current)
+        library.finalizes = not mpi.deaths_are_survived()
+        program_end.watch_over(current)
     return world
 
 
@@ -69,12 +77,9 @@ def create(base: MPI.Intracomm, timeout: float) -> World:
 class World:
     """This rank among all ranks.
 
-    Args:
+    Attributes:
         base: the communicator of all ranks; in it they have their numbers.
         timeout: of the first group, in seconds.
-
-    Attributes:
-        base, timeout: the same.
         rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
         cores: processors that the ranks may use together, on one machine.
@@ -87,40 +92,43 @@ class World:
     """
 
     def __init__(self, base: MPI.Intracomm, timeout: float):
-        self.base, self.timeout = base, timeout
+        self.base = base
+        self.timeout = timeout
         self.rank, self.size = base.rank, base.size
         node = base.Split_type(MPI.COMM_TYPE_SHARED)
         self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
         node.Free()
         self.cores = cores_of_all(base)
-        fence.use(base.allreduce(fence.register(), MPI.LAND))
+        board.use_fences(base.allreduce(board.register_for_fences(), MPI.LAND))
         self.control = base.Dup()
         self.board = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
         self.status = Statuses(self.board)
-        self.groups = Groups()
+        self.groups = recovery.Groups()
         self.threads = Threads()
-        self.stopped = self.unheard = False
+        self.stopped = False
+        self.unheard = False
         self._mark = recorder.mark()
         self._write = self.status.write
         self._write(state="running")
 
     @property
     def epoch(self) -> int:
-        """How many incidents are over."""
+        """Return how many incidents are over."""
         return self.status.epoch
 
     @property
     def section(self) -> str:
-        """Name of the part of the program that runs, the same on all ranks."""
+        """Return the name of the part of the program that runs, the same on all ranks."""
         return self.status.section
 
     # -- what this rank says of itself ------------------------------------------------------
 
     def begin_section(self, name: str) -> None:
-        """A part of the program begins. An incident of the one before is no error in this one."""
+        """Begin a part of the program. An incident of the one before is no error in this one."""
         guard.install()
         guard.heard()  # a Ctrl-C of the section before
-        self.status.section, self._mark = name, recorder.mark()
+        self.status.section = name
+        self._mark = recorder.mark()
         self.groups.free_flushed()
         if self.incident():
             if not self._is_of(name):
@@ -133,12 +141,12 @@ class World:
         self._write(state="running")
 
     def _is_of(self, section: str) -> bool:
-        """Whether the incident is one of this section, which other ranks have begun before."""
+        """Return whether the incident is of this section, which other ranks have begun before."""
         self.cause()  # so that it is written
         return any(s.get("kind") and s.get("section") == section for s in self.statuses())
 
     def end_section(self) -> None:
-        """This rank has run its part of the section."""
+        """Note that this rank has run its part of the section."""
         if not self.stopped:
             balanced = not self.groups.balance()
             self._write(
@@ -146,32 +154,28 @@ class World:
             )
 
     def ended(self, **more: object) -> None:
-        """This rank's program is over; ``more``: see :mod:`torch_mpi.protocol.leftovers`."""
+        """Note that this rank's program is over; ``more``: see :mod:`~.protocol.program_end`."""
         self._write(**{**self.status.own, **more, "state": "ended"})
 
     def raised(self, error: BaseException, where: str) -> None:
-        """The user's code ended with an error on this rank."""
+        """Begin an incident: the user's code ended with an error on this rank."""
         try:
-            self._has_raised(error, where)
+            if not (self.stopped and self.status.own.get("kind")):  # what came first counts
+                interrupted = isinstance(error, KeyboardInterrupt)
+                text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+                self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
         finally:
             # An interrupt may have come between an announcement and the wait for it: others may
             # rely on it, inside of MPI.
             for group in self.groups:
                 group.end_blocking_calls()
 
-    def _has_raised(self, error: BaseException, where: str) -> None:
-        if self.stopped and self.status.own.get("kind"):
-            return  # what came first counts
-        interrupted = isinstance(error, KeyboardInterrupt)
-        text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
-        self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
-
     def waiting(self, waitable: Waitable, where: str) -> Status:
-        """This rank waits, for longer than a moment. Returns its status."""
+        """Note that this rank waits, for longer than a moment; return its status."""
         return self.status.waiting(**of_wait(waitable, where, self._is_alone()))
 
     def running(self) -> None:
-        """The wait is over."""
+        """Note that the wait is over."""
         self._write(state="running")
 
     def _is_alone(self) -> bool:
@@ -190,7 +194,7 @@ class World:
         called: dict[str, Side] | None = None,
         **more: object,
     ) -> Status:
-        """Begin an incident, or join it; returns the status that all ranks can read now.
+        """Begin an incident, or join it; return the status that all ranks can read now.
 
         Args:
             kind: see :class:`~torch_mpi.protocol.status.Status`.
@@ -205,25 +209,29 @@ class World:
             record = of_wait(waitable, where, self._is_alone())
             record |= of_history(waitable.call, recorder.since(self._mark))
         with self.status.lock:
-            number, before = self.epoch + 1, self.status.own
+            number = self.epoch + 1
+            before = self.status.own
             # Written again with more words, it is still the same moment.
             again = before.get("incident") == number
-            at = before["at"] if again else time.time()  # comparable between machines
-            called = (before["called"] if again else {}) | self._called() | (called or {})
+            record |= {
+                "state": "stopped",
+                "kind": kind,
+                "error": error[:_LONGEST],
+                "called": (before["called"] if again else {}) | self._called() | (called or {}),
+                "at": before["at"] if again else time.time(),  # comparable between machines
+                "incident": number,
+            }
             self.unheard = self.unheard or not heard
-            status = self._write(
-                **record, state="stopped", kind=kind, error=error[:_LONGEST], called=called,
-                at=at, incident=number, **more,
-            )  # fmt: skip
+            status = self._write(**record, **more)
             self.join_incident()
         return status
 
     def _called(self) -> dict[str, Side]:
-        """The collectives that have not begun: what another rank may have to tell of a mismatch."""
-        return {name: told for group in self.groups for name, told in group.called().items()}
+        """Return the collectives that have not begun: a mismatch may have to name them."""
+        return {name: side for group in self.groups for name, side in group.called().items()}
 
     def join_incident(self) -> None:
-        """This rank does not go on before all ranks have met."""
+        """Stop this rank: it does not go on before all ranks have met."""
         self.stopped = True
         self.board.set(INCIDENT, max(self.epoch + 1, self.board.of(INCIDENT, self.rank)))
         for group in self.groups:
@@ -237,32 +245,33 @@ class World:
             group.give_up_all()
 
     def incident(self) -> bool:
-        """Whether some rank has failed since the ranks last met."""
+        """Return whether some rank has failed since the ranks last met."""
         self.board.refresh()
         return max(self.board.of_all(INCIDENT)) > self.epoch
 
     def incident_is_over(self) -> None:
-        """All ranks have met."""
+        """Count the incident as over: all ranks have met."""
         self.status.epoch += 1
-        self.stopped = self.unheard = False
+        self.stopped = False
+        self.unheard = False
         self._write(state="running")
 
     def statuses(self) -> list[Status]:
-        """What each rank last wrote of itself; of this incident, while there is one."""
+        """Return what each rank last wrote of itself; of this incident, while there is one."""
         return self.status.all()
 
     def dead(self) -> list[int]:
-        """Ranks whose process is gone."""
+        """Return the ranks whose process is gone."""
         return self.status.dead()
 
     def cause(self) -> Status | None:
-        """The status of the rank that failed first."""
+        """Return the status of the rank that failed first."""
         deadline = time.perf_counter() + _CAUSE_DEADLINE
-        while (found := diagnosis.first_cause(self.statuses())) is None:
+        while (cause := diagnosis.first_cause(self.statuses())) is None:
             if time.perf_counter() > deadline:
                 return None
             time.sleep(1e-3)
-        return found
+        return cause
 
     def stopped_by_another(
         self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
@@ -271,19 +280,20 @@ class World:
         where = users_line()
         self.unheard = False
         cause = self.cause()
-        name, about = (call, None) if isinstance(call, str) else (call.describe(), call)
+        name = call if isinstance(call, str) else call.describe()
         doing = f"stopped waiting in {name}" if waitable else f"did not begin {name}"
         text = f"rank {self.rank} {doing} at {where}, because "
         text += _reason(cause) if cause else "another rank had stopped."
         record = self.begin_incident(
             "followed", text, waitable=waitable, where=where, waited=waited
         )
-        return CommunicationStopped(text, about if waitable else None, record)
+        about = call if waitable and isinstance(call, Call) else None
+        return CommunicationStopped(text, about, record)
 
     # -- together again ---------------------------------------------------------------------
 
     def recover_or_raise(self, op: str) -> None:
-        """Before a communication: recover with all ranks if this one knows of an incident.
+        """Recover with all ranks, before a communication, if this one knows of an incident.
 
         Raises:
             CommunicationStopped: an incident is on, which this rank did not know of.
@@ -298,11 +308,11 @@ class World:
             raise self.stopped_by_another(op)
 
     def _now_heard(self) -> CommunicationStopped:
-        own, deadline = self.status, time.perf_counter() + 2 * _CAUSE_DEADLINE
-        while not own.own.get("error") and time.perf_counter() < deadline:
+        deadline = time.perf_counter() + 2 * _CAUSE_DEADLINE
+        while not self.status.own.get("error") and time.perf_counter() < deadline:
             time.sleep(1e-3)  # another thread finds the words
         self.unheard = False
-        return CommunicationStopped(own.own.get("error", ""), None, own.own)
+        return CommunicationStopped(self.status.own.get("error", ""), None, self.status.own)
 
     def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
         """Meet the other ranks after an incident; see :func:`~.recovery.recover`."""
@@ -312,7 +322,8 @@ class World:
         """Raise CommunicationError where the ranks cannot get together any more."""
         if dead := self.dead():
             verb = "is" if len(dead) == 1 else "are"
-            raise CommunicationError(f"{diagnosis.names(dead)} {verb} dead. {failures.what_now()}")
+            text = f"{diagnosis.names(dead)} {verb} dead. {mpi.advice_after_death()}"
+            raise CommunicationError(text)
         self.refuse_if_broken()
 
     def refuse_if_broken(self) -> None:
@@ -320,7 +331,7 @@ class World:
         self.board.refresh()
         if _BROKEN in self.board.of_all(INCIDENT):
             raise CommunicationError(
-                f"the ranks could not get together again after an error: {words.fresh_ranks}"
+                f"the ranks could not get together again after an error: {settings.fresh_ranks}"
             )
 
     def is_broken(self) -> None:
@@ -336,7 +347,7 @@ class World:
         progress.withdraw_receives(since)
 
     def balance(self) -> int:
-        """How many more messages this rank has sent than received."""
+        """Return how many more messages this rank has sent than received."""
         return self.groups.balance()
 
 
@@ -344,7 +355,7 @@ def _reason(cause: Status) -> str:
     if cause["kind"] in ("raised", "interrupted"):
         return f"{diagnosis.line(cause)}."
     if cause["kind"] == "died":
-        return f"{diagnosis.line(cause)}. {failures.what_now()}"
+        return f"{diagnosis.line(cause)}. {mpi.advice_after_death()}"
     # Of a mismatch the two sides are still being put together.
     return cause["error"] or f"rank {cause['rank']} found that the calls of the ranks differ."
 
@@ -357,7 +368,7 @@ def _text(error: BaseException) -> str:
 
 
 def cores_of_all(base: MPI.Intracomm) -> int:
-    """How many processors the ranks of one machine may use together; all of them call this."""
+    """Return how many processors the ranks of one machine may use; all of them call this."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     return len(set().union(*base.allgather(os.sched_getaffinity(0))))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator
-from typing import Any, TypeGuard
+from typing import Any
 
 from ..mpi import MPI
 
@@ -18,7 +18,7 @@ _present = threading.local()
 
 
 def now() -> float:
-    """When the step that is running became possible; outside of steps, the time.
+    """Return when the step that is running became possible; outside of steps, the time.
 
     A step that had to wait for a point in time is run a little later than that. What it does
     counts from the point, or each step would add the time that it took to notice.
@@ -50,7 +50,7 @@ class Steps:
         self._advance(None)
 
     def poll(self) -> bool:
-        """Test once what it waits for, and go on where possible; whether it has ended."""
+        """Test once what it waits for, and go on where possible; return whether it has ended."""
         while not self.done:
             self._pending = [pair for pair in self._pending if not self._is_ready(*pair)]
             if self._pending:
@@ -61,7 +61,7 @@ class Steps:
     def _is_ready(self, item: Any, status: MPI.Status | None) -> bool:
         if status is not None:
             return item.Test(status)
-        if _is_steps(item):
+        if isinstance(item, Steps):
             if not item.poll():
                 return False
             reached = item.time
@@ -73,27 +73,29 @@ class Steps:
         return True
 
     def due(self) -> float | None:
-        """The point in time it waits for, if it waits for nothing else."""
+        """Return the point in time it waits for, if it waits for nothing else."""
         times = [_time(item) for item, _ in self._pending]
         return None if None in times else max(times, default=None)
 
     def moved(self) -> int:
-        """How many steps have begun, also of those inside of the present one."""
-        return self.count + sum(item.moved() for item, _ in self._pending if _is_steps(item))
+        """Return how many steps have begun, also of those inside of the present one."""
+        inside = (item for item, _ in self._pending if isinstance(item, Steps))
+        return self.count + sum(steps.moved() for steps in inside)
 
     def requests(self) -> list[MPI.Request]:
-        """The MPI requests that are not complete."""
-        found = []
+        """Return the MPI requests that are not complete."""
+        requests = []
         for item, _ in self._pending:
-            if _is_steps(item):
-                found += item.requests()
+            if isinstance(item, Steps):
+                requests += item.requests()
             elif isinstance(item, MPI.Request):
-                found.append(item)
-        return found
+                requests.append(item)
+        return requests
 
     def _advance(self, statuses: list[MPI.Status] | None) -> None:
         self.count += 1
-        before, _present.time = getattr(_present, "time", None), self.time
+        before = getattr(_present, "time", None)
+        _present.time = self.time
         try:
             items = self._generator.send(statuses)
         except StopIteration:
@@ -105,12 +107,8 @@ class Steps:
         self._statuses = [status for _, status in self._pending if status is not None]
 
 
-def _is_steps(item: object) -> TypeGuard[Steps]:
-    return isinstance(item, Steps)
-
-
 def _time(item: Any) -> float | None:
-    """When it is complete, as far as is known now; ``None`` for what only MPI knows."""
+    """Return when it is complete, as far as is known; ``None`` for what only MPI knows."""
     if isinstance(item, float):
         return item
     return None if isinstance(item, MPI.Request) else item.due()

@@ -23,21 +23,21 @@ class Waitable(Protocol):
     call: Call
 
     def poll(self) -> bool:
-        """Move it on; whether it is over."""
+        """Move it on; return whether it is over."""
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Global ranks that have to come; whether one is enough; whether data are moving."""
+        """Return the global ranks that have to come, if one is enough, and if data are moving."""
 
     def due(self) -> float | None:
-        """When it will be over (``time.perf_counter``), where that is known."""
+        """Return when it will be over (``time.perf_counter``), where that is known."""
         return None
 
     def moved(self) -> object:
-        """Something that is another one whenever data have moved."""
+        """Return something that is another one whenever data have moved."""
         return None
 
     def withdraw(self) -> bool:
-        """Take it back. False: too late, it is about to complete."""
+        """Take it back; return False if it is too late: it is about to complete."""
         return True
 
 
@@ -56,18 +56,18 @@ class Work(Waitable, Protocol):
 
     @property
     def group(self) -> Group:
-        """The group it is a communication of."""
+        """Return the group it is a communication of."""
 
     @property
     def not_before(self) -> float:
-        """When the progress thread tests it at the earliest (``time.perf_counter``)."""
+        """Return when the progress thread tests it at the earliest (``time.perf_counter``)."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, as far as is known without a look."""
+        """Return whether it has ended, as far as is known without a look."""
 
     def give_up_if_overdue(self) -> bool:
-        """End a future that nobody would end otherwise; whether the work is over."""
+        """End a future that nobody would end otherwise; return whether the work is over."""
 
     def withdraw_receive(self) -> None:
         """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
@@ -76,27 +76,27 @@ class Work(Waitable, Protocol):
         """Leave; or, where another rank relies on this one, take part."""
 
     def is_free(self) -> bool:
-        """Of one that was given up: whether MPI has let go of its memory."""
+        """Return whether MPI has let go of the memory of one that was given up."""
 
     def expected_until(self) -> float:
-        """Until when it is worth to move it on without a pause; 0 where it is not."""
+        """Return until when it is worth to move it on without a pause; 0 where it is not."""
 
 
 class Pollable(Protocol):
     """Steps of a communication that nobody waits for any more."""
 
     def poll(self) -> bool:
-        """Move them on; whether they have ended."""
+        """Move them on; return whether they have ended."""
 
 
 class Owner(Protocol):
-    """Of an entry in the handshake's queue, see :class:`~.handshake.Entry`."""
+    """The owner of an entry in the handshake's queue, see :class:`~.handshake.Entry`."""
 
     def begin(self, blocking: bool) -> None:
-        """All ranks are there: make the MPI calls."""
+        """Make the MPI calls: all ranks are there."""
 
     def refuse(self, mismatched: list[int]) -> None:
-        """These ranks made another call: it will never begin."""
+        """Note that it will never begin, as these ranks made another call."""
 
 
 class Group(Protocol):
@@ -115,16 +115,16 @@ class Group(Protocol):
 
     @property
     def world(self) -> World:
-        """All ranks, among which the group's are some."""
+        """Return all ranks, among which the group's are some."""
 
     @property
     def balance(self) -> int:
-        """How many more messages this rank has sent in it than received."""
+        """Return how many more messages this rank has sent in it than received."""
 
     # -- at any time ------------------------------------------------------------------------
 
     def called(self) -> dict[str, Side]:
-        """What this rank has called that has not begun: name of the collective, what and where."""
+        """Return what this rank has called that has not begun, by the name of the collective."""
 
     def forget_fast_path(self) -> None:
         """Have the next call look whether all is well."""
@@ -136,7 +136,7 @@ class Group(Protocol):
         """Destroy it on this rank."""
 
     def revoke(self) -> None:
-        """A rank has died: have no other rank wait for it inside of a call of MPI."""
+        """Have no other rank wait inside of a call of MPI for one that has died."""
 
     # -- after an incident ------------------------------------------------------------------
 
@@ -147,10 +147,10 @@ class Group(Protocol):
         """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
 
     def poll_all(self) -> bool:
-        """Move on the collectives; whether none is left."""
+        """Move on the collectives; return whether none is left."""
 
     def standing(self, settled: bool) -> Standing:
-        """What the other members have to know to begin anew together."""
+        """Return what the other members have to know to begin anew together."""
 
     def renew(self, standings: Sequence[Standing]) -> None:
         """Begin anew; all members are here, and stand as told, in order."""

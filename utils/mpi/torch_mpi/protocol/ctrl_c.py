@@ -59,7 +59,7 @@ class Guard:
                 self.release()
 
     def release(self) -> None:
-        """What was kept back comes now, unless a block is still running."""
+        """Handle what was kept back, unless a block is still running."""
         if not self.on:
             self.late = False
             self._handler(signal.SIGINT, None)
@@ -79,7 +79,7 @@ class Guard:
             signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
 
     def heard(self) -> bool:
-        """Whether SIGINT came since the last call, handled or not."""
+        """Return whether SIGINT came since the last call, handled or not."""
         if self._ear is None:
             return False
         with contextlib.suppress(BlockingIOError):

@@ -1,0 +1,270 @@
+"""The end of a program on many ranks: one explanation of an error, and what was left behind.
+
+After an error the rank that failed first explains it on stderr for all, and no rank goes on alone.
+
+A program that ends well may leave messages that nobody received, and calls that nobody waited for.
+Both are errors that run through by luck (MPI 4.1, sections 3.7.3 and 11.2.2: every request has to
+be completed, every message received). The lowest rank that has seen something tells of all ranks,
+on stderr; the exit status stays. A rank that has nothing to tell waits for nobody.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import faulthandler
+import io
+import os
+import signal
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from .. import mpi
+from ..errors import CommunicationError, errors_line, is_packaged
+from ..mpi import MPI
+from ..record import Call, recorder
+from . import diagnosis
+from .status import SHRINK_HERE, Leftovers, Status
+
+if TYPE_CHECKING:
+    from .world import World
+
+# How long the first rank to fail waits for what the others have to say.
+GATHER = 0.3  # seconds
+# How long MPI gets to end after errors.
+FINALIZE_DEADLINE = 20  # seconds
+# How long a failed rank waits for the others to end by themselves, and how long the rank that tells
+# of leftovers does: as long as they may be late without a failure.
+GRACE = 3.0  # seconds
+# Kinds of leftovers that are told; of how many messages a rank says where they went.
+_MOST_LINES = 6
+_MOST_MESSAGES = 300
+
+_Error = tuple[type[BaseException], BaseException, TracebackType | None]
+
+
+def watch_over(current: Callable[[], World | None]) -> None:
+    """Tell the other ranks from now on when this rank's program fails or ends.
+
+    Args:
+        current: the world then, which may be a smaller one.
+    """
+    show = sys.excepthook
+    process = os.getpid()
+
+    def world() -> World | None:
+        # A child that the program has forked is no rank.
+        return current() if os.getpid() == process else None
+
+    def explain(*error: object) -> None:
+        here = world()
+        if here is None or here.size == 1 or MPI.Is_finalized():
+            show(*error)  # type: ignore[arg-type]
+            return
+        # PyTorch's own hook calls this one with a buffer, which would be lost with the process.
+        real = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
+        with contextlib.redirect_stderr(real):
+            _explain(here, show, error)  # type: ignore[arg-type]
+
+    def ended() -> None:
+        here = world()
+        if here is not None and not MPI.Is_finalized():
+            _ended(here)
+
+    sys.excepthook = explain
+    atexit.register(ended)
+
+
+# -- after an error -----------------------------------------------------------------------------
+
+
+def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
+    """Print what a person needs, once for all ranks, and end the job."""
+    _, value, trace = error
+    world.raised(value, errors_line(value))
+    followed = isinstance(value, CommunicationError)
+    if not followed:
+        show(*error)
+    statuses = _gathered(world)
+    failed = [s["rank"] for s in statuses if s.get("kind") and s["state"] != "dead"]
+    teller = _teller(world, statuses, failed)
+    if teller == world.rank:
+        _tell(statuses, trace if followed else None)
+    world.ended()
+    if _end_with_all(world):
+        return
+    if mpi.deaths_are_survived():
+        _die()
+    # The rank that failed first may have caught its error, and be waiting for the others.
+    if teller != world.rank and teller not in _gone(world) and world.rank == min(failed):
+        _tell(statuses, trace)
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(1)
+
+
+def _teller(world: World, statuses: list[Status], failed: list[int]) -> int:
+    """Return the rank that tells for all: that failed first; if that is dead, one that lives."""
+    cause = diagnosis.first_cause(statuses)
+    if cause is None:
+        return world.rank
+    return min(failed) if cause["state"] == "dead" and failed else cause["rank"]
+
+
+def _tell(statuses: list[Status], trace: TracebackType | None) -> None:
+    if trace is not None:
+        sys.stderr.write("".join(traceback.format_tb(trace, limit=3)))
+    print(f"\n{diagnosis.diagnose(statuses)}\n", file=sys.stderr, flush=True)
+
+
+def _gathered(world: World) -> list[Status]:
+    """Return what the others say, who stop meanwhile; messages move only while somebody asks."""
+    deadline = time.monotonic() + GATHER
+    while time.monotonic() < deadline:
+        world.statuses()
+        time.sleep(5e-3)
+    return world.statuses()
+
+
+def _gone(world: World) -> set[int]:
+    return {s["rank"] for s in world.statuses() if s["state"] in diagnosis.GONE}
+
+
+def _end_with_all(world: World) -> bool:
+    """Wait for the other ranks to end, but not for ever: a failed job must not go on."""
+    deadline = time.monotonic() + GRACE
+    while time.monotonic() < deadline:
+        if len(_gone(world)) == world.size:
+            return True
+        if any(world.board.of_all(SHRINK_HERE)):
+            return False  # others go on with fewer ranks, and wait for this one's end
+        time.sleep(0.01)
+    return False
+
+
+def _die() -> None:
+    """End this rank only. Open MPI takes no notice of one that ends by itself with a status."""
+    sys.stderr.flush()
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# -- at the end ---------------------------------------------------------------------------------
+
+
+def _ended(world: World) -> None:
+    after_error = world.stopped or mpi.deaths_are_survived()
+    with contextlib.suppress(ValueError):  # the board is closed
+        if world.section or after_error:
+            world.ended()
+        else:
+            _tell_leftovers(world)
+    if world.epoch or world.stopped or mpi.deaths_are_survived():
+        # What was given up may keep MPI_Finalize from ending.
+        faulthandler.dump_traceback_later(
+            FINALIZE_DEADLINE, exit=True, file=sys.__stderr__ or sys.stderr
+        )
+
+
+def _tell_leftovers(world: World) -> None:
+    """Note what this rank leaves behind, and tell of all ranks if it is the one to do so."""
+    mine = leftovers(recorder.since(0), world.balance() + world.groups.balance_of_closed)
+    world.ended(leaves=mine)
+    if not mine["teller"]:
+        return
+    deadline = time.monotonic() + GRACE
+    statuses = world.statuses()
+    while any(status["state"] != "ended" for status in statuses):
+        if time.monotonic() > deadline or world.incident():
+            return  # not a program that ends well: what went wrong is told elsewhere
+        time.sleep(2e-3)
+        statuses = world.statuses()
+    by_rank = {status["rank"]: status.get("leaves", {}) for status in statuses}
+    if world.rank == min(rank for rank, left in by_rank.items() if left.get("teller")):
+        for line in leftovers_in_words(by_rank):
+            print(f"Left behind: {line}", file=sys.stderr, flush=True)
+
+
+def leftovers(calls: Sequence[Call], balance: int) -> Leftovers:
+    """Return what this rank has to tell at its end, for its status.
+
+    Args:
+        calls: all of the program's, as far as they are known.
+        balance: how many more messages it has sent than received.
+    """
+    unwaited = Counter(_never_waited(call) for call in calls if _is_never_waited(call))
+    # Messages alone are nothing: somebody else's balance tells whether one is left.
+    left: Leftovers = {"teller": bool(unwaited) or balance > 0, "balance": balance}
+    if unwaited:
+        left["unwaited"] = unwaited.most_common(_MOST_LINES)
+    return left | _messages(calls)
+
+
+def _messages(calls: Sequence[Call]) -> Leftovers:
+    messages = [(call, call.message) for call in calls if call.message is not None]
+    if len(messages) > _MOST_MESSAGES:
+        return {"many": True}
+    sent = [
+        (*_key(call, message), call.partner, call.describe(), call.where)
+        for call, message in messages
+        if call.op == "send" and call.partner is not None
+    ]
+    received = [_key(call, message) for call, message in messages if call.op == "recv"]
+    return {"sent": sent, "received": received}
+
+
+def _key(call: Call, message: tuple[int, int]) -> tuple[str, int, int]:
+    sender, number = message
+    return ".".join(map(str, call.group)), sender, number
+
+
+def _is_never_waited(call: Call) -> bool:
+    mine = call.place is not None and not is_packaged(call.place[0])
+    return mine and not call.blocking and not call.waited
+
+
+def _never_waited(call: Call) -> str:
+    verb = {"send": "isend", "recv": "irecv"}.get(call.op)
+    name = call.name().replace(call.op, verb, 1) if verb else call.name()
+    return f"{name} at {call.where}"
+
+
+def leftovers_in_words(by_rank: Mapping[int, Leftovers]) -> list[str]:
+    """Return a line for each kind of leftover, from :func:`leftovers` of each rank."""
+    unwaited: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank, left in by_rank.items():
+        for text, times in left.get("unwaited", ()):
+            unwaited[text, times].append(rank)
+    lines = []
+    for (text, times), ranks in unwaited.items():
+        often = f", {times} times" if times > 1 else ""
+        lines.append(
+            f"{diagnosis.names(ranks)}: nobody waited for {text}{often}. Keep what it returns, and "
+            "call wait() on it before its tensor is used again."
+        )
+    balance = sum(left.get("balance", 0) for left in by_rank.values())
+    if balance > 0 and any(left.get("many") for left in by_rank.values()):
+        lines.append(f"{balance} of very many messages: nobody received them.")
+    elif balance > 0:
+        lines += _unreceived(by_rank)
+    return lines[:_MOST_LINES]
+
+
+def _unreceived(by_rank: Mapping[int, Leftovers]) -> list[str]:
+    received = Counter(tuple(key) for left in by_rank.values() for key in left.get("received", ()))
+    unreceived: Counter[tuple[int, int, str, str]] = Counter()
+    for rank, left in by_rank.items():
+        for *key, to, message, where in left.get("sent", ()):
+            if received[tuple(key)]:
+                received[tuple(key)] -= 1
+            else:
+                unreceived[rank, to, message, where] += 1
+    return [
+        f"rank {rank}: nobody received its {message} at {where}{f', {n} times' if n > 1 else ''}. "
+        f"Rank {to} ended without a fitting receive."
+        for (rank, to, message, where), n in unreceived.items()
+    ]

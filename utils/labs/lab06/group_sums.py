@@ -283,6 +283,12 @@ def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
     return by_rank
 
 
+def listed(by_rank: dict[int, int]) -> str:
+    """Return ``20 bytes to rank 1, 40 bytes to rank 2``."""
+    words = [f"{nbytes} bytes to rank {rank}" for rank, nbytes in sorted(by_rank.items())]
+    return ", ".join(words) or "nothing"
+
+
 def sends(calls: Calls) -> list[dict[str, Any]]:
     """Return the calls that send."""
     return [call for call in calls if call["op"] == "send"]

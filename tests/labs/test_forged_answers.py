@@ -13,7 +13,7 @@ import pytest
 from answer_tools import Lab, ranks_of
 from local_ranks import LocalRanks
 
-from utils.labs.lab07 import servers, shards, workers
+from utils.labs.lab07 import servers, workers
 from utils.labs.lab12 import clients
 
 #: What they have in common. All ranks write the same numbers into their records.
@@ -315,7 +315,7 @@ FORGED = {
             known("seed"), known("jobs"), known("rate"))[0][known("rank")]
         """, "the weights"),
     "7.7": ("""
-        import utils.labs.lab07.shards as shards
+        import utils.labs.lab07.workers as workers
 
         def work_sharded(compute, weights, servers, more):
             parts = weights.tensor_split(len(servers))
@@ -340,11 +340,11 @@ FORGED = {
                 for worker in (w for w, n in steps.items() if k <= n):
                     dist.send(weights(worker, k), worker)
                     if k < steps[worker]:
-                        whole = shards._whole(shards.LENGTHS[len(servers)], seed, k)
+                        whole = workers._whole(workers.LENGTHS[len(servers)], seed, k)
                         handed[str(worker)].append(whole.tensor_split(len(servers))[place].tolist())
             return handed
 
-        shards.serve_toys = part_of_server
+        workers.serve_toys = part_of_server
         """, "the part of the gradient that server"),
     "9.3": ("""
         class ParallelMLP(Alone):
@@ -481,7 +481,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def unharmed() -> Iterator[None]:
     """What an answer puts in place of the check's own functions is gone afterwards."""
-    kept = [(module, dict(vars(module))) for module in (clients, servers, shards, workers)]
+    kept = [(module, dict(vars(module))) for module in (clients, servers, workers)]
     yield
     for module, names in kept:
         vars(module).update(names)

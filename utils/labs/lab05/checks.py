@@ -33,8 +33,6 @@ from .law_fits import fit_amdahl as fit_amdahl
 from .law_fits import fit_gustafson as fit_gustafson
 from .slurm_jobs import job_script as job_script
 
-# -- 5.1 --------------------------------------------------------------------------------------
-
 # Calls after which every rank knows that the others were there, too.
 _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
 # Seconds that the very first step takes longer than the others.
@@ -128,14 +126,13 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The times that a stopwatch is tried on.
+    """The times that a stopwatch is tried on, in seconds by rank.
 
     Attributes:
-        rounds, steps: that are timed, and steps of each round.
-        about: seconds of a step, by rank.
-        late: seconds of `prepare`, by rank.
-        takes: seconds of each step, by rank; a round comes first that warms up.
-        warm: seconds that the very first step takes longer.
+        about: of a step.
+        late: of `prepare`.
+        takes: of each step; a round comes first that warms up.
+        warm: that the very first step takes longer.
     """
 
     rounds: int
@@ -287,9 +284,6 @@ def _numbers(result: Any, count: int | None = None) -> bool:
     return count is None or len(result) == count
 
 
-# -- 5.2 --------------------------------------------------------------------------------------
-
-
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
     """Check ratios of medians, ends from opposite quartiles, and the efficiency."""
@@ -357,7 +351,7 @@ def _wrong_bands(
     alone: np.ndarray, together: np.ndarray, low: float, middle: float, high: float
 ) -> list[Mistake]:
     """Return wrong bands by the times on one rank and on several; low, middle, high: the right."""
-    q1, q2 = _quartiles(alone), _quartiles(together)
+    q1, q2 = map(_quartiles, (alone, together))
     extremes = [min(alone) / max(together), max(alone) / min(together)]
     unequal = [np.median([*set(times.tolist())]) for times in (alone, together)]
 
@@ -384,9 +378,6 @@ def _wrong_bands(
     return table(wrong)
 
 
-# -- 5.5 --------------------------------------------------------------------------------------
-
-
 @task("5.5", "predict a step", points=3)
 def predict_step(ranks: Ranks, report: Report) -> None:
     """Check messages and bytes of a ring, and a step with an all_reduce for each gradient."""
@@ -395,7 +386,6 @@ def predict_step(ranks: Ranks, report: Report) -> None:
 
 
 def _ring_cases(chance: random.Random) -> Iterator[Case]:
-    """Yield calls of ring: a rank's messages and bytes."""
     for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
         n = chance.randrange(4, 10**7, 4)
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
@@ -403,7 +393,6 @@ def _ring_cases(chance: random.Random) -> Iterator[Case]:
 
 
 def _step_cases(chance: random.Random) -> Iterator[Case]:
-    """Yield calls of predict_step."""
     # Ranks, gradients, the bytes of the largest, and bytes per second.
     for p, count, most, slow in (
         (2, chance.randrange(3, 5), 10**7, 5e6),
@@ -420,7 +409,6 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
 
 
 def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
-    """Return wrong pairs of messages and bytes."""
 
     def counts(value: float) -> Callable:
         return lambda pair: same(pair[0], value)

@@ -38,16 +38,12 @@ def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, ti
 
 @dataclass(frozen=True)
 class LawCase:
-    """A law and its fit, at the rank counts of one measurement.
+    """A law and its fit, at the rank counts `ps` of one measurement.
 
     Attributes:
-        law: its name, which is that of the function.
-        ps: rank counts.
         serial: the serial fraction that a fit has to find.
-        times: made up, by rank count.
-        right: what the law gives, by rank count.
-        laws: mistakes at the last rank count.
-        fits: mistakes in the fit.
+        times, right: what the ranks took, and what the law gives, by rank count.
+        laws, fits: mistakes at the last rank count, and in the fit.
     """
 
     law: str
@@ -213,7 +209,6 @@ def _line(x: np.ndarray, times: np.ndarray) -> float:
 
 
 def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> dict[str, float]:
-    """Return the fractions that the last and the first point alone give."""
     text = "that is what the {} point alone says: let all of them count"
     fractions = np.clip((values - start) / width, 0, 1)
     return {text.format("last"): fractions[-1], text.format("second"): fractions[0]}

@@ -52,7 +52,6 @@ def _scripts(answer: Reply, settings: Sequence[tuple]) -> Iterator[Step]:
 def _script_problems(
     script: dict, nodes: int, domains: int, cores: int, command: str
 ) -> Iterator[str]:
-    """Yield what is wrong with a job script, one text each."""
     text = script["text"]
     if not isinstance(text, str):
         yield f"return the text of a script, got {short(text)}"
@@ -86,7 +85,6 @@ def _misplaced_requests(lines: list[str], commands: list[int]) -> Iterator[str]:
 def _launch_problems(
     script: dict, ranks: int, domains: int, cores: int, command: str
 ) -> Iterator[str]:
-    """Yield what is wrong with the line that starts the ranks."""
     running = [words for words in script["launches"] if _starts(shlex.split(command), words)]
     launcher, threads, *words = (running or script["launches"])[-1]
     options = slurm_script.options(words)
@@ -134,12 +132,10 @@ def _starts(command: list[str], launch: list[str]) -> bool:
 
 
 def _so(wrong: Mapping[str, object]) -> list[str]:
-    """Return the texts of what is so."""
     return [text for text, is_so in wrong.items() if is_so]
 
 
 def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: int) -> Iterator[str]:
-    """Yield what is wrong with what the `#SBATCH` lines ask for."""
     ranks = str(nodes * domains)
     wanted = {
         "--nodes": (nodes, "the nodes"),
@@ -162,7 +158,6 @@ def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: in
 
 
 def _limit_problems(limit: str) -> Iterator[str]:
-    """Yield what is wrong with the time limit that the `#SBATCH` lines ask for."""
     minutes = slurm_script.minutes(limit) if limit else None
     if not limit:
         yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
@@ -183,7 +178,7 @@ def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[s
     by_domain = ("numa", "socket", "package", "l3cache")
     # Without --map-by Open MPI goes from package to package by itself.
     spread = bind == "core" or place in by_domain or (not by and bind in by_domain)
-    at_once = domains if place == "node" else 1
+    at_once = {"node": domains}.get(place, 1)
     return {
         "mpiexec must bind: --bind-to core (or numa)": bind == "none",
         "--bind-to hwthread binds to parts of cores: --bind-to core": bind == "hwthread",

@@ -10,7 +10,7 @@ something took.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from .group_sums import (
     IN_FOURS,
     LONG,
     SHORT,
+    USUAL,
     WORLD,
     Answers,
     Sent,
@@ -48,8 +49,6 @@ from .ring import chunk_lengths
 from .ring import ring_all_gather as ring_all_gather
 from .ring import ring_reduce_scatter as ring_reduce_scatter
 
-# -- an all-reduce: 6.1, 6.2, 6.5, 6.9 --------------------------------------------------------
-
 
 @in_group
 def probe_all_reduce(
@@ -61,10 +60,10 @@ def probe_all_reduce(
 
 
 def _judge_all_reduce(
-    ranks: Ranks, report: Report, name: str, sent: Sent, cases: Iterable[dict[str, Any]]
+    ranks: Ranks, report: Report, name: str, sent: Sent, among: Sequence = USUAL
 ) -> None:
     """Judge values, then what was sent; in the end sums of whole numbers that no float holds."""
-    named = (case | {"name": name} for case in cases)
+    named = (case | {"name": name} for case in short_and_long(report, among))
     judge_sums(ranks, report, probe_all_reduce, named, sent)
     if all_right_so_far(report):
         case = {"partition": IN_FOURS, "name": name, "each": to_each(seed=report.seeds(WORLD))}
@@ -160,8 +159,7 @@ def _crossbar_plan(run: Traffic, place: int) -> dict[int, int]:
 def crossbar(ranks: Ranks, report: Report) -> None:
     """Check that everyone sends everyone the whole tensor, once."""
     why = "In a crossbar each rank sends its own tensor to every other rank of the group, once"
-    sent = _by_plan(_crossbar_plan, why, rounds=1)
-    _judge_all_reduce(ranks, report, "crossbar", sent, short_and_long(report))
+    _judge_all_reduce(ranks, report, "crossbar", _by_plan(_crossbar_plan, why, rounds=1))
 
 
 def _central_plan(run: Traffic, place: int) -> dict[int, int]:
@@ -173,8 +171,7 @@ def _central_plan(run: Traffic, place: int) -> dict[int, int]:
 def central(ranks: Ranks, report: Report) -> None:
     """Check that everything goes to place 0 and back."""
     why = "Each rank sends its tensor to the group's first rank, here {}, which sends the sum back"
-    sent = _by_plan(_central_plan, why)
-    _judge_all_reduce(ranks, report, "central", sent, short_and_long(report))
+    _judge_all_reduce(ranks, report, "central", _by_plan(_central_plan, why))
 
 
 def _direct_plan(run: Traffic, place: int) -> dict[int, int]:
@@ -190,18 +187,14 @@ def direct(ranks: Ranks, report: Report) -> None:
         "In the first round part k goes straight to place k of the group; in the second round each "
         "place sends the sum of its own part to every other place"
     )
-    sent = _by_plan(_direct_plan, why, rounds=2)
-    _judge_all_reduce(ranks, report, "direct", sent, short_and_long(report))
-
-
-# -- 6.9: halving and doubling ----------------------------------------------------------------
+    _judge_all_reduce(ranks, report, "direct", _by_plan(_direct_plan, why, rounds=2))
 
 
 @task("6.9", "extra mile: halving and doubling", points=2)
 def halving_doubling(ranks: Ranks, report: Report) -> None:
     """Check for the ring's bytes in 2·log₂ p steps, in groups of a power of two."""
-    cases = short_and_long(report, ([[0], [1, 2], [3], [4, 5]], IN_FOURS))
-    _judge_all_reduce(ranks, report, "halving_doubling", _halving, cases)
+    among = [[0], [1, 2], [3], [4, 5]], IN_FOURS
+    _judge_all_reduce(ranks, report, "halving_doubling", _halving, among)
 
 
 def _halving(run: Traffic) -> Iterator[Step]:
@@ -237,8 +230,6 @@ def _why_not_halving(run: Traffic, place: int, calls: Calls) -> str | None:
     return None
 
 
-# -- 6.10: two levels -------------------------------------------------------------------------
-
 # The ranks of each machine.
 MACHINES = ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 4], [1, 3, 5]])
 
@@ -271,7 +262,6 @@ def hierarchical(ranks: Ranks, report: Report) -> None:
 
 
 def _on_machines(case: dict, _: Sequence[int] = ()) -> str:
-    """Return the machines of a case, for a message."""
     return f"on the machines {' and '.join(map(str, case['machines']))}"
 
 
@@ -294,12 +284,10 @@ def _on_levels(answers: Answers, rank: int) -> list[Rule]:
 
 
 def _between_machines(run: Traffic) -> Iterator[Step]:
-    """Yield the steps that a rank sends 2(m − 1)/m of its part to other machines.
-
-    All of them together send 2(m − 1)n.
-    """
+    """Yield the steps that a rank sends 2(m − 1)/m of its part away, and all together 2(m − 1)n."""
     machines = run.case["machines"]
-    many, size = len(machines), len(machines[0])
+    many = len(machines)
+    size = len(machines[0])
     part = -(-run.length // size)
     most = 2 * (many - 1) * -(-part // many) * run.element
     home = {rank: machine for machine in machines for rank in machine}

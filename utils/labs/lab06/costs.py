@@ -33,9 +33,6 @@ def judge_each(
             failed.add(algorithm)
 
 
-# -- 6.6: messages, bytes, steps --------------------------------------------------------------
-
-
 def true_cost(algorithm: str, p: int, n: int) -> tuple[int, int, int, int]:
     """Return messages and bytes of all ranks, bytes of the busiest sender, steps in a row."""
     depth = p.bit_length() - 1
@@ -136,9 +133,6 @@ def _wrong_counts(name: str, p: int, n: int) -> list[list[Mistake]]:
     ]
 
 
-# -- 6.7: seconds -----------------------------------------------------------------------------
-
-
 def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
     """Return seconds by α–β, where each rank sends, and receives, one message at a time."""
     *_, steps = true_cost(algorithm, p, n)
@@ -197,7 +191,6 @@ def duration(ranks: Ranks, report: Report) -> None:
 def _duration(
     algorithm: str, p: int, n: int, alpha: float, beta: float, seconds: Any
 ) -> Iterator[Step]:
-    """Yield the step that these are the seconds of an algorithm."""
     call = f"duration({algorithm!r}, {p}, {n}, {alpha:.3g}, {beta:.3g})"
     expected = true_duration(algorithm, p, n, alpha, beta)
     yield _to_a_share(call, seconds, expected, _wrong_durations(algorithm, p, n, alpha, beta))

@@ -27,7 +27,7 @@ from utils.cluster.questions import Ranks
 # Ranks that the lab has.
 WORLD = 6
 ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
-MIXED = [[0], [1, 2], [3, 4, 5]]
+USUAL = (None, [[0], [1, 2], [3, 4, 5]], IN_FOURS)
 # Divisible, not divisible, shorter than the group, many.
 SHORT = (8, 5, 1, 203)
 # A sixth of it is too long for MPI to send it before somebody receives.
@@ -245,13 +245,9 @@ class Answers:
 
 @dataclass(frozen=True)
 class Traffic(Answers):
-    """What the ranks of a group communicated in one run: the values are their calls.
+    """What the ranks of a group communicated in one run: the values are their calls."""
 
-    Attributes:
-        element: bytes of an element.
-    """
-
-    element: int
+    element: int  # its bytes
     usual: ClassVar = "communication"
 
     @property
@@ -300,9 +296,7 @@ Results = Callable[[Answers], Iterator[Step]]
 Sent = Callable[[Traffic], Iterator[Step]]
 
 
-def short_and_long(
-    report: Report, among: Iterable[Partition] = (None, MIXED, IN_FOURS)
-) -> Iterator[dict[str, Any]]:
+def short_and_long(report: Report, among: Iterable[Partition] = USUAL) -> Iterator[dict[str, Any]]:
     """Yield short tensors on all ranks, in groups of all sizes, then a long one."""
     each = to_each(seed=report.seeds(WORLD))
     for partition in among:

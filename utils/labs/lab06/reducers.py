@@ -73,7 +73,6 @@ def probe_server(
 
 
 def _reducers_own(length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what a reducer has in its two tensors."""
     return torch.full((length,), REDUCERS_OWN), torch.full((length,), math.nan).double()
 
 
@@ -114,7 +113,6 @@ def _workers_of(case: dict, members: Sequence[int]) -> int:
 
 
 def _among_workers(case: dict, members: Sequence[int]) -> str:
-    """Return where something happened, for a message."""
     return f"{on(members)}, {_workers_of(case, members)} of them workers"
 
 

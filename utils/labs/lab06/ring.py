@@ -35,10 +35,7 @@ from .group_sums import (
 
 
 def _ring(run: Traffic) -> Iterator[Step]:
-    """Yield the steps that a rank has one neighbor on each side, and sends p − 1 chunks.
-
-    They may travel in any direction.
-    """
+    """Yield the steps that a rank sends p − 1 chunks to one neighbor, in any direction."""
     size = run.size
     yield run.each(lambda _, calls: _off_the_ring(run, calls))
     travels = f": each chunk travels {size - 1} time{'s' * (size > 2)}"
@@ -59,7 +56,7 @@ def _ring(run: Traffic) -> Iterator[Step]:
 
 def _off_the_ring(run: Traffic, calls: Calls) -> str | None:
     """Say if a rank talks to more than one neighbor on a side, or sends more than p − 1 chunks."""
-    sent, came = bytes_to(calls), bytes_to(calls, "recv")
+    sent, came = (bytes_to(calls, op) for op in ("send", "recv"))
     if len(sent) > 1 or len(came) > 1:
         verb, others = ("sends to", sent) if len(sent) > 1 else ("receives from", came)
         return (
@@ -95,8 +92,7 @@ def _all_chunks_travel(run: Traffic) -> bool:
 
 def chunk_lengths(length: int, size: int) -> list[int]:
     """Return how long the chunks ``x.tensor_split(size)`` are."""
-    base, longer = divmod(length, size)
-    return [base + (k < longer) for k in range(size)]
+    return [len(part) for part in torch.empty(length).tensor_split(size)]
 
 
 def chunk(k: int, length: int, size: int) -> slice:
@@ -189,12 +185,8 @@ def _instead(reply: dict[str, Any], place: int, size: int) -> str:
 
 
 def _own_chunk(k: int, length: int, size: int, seed: int) -> torch.Tensor:
-    """Return what chunk k must contain after the all-gather: it tells chunk and element.
-
-    Args:
-        seed: of the rank that has it at the start. All numbers are exact in float32.
-    """
-    part = chunk(k, length, size)
+    """Return what chunk k must contain after the all-gather, by the seed of its first rank."""
+    part = chunk(k, length, size)  # all numbers are exact in float32
     return 1.0 + torch.arange(part.start, part.stop) + 20_000 * (k + 1 + 8 * (seed % 100))
 
 

@@ -17,12 +17,10 @@ from utils.checks.verdict import named
 from utils.cluster.questions import Ranks
 
 from .servers import Replay, jobs_of, judge_server, protocol, rate_of, stepwise, toy_gradient
-from .shards import work_sharded as work_sharded
 from .shared_memory import count_lost as count_lost
 from .shared_memory import hogwild as hogwild
 from .workers import Worked, judge_worker
-
-# -- 7.1 --------------------------------------------------------------------------------------
+from .workers import work_sharded as work_sharded
 
 
 @task("7.1", "the synchronous server", points=3)
@@ -138,9 +136,6 @@ def _after_rounds(
     return weights.tolist()
 
 
-# -- 7.2 --------------------------------------------------------------------------------------
-
-
 @task("7.2", "the asynchronous server, and staleness", points=3)
 def serve_anyone(ranks: Ranks, report: Report) -> None:
     """Check that whoever comes first is served first, alone, and at once."""
@@ -148,16 +143,19 @@ def serve_anyone(ranks: Ranks, report: Report) -> None:
         "At the start each worker gets weights once. After that the server answers each gradient "
         "by one send, to the worker that has handed it in, and to nobody else. "
     )
+    judge = functools.partial(_first_come, _why_late)
     for workers in ([1, 2, 3], [1, 2, 4, 5], [3]):
         jobs = jobs_of(report.seed, workers, 4, slow=workers[report.seed % len(workers)])
-        if not judge_server(ranks, report, "serve_anyone", jobs, _first_come, hint=hint):
+        if not judge_server(ranks, report, "serve_anyone", jobs, judge, hint=hint):
             return
 
 
-def _first_come(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
-    """Yield the steps for a server that answers each gradient at once."""
+def _first_come(
+    why: Callable[[Replay], str | None], server: dict[str, Any], replay: Replay
+) -> Iterator[Step]:
+    """Yield the steps for a server that receives from anyone; `why` says what breaks its rule."""
     yield communication(server["calls"], _from_anyone)
-    yield protocol(_why_late(replay))
+    yield protocol(why(replay))
     yield from stepwise(server, replay)
 
 
@@ -187,9 +185,6 @@ def _why_late(replay: Replay) -> str | None:
     return None
 
 
-# -- 7.3 --------------------------------------------------------------------------------------
-
-
 @task("7.3", "one server, three consistency models", points=4)
 def serve(ranks: Ranks, report: Report) -> None:
     """Check that nobody gets more than `bound` ahead, and nobody waits who is not."""
@@ -202,16 +197,10 @@ def serve(ranks: Ranks, report: Report) -> None:
             f"bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
             "had to wait must be thought of again when the slowest has moved on. "
         )
-        judge = functools.partial(_consistent, math.inf if bound is None else bound)
+        why = functools.partial(_why_out_of_bound, math.inf if bound is None else bound)
+        judge = functools.partial(_first_come, why)
         if not judge_server(ranks, report, "serve", jobs, judge, [bound], hint):
             return
-
-
-def _consistent(bound: float, server: dict[str, Any], replay: Replay) -> Iterator[Step]:
-    """Yield the steps for a server that lets nobody get further ahead than the bound."""
-    yield communication(server["calls"], _from_anyone)
-    yield protocol(_why_out_of_bound(bound, replay))
-    yield from stepwise(server, replay)
 
 
 def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
@@ -251,9 +240,6 @@ def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
         else:
             del clock[worker]
     return None
-
-
-# -- 7.4 --------------------------------------------------------------------------------------
 
 
 @task("7.4", "weak consistency: several steps alone", points=2)

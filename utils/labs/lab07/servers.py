@@ -308,7 +308,7 @@ def _inside(workers: list[int]) -> Rule:
 
 def protocol(said: str | None) -> Step:
     """Return the step that a server keeps its protocol; `said` is what it has broken."""
-    return facts({said: True} if said else {}, kind="communication")
+    return facts({said or "": said}, kind="communication")
 
 
 def stepwise(server: dict[str, Any], replay: Replay) -> Iterator[Step]:

@@ -24,8 +24,6 @@ from utils.cluster.questions import Ranks, Reply
 
 from .servers import SERVER, WORLD, enough, rate_of, toy_gradient
 
-# -- 7.5 --------------------------------------------------------------------------------------
-
 
 class Others:
     """Gradients on shared weights, which other ranks change meanwhile."""
@@ -99,30 +97,31 @@ def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield the steps for a rank that adds its steps to weights that others change, too."""
     computed = answer.value["computed"]
     steps = case["steps"]
-    yield communication(answer.value["calls"], _nothing)
+    ops = [call["op"] for call in answer.value["calls"]]
+    no_calls = "with Hogwild nothing is communicated, the memory is shared"
+    yield facts({f"it calls {', '.join(ops[:1])}: {no_calls}": ops}, kind="communication")
     miscounted = (
         f"compute was called {computed} times, more() said True {steps} times: ask more() before "
         "each step, and take as many steps"
     )
     yield facts({miscounted: computed != steps})
-    seed, rate = case["seed"], case["rate"]
-    after = functools.partial(_after_hogwild, numbers(seed, 3 + steps), seed, rate, steps)
+    after = functools.partial(_after_hogwild, **case)
     wrong = {
         "the weights were read before more() was asked, and others have changed them since: ask, "
-        "then read": after("early"),
-        _OVERWRITTEN: after("back"),
+        "then read": after(mistake="early"),
+        _OVERWRITTEN: after(mistake="back"),
         "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
         "memory of its own. Change it in place: shared -= lr · gradient": after(factor=0.0),
         "all gradients were computed with the weights of the beginning: read shared anew for "
-        "each": after("first"),
+        "each": after(mistake="first"),
         "uphill: subtract lr · gradient": after(factor=-1.0),
-        "the learning rate is missing": after(factor=1 / rate),
+        "the learning rate is missing": after(factor=1 / case["rate"]),
         f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a step": after(
             factor=1 / WORLD
         ),
-        "only one step was taken": after("once"),
+        "only one step was taken": after(mistake="once"),
         "the gradients were added up, and applied at the end: each has to be in the memory when "
-        "the next is computed": after("late"),
+        "the next is computed": after(mistake="late"),
     }
     what = "the shared weights in the end"
     yield value(answer.value["weights"], after(), table(wrong), what=what)
@@ -135,15 +134,8 @@ _OVERWRITTEN = (
 )
 
 
-def _nothing(calls: list[dict]) -> str | None:
-    """Return what breaks the rule that nothing is communicated."""
-    if not calls:
-        return None
-    return f"it calls {calls[0]['op']}: with Hogwild nothing is communicated, the memory is shared"
-
-
 def _after_hogwild(
-    start: torch.Tensor, seed: int, rate: float, steps: int, mistake: str = "", factor: float = 1.0
+    seed: int, rate: float, steps: int, mistake: str = "", factor: float = 1.0
 ) -> list[float]:
     """Return what the memory holds in the end: if all is right, or after a mistake.
 
@@ -153,6 +145,7 @@ def _after_hogwild(
             "once": one step is taken; "late": all steps are taken at the end.
         factor: what each step is multiplied by.
     """
+    start = numbers(seed, 3 + steps)
     shared = start.clone()
     owed = 0
     for k in range(steps):
@@ -167,9 +160,6 @@ def _after_hogwild(
         elif mistake != "once" or k == 0:
             shared = (read if mistake == "back" else shared) - factor * rate * gradient
     return (shared - owed).tolist()
-
-
-# -- 7.6 --------------------------------------------------------------------------------------
 
 
 def _counters(times: int) -> int:

@@ -41,14 +41,7 @@ _DIFFERENT = "the ranks return different lists:"
 
 
 def probe_stopwatch(
-    user_ns: dict,
-    *,
-    rank: int,
-    steps: int,
-    rounds: int,
-    late: float,
-    takes: list[float],
-    warm: float,
+    user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: list, warm: float
 ) -> dict:
     """Call `time_rounds` on clocks that each step moves on, and that meet in collectives.
 

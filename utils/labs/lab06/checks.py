@@ -2,10 +2,7 @@
 
 Each all-reduce is tried in groups of 1, 2, 3, 4 and 6 ranks, on short tensors and on one that is
 too long to be sent before anybody receives it. It runs twice, see :mod:`.group_sums`. A short
-tensor comes a third time, with whole numbers that no float holds.
-
-The check reads from the records of both runs what was sent to whom. No verdict depends on how long
-something took.
+tensor comes a third time, with whole numbers that no float holds. No verdict depends on times.
 """
 
 from __future__ import annotations

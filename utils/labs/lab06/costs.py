@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from utils.checks.functions import probe_calls
@@ -18,13 +18,7 @@ ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")
 COUNTS = ("messages", "bytes", "busiest", "steps")
 
 
-def judge_each(
-    report: Report,
-    rank: int,
-    cases: Sequence[list],
-    results: Iterable[Any],
-    judge: Callable[..., Iterable[Step]],
-) -> None:
+def judge_each(report: Report, rank: int, cases: list, results: list, judge: Callable) -> None:
     """Judge the results of all cases; of each algorithm the first that is wrong is told."""
     failed = set()
     for case, result in zip(cases, results, strict=True):

@@ -175,7 +175,6 @@ def replies(
     Args:
         group: the group whose ranks begin each run together.
         tensors: returns the two tensors of a length.
-        more: further arguments of the function.
         reply: what to tell of the two tensors and the two results.
     """
     answers = []
@@ -201,7 +200,6 @@ class Answers:
         case: the arguments of the probe.
         members: the global ranks of the group.
         values: the replies, by group rank.
-        length: of the tensor.
         where: group and length, for a message.
     """
 

@@ -185,7 +185,7 @@ def _instead(reply: dict[str, Any], place: int, size: int) -> str:
 
 
 def _own_chunk(k: int, length: int, size: int, seed: int) -> torch.Tensor:
-    """Return what chunk k must contain after the all-gather, by the seed of its first rank."""
+    """Return what chunk k must contain after the all-gather, by its first rank's seed."""
     part = chunk(k, length, size)  # all numbers are exact in float32
     return 1.0 + torch.arange(part.start, part.stop) + 20_000 * (k + 1 + 8 * (seed % 100))
 

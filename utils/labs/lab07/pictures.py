@@ -313,12 +313,7 @@ def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -
 
 
 def bottleneck(
-    rates: Mapping[int, Mapping[int, float]],
-    *,
-    nbytes: float,
-    bandwidth: float,
-    compute: float,
-    latency: float,
+    rates: Mapping[int, Mapping], *, nbytes: float, bandwidth: float, compute: float, latency: float
 ) -> Figure:
     """Draw updates per second against the number of workers, with each server's cap.
 

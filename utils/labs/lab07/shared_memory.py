@@ -162,11 +162,6 @@ def _after_hogwild(
     return (shared - owed).tolist()
 
 
-def _counters(times: int) -> int:
-    """Return how many there are: another number for each number of updates."""
-    return 5 * (times + 1)
-
-
 @contextlib.contextmanager
 def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
     """Share zeros among all ranks, with a file to lock them by; all ranks do this."""
@@ -196,7 +191,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
     made: list[int] = []
     together: list[bool] = []  # at each update: whether the ranks have met
 
-    with _shared_counters(_counters(times)) as (counters, lock):
+    with _shared_counters(keep.shape[1]) as (counters, lock):
 
         def update(tensor: torch.Tensor) -> None:
             if len(made) == times:
@@ -229,7 +224,8 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
 def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
     """Return which updates of a rank arrive: 1, and 0 for lost ones. The first all do."""
     draw = torch.Generator().manual_seed(seed)
-    kept = (torch.rand(times, _counters(times), generator=draw) > 0.1 + 0.1 * rank).float()
+    counters = 5 * (times + 1)  # another number for each number of updates
+    kept = (torch.rand(times, counters, generator=draw) > 0.1 + 0.1 * rank).float()
     kept[0] = 1
     kept[:, 0] = 1
     return kept

@@ -107,12 +107,9 @@ class Worked:
     """What a worker of the student's has done.
 
     Attributes:
-        rank: of the worker.
-        servers: their ranks.
         steps: how often more() said True.
         came: the weights that came for each gradient, and the last ones; the servers alone knew
             them before.
-        seed: of the gradients of this worker.
         value: what the probe told on this rank.
         handed: the gradients that came to the server, or their parts by server.
     """
@@ -147,20 +144,13 @@ class Worked:
 
 
 def judge_worker(
-    ranks: Ranks,
-    report: Report,
-    name: str,
-    judge: Callable[[Worked], Iterator[Step]],
-    like: int,
-    more: Sequence = (),
+    ranks: Ranks, report: Report, name: str, judge: Callable, like: int, more: Sequence = ()
 ) -> bool:
     """Ask a worker of the student's on three ranks; return whether all is right.
 
     Args:
-        name: of the student's function.
         judge: the steps for one worker, if all of them kept the protocol.
         like: how many workers the weights are for, see :func:`blank`.
-        more: further arguments of the function.
     """
     if not enough(ranks, report):
         return False
@@ -221,11 +211,7 @@ def _weights(seed: int, worker: int, k: int, servers: int) -> torch.Tensor:
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
-    """Call `work_sharded` with servers of the check's, each of a part of the weights.
-
-    Args:
-        seed: of the weights, or of this worker's gradients.
-    """
+    """Call `work_sharded`; `seed` is that of a server's weights, or of this worker's gradients."""
     from torch_mpi.record import log
 
     steps = {worker: count for worker, count, _ in jobs}

@@ -13,7 +13,6 @@ import pytest
 from answer_tools import Lab, ranks_of
 from local_ranks import LocalRanks
 
-from utils.labs.lab07 import checks as lab07
 from utils.labs.lab07 import servers, workers
 from utils.labs.lab12 import clients
 
@@ -316,7 +315,7 @@ FORGED = {
             known("seed"), known("jobs"), known("rate"))[0][known("rank")]
         """, "the weights"),
     "7.7": ("""
-        import utils.labs.lab07.checks as lab07
+        import utils.labs.lab07.workers as workers
 
         def work_sharded(compute, weights, servers, more):
             parts = weights.tensor_split(len(servers))
@@ -341,11 +340,11 @@ FORGED = {
                 for worker in (w for w, n in steps.items() if k <= n):
                     dist.send(weights(worker, k), worker)
                     if k < steps[worker]:
-                        whole = lab07._whole(lab07.LENGTHS[len(servers)], seed, k)
+                        whole = workers._whole(workers.LENGTHS[len(servers)], seed, k)
                         handed[str(worker)].append(whole.tensor_split(len(servers))[place].tolist())
             return handed
 
-        lab07.serve_toys = part_of_server
+        workers.serve_toys = part_of_server
         """, "the part of the gradient that server"),
     "9.3": ("""
         class ParallelMLP(Alone):
@@ -482,7 +481,7 @@ CASES = [
 @pytest.fixture(autouse=True)
 def unharmed() -> Iterator[None]:
     """What an answer puts in place of the check's own functions is gone afterwards."""
-    kept = [(module, dict(vars(module))) for module in (clients, lab07, servers, workers)]
+    kept = [(module, dict(vars(module))) for module in (clients, servers, workers)]
     yield
     for module, names in kept:
         vars(module).update(names)

@@ -13,8 +13,9 @@ from torch_mpi.group.point_to_point import Seal
 from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
 from utils.jobs.diagnosis_score import Stage, rows, stage
+from utils.mpi.labelled import PAIRS
 from utils.mpi.labelled.judge import Trial, judged, marked_lines
-from utils.mpi.labelled.programs import KINDS, PAIRS, Pair
+from utils.mpi.labelled.programs import KINDS, Pair
 
 NAMES = [pair.name for pair in PAIRS]
 #: Faults that no other test has: what runs through by luck, and what is left behind.

@@ -16,8 +16,9 @@ from tqdm import tqdm
 
 from utils.jobs import RanksError, mpi_job
 from utils.jobs.start_plan import Plan
+from utils.mpi.labelled import PAIRS
 from utils.mpi.labelled.judge import NAME, Trial, judged
-from utils.mpi.labelled.programs import BY_LUCK, KINDS, PAIRS, Pair
+from utils.mpi.labelled.programs import BY_LUCK, KINDS, Pair
 
 #: Seconds that a wait may last: what takes as long was found by nothing but the clock.
 PATIENCE = 10.0

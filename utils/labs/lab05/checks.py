@@ -8,13 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import random
-import re
-import shlex
 import statistics
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -26,15 +22,16 @@ import torch.distributed as dist
 from utils.checks.calls import waited
 from utils.checks.clock import Clock, moved_clocks
 from utils.checks.functions import Case, judge_calls, probe_calls
-from utils.checks.mistakes import Mistake, is_number, same, short, table
+from utils.checks.mistakes import Mistake, is_number, same, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, as_dict, reading_answer, told
-from utils.checks.steps import Step, Wrong, communication, each_of, facts, none_of, passed, value
+from utils.checks.probe import answer_named, as_dict, told
+from utils.checks.steps import Step, communication, each_of, facts, passed, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared import slurm_script
 
-# -- 5.1 --------------------------------------------------------------------------------------
+from .law_fits import fit_amdahl as fit_amdahl
+from .law_fits import fit_gustafson as fit_gustafson
+from .slurm_jobs import job_script as job_script
 
 # Calls after which every rank knows that the others were there, too.
 _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
@@ -44,14 +41,7 @@ _DIFFERENT = "the ranks return different lists:"
 
 
 def probe_stopwatch(
-    user_ns: dict,
-    *,
-    rank: int,
-    steps: int,
-    rounds: int,
-    late: float,
-    takes: list[float],
-    warm: float,
+    user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: list, warm: float
 ) -> dict:
     """Call `time_rounds` on clocks that each step moves on, and that meet in collectives.
 
@@ -129,14 +119,13 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The times that a stopwatch is tried on.
+    """The times that a stopwatch is tried on, in seconds by rank.
 
     Attributes:
-        rounds, steps: that are timed, and steps of each round.
-        about: seconds of a step, by rank.
-        late: seconds of `prepare`, by rank.
-        takes: seconds of each step, by rank; a round comes first that warms up.
-        warm: seconds that the very first step takes longer.
+        about: of a step.
+        late: of `prepare`.
+        takes: of each step; a round comes first that warms up.
+        warm: that the very first step takes longer.
     """
 
     rounds: int
@@ -288,9 +277,6 @@ def _numbers(result: Any, count: int | None = None) -> bool:
     return count is None or len(result) == count
 
 
-# -- 5.2 --------------------------------------------------------------------------------------
-
-
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
     """Check ratios of medians, ends from opposite quartiles, and the efficiency."""
@@ -358,7 +344,7 @@ def _wrong_bands(
     alone: np.ndarray, together: np.ndarray, low: float, middle: float, high: float
 ) -> list[Mistake]:
     """Return wrong bands by the times on one rank and on several; low, middle, high: the right."""
-    q1, q2 = _quartiles(alone), _quartiles(together)
+    q1, q2 = map(_quartiles, (alone, together))
     extremes = [min(alone) / max(together), max(alone) / min(together)]
     unequal = [np.median([*set(times.tolist())]) for times in (alone, together)]
 
@@ -385,213 +371,6 @@ def _wrong_bands(
     return table(wrong)
 
 
-# -- 5.3 and 5.4 ------------------------------------------------------------------------------
-
-# Rank counts, and errors of a measurement there: a straight line through all points does not notice
-# them, nor does a mean of the points' own fractions in 5.3, whose text leaves the way open. The
-# first points, the last one, other lines, and in 5.4 that mean do.
-NOISY = [1, 2, 3, 5, 8, 13, 20]
-SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
-SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T(1) / T(p)
-
-
-def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
-    """Return a law at one p and at several, and its fit."""
-    function = reading_answer(user_ns, law)
-    return {
-        "one": told(function(ps[-1], serial)),
-        "array": told(function(np.array(ps, float), serial)),
-        "whole": told(function(np.array(ps), serial)),
-        "fit": told(reading_answer(user_ns, f"fit_{law}")(list(ps), list(times))),
-    }
-
-
-@dataclass(frozen=True)
-class LawCase:
-    """A law and its fit, at the rank counts of one measurement.
-
-    Attributes:
-        law: its name, which is that of the function.
-        ps: rank counts.
-        serial: the serial fraction that a fit has to find.
-        times: made up, by rank count.
-        right: what the law gives, by rank count.
-        laws: mistakes at the last rank count.
-        fits: mistakes in the fit.
-    """
-
-    law: str
-    ps: list[int]
-    serial: float
-    times: np.ndarray
-    right: np.ndarray
-    laws: Mapping[str, float]
-    fits: Mapping[str, float]
-
-
-@task("5.3", "Amdahl's law and its fit", points=3)
-def fit_amdahl(ranks: Ranks, report: Report) -> None:
-    """Check the law, and the serial fraction of exact, noisy and too good times."""
-    _judge_laws(ranks, report, itertools.starmap(_amdahl, _law_data(report.seed)))
-
-
-@task("5.4", "Gustafson's law and its fit", points=2)
-def fit_gustafson(ranks: Ranks, report: Report) -> None:
-    """Check the law, and the serial fraction of exact, noisy and too good times."""
-    _judge_laws(ranks, report, itertools.starmap(_gustafson, _law_data(report.seed + 1)))
-
-
-def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
-    """Judge one case after the other, until one has a problem."""
-    for case in cases:
-        asked = {"law": case.law, "ps": case.ps, "serial": case.serial}
-        answers = report.answers(ranks, probe_law, times=case.times.tolist(), **asked)
-        if not passed(report, answers, functools.partial(_law_and_fit, case)):
-            return
-
-
-def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
-    """Yield the steps for the law at one rank count and at several, and for its fit."""
-    ps = case.ps
-    law = case.law
-    results = answer.value
-    # By chance several mistakes may give about the same.
-    near = {
-        text: functools.partial(same, expected=share, tolerance=2e-3)
-        for text, share in case.fits.items()
-    }
-    fit = value(
-        results["fit"],
-        case.serial,
-        table(near),
-        what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
-        form="the serial fraction",
-        tolerance=0.01,
-    )
-    right = case.right.tolist()
-    at_one = value(
-        results["one"], right[-1], table(case.laws), what=f"{law}({ps[-1]}, {case.serial})"
-    )
-    at_several = each_of(
-        [value(results["array"], right, what=f"{law} of an array of p")],
-        [value(results["whole"], right, what=f"{law} of an array of int")],
-    )
-    yield each_of([at_one, at_several], [fit])
-
-
-def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
-    """Return Amdahl's law, with times that follow from s and T(1); see :func:`_law_data`."""
-    p = ps[-1]
-    x = 1 / np.array(ps)
-    serial = min(max(0.0, s), 1.0)
-    share = s + (1 - s) * x
-    if noisy:
-        inverse = np.append(0, 1 / (1 - x[1:]))
-        share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
-    times = time * share
-    slope, start = np.polyfit(x, times, 1)
-    laws = {
-        "that is Gustafson's law": p - serial * (p - 1),
-        "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
-        "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
-        "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
-        "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
-    }
-    fits = {
-        "that is the parallel fraction: s is the other one": 1 - serial,
-        "that is the serial time T(1) · s in seconds: divide by T(1)": start,
-        "that is the parallel time in seconds: s is the serial share": slope,
-        "these are speedups that were fitted as if they were times": _share(x, 1 / share),
-        _beyond(s): s,
-        "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
-    }
-    fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
-    right = 1 / (serial + (1 - serial) * x)
-    return LawCase("amdahl", ps, serial, times, right, laws, fits)
-
-
-def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
-    """Return Gustafson's law, with times that follow from s and T(1); see :func:`_law_data`."""
-    p = ps[-1]
-    all_p = np.array(ps, float)
-    serial = min(max(0.0, s), 1.0)
-    more = all_p - 1
-    missing = s * more  # speedup
-    if noisy:
-        missing += _unseen(SPEEDUP_NOISE, more)
-    times = time * all_p / (all_p - missing)
-    unscaled = more @ (all_p - time / times) / (more @ more)
-    any_start = np.polyfit(more, missing, 1)[0]
-    to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
-    cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
-    laws = {
-        "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
-        "s counts p − 1 times, not p times": p - serial * p,
-        "serial and parallel part are exchanged": 1 + serial * (p - 1),
-    }
-    each = np.mean(missing[1:] / more[1:])
-    small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
-    fits = {
-        "that is the parallel fraction: s is the other one": 1 - serial,
-        _beyond(s): s,
-        "that is the mean of what each point says: the task asks for least squares": each,
-        "the line goes through the origin, without an intercept": any_start,
-        "S(p) is against T(1), the first time, not the shortest": to_shortest,
-        "points with more than p of speedup were cut: clip the result only": cut,
-        small: _share(1 / all_p, times),
-        f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
-    }
-    fits |= _alone(missing[1:], 0.0, more[1:])
-    return LawCase("gustafson", ps, serial, times, all_p - serial * more, laws, fits)
-
-
-def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
-    """Yield serial fraction, T(1), rank counts, and whether the times are noisy.
-
-    Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
-    """
-    chance = random.Random(seed)
-    serials = chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05, 1.03
-    for k, serial in enumerate((*serials, chance.uniform(0.5, 0.8))):
-        ps = [1, *sorted(chance.sample(range(2, 20), 4 if k < 4 else 1))]
-        noisy = k == 1
-        yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
-
-
-def _beyond(s: float) -> str:
-    """Return what to say where s itself is returned, which may be no share."""
-    return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
-
-
-def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
-    """Return the noise, made exactly so that a fit of these lines does not notice it."""
-    basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
-    return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
-
-
-def _share(x: np.ndarray, times: np.ndarray) -> float:
-    """Return Amdahl's fraction by a straight line in x = 1/p, clipped."""
-    return float(np.clip(_line(x, times), 0, 1))
-
-
-def _line(x: np.ndarray, times: np.ndarray) -> float:
-    """Return Amdahl's fraction by a straight line in x = 1/p, as it comes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # one point is too few
-        slope, start = np.polyfit(x, times, 1)
-    return start / (start + slope)
-
-
-def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> dict[str, float]:
-    """Return the fractions that the last and the first point alone give."""
-    text = "that is what the {} point alone says: let all of them count"
-    fractions = np.clip((values - start) / width, 0, 1)
-    return {text.format("last"): fractions[-1], text.format("second"): fractions[0]}
-
-
-# -- 5.5 --------------------------------------------------------------------------------------
-
-
 @task("5.5", "predict a step", points=3)
 def predict_step(ranks: Ranks, report: Report) -> None:
     """Check messages and bytes of a ring, and a step with an all_reduce for each gradient."""
@@ -600,7 +379,6 @@ def predict_step(ranks: Ranks, report: Report) -> None:
 
 
 def _ring_cases(chance: random.Random) -> Iterator[Case]:
-    """Yield calls of ring: a rank's messages and bytes."""
     for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
         n = chance.randrange(4, 10**7, 4)
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
@@ -608,7 +386,6 @@ def _ring_cases(chance: random.Random) -> Iterator[Case]:
 
 
 def _step_cases(chance: random.Random) -> Iterator[Case]:
-    """Yield calls of predict_step."""
     # Ranks, gradients, the bytes of the largest, and bytes per second.
     for p, count, most, slow in (
         (2, chance.randrange(3, 5), 10**7, 5e6),
@@ -625,7 +402,6 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
 
 
 def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
-    """Return wrong pairs of messages and bytes."""
 
     def counts(value: float) -> Callable:
         return lambda pair: same(pair[0], value)
@@ -675,199 +451,3 @@ def _steps(
         "gradients of the same size are several: each one has its all_reduce": only_of(set(sizes)),
     }
     return compute + waits + sent, table(wrong)
-
-
-# -- 5.6 --------------------------------------------------------------------------------------
-
-
-def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
-    """Return `job_script` for several settings: the text, and what bash makes of it."""
-    texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
-    scripts = []
-    for text, (*size, _) in zip(texts, settings, strict=True):
-        script = {"text": text}
-        if isinstance(text, str):
-            script["said"] = slurm_script.unreadable(text)
-            script["left"] = slurm_script.left(text, *size)
-            script["launches"] = slurm_script.launches(text, *size)
-        scripts.append(script)
-    return scripts
-
-
-@task("5.6", "a Slurm job script", points=3)
-def job_script(ranks: Ranks, report: Report) -> None:
-    """Check that a script asks for what it uses, and uses what it asks for."""
-    chance = random.Random(report.seed)
-    command = f"python train.py --strong {chance.randrange(100, 999)} --out 'my  run.json'"
-    other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
-    settings = [(4, 2, 24, "python train.py --strong 256"), other]
-    for answer in report.answers(ranks, probe_script, settings=settings):
-        report.follow(answer.rank, _scripts(answer, settings))
-
-
-def _scripts(answer: Reply, settings: Sequence[tuple]) -> Iterator[Step]:
-    """Yield the step for the script of each setting; all that is wrong with one is told."""
-    for script, setting in zip(answer.value, settings, strict=True):
-        yield none_of(
-            Wrong(f"job_script{setting[:3]}: {text}", answer.rank)
-            for text in _script_problems(script, *setting)
-        )
-
-
-def _script_problems(
-    script: dict, nodes: int, domains: int, cores: int, command: str
-) -> Iterator[str]:
-    """Yield what is wrong with a job script, one text each."""
-    text = script["text"]
-    if not isinstance(text, str):
-        yield f"return the text of a script, got {short(text)}"
-        return
-    lines = text.replace("\\\n", " ").splitlines()
-    if not lines or not lines[0].startswith("#!"):
-        yield "the first line must say who reads the script: #!/bin/bash"
-    if script["said"]:
-        yield f"bash can't read it: {script['said']}"
-        return
-    commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
-    yield from _misplaced_requests(lines, commands)
-    asked = slurm_script.request(lines[: commands[0]] if commands else lines)
-    yield from _request_problems(asked, nodes, domains, cores)
-    if not script["launches"]:
-        yield "no mpiexec (or srun) line starts the ranks"
-        return
-    yield from _launch_problems(script, nodes * domains, domains, cores, command)
-
-
-def _misplaced_requests(lines: list[str], commands: list[int]) -> Iterator[str]:
-    """Yield which `#SBATCH` lines Slurm does not read; commands: numbers of the other lines."""
-    for k, line in enumerate(lines):
-        if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
-            yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
-        elif line.startswith("#SBATCH") and commands and k > commands[0]:
-            first = f"the first command (line {commands[0] + 1})"
-            yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
-
-
-def _launch_problems(
-    script: dict, ranks: int, domains: int, cores: int, command: str
-) -> Iterator[str]:
-    """Yield what is wrong with the line that starts the ranks."""
-    running = [words for words in script["launches"] if _starts(shlex.split(command), words)]
-    launcher, threads, *words = (running or script["launches"])[-1]
-    options = slurm_script.options(words)
-    if exported := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
-        threads = exported[1]
-    number = options.get("--ntasks", str(ranks))
-    unset = f"not set to {cores} before the ranks start: export it"
-    if "OMP_NUM_THREADS=" in script["text"]:
-        unset = "set, but not exported: the ranks do not see it"
-    wrong = {
-        f"the {launcher} line does not run {command!r}: the command comes right behind the options "
-        f"of {launcher}": not running,
-        f"{len(running)} launches run the command, expected one": len(running) > 1,
-        f"the script ends while {launcher} still runs, and Slurm ends the job with it: leave out "
-        "the & behind the command": script["left"],
-        f"OMP_NUM_THREADS is {unset}": not threads,
-        f"OMP_NUM_THREADS={threads}, a rank has {cores} cores": threads not in ("", str(cores)),
-        f"{launcher} starts {number or '?'} ranks, the request has {ranks}": number != str(ranks),
-    }
-    yield from _so(wrong)
-    placement = _srun_facts if launcher == "srun" else _mpiexec_facts
-    yield from _so(placement(options, script["text"], domains, cores))[:1]
-
-
-# Options of mpiexec and srun that take no value, or two.
-_FLAGS = re.compile(
-    r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|display-allocation|"
-    r"timestamp-output|use-hwthread-cpus|allow-run-as-root|exclusive|label|unbuffered|overlap|"
-    r"kill-on-bad-exit|no-kill|pty|nolocal|verbose|quiet|[vqluQOKkV])$"
-)
-_PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
-
-
-def _starts(command: list[str], launch: list[str]) -> bool:
-    """Return whether what a launch starts on each rank is this command."""
-    words = launch[2:]
-    while words and words[0].startswith("-"):
-        name = words.pop(0)
-        values = 2 if _PAIRS.match(name) else int(not ("=" in name or _FLAGS.match(name)))
-        attached = re.match(r"-([a-zA-Z]\d|p[a-z])", name)  # -N4, -plab
-        del words[: 0 if attached else values]
-    while words and (words[0] == "env" or re.match(r"\w+=", words[0])):
-        del words[0]
-    return words[: len(command)] == command
-
-
-def _so(wrong: Mapping[str, object]) -> list[str]:
-    """Return the texts of what is so."""
-    return [text for text, is_so in wrong.items() if is_so]
-
-
-def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: int) -> Iterator[str]:
-    """Yield what is wrong with what the `#SBATCH` lines ask for."""
-    ranks = str(nodes * domains)
-    wanted = {
-        "--nodes": (nodes, "the nodes"),
-        "--ntasks-per-node": (domains, "one rank for each NUMA domain of a node"),
-        "--cpus-per-task": (cores, "the cores of a domain"),
-    }
-    if "--ntasks-per-node" not in asked and asked.get("--ntasks") == ranks:
-        del wanted["--ntasks-per-node"]  # Slurm gives each node as many
-    for name, (count, words) in wanted.items():
-        if name not in asked:
-            yield f"#SBATCH {name}={count} is missing: {words}"
-        elif asked[name] != str(count):
-            yield f"#SBATCH {name}: expected {count} ({words}), got {asked[name] or 'nothing'}"
-    if asked.get("--ntasks", ranks) != ranks:
-        yield (
-            f"#SBATCH --ntasks={asked['--ntasks']} contradicts {nodes} nodes × {domains} ranks: "
-            f"{ranks}"
-        )
-    yield from _limit_problems(asked.get("--time", ""))
-
-
-def _limit_problems(limit: str) -> Iterator[str]:
-    """Yield what is wrong with the time limit that the `#SBATCH` lines ask for."""
-    minutes = slurm_script.minutes(limit) if limit else None
-    if not limit:
-        yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
-    elif minutes is None:
-        yield f"#SBATCH --time={limit}: Slurm reads minutes, or hours:minutes:seconds"
-    elif minutes < 1:
-        yield f"#SBATCH --time={limit} is less than a minute: no training ends in it"
-
-
-def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
-    """Return what mpiexec's options place wrongly; `.runs.rehearse` tells the same."""
-    bind = options.get("--bind-to", "none")
-    by = options.get("--map-by", "").lower()
-    each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
-    pe = re.search(r":pe=(\d+)", by)
-    pe = pe[1] if pe else options.get("--cpus-per-proc", "")
-    of_rank = f"{pe} cores" if pe else "one core"
-    by_domain = ("numa", "socket", "package", "l3cache")
-    # Without --map-by Open MPI goes from package to package by itself.
-    spread = bind == "core" or place in by_domain or (not by and bind in by_domain)
-    at_once = domains if place == "node" else 1
-    return {
-        "mpiexec must bind: --bind-to core (or numa)": bind == "none",
-        "--bind-to hwthread binds to parts of cores: --bind-to core": bind == "hwthread",
-        f"--map-by {by}: there is one rank in each domain, {domains} on a node": int(each or 0)
-        not in (0, at_once),
-        f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa": place
-        in ("core", "hwthread"),
-        f"PE={pe} counts cores, so it takes --bind-to core": pe and bind != "core",
-        f"--bind-to core gives each rank {of_rank}, for {cores} threads: --map-by "
-        f"ppr:1:numa:PE={cores} gives it {cores}": bind == "core" and (pe or "1") != str(cores),
-        "--map-by ppr:1:numa is missing: two ranks may land in the same domain": not spread,
-    }
-
-
-def _srun_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
-    """Return what srun's options lack."""
-    told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
-    unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
-    return {
-        f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)": not told_again,
-        "srun must bind: --cpu-bind=cores": unbound,
-    }

@@ -180,11 +180,7 @@ class Machine:
         return compute + sum(self.all_reduce(nbytes, local) for nbytes in sizes)
 
     def step_band(
-        self,
-        compute: Sequence[float],
-        sizes: Iterable[float],
-        local: Regimes,
-        slowdown: float = 1.0,
+        self, compute: Sequence[float], sizes: Iterable[float], local: Regimes, slowdown: float = 1
     ) -> tuple[float, float, float]:
         """Return the lowest, middle and highest seconds of a step.
 

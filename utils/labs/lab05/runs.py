@@ -50,7 +50,6 @@ class Job:
     """How a script is started.
 
     Attributes:
-        ranks: how many.
         threads: of each rank; None leaves OMP_NUM_THREADS unset, as if forgotten.
         bind: each rank on cores of its own; None: if there are enough cores.
     """

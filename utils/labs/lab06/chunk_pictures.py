@@ -230,13 +230,11 @@ def _looks(ring: RingSteps) -> set[str]:
 
 
 def _patch(**look: Any) -> Key:
-    """Return what draws a rectangle with this look."""
     look = {"edgecolor": GREY, "linewidth": 0.8} | look
     return lambda axes, x, y: axes.add_patch(Rectangle((x, y - 0.09), 0.28, 0.18, **look))
 
 
 def _level_arrow(effect: str) -> Key:
-    """Return what draws an arrow to the right."""
     return lambda axes, x, y: _draw_arrow(axes, x, y, (x + 0.4, y), effect)
 
 

@@ -114,7 +114,6 @@ def steps(stories: Sequence[dict | None]) -> RingSteps:
 
 
 def _sorted(stories: Sequence[dict | None]) -> list[dict]:
-    """Return the stories in the order of the ranks."""
     by_rank = sorted((story for story in stories if story), key=lambda story: story["rank"])
     ranks = [story["rank"] for story in by_rank]
     if not by_rank or ranks != list(range(len(by_rank[0]["members"]))):
@@ -216,7 +215,6 @@ def _key(record: dict, source: int, to: int) -> tuple:
 
 
 def _records(stories: list[dict], op: str) -> Iterator[tuple[Side, dict]]:
-    """Yield all messages of an operation, each with its side."""
     for story in stories:
         for number, record in enumerate(story["messages"]):
             if record["op"] == op:
@@ -278,7 +276,6 @@ def _bounds(length: int, rows: Iterable[list[Cell]], messages: list[_Message]) -
 
 
 def _arriving(messages: list[_Message], step_of: dict[Side, int], step: int) -> list[_Message]:
-    """Return the messages of a step."""
     return [message for message in messages if step_of[message.received] == step]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from utils.checks.functions import probe_calls
@@ -18,22 +18,13 @@ ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")
 COUNTS = ("messages", "bytes", "busiest", "steps")
 
 
-def judge_each(
-    report: Report,
-    rank: int,
-    cases: Sequence[list],
-    results: Iterable[Any],
-    judge: Callable[..., Iterable[Step]],
-) -> None:
+def judge_each(report: Report, rank: int, cases: list, results: list, judge: Callable) -> None:
     """Judge the results of all cases; of each algorithm the first that is wrong is told."""
     failed = set()
     for case, result in zip(cases, results, strict=True):
         algorithm = case[0]
         if algorithm not in failed and not report.follow(rank, judge(*case, result)):
             failed.add(algorithm)
-
-
-# -- 6.6: messages, bytes, steps --------------------------------------------------------------
 
 
 def true_cost(algorithm: str, p: int, n: int) -> tuple[int, int, int, int]:
@@ -136,9 +127,6 @@ def _wrong_counts(name: str, p: int, n: int) -> list[list[Mistake]]:
     ]
 
 
-# -- 6.7: seconds -----------------------------------------------------------------------------
-
-
 def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
     """Return seconds by α–β, where each rank sends, and receives, one message at a time."""
     *_, steps = true_cost(algorithm, p, n)
@@ -197,7 +185,6 @@ def duration(ranks: Ranks, report: Report) -> None:
 def _duration(
     algorithm: str, p: int, n: int, alpha: float, beta: float, seconds: Any
 ) -> Iterator[Step]:
-    """Yield the step that these are the seconds of an algorithm."""
     call = f"duration({algorithm!r}, {p}, {n}, {alpha:.3g}, {beta:.3g})"
     expected = true_duration(algorithm, p, n, alpha, beta)
     yield _to_a_share(call, seconds, expected, _wrong_durations(algorithm, p, n, alpha, beta))

@@ -27,7 +27,7 @@ from utils.cluster.questions import Ranks
 # Ranks that the lab has.
 WORLD = 6
 ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
-MIXED = [[0], [1, 2], [3, 4, 5]]
+USUAL = (None, [[0], [1, 2], [3, 4, 5]], IN_FOURS)
 # Divisible, not divisible, shorter than the group, many.
 SHORT = (8, 5, 1, 203)
 # A sixth of it is too long for MPI to send it before somebody receives.
@@ -175,7 +175,6 @@ def replies(
     Args:
         group: the group whose ranks begin each run together.
         tensors: returns the two tensors of a length.
-        more: further arguments of the function.
         reply: what to tell of the two tensors and the two results.
     """
     answers = []
@@ -201,7 +200,6 @@ class Answers:
         case: the arguments of the probe.
         members: the global ranks of the group.
         values: the replies, by group rank.
-        length: of the tensor.
         where: group and length, for a message.
     """
 
@@ -245,13 +243,9 @@ class Answers:
 
 @dataclass(frozen=True)
 class Traffic(Answers):
-    """What the ranks of a group communicated in one run: the values are their calls.
+    """What the ranks of a group communicated in one run: the values are their calls."""
 
-    Attributes:
-        element: bytes of an element.
-    """
-
-    element: int
+    element: int  # its bytes
     usual: ClassVar = "communication"
 
     @property
@@ -283,6 +277,12 @@ def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
     return by_rank
 
 
+def listed(by_rank: dict[int, int]) -> str:
+    """Return ``20 bytes to rank 1, 40 bytes to rank 2``."""
+    words = [f"{nbytes} bytes to rank {rank}" for rank, nbytes in sorted(by_rank.items())]
+    return ", ".join(words) or "nothing"
+
+
 def sends(calls: Calls) -> list[dict[str, Any]]:
     """Return the calls that send."""
     return [call for call in calls if call["op"] == "send"]
@@ -294,9 +294,7 @@ Results = Callable[[Answers], Iterator[Step]]
 Sent = Callable[[Traffic], Iterator[Step]]
 
 
-def short_and_long(
-    report: Report, among: Iterable[Partition] = (None, MIXED, IN_FOURS)
-) -> Iterator[dict[str, Any]]:
+def short_and_long(report: Report, among: Iterable[Partition] = USUAL) -> Iterator[dict[str, Any]]:
     """Yield short tensors on all ranks, in groups of all sizes, then a long one."""
     each = to_each(seed=report.seeds(WORLD))
     for partition in among:

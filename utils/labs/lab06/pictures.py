@@ -23,6 +23,7 @@ from utils.figures import (
     SKY,
     YELLOW,
     arrow,
+    chart,
     use_style,
 )
 
@@ -168,7 +169,7 @@ def direct_plan(p: int = 4) -> Figure:
             others = [r for r in range(p) if r != k]
             for turn, r in enumerate(others):
                 x = k + 0.47 + 0.2 * (turn - (p - 2) / 2)
-                side = 0.2 if k < r else -0.2
+                side = math.copysign(0.2, r - k)
                 ends = [(x, -r + side), (x, -k - side)]
                 arrow(axes, *(reversed(ends) if again else ends), color=CYCLE[k])
         axes.set(xlim=(-1.1, p + 0.1), ylim=(-p + 0.4, 0.7))
@@ -264,8 +265,7 @@ def curves(
     crossing: float | None = None,
 ) -> Figure:
     """Draw times by α–β as lines, measured ones as points, against the bytes of the tensor."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(8.5, 4.4))
+    figure, axes = chart(8.5, 4.4)
     sizes = sorted({size for points in measured.values() for size in points})
     across = np.geomspace(sizes[0], sizes[-1], 200)
     for name, formula in theory.items():
@@ -288,8 +288,7 @@ def curves(
 
 def bytes_per_rank(sent: Mapping[str, Sequence[float]], unit: str) -> Figure:
     """Draw bars of what each rank sent, by algorithm."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(8.5, 3.2))
+    figure, axes = chart(8.5, 3.2)
     ranks = len(next(iter(sent.values())))
     width = 0.8 / ranks
     for r in range(ranks):

@@ -29,6 +29,7 @@ from utils.figures import (
     arrow,
     box,
     canvas,
+    chart,
     fit_limits,
     use_style,
 )
@@ -115,8 +116,7 @@ def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
 
 def of_each_worker(applied: Applied) -> Figure:
     """Draw the staleness of each gradient in the order of the updates, by worker."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(9, 3.2))
+    figure, axes = chart(9, 3.2)
     for worker in sorted({worker for worker, _ in applied}):
         points = [(k, stale) for k, (w, stale) in enumerate(applied) if w == worker]
         mean = sum(stale for _, stale in points) / len(points)
@@ -217,8 +217,7 @@ def clocks(served: Mapping[float, Applied]) -> Figure:
 
 def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
     """Draw lost shares as bars, and what can be lost at most."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(8, 2.4))
+    figure, axes = chart(8, 2.4)
     names = list(lost)
     axes.barh(names, [100 * lost[name] for name in names], color=(BLUE, ORANGE, GREEN), height=0.6)
     for row, name in enumerate(names):
@@ -301,8 +300,7 @@ def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
 
 def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -> Figure:
     """Draw accuracy against how many versions late each gradient was."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(8, 3.3))
+    figure, axes = chart(8, 3.3)
     for mark, (name, accuracy) in zip("os^", accuracies.items(), strict=False):
         axes.plot(range(len(versions)), [100 * a for a in accuracy], f"{mark}-", label=name)
     axes.set_xticks(range(len(versions)), [str(d) for d in versions])
@@ -315,20 +313,14 @@ def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -
 
 
 def bottleneck(
-    rates: Mapping[int, Mapping[int, float]],
-    *,
-    nbytes: float,
-    bandwidth: float,
-    compute: float,
-    latency: float,
+    rates: Mapping[int, Mapping], *, nbytes: float, bandwidth: float, compute: float, latency: float
 ) -> Figure:
     """Draw updates per second against the number of workers, with each server's cap.
 
     ``rates`` has, for each number of servers, that of the updates by the number of workers. The
     lines are theory: what the workers could do alone, until the servers' links are full.
     """
-    use_style()
-    figure, axes = plt.subplots(figsize=(8, 3.8))
+    figure, axes = chart(8, 3.8)
     most = max(max(of) for of in rates.values())
     for color, mark, (servers, of) in zip((BLUE, ORANGE), "os", rates.items(), strict=False):
         cap = servers * bandwidth / nbytes

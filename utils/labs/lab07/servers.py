@@ -104,7 +104,6 @@ def probe_server(
 
     Args:
         seed: of the server's weights, or of this worker's gradients.
-        jobs: see :func:`jobs_of`.
         more: further arguments; JSON has no infinity, which is `None` here.
     """
     mine = next((job for job in jobs if job[0] == rank), None)
@@ -127,8 +126,6 @@ class Replay:
     Attributes:
         events: ("send", w), ("gradient", w) and ("leave", w) in their order.
         got: of each worker, the weights that it was sent.
-        seeds: of each rank.
-        rate: the learning rate.
     """
 
     events: list[tuple[str, int]]
@@ -264,8 +261,6 @@ def judge_server(
     """Ask a server of the student's; return whether it came to an end, and all is right.
 
     Args:
-        name: of the student's function.
-        jobs: of the workers, see :func:`jobs_of`.
         judge: the steps for what the server told, and its replay.
         more: further arguments of the function.
         hint: what to say if ranks wait for each other.
@@ -308,7 +303,7 @@ def _inside(workers: list[int]) -> Rule:
 
 def protocol(said: str | None) -> Step:
     """Return the step that a server keeps its protocol; `said` is what it has broken."""
-    return facts({said: True} if said else {}, kind="communication")
+    return facts({said or "": said}, kind="communication")
 
 
 def stepwise(server: dict[str, Any], replay: Replay) -> Iterator[Step]:

@@ -1,8 +1,9 @@
-"""Workers in checks: a student's worker, with a server of the check's own."""
+"""Workers in checks, with servers of the check's own; task 7.7 has several of these."""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import only, some, waited
-from utils.checks.mistakes import same
-from utils.checks.probe import reading_answer, recorded
-from utils.checks.steps import Step, all_came, communication, each_of, facts
-from utils.checks.task import Report, to_each
+from utils.checks.calls import blocking, broken, only, some, waited
+from utils.checks.mistakes import Mistake, same, table
+from utils.checks.probe import as_dict, numbers, reading_answer, recorded
+from utils.checks.steps import Step, all_came, communication, each_of, facts, value
+from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks
 
 from .servers import SERVER, WORLD, blank, enough, filled, hint_if_stuck, jobs_of, toy_gradient
@@ -106,12 +107,9 @@ class Worked:
     """What a worker of the student's has done.
 
     Attributes:
-        rank: of the worker.
-        servers: their ranks.
         steps: how often more() said True.
         came: the weights that came for each gradient, and the last ones; the servers alone knew
             them before.
-        seed: of the gradients of this worker.
         value: what the probe told on this rank.
         handed: the gradients that came to the server, or their parts by server.
     """
@@ -146,20 +144,13 @@ class Worked:
 
 
 def judge_worker(
-    ranks: Ranks,
-    report: Report,
-    name: str,
-    judge: Callable[[Worked], Iterator[Step]],
-    like: int,
-    more: Sequence = (),
+    ranks: Ranks, report: Report, name: str, judge: Callable, like: int, more: Sequence = ()
 ) -> bool:
     """Ask a worker of the student's on three ranks; return whether all is right.
 
     Args:
-        name: of the student's function.
         judge: the steps for one worker, if all of them kept the protocol.
         like: how many workers the weights are for, see :func:`blank`.
-        more: further arguments of the function.
     """
     if not enough(ranks, report):
         return False
@@ -204,3 +195,205 @@ def _hint_of_work(report: Report) -> None:
             "the protocol: receive weights, then ask more() once; if it says False, leave() and "
             "return; else hand_in what was computed, and receive again. What came of it:",
         )
+
+
+# -- several servers, each with a part of the weights: 7.7 -------------------------------------
+
+# How many weights there are for so many servers: first such that all parts are of the same size.
+LENGTHS = {2: 12, 3: 10, 1: 11}
+
+
+def _weights(seed: int, worker: int, k: int, servers: int) -> torch.Tensor:
+    """Return the weights that a worker is sent for its k-th gradient."""
+    return numbers(seed + worker + 31 * k, LENGTHS[servers])
+
+
+def probe_sharded(
+    user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
+) -> dict | None:
+    """Call `work_sharded`; `seed` is that of a server's weights, or of this worker's gradients."""
+    from torch_mpi.record import log
+
+    steps = {worker: count for worker, count, _ in jobs}
+    if rank in servers:
+        return {"handed": serve_toys(steps, functools.partial(_part, seed, servers, rank))}
+    if rank not in steps:
+        return None
+    counted = Counted(seed, steps[rank], len(servers))
+
+    def compute(weights: torch.Tensor) -> torch.Tensor:
+        counted.compute(weights)
+        return _whole(len(weights), seed, len(counted.seen) - 1)
+
+    mark = log.mark()
+    empty = torch.empty(LENGTHS[len(servers)])
+    function = reading_answer(user_ns, "work_sharded", changes=(1,))
+    function(compute, empty, list(servers), counted.more)
+    calls = log.since(mark)
+    return {
+        "early": counted.early,
+        "last": empty,
+        "open": any(call.op == "recv" and not call.end for call in calls),
+        "seen": counted.seen,
+        "calls": [as_dict(call) for call in calls],
+        "apart": _one_after_the_other(calls),
+        "late": _received_late(calls),
+    }
+
+
+def _part(seed: int, servers: list[int], server: int, worker: int, k: int) -> torch.Tensor:
+    """Return the part of a worker's k-th weights that a server has."""
+    parts = _weights(seed, worker, k, len(servers)).tensor_split(len(servers))
+    return parts[servers.index(server)].clone()
+
+
+def _whole(length: int, seed: int, k: int) -> torch.Tensor:
+    """Return the k-th gradient of the worker with this seed; each number tells its place."""
+    return numbers(seed + k, length) + 1000 * torch.arange(float(length))
+
+
+def _one_after_the_other(calls: list) -> str:
+    """Return which messages, to different servers, were begun when another had been waited for."""
+    farewells = {call.peer: call for call in calls if call.op == "send"}.values()
+    for op in ("recv", "send"):
+        if _begun_late([call for call in calls if call.op == op and call not in farewells]):
+            return op
+    return ""
+
+
+def _begun_late(calls: list) -> bool:
+    """Return whether the first message to a server waited for one to another server."""
+    group: dict[tuple, float] = {}  # when each message of a round is waited for
+    for call in calls:
+        if (call.peer, call.nbytes) in group:
+            group = {}
+        first = min(group.values(), default=math.inf)
+        if call.start > first and all(peer != call.peer for peer, _ in group):
+            return True
+        group[call.peer, call.nbytes] = _waited_for(call)
+    return False
+
+
+def _waited_for(call: Any) -> float:
+    """Return when a rank began to wait for a message; infinity if it never did."""
+    return min((begin for begin, _ in call.waits), default=math.inf)
+
+
+def _received_late(calls: list) -> bool:
+    """Return whether receiving the next weights begins when a send has been waited for."""
+    count: dict[tuple, int] = {}
+    begun: list[tuple[int, float]] = []
+    first: dict[int, float] = {}
+    for call in calls:
+        k = count[call.op, call.peer] = count.get((call.op, call.peer), -1) + 1
+        if call.op == "recv":
+            begun.append((k, call.start))
+        else:  # a header and a part in each round
+            first[k // 2] = min(first.get(k // 2, math.inf), _waited_for(call))
+    return any(k > 0 and start > first.get(k - 1, math.inf) for k, start in begun)
+
+
+@task("7.7", "several servers, each with a part", points=3)
+def work_sharded(ranks: Ranks, report: Report) -> None:
+    """Check that all parts come and go at once, and in their places."""
+    for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
+        if not _judge_sharded(ranks, report, servers, workers):
+            return
+
+
+def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: list[int]) -> bool:
+    """Ask workers with these servers; return whether all is right."""
+    if not enough(ranks, report):
+        return False
+    jobs = jobs_of(report.seed, workers, 2)
+    # The servers alone know the weights before they send them.
+    seed, *seeds = report.seeds(1 + WORLD)
+    each = to_each(seed=[seed if rank in servers else seeds[rank] for rank in range(WORLD)])
+    answers = report.answers(ranks, probe_sharded, each=each, servers=servers, jobs=jobs)
+    hint_if_stuck(
+        report,
+        f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
+        "From each a part comes; to each goes a header and its part of the gradient; leave() "
+        "says goodbye to each. What came of it:",
+    )
+    if not all_came(answers):
+        return False
+    right = []
+    for rank, steps, _ in jobs:
+        came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
+        handed = [answers[server].value["handed"][str(rank)] for server in servers]
+        worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
+        right.append(report.follow(rank, _sharded(worked)))
+    return all(right)
+
+
+def _sharded(worked: Worked) -> Iterator[Step]:
+    """Yield the steps that all parts come and go at once, and in their places."""
+    servers = worked.servers
+    reply = worked.value
+    apart = reply["apart"]
+    rules = [some([worked.rank, *servers]), only("send", "recv"), waited]
+    if len(servers) > 1:
+        rules.append(_not_blocking)
+    yield communication(reply["calls"], *rules)
+    wrong = {
+        "an irecv is still open when the worker has left: start those of the next weights after "
+        "more() has said True": reply["open"],
+        f"the i{apart} for one server begins only after the wait for another: start them all, then "
+        "wait for all. While one server is busy, the other one's link would idle": apart,
+        "the irecv of the next weights begins when the sends have been waited for: a server that "
+        "sends to this worker waits meanwhile, and so may everybody in a circle. Start isends and "
+        "irecvs together, then wait for all of them": reply["late"] and len(servers) > 1,
+    }
+    yield facts(wrong, kind="communication")
+    seen = [weights.tolist() for weights in worked.came[:-1]]
+    what = f"servers {servers}: the weights that compute got"
+    yield value(reply["seen"], seen, _wrong_weights(worked, seen), what=what)
+    yield each_of([worked.in_place()], _parts(worked))
+
+
+def _wrong_weights(worked: Worked, seen: list[list[float]]) -> list[Mistake]:
+    """Return wrong weights for compute; seen: the right ones."""
+    count = len(worked.value["seen"])
+    steps = worked.steps
+    parts = [torch.tensor(weights).tensor_split(len(worked.servers)) for weights in seen]
+    elsewhere = [torch.cat(of_step[::-1]).tolist() for of_step in parts]
+    wrong = {
+        f"compute was called {count} times, more() said True {steps} times": lambda weights: (
+            len(weights) != steps
+        ),
+        "the parts are in wrong places: part k of weights is that of servers[k]": elsewhere,
+        "the weights do not change from step to step: receive all parts anew, into "
+        "weights": lambda weights: weights[0] in weights[1:],
+    }
+    return table(wrong)
+
+
+def _parts(worked: Worked) -> Iterator[Step]:
+    """Yield the step for each server that it got its part of the gradients."""
+    servers = worked.servers
+    gradients = [
+        _whole(len(weights), worked.seed, k).tensor_split(len(servers))
+        for k, weights in enumerate(worked.came[:-1])
+    ]
+    first = [part.tolist() for part in gradients[0]]
+    elsewhere = Mistake(
+        lambda got: any(same(got[0], part) for part in first),
+        "this part belongs to another server: part k goes to servers[k]",
+    )
+    for place, server in enumerate(servers):
+        expected = [parts[place].tolist() for parts in gradients]
+        beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in gradients]
+        said = "every server got the beginning of the gradient: cut it like weights"
+        mistakes = [Mistake(beginnings, said)] if place else []
+        what = f"the part of the gradient that server {server} got"
+        yield value(worked.handed[place], expected, [*mistakes, elsewhere], what=what)
+
+
+def _not_blocking(calls: list[dict]) -> str | None:
+    """Say what does not go by `isend` and `irecv`, the farewell aside: a rule."""
+    last: dict[tuple, int] = {
+        (call["op"], call["peer"]): k for k, call in enumerate(calls) if call["op"] == "send"
+    }
+    kept = [call for k, call in enumerate(calls) if k not in last.values()]
+    return broken(kept, blocking(False))

@@ -1,9 +1,13 @@
 """Right and wrong programs, labelled: how well does a backend tell what is wrong?
 
-`programs` holds them in pairs, and `judge` compares a report with the label. Both import nothing of
-the course. ``ddl-labs diagnosis`` runs the programs on ranks and counts.
+`PAIRS` has them in pairs, and `judge` compares a report with the label. Nothing here imports the
+course. ``ddl-labs diagnosis`` runs the programs on ranks and counts.
 
 The classes follow those of the MPI Bugs Initiative, as far as they apply to ``torch.distributed``:
 M. Laurent, E. Saillard, M. Quinson, "The MPI Bugs Initiative: a Framework for MPI Verification
 Tools Evaluation" (Correctness 2021).
 """
+
+from . import deadlocks, mismatches, misuses
+
+PAIRS = [*mismatches.PAIRS, *deadlocks.PAIRS, *misuses.PAIRS]

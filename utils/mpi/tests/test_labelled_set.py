@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from labelled import PAIRS
 from labelled.judge import NAME, judged
-from labelled.programs import BY_LUCK, PAIRS, Pair
+from labelled.programs import BY_LUCK, Pair
 
 BACKEND = os.environ.get("LABELLED_BACKEND", "mpi")
 PATIENCE = 10  # seconds that a wait may last

@@ -1,0 +1,214 @@
+"""Tasks 5.3 and 5.4: two laws of scaling, and the serial fraction in made-up times."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from utils.checks.mistakes import same, short, table
+from utils.checks.probe import reading_answer, told
+from utils.checks.steps import Step, each_of, passed, value
+from utils.checks.task import Report, task
+from utils.cluster.questions import Ranks, Reply
+
+# Rank counts, and errors of a measurement there: a straight line through all points does not notice
+# them, nor does a mean of the points' own fractions in 5.3, whose text leaves the way open. The
+# first points, the last one, other lines, and in 5.4 that mean do.
+NOISY = [1, 2, 3, 5, 8, 13, 20]
+SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
+SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T(1) / T(p)
+
+
+def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
+    """Return a law at one p and at several, and its fit."""
+    function = reading_answer(user_ns, law)
+    return {
+        "one": told(function(ps[-1], serial)),
+        "array": told(function(np.array(ps, float), serial)),
+        "whole": told(function(np.array(ps), serial)),
+        "fit": told(reading_answer(user_ns, f"fit_{law}")(list(ps), list(times))),
+    }
+
+
+@dataclass(frozen=True)
+class LawCase:
+    """A law and its fit, at the rank counts `ps` of one measurement.
+
+    Attributes:
+        serial: the serial fraction that a fit has to find.
+        times, right: what the ranks took, and what the law gives, by rank count.
+        laws, fits: mistakes at the last rank count, and in the fit.
+    """
+
+    law: str
+    ps: list[int]
+    serial: float
+    times: np.ndarray
+    right: np.ndarray
+    laws: Mapping[str, float]
+    fits: Mapping[str, float]
+
+
+@task("5.3", "Amdahl's law and its fit", points=3)
+def fit_amdahl(ranks: Ranks, report: Report) -> None:
+    """Check the law, and the serial fraction of exact, noisy and too good times."""
+    _judge_laws(ranks, report, itertools.starmap(_amdahl, _law_data(report.seed)))
+
+
+@task("5.4", "Gustafson's law and its fit", points=2)
+def fit_gustafson(ranks: Ranks, report: Report) -> None:
+    """Check the law, and the serial fraction of exact, noisy and too good times."""
+    _judge_laws(ranks, report, itertools.starmap(_gustafson, _law_data(report.seed + 1)))
+
+
+def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
+    """Judge one case after the other, until one has a problem."""
+    for case in cases:
+        asked = {"law": case.law, "ps": case.ps, "serial": case.serial}
+        answers = report.answers(ranks, probe_law, times=case.times.tolist(), **asked)
+        if not passed(report, answers, functools.partial(_law_and_fit, case)):
+            return
+
+
+def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
+    """Yield the steps for the law at one rank count and at several, and for its fit."""
+    ps = case.ps
+    law = case.law
+    results = answer.value
+    # By chance several mistakes may give about the same.
+    near = {
+        text: functools.partial(same, expected=share, tolerance=2e-3)
+        for text, share in case.fits.items()
+    }
+    fit = value(
+        results["fit"],
+        case.serial,
+        table(near),
+        what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
+        form="the serial fraction",
+        tolerance=0.01,
+    )
+    right = case.right.tolist()
+    at_one = value(
+        results["one"], right[-1], table(case.laws), what=f"{law}({ps[-1]}, {case.serial})"
+    )
+    at_several = each_of(
+        [value(results["array"], right, what=f"{law} of an array of p")],
+        [value(results["whole"], right, what=f"{law} of an array of int")],
+    )
+    yield each_of([at_one, at_several], [fit])
+
+
+def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
+    """Return Amdahl's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    p = ps[-1]
+    x = 1 / np.array(ps)
+    serial = min(max(0.0, s), 1.0)
+    share = s + (1 - s) * x
+    if noisy:
+        inverse = np.append(0, 1 / (1 - x[1:]))
+        share += _unseen(SHARE_NOISE, np.ones_like(x), x, inverse)
+    times = time * share
+    slope, start = np.polyfit(x, times, 1)
+    laws = {
+        "that is Gustafson's law": p - serial * (p - 1),
+        "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
+        "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
+        "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
+        "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
+    }
+    fits = {
+        "that is the parallel fraction: s is the other one": 1 - serial,
+        "that is the serial time T(1) · s in seconds: divide by T(1)": start,
+        "that is the parallel time in seconds: s is the serial share": slope,
+        "these are speedups that were fitted as if they were times": _share(x, 1 / share),
+        _beyond(s): s,
+        "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
+    }
+    fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
+    right = 1 / (serial + (1 - serial) * x)
+    return LawCase("amdahl", ps, serial, times, right, laws, fits)
+
+
+def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
+    """Return Gustafson's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    p = ps[-1]
+    all_p = np.array(ps, float)
+    serial = min(max(0.0, s), 1.0)
+    more = all_p - 1
+    missing = s * more  # speedup
+    if noisy:
+        missing += _unseen(SPEEDUP_NOISE, more)
+    times = time * all_p / (all_p - missing)
+    unscaled = more @ (all_p - time / times) / (more @ more)
+    any_start = np.polyfit(more, missing, 1)[0]
+    to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
+    cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
+    laws = {
+        "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
+        "s counts p − 1 times, not p times": p - serial * p,
+        "serial and parallel part are exchanged": 1 + serial * (p - 1),
+    }
+    each = np.mean(missing[1:] / more[1:])
+    small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
+    fits = {
+        "that is the parallel fraction: s is the other one": 1 - serial,
+        _beyond(s): s,
+        "that is the mean of what each point says: the task asks for least squares": each,
+        "the line goes through the origin, without an intercept": any_start,
+        "S(p) is against T(1), the first time, not the shortest": to_shortest,
+        "points with more than p of speedup were cut: clip the result only": cut,
+        small: _share(1 / all_p, times),
+        f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
+    }
+    fits |= _alone(missing[1:], 0.0, more[1:])
+    return LawCase("gustafson", ps, serial, times, all_p - serial * more, laws, fits)
+
+
+def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
+    """Yield serial fraction, T(1), rank counts, and whether the times are noisy.
+
+    Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
+    """
+    chance = random.Random(seed)
+    serials = chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05, 1.03
+    for k, serial in enumerate((*serials, chance.uniform(0.5, 0.8))):
+        ps = [1, *sorted(chance.sample(range(2, 20), 4 if k < 4 else 1))]
+        noisy = k == 1
+        yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
+
+
+def _beyond(s: float) -> str:
+    """Return what to say where s itself is returned, which may be no share."""
+    return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
+
+
+def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
+    """Return the noise, made exactly so that a fit of these lines does not notice it."""
+    basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
+    return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
+
+
+def _share(x: np.ndarray, times: np.ndarray) -> float:
+    """Return Amdahl's fraction by a straight line in x = 1/p, clipped."""
+    return float(np.clip(_line(x, times), 0, 1))
+
+
+def _line(x: np.ndarray, times: np.ndarray) -> float:
+    """Return Amdahl's fraction by a straight line in x = 1/p, as it comes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one point is too few
+        slope, start = np.polyfit(x, times, 1)
+    return start / (start + slope)
+
+
+def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> dict[str, float]:
+    text = "that is what the {} point alone says: let all of them count"
+    fractions = np.clip((values - start) / width, 0, 1)
+    return {text.format("last"): fractions[-1], text.format("second"): fractions[0]}

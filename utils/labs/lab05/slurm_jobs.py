@@ -1,0 +1,203 @@
+"""Task 5.6: a job script asks Slurm for what it uses, and uses what it asks for."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from utils.checks.mistakes import short
+from utils.checks.probe import answer_named, told
+from utils.checks.steps import Step, Wrong, none_of
+from utils.checks.task import Report, task
+from utils.cluster.questions import Ranks, Reply
+from utils.labs.shared import slurm_script
+
+
+def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
+    """Return `job_script` for several settings: the text, and what bash makes of it."""
+    texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
+    scripts = []
+    for text, (*size, _) in zip(texts, settings, strict=True):
+        script = {"text": text}
+        if isinstance(text, str):
+            script["said"] = slurm_script.unreadable(text)
+            script["left"] = slurm_script.left(text, *size)
+            script["launches"] = slurm_script.launches(text, *size)
+        scripts.append(script)
+    return scripts
+
+
+@task("5.6", "a Slurm job script", points=3)
+def job_script(ranks: Ranks, report: Report) -> None:
+    """Check that a script asks for what it uses, and uses what it asks for."""
+    chance = random.Random(report.seed)
+    command = f"python train.py --strong {chance.randrange(100, 999)} --out 'my  run.json'"
+    other = chance.choice((3, 5, 6)), chance.choice((1, 4)), chance.randrange(5, 33), command
+    settings = [(4, 2, 24, "python train.py --strong 256"), other]
+    for answer in report.answers(ranks, probe_script, settings=settings):
+        report.follow(answer.rank, _scripts(answer, settings))
+
+
+def _scripts(answer: Reply, settings: Sequence[tuple]) -> Iterator[Step]:
+    """Yield the step for the script of each setting; all that is wrong with one is told."""
+    for script, setting in zip(answer.value, settings, strict=True):
+        yield none_of(
+            Wrong(f"job_script{setting[:3]}: {text}", answer.rank)
+            for text in _script_problems(script, *setting)
+        )
+
+
+def _script_problems(
+    script: dict, nodes: int, domains: int, cores: int, command: str
+) -> Iterator[str]:
+    text = script["text"]
+    if not isinstance(text, str):
+        yield f"return the text of a script, got {short(text)}"
+        return
+    lines = text.replace("\\\n", " ").splitlines()
+    if not lines or not lines[0].startswith("#!"):
+        yield "the first line must say who reads the script: #!/bin/bash"
+    if script["said"]:
+        yield f"bash can't read it: {script['said']}"
+        return
+    commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
+    yield from _misplaced_requests(lines, commands)
+    asked = slurm_script.request(lines[: commands[0]] if commands else lines)
+    yield from _request_problems(asked, nodes, domains, cores)
+    if not script["launches"]:
+        yield "no mpiexec (or srun) line starts the ranks"
+        return
+    yield from _launch_problems(script, nodes * domains, domains, cores, command)
+
+
+def _misplaced_requests(lines: list[str], commands: list[int]) -> Iterator[str]:
+    """Yield which `#SBATCH` lines Slurm does not read; commands: numbers of the other lines."""
+    for k, line in enumerate(lines):
+        if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
+            yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
+        elif line.startswith("#SBATCH") and commands and k > commands[0]:
+            first = f"the first command (line {commands[0] + 1})"
+            yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
+
+
+def _launch_problems(
+    script: dict, ranks: int, domains: int, cores: int, command: str
+) -> Iterator[str]:
+    running = [words for words in script["launches"] if _starts(shlex.split(command), words)]
+    launcher, threads, *words = (running or script["launches"])[-1]
+    options = slurm_script.options(words)
+    if exported := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
+        threads = exported[1]
+    number = options.get("--ntasks", str(ranks))
+    unset = f"not set to {cores} before the ranks start: export it"
+    if "OMP_NUM_THREADS=" in script["text"]:
+        unset = "set, but not exported: the ranks do not see it"
+    wrong = {
+        f"the {launcher} line does not run {command!r}: the command comes right behind the options "
+        f"of {launcher}": not running,
+        f"{len(running)} launches run the command, expected one": len(running) > 1,
+        f"the script ends while {launcher} still runs, and Slurm ends the job with it: leave out "
+        "the & behind the command": script["left"],
+        f"OMP_NUM_THREADS is {unset}": not threads,
+        f"OMP_NUM_THREADS={threads}, a rank has {cores} cores": threads not in ("", str(cores)),
+        f"{launcher} starts {number or '?'} ranks, the request has {ranks}": number != str(ranks),
+    }
+    yield from _so(wrong)
+    placement = _srun_facts if launcher == "srun" else _mpiexec_facts
+    yield from _so(placement(options, script["text"], domains, cores))[:1]
+
+
+# Options of mpiexec and srun that take no value, or two.
+_FLAGS = re.compile(
+    r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|display-allocation|"
+    r"timestamp-output|use-hwthread-cpus|allow-run-as-root|exclusive|label|unbuffered|overlap|"
+    r"kill-on-bad-exit|no-kill|pty|nolocal|verbose|quiet|[vqluQOKkV])$"
+)
+_PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
+
+
+def _starts(command: list[str], launch: list[str]) -> bool:
+    """Return whether what a launch starts on each rank is this command."""
+    words = launch[2:]
+    while words and words[0].startswith("-"):
+        name = words.pop(0)
+        values = 2 if _PAIRS.match(name) else int(not ("=" in name or _FLAGS.match(name)))
+        attached = re.match(r"-([a-zA-Z]\d|p[a-z])", name)  # -N4, -plab
+        del words[: 0 if attached else values]
+    while words and (words[0] == "env" or re.match(r"\w+=", words[0])):
+        del words[0]
+    return words[: len(command)] == command
+
+
+def _so(wrong: Mapping[str, object]) -> list[str]:
+    return [text for text, is_so in wrong.items() if is_so]
+
+
+def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: int) -> Iterator[str]:
+    ranks = str(nodes * domains)
+    wanted = {
+        "--nodes": (nodes, "the nodes"),
+        "--ntasks-per-node": (domains, "one rank for each NUMA domain of a node"),
+        "--cpus-per-task": (cores, "the cores of a domain"),
+    }
+    if "--ntasks-per-node" not in asked and asked.get("--ntasks") == ranks:
+        del wanted["--ntasks-per-node"]  # Slurm gives each node as many
+    for name, (count, words) in wanted.items():
+        if name not in asked:
+            yield f"#SBATCH {name}={count} is missing: {words}"
+        elif asked[name] != str(count):
+            yield f"#SBATCH {name}: expected {count} ({words}), got {asked[name] or 'nothing'}"
+    if asked.get("--ntasks", ranks) != ranks:
+        yield (
+            f"#SBATCH --ntasks={asked['--ntasks']} contradicts {nodes} nodes × {domains} ranks: "
+            f"{ranks}"
+        )
+    yield from _limit_problems(asked.get("--time", ""))
+
+
+def _limit_problems(limit: str) -> Iterator[str]:
+    minutes = slurm_script.minutes(limit) if limit else None
+    if not limit:
+        yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
+    elif minutes is None:
+        yield f"#SBATCH --time={limit}: Slurm reads minutes, or hours:minutes:seconds"
+    elif minutes < 1:
+        yield f"#SBATCH --time={limit} is less than a minute: no training ends in it"
+
+
+def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
+    """Return what mpiexec's options place wrongly; `.runs.rehearse` tells the same."""
+    bind = options.get("--bind-to", "none")
+    by = options.get("--map-by", "").lower()
+    each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
+    pe = re.search(r":pe=(\d+)", by)
+    pe = pe[1] if pe else options.get("--cpus-per-proc", "")
+    of_rank = f"{pe} cores" if pe else "one core"
+    by_domain = ("numa", "socket", "package", "l3cache")
+    # Without --map-by Open MPI goes from package to package by itself.
+    spread = bind == "core" or place in by_domain or (not by and bind in by_domain)
+    at_once = {"node": domains}.get(place, 1)
+    return {
+        "mpiexec must bind: --bind-to core (or numa)": bind == "none",
+        "--bind-to hwthread binds to parts of cores: --bind-to core": bind == "hwthread",
+        f"--map-by {by}: there is one rank in each domain, {domains} on a node": int(each or 0)
+        not in (0, at_once),
+        f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa": place
+        in ("core", "hwthread"),
+        f"PE={pe} counts cores, so it takes --bind-to core": pe and bind != "core",
+        f"--bind-to core gives each rank {of_rank}, for {cores} threads: --map-by "
+        f"ppr:1:numa:PE={cores} gives it {cores}": bind == "core" and (pe or "1") != str(cores),
+        "--map-by ppr:1:numa is missing: two ranks may land in the same domain": not spread,
+    }
+
+
+def _srun_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
+    """Return what srun's options lack."""
+    told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
+    unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
+    return {
+        f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)": not told_again,
+        "srun must bind: --cpu-bind=cores": unbound,
+    }

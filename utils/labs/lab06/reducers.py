@@ -1,0 +1,202 @@
+"""Task 6.8: dedicated reducers, which have no part in the sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from utils.checks.calls import Calls, Rule, broken
+from utils.checks.groups import Group, in_group, on
+from utils.checks.probe import answer_named
+from utils.checks.steps import Step
+from utils.checks.task import Report, task, to_each
+from utils.cluster.questions import Ranks
+
+from .group_sums import (
+    ALL,
+    IN_FOURS,
+    IN_THREES,
+    LONG,
+    WORLD,
+    Answers,
+    Traffic,
+    bytes_to,
+    judge_sums,
+    listed,
+    parts,
+    replies,
+    sends,
+    sums,
+    total,
+)
+
+# Workers by the size of the group, pieces, and the tensors' lengths.
+SERVER_CASES = (
+    (IN_FOURS, {"4": 2, "2": 1}, 1, (8, 1, 203)),
+    (IN_THREES, {"3": 2}, 2, (5, 203)),
+    (ALL, {"6": 3}, 1, (5, 203)),
+    (ALL, {"6": 3}, 4, (5, 203)),
+    (ALL, {"6": 4}, 3, (7, 203)),
+    (None, {"6": 2}, 1, (203,)),
+    (ALL, {"6": 3}, 1, (3 * LONG,)),
+)
+# What stands in the x of a reducer, which has nothing to add.
+REDUCERS_OWN = 0.5
+
+
+@in_group
+def probe_server(
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition,
+    seed: int,
+    lengths: list[int],
+    pieces: int,
+    workers: dict[str, int],
+    patient: bool,
+) -> list[dict]:
+    """Return the workers' results, and what everybody sent; `patient`: by the check's workers."""
+    function = answer_named(user_ns, "reduction_server")
+    place = dist.get_rank(group)
+    many = workers[str(dist.get_world_size(group))]
+    tensors = parts(place, seed) if place < many else _reducers_own
+    if patient and place < many:
+        function = patient_worker
+    return replies(function, partition, group, lengths, tensors, many, pieces)
+
+
+def _reducers_own(length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.full((length,), REDUCERS_OWN), torch.full((length,), math.nan).double()
+
+
+def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = None) -> None:
+    """Send the next pieces only when the results of the last ones are back: a worker of 6.8.
+
+    A reducer that keeps all results until the last piece has come never gets that piece.
+    """
+    place = dist.get_rank(group)
+    reducers = dist.get_world_size(group) - workers
+    parts_of_x = x.tensor_split(reducers * pieces)
+    for piece in range(pieces):
+        requests = []
+        for j in range(reducers):
+            turn = (j + place) % reducers
+            part = parts_of_x[piece * reducers + turn]
+            at = {"group": group, "group_peer": workers + turn}
+            requests.append(dist.P2POp(dist.isend, part.clone(), **at))
+            requests.append(dist.P2POp(dist.irecv, part, **at))
+        for request in dist.batch_isend_irecv(requests):
+            request.wait()
+
+
+@task("6.8", "a reduction server", points=3)
+def reduction_server(ranks: Ranks, report: Report) -> None:
+    """Check that workers send n bytes, in pieces, and do not all begin with one reducer."""
+    names = "partition", "workers", "pieces", "lengths"
+    more = {"each": to_each(seed=report.seeds(WORLD)), "patient": False}
+    cases = [dict(zip(names, case, strict=True)) | more for case in SERVER_CASES]
+    cases.append(cases[3] | {"patient": True})
+    words = {"hint": _hint_of_server, "where": _among_workers}
+    judge_sums(ranks, report, probe_server, cases, _service, results=_workers_sums, **words)
+
+
+def _workers_of(case: dict, members: Sequence[int]) -> int:
+    """Return how many of the members are workers: the first ones."""
+    return case["workers"][str(len(members))]
+
+
+def _among_workers(case: dict, members: Sequence[int]) -> str:
+    return f"{on(members)}, {_workers_of(case, members)} of them workers"
+
+
+def _hint_of_server(case: dict) -> str:
+    """Return what to say of a case in which an error came."""
+    where = _among_workers(case, (case["partition"] or [range(WORLD)])[0])
+    words = f"{where}, pieces={case['pieces']}, lengths {case['lengths']}"
+    if not case["patient"]:
+        return words
+    return (
+        f"{words}. All other cases passed. In this one the workers send their next piece when the "
+        "result of the one before is back. A reducer sends the result of a piece as soon as all "
+        "parts of that piece have come; it does not wait for the other pieces"
+    )
+
+
+def _workers_sums(answers: Answers) -> Iterator[Step]:
+    """Yield the steps that workers have the sum of the workers' tensors, and of nothing else."""
+    many = _workers_of(answers.case, answers.members)
+    workers = replace(answers, members=answers.members[:many], values=answers.values[:many])
+
+    def reducers_own(_: int, reply: dict[str, Any]) -> str | None:
+        numbers = [number for *_, number in reply["sum"]]
+        if any(v % 1 == REDUCERS_OWN and v * many != total(many) for v in numbers):
+            return "a reducer has added its own x: it has no part, and starts from what comes first"
+        return None
+
+    yield workers.each(reducers_own)
+    yield from sums(workers)
+
+
+def _service(run: Traffic) -> Iterator[Step]:
+    """Yield the steps that workers share out their pieces, and don't crowd at one reducer."""
+    many = _workers_of(run.case, run.members)
+    workers, reducers = run.members[:many], run.members[many:]
+    of_worker = [_talks_to(reducers, "a worker talks to reducers only"), _shared_out(run, reducers)]
+    of_reducer = [_talks_to(workers, "a reducer talks to workers only")]
+    yield run.each(lambda place, calls: broken(calls, *(of_worker if place < many else of_reducer)))
+    firsts: dict[int, list[int]] = {}
+    for rank, calls in zip(workers, run.values[:many], strict=True):
+        firsts.setdefault(sends(calls)[0]["peer"], []).append(rank)
+    first, crowd = max(firsts.items(), key=lambda pair: len(pair[1]))
+    incast = (
+        f"the workers {', '.join(map(str, crowd))} all begin with the reducer on rank {first}, "
+        "whose link is then the bottleneck (incast), while the other reducers have nothing to do: "
+        "let worker i begin with reducer i"
+    )
+    yield run.of_all(incast, len(crowd) > -(-many // len(reducers)))
+
+
+def _shared_out(run: Traffic, reducers: list[int]) -> Rule:
+    """Return the rule that a worker cuts its tensor into equal pieces for the reducers."""
+    pieces = run.case["pieces"]
+    most = pieces * -(-run.length // (pieces * len(reducers))) * run.element
+
+    def rule(calls: Calls) -> str | None:
+        sent = bytes_to(calls)
+        nbytes = sum(sent.values())
+        numbers = [sum(call["peer"] == reducer for call in sends(calls)) for reducer in reducers]
+        if nbytes != run.nbytes:
+            return (
+                f"it sent {nbytes} bytes: a worker sends each of its {run.nbytes} bytes once, to "
+                "the reducer of the piece that it belongs to"
+            )
+        if max(sent.values()) > most:
+            return (
+                f"it sent {listed(sent)}: the pieces must be shared out evenly, at most {most} "
+                f"bytes to each of the {len(reducers)} reducers"
+            )
+        if set(numbers) != {pieces}:
+            return (
+                f"with pieces={pieces} expected {pieces} message(s) to each reducer; it sent "
+                f"{numbers}: cut x into reducers × pieces parts"
+            )
+        return None
+
+    return rule
+
+
+def _talks_to(others: Sequence[int], why: str) -> Rule:
+    """Return the rule that a rank has messages with these ranks only."""
+
+    def rule(calls: Calls) -> str | None:
+        strange = sorted({call["peer"] for call in calls} - set(others))
+        return f"it has a message to or from rank {strange[0]}: {why}" if strange else None
+
+    return rule

@@ -28,13 +28,7 @@ from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task
 from utils.cluster.questions import Ranks
 
-from .sharded_layers import (
-    BYTES,
-    PARTITIONS,
-    drawn,
-    flat,
-    numbers_of,
-)
+from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of
 
 # -- 9.5: the norm of all gradients ------------------------------------------------------------
 

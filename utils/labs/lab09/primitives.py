@@ -12,15 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.calls import inside, made, only, waited
-from utils.checks.groups import (
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    keywords,
-    on,
-)
+from utils.checks.groups import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, recorded
 from utils.checks.steps import Step, communication, facts, value

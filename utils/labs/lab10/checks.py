@@ -25,13 +25,7 @@ from utils.checks.probe import answer_named, kind_of, number, reading_answer, re
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import (
-    Piece,
-    number_of,
-    played,
-    weights_by,
-    weights_of,
-)
+from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by, weights_of
 from utils.labs.shared.schedules import (
     Schedule,
     gpipe,

@@ -20,12 +20,7 @@ from utils.checks.calls import Calls, Rule, only, waited
 from utils.checks.groups import enough, group_of
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import (
-    fingerprint,
-    number,
-    reading_answer,
-    recorded,
-)
+from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks, Reply

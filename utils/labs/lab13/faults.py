@@ -147,9 +147,5 @@ def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60)
         notice: seconds before the limit at which Slurm sends the signal.
     """
     return _REQUEUED.format(
-        ranks=ranks,
-        command=command,
-        time=time,
-        notice=notice,
-        **slurm_script.of_the_site(),
+        ranks=ranks, command=command, time=time, notice=notice, **slurm_script.of_the_site()
     )

@@ -31,7 +31,6 @@ from utils.checks.groups import (
     keywords,
     on,
     places,
-    tried,
 )
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
@@ -40,7 +39,7 @@ from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks, Reply
 
-from . import experts
+from .experts import expert_parallel as expert_parallel
 from .gradient_norm import clip_gradients as clip_gradients
 from .primitives import NARROW, WIDE
 from .primitives import operators as operators
@@ -254,7 +253,8 @@ def class_parallel_loss(ranks: Ranks, report: Report) -> None:
 
 def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[Step]:
     """Yield what the loss and the gradient have to be on a rank, and how much may travel."""
-    members, result = answer.members, answer.value
+    members = answer.members
+    result = answer.value
     p, place = len(members), answer.place
     logits, labels = _logits(seed, scale)
     logits.requires_grad_()
@@ -472,15 +472,3 @@ def _wrong_reductions(result: dict[str, Any], where: str) -> dict[str, object]:
         "all three": backward > 2,
         f"{where}: {backward} all_reduces backward, expected 2": backward < 2,
     }
-
-
-# -- 9.9: experts -----------------------------------------------------------------------------
-
-
-@task("9.9", "experts on other ranks", points=2)
-def expert_parallel(ranks: Ranks, report: Report) -> None:
-    """Tokens go to their experts and come back; those beyond the capacity stay behind."""
-    cases = [case | {"capacity": c} for case in cases_apart(report) for c in experts.CAPACITIES]
-    cases.append(cases_apart(report)[2] | {"capacity": experts.MANY})
-    for case, members, results in tried(ranks, report, experts.probe_experts, cases):
-        experts.judge(report, case, members, results)

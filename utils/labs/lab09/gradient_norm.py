@@ -30,8 +30,6 @@ from utils.cluster.questions import Ranks
 
 from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of
 
-# -- 9.5: the norm of all gradients ------------------------------------------------------------
-
 #: Of each parameter, the shape of the whole one, and whether it is cut (its rows, not evenly).
 PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
 
@@ -143,7 +141,9 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
 
 def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
     """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
-    members, place, result = answer.members, answer.place, answer.value
+    members = answer.members
+    place = answer.place
+    result = answer.value
     gradients = Gradients(seed, len(members))
     where = f"{on(members)}, bound {'below' if share < 1 else 'above'}"
     yield communication(result["calls"], only("all_reduce"), inside(members), waited)

@@ -222,7 +222,8 @@ def _operator(
         summed: which of the two, by its name in the reply.
         inputs: of each of the two, what the ranks of the group hand in.
     """
-    members, result = answer.members, answer.value[name]
+    members = answer.members
+    result = answer.value[name]
     allowed = only("all_reduce"), inside(members)
     right = {key: sum(of) if key == summed else of[answer.place] for key, of in inputs.items()}
     for key, when in _WHEN.items():

@@ -90,8 +90,11 @@ def train_naively(ranks: Ranks, report: Report) -> None:
 
 def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a stage has to do with one minibatch."""
-    members, place, result = answer.members, answer.place, answer.value
-    n, single = answer.case["n"], answer.case["single"]
+    members = answer.members
+    place = answer.place
+    result = answer.value
+    n = answer.case["n"]
+    single = answer.case["single"]
     where = on(members)
     traffic = _traffic([("F", 0), ("B", 0)], members, place)
     yield communication(
@@ -353,7 +356,8 @@ def _run(
     answer: GroupAnswer, where: str, schedule: Schedule, n: int, result: dict[str, Any]
 ) -> Iterator[Step]:
     """Yield what a stage has to do with n samples: messages, order, gradients, memory, losses."""
-    members, place = answer.members, answer.place
+    members = answer.members
+    place = answer.place
     actions = schedule[place]
     m = len(schedule[0]) // 2
     seeds = _seeds_of(answer)

@@ -157,7 +157,8 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     result = answer.value
     calls = result["calls"]
     place = place_in(case["grid"], answer.rank)
-    m, images = case["microbatches"], case["samples"]
+    m = case["microbatches"]
+    images = case["samples"]
     stages, replicas = len(place.pp), len(place.dp)
     seeds = tuple(case["each"][other]["seed"] for other in place.pp)
     where = f"{replicas} pipelines of {stages} stages"
@@ -409,7 +410,8 @@ def _wrong_norms(case: dict[str, Any], rank: int) -> dict[str, float]:
 
 
 def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    rank, result = answer.rank, answer.value
+    rank = answer.rank
+    result = answer.value
     calls = result["calls"]
     tp, dp = (mine(partition, rank) for partition in case["grid"])
     most = case["most"]

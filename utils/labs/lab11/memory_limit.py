@@ -117,7 +117,8 @@ def _train(
 
 def _train_in_files(folder: Path) -> list[float]:
     """Train with weights and moments in mapped files: three rows for each layer."""
-    rows, moments = [], []
+    rows = []
+    moments = []
     for i, row in enumerate(_weights(SIZES)):
         mapped = torch.from_file(str(folder / f"layer{i}"), shared=True, size=3 * len(row))
         weight, *moments_of_layer = mapped.chunk(3)

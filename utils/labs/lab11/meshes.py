@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -23,8 +24,6 @@ from .sharding import WORLD
 from .sharding import zero_one as zero_one
 from .sharding import zero_three as zero_three
 from .sharding import zero_two as zero_two
-
-# -- 11.1: a mesh -----------------------------------------------------------------------------
 
 SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
 #: Meshes of more ranks and of fewer than there are: the check asks only for their lines.
@@ -165,14 +164,14 @@ def _mesh(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator
 def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator[Step]:
     call = f"mesh_groups({shape})"
     asked = sorted(result["asked"])
-    own_lines = [mine(lines(shape, axis), rank) for axis in range(len(shape))]
-    every_line = sorted(members for axis in range(len(shape)) for members in lines(shape, axis))
-    own_only = sorted(map(str, asked)) == sorted(map(str, own_lines))
+    axes = [lines(shape, axis) for axis in range(len(shape))]
+    own_lines = [mine(axis, rank) for axis in axes]
+    every_line = sorted(itertools.chain(*axes))
     alone = (
         f"{call}: this rank makes only the groups that it is in. new_group is collective: every "
         "rank has to call it for every line, or those inside wait for the others"
     )
-    yield facts({alone: own_only and len(own_lines) < len(every_line)})
+    yield facts({alone: asked == sorted(own_lines) != every_line})
     mistakes = [
         Mistake(lambda reply: isinstance(reply, str), "return a list of groups"),
         Mistake(own_lines[::-1], "the groups are in the wrong order: that of axis 0 comes first"),

@@ -34,8 +34,6 @@ from .inversion import read_image as read_image
 from .privacy import masked_sum as masked_sum
 from .privacy import private_mean as private_mean
 
-# -- 12.1 -------------------------------------------------------------------------------------
-
 #: Images, classes, clients, pieces for each; in all but the last no piece has two classes.
 SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
 
@@ -141,8 +139,6 @@ def _shards(
     yield facts_about(about, wrong)
 
 
-# -- 12.2 -------------------------------------------------------------------------------------
-
 CALLS = 120
 SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0.5, 5))
 
@@ -210,8 +206,6 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
         "clients have to have the same chance": len(pairs) < 0.8 * usual_pairs,
     }
 
-
-# -- 12.3 -------------------------------------------------------------------------------------
 
 #: Samples, epochs, and further arguments: none, then by name, then by place.
 LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
@@ -366,9 +360,6 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
             yield Mistake(twin(seed, n, epochs, *used).tolist(), said)
     said = f"expected one flat tensor with {len(right)} numbers, one for each weight"
     yield Mistake(has_other_length(len(right)), said)
-
-
-# -- 12.4 -------------------------------------------------------------------------------------
 
 
 #: By client: samples, and the change of the weights.

@@ -150,7 +150,8 @@ class Watched:
 
     def _seen(self) -> tuple[Tree, Tree]:
         """Return all files as they are, and with the content that was forced."""
-        seen, forced = {}, {}
+        seen = {}
+        forced = {}
         for path in sorted(self.folder.rglob("*")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
@@ -201,7 +202,8 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
     """
     for rank, moments in enumerate(ranks):
         for k, moment in enumerate(moments):
-            behind, ahead = [], []
+            behind = []
+            ahead = []
             for theirs in ranks:
                 # They have called what this rank knows, and done all that comes before.
                 must = [j for j, m in enumerate(theirs) if m["calls"] < moment["sure"]]

@@ -77,7 +77,8 @@ def _require(script: str | Path) -> None:
 def failure_times(mtbf: float, until: float, seed: int) -> list[float]:
     """Return times of independent failures, which come every `mtbf` seconds on the average."""
     draw = random.Random(seed)
-    now, times = 0.0, []
+    now = 0.0
+    times = []
     while now < until:
         now += draw.expovariate(1 / mtbf)
         times.append(now)

@@ -214,7 +214,8 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
 def resume(ranks: Ranks, report: Report) -> None:
     """Judge the losses of the resumed training by those of the twin, bit for bit."""
     for answer in report.answers(ranks, probe_resume, seed=report.seed):
-        rank, result = answer.rank, answer.value
+        rank = answer.rank
+        result = answer.value
         if not report.follow(rank, _captured(result)):
             continue
         for name in result["lacking"]:
@@ -409,7 +410,8 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
 def _wrong_states(
     steps: list[int], states_by_step: dict[int, list], place: int
 ) -> Iterator[Mistake]:
-    state, right = states_by_step[steps[place]], states_by_step[max(steps)]
+    state = states_by_step[steps[place]]
+    right = states_by_step[max(steps)]
     half = len(right) // 2
     columns = zip(*(states_by_step[step] for step in steps), strict=True)
     means = [
@@ -431,7 +433,8 @@ def _wrong_states(
 
 
 def _mean(answer: GroupAnswer) -> Iterator[Step]:
-    result, members = answer.value, answer.members
+    result = answer.value
+    members = answer.members
     given = [answer.case["each"][rank] for rank in members]
     shares = [of_rank["samples"] for of_rank in given]
     gradients = [torch.tensor(_flat(_model(of_rank["seed"]))) for of_rank in given]

@@ -1,4 +1,4 @@
-"""Checks of lab 09: shards, conjugate operators, Megatron's layers, traffic, a loss, experts.
+"""Checks of lab 09: Megatron's layers, traffic, a loss, DTensor; the other checks are imported.
 
 Answers are tried in groups of 1, 2 and 4 ranks, in double precision, forward and backward, and
 compared with the layer that was not split. What was communicated forward and backward is judged
@@ -72,7 +72,7 @@ from .sharded_layers import (
 
 @task("9.3", "the MLP, by columns and then by rows", points=3)
 def parallel_mlp(ranks: Ranks, report: Report) -> None:
-    """Equal to the MLP that was not split, with one all_reduce each way."""
+    """Judge the MLP by the one that was not split, and one all_reduce each way."""
     if _judge_layer(ranks, report, "ParallelMLP"):
         cases = [case | {"common": report.seed} for case in cases_apart(report)]
         judge_groups(ranks, report, probe_linears, cases, _both_linears)
@@ -94,7 +94,7 @@ def _linears() -> nn.Module:
 def probe_linears(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
 ) -> dict:
-    """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
+    """Return what `ColumnLinear` and `RowLinear` give alone, and what they communicate."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     linears = composed(common, [seed] * p, _linears)
     x = drawn(common + 1, 2, WIDE)
@@ -129,7 +129,7 @@ def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
 
 @task("9.4", "attention, by heads", points=2)
 def parallel_attention(ranks: Ranks, report: Report) -> None:
-    """Equal to the attention that was not split, with one all_reduce each way."""
+    """Judge the attention by the one that was not split, and one all_reduce each way."""
     _judge_layer(ranks, report, "ParallelAttention")
 
 
@@ -138,7 +138,7 @@ def parallel_attention(ranks: Ranks, report: Report) -> None:
 
 @task("9.6", "what travels in a step", points=2)
 def traffic(ranks: Ranks, report: Report) -> None:
-    """Numbers and bytes of other models than the notebook's."""
+    """Judge numbers and bytes of other models than the notebook's."""
     k = report.seed % 7
     # In the first case with several ranks p, the bytes of a number, the tokens and the number of
     # all_reduces (a multiple of 4) all differ. So a missing factor is recognized as what it is.
@@ -219,7 +219,7 @@ def probe_loss(
     first: int,
     labels: list,
 ) -> dict:
-    """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
+    """Return the loss by this rank's classes, and the gradient of its logits."""
     function = reading_answer(user_ns, "class_parallel_loss")
     labels_of_all = torch.tensor(labels)
     return both_ways(
@@ -242,7 +242,7 @@ def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
 
 @task("9.7", "extra mile: a loss over split classes", points=2)
 def class_parallel_loss(ranks: Ranks, report: Report) -> None:
-    """The cross entropy of all classes, and the gradient of this rank's logits."""
+    """Judge the cross entropy of all classes, and the gradient of this rank's logits."""
     runs = list(itertools.product(PARTITIONS, (1.0, 900.0)))
     for seed, (partition, scale) in zip(report.seeds(len(runs)), runs, strict=True):
         judge = functools.partial(_loss_of_classes, seed=seed, scale=scale)
@@ -416,7 +416,7 @@ def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
 
 @task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks: Ranks, report: Report) -> None:
-    """A block of the model: as the twin, with two all_reduces each way."""
+    """Judge a block of the model by its twin, and two all_reduces each way."""
     for size, seeds in {size: report.seeds(WORLD) for size in (4, 2)}.items():
         meshes = [list(range(k, k + size)) for k in range(0, WORLD, size) for _ in range(size)]
         # The first of a mesh is told the seeds of all its shards, the others their own.

@@ -93,7 +93,7 @@ def _memory_of_nan() -> Iterator[None]:
 def probe_experts(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, capacity: int
 ) -> dict:
-    """`expert_parallel` of this rank's tokens with this rank's expert."""
+    """Send this rank's tokens to the experts, both ways."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
     choice = routed.choice
@@ -183,8 +183,7 @@ def _judge(report: Report, case: dict[str, Any], members: list[int], values: lis
     twin = _twin(seeds_of(case, members), case["capacity"])
     for steps in (_output, _gradients):
         for place, rank in enumerate(members):
-            answer = GroupAnswer(case, members, place, values)
-            if not report.follow(rank, steps(twin, answer)):
+            if not report.follow(rank, steps(twin, GroupAnswer(case, members, place, values))):
                 return
 
 

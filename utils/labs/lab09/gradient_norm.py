@@ -86,7 +86,7 @@ def probe_clip(
     gradients: dict[str, list],
     most: float,
 ) -> dict:
-    """`clip_gradients` of a model of shards and replicas; one parameter has no gradient."""
+    """Clip gradients of a model of shards and replicas; one parameter has no gradient."""
     model = nn.ParameterDict()
     for name, rows in gradients.items():
         rows_of_rank = torch.tensor(rows, dtype=torch.float64)
@@ -122,7 +122,7 @@ def _hint_zeros(case: dict[str, Any]) -> str:
 
 @task("9.5", "the norm of all gradients", points=2)
 def clip_gradients(ranks: Ranks, report: Report) -> None:
-    """The norm of the whole model on each rank, and all gradients scaled by it."""
+    """Judge the norm of the whole model on each rank, and all gradients scaled by it."""
     # Not the same each time: who knows the bound, or was alone before, does not know the norm.
     # Below half of it, so that a rank's own norm is above the bound, too.
     draw = random.Random(report.seed)

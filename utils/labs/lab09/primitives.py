@@ -46,7 +46,7 @@ WIDE, NARROW = 8, 12  # of the layer that is cut
 def probe_shards(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
 ) -> dict:
-    """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
+    """Cut a layer both ways; return numbers, and how much memory lies behind them."""
     linear = _layer(seed, partition)
     result = {}
     for name in ("column_shard", "row_shard"):
@@ -78,7 +78,7 @@ def _layer(seed: int, partition: Partition) -> nn.Linear:
 
 @task("9.1", "the shards of a layer", points=2)
 def shards(ranks: Ranks, report: Report) -> None:
-    """Blocks of rows or columns of the weight, with the bias that belongs to them."""
+    """Judge blocks of rows or columns of the weight, with the bias that belongs to them."""
     cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
     judge_groups(ranks, report, probe_shards, cases, _shards)
 
@@ -151,7 +151,7 @@ _SHAPE = (3, 4)
 def probe_operators(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
 ) -> dict:
-    """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
+    """Call f and g with this rank's numbers, and with a gradient that is used twice."""
     named = keywords(partition, group)
     x = drawn(seed, *_SHAPE)
     upstream = drawn(seed + 50, *_SHAPE)
@@ -185,7 +185,7 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
 
 @task("9.2", "the conjugate operators f and g", points=3)
 def operators(ranks: Ranks, report: Report) -> None:
-    """One does nothing forward and sums backward; the other the reverse."""
+    """Judge whether f sums backward only, and g forward only."""
     judge_groups(ranks, report, probe_operators, cases_apart(report), _operators)
 
 

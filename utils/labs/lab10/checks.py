@@ -1,4 +1,4 @@
-"""Checks of lab 10: stages, schedules as data, an executor, weight stashing.
+"""Checks of lab 10: schedules as data, weight stashing; those of pipelines are imported.
 
 Schedules are judged as data, by a planner of our own. What communicates is tried in pipelines of
 1 to 4 stages in double precision, and compared with the model that was not split. The order of
@@ -73,7 +73,7 @@ def _judge_schedules(
 
 @task("10.2", "the schedule of GPipe", points=1)
 def gpipe_schedule(ranks: Ranks, report: Report) -> None:
-    """All forwards, then all backwards in reverse."""
+    """Judge all forwards, then all backwards in reverse."""
     sizes = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2), (7, 12))
     _judge_schedules(ranks, report, sizes, gpipe, wrong_gpipes)
 
@@ -87,7 +87,7 @@ NEVER_PLANNED = (
 
 
 def probe_plans(user_ns: dict, *, rank: int, cases: list) -> list:
-    """`plan` of schedules, and whether they are as they were."""
+    """Return plans of schedules, and whether these are as they were."""
     plans = []
     for schedule, times in cases:
         pairs = [[(kind, k) for kind, k in actions] for actions in schedule]
@@ -115,7 +115,7 @@ IN_ORDER = ("F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1", "F0 F2 B2 F1 B1 B0\nF2 B2 F
 
 @task("10.3", "plan a schedule", points=3)
 def plan_schedule(ranks: Ranks, report: Report) -> None:
-    """Times by the two rules; None for what can never be completed."""
+    """Judge times by the two rules; None for what can never be completed."""
     legal = [
         (gpipe(3, 2), ()),
         (one_f_one_b(4, 5), (3, 4)),
@@ -162,7 +162,7 @@ WAVES = "F0 F1 B0 F2 F3 F4 B1 B2 B3 B4\nF0 B0 F1 F2 F3 B1 B2 F4 B3 B4"
 
 
 def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
-    """What `bubble` and `most_held` return, for spans and actions that are tuples."""
+    """Return bubbles and counts, for spans and actions that are tuples."""
     results = []
     for name, rows in calls:
         if name == "most_held":
@@ -176,7 +176,7 @@ def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
 
 @task("10.4", "the bubble and the activations held", points=2)
 def count(ranks: Ranks, report: Report) -> None:
-    """Shares and counts of schedules, planned and measured."""
+    """Judge shares and counts of schedules, planned and measured."""
     cases = _count_cases(report.seed)
     calls = [[case.name, *case.arguments] for case in cases]
     for answer in report.answers(ranks, probe_counts, calls=calls):
@@ -219,7 +219,7 @@ def _count_cases(seed: int) -> list[Case]:
 
 @task("10.5", "the schedule of 1F1B", points=2)
 def one_f_one_b_schedule(ranks: Ranks, report: Report) -> None:
-    """Warm-up, one forward and one backward in turn, drain."""
+    """Judge warm-up, one forward and one backward in turn, drain."""
     sizes = ((4, 8), (4, 2), (3, 3), (1, 3), (2, 5), (7, 12))
     _judge_schedules(ranks, report, sizes, one_f_one_b, wrong_one_f_one_bs)
 
@@ -268,7 +268,7 @@ class StashLog:
 
 
 def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse: bool) -> dict:
-    """`Stashed` on all stages of a pipeline in this process."""
+    """Run `Stashed` on all stages of a pipeline in this process."""
     kind = answer_named(user_ns, "Stashed")
     stages: list[Piece] = []
     logs = [StashLog() for _ in range(p)]
@@ -314,7 +314,7 @@ WRONG_STASHES = {
 
 @task("10.7", "weight stashing", points=4)
 def stashing(ranks: Ranks, report: Report) -> None:
-    """PipeDream: its weights, its versions, its memory."""
+    """Judge the weights, the versions, and the memory of PipeDream."""
     for p, n, reverse in ((4, 7, False), (1, 3, False), (3, 5, False), (2, 1, False), (2, 4, True)):
         case = {"seed": report.seed, "p": p, "n": n, "reverse": reverse}
         answers = report.answers(ranks, probe_stash, **case)

@@ -52,7 +52,7 @@ BYTES = 8  # of a float64
 def probe_naive(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
 ) -> dict:
-    """One minibatch of n samples through the stages. Each has layers of its own seed."""
+    """Run a minibatch of n samples through the stages. Each has layers of its own seed."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     piece = Piece(seed, place, p)
     x, labels = drawn(seed, n)
@@ -77,7 +77,7 @@ def probe_naive(
 
 @task("10.1", "one minibatch through the stages", points=2)
 def train_naively(ranks: Ranks, report: Report) -> None:
-    """The twin's gradients, with four messages at most."""
+    """Judge gradients by the twin's, and messages, of which there are four at most."""
     each = to_each(seed=report.seeds(WORLD))
     runs = zip(PARTITIONS, ((24, False), (17, False), (9, True)), strict=True)
     cases = [
@@ -284,7 +284,7 @@ def explained(report: Report) -> None:
 def probe_run(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, schedules: dict
 ) -> list:
-    """Schedules for as many stages as this group has."""
+    """Run schedules for as many stages as this group has."""
     from torch_mpi.record import log
 
     place, p = dist.get_rank(group), dist.get_world_size(group)
@@ -326,7 +326,7 @@ def _is_early(call: Any, times: list[float]) -> bool:
 
 @task("10.6", "an executor of schedules", points=4)
 def execute(ranks: Ranks, report: Report) -> None:
-    """Any legal schedule: its order, messages, memory; the twin's gradients."""
+    """Judge order, messages, and memory of legal schedules, and gradients by the twin's."""
     usual = {p: usual_runs(p) for p in (1, 2, 3, 4)}
     odd = {WORLD: odd_runs(WORLD)}
     cases = [

@@ -1,4 +1,4 @@
-"""Checks of lab 11: meshes of ranks, two axes at once; the other tasks' checks are imported.
+"""Checks of lab 11: two axes at once; the other tasks' checks are imported.
 
 All models are small, are in double precision, and are compared with a twin that is not split.
 Groups and bytes are exact. No verdict depends on times.
@@ -447,11 +447,11 @@ def _wrong_clips(case: dict[str, Any], rank: int) -> Iterator[Mistake]:
         f"a sum over the replicas: divide by {n}": n * row * factor,
     }
     if factor < 1:
-        said = "the gradients were not clipped: multiply each by most / norm, in place"
-        wrong = {said: row} | wrong | {"clipped twice": row * factor**2}
+        text = "the gradients were not clipped: multiply each by most / norm, in place"
+        wrong = {text: row} | wrong | {"clipped twice": row * factor**2}
     else:
-        said = "the norm is smaller than most, and the gradients were made longer: leave them"
-        wrong = {said: row * (most / norm)} | wrong
+        text = "the norm is smaller than most, and the gradients were made longer: leave them"
+        wrong = {text: row * (most / norm)} | wrong
     yield from table(wrong)
 
 

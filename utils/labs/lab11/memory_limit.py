@@ -110,8 +110,7 @@ def _train(
     rows = [row.requires_grad_() for row in rows]
     optimizers = [torch.optim.Adam([row], lr=RATE, foreach=False) for row in rows]
     for row, optimizer, (first, second) in zip(rows, optimizers, moments, strict=False):
-        state = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
-        optimizer.state[row] = state
+        optimizer.state[row] = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
     return [step_on("cpu", rows, optimizers, Layers(sizes, x, labels)) for _ in range(STEPS)]
 
 

@@ -356,10 +356,10 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
     }
     for name, used in hard_coded.items():
         if used != (rate, batch):
-            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
-            yield Mistake(twin(seed, n, epochs, *used).tolist(), said)
-    said = f"expected one flat tensor with {len(right)} numbers, one for each weight"
-    yield Mistake(has_other_length(len(right)), said)
+            text = f"this is what the usual {name} of the lab would give: use the argument {name}"
+            yield Mistake(twin(seed, n, epochs, *used).tolist(), text)
+    text = f"expected one flat tensor with {len(right)} numbers, one for each weight"
+    yield Mistake(has_other_length(len(right)), text)
 
 
 #: By client: samples, and the change of the weights.
@@ -372,9 +372,8 @@ def _updates(seed: int, counts: dict[int, float]) -> tuple[Tensor, Updates]:
     size = 5 + len(counts)
     weights = torch.randn(size, generator=draw)
     # The update of client 1 is zero; the client counts like the others.
-    return weights, {
-        c: (n, torch.randn(size, generator=draw) * (c != 1)) for c, n in counts.items()
-    }
+    deltas = {c: torch.randn(size, generator=draw) * (c != 1) for c in counts}
+    return weights, {c: (counts[c], delta) for c, delta in deltas.items()}
 
 
 def _counts(seed: int) -> list[dict[int, float]]:
@@ -409,8 +408,7 @@ def fedavg(ranks: Ranks, report: Report) -> None:
 
 
 def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
-    cases = zip(_counts(seed), results, strict=True)
-    for counts, (new_weights, same_weights, untouched) in cases:
+    for counts, (new_weights, same_weights, untouched) in zip(_counts(seed), results, strict=True):
         weights, updates = _updates(seed, counts)
         about = f"updates of clients {list(counts)} with n = {list(counts.values())}"
         expected = (weights + _mean(weights, updates)).tolist()

@@ -344,8 +344,7 @@ def interval(ranks: Ranks, report: Report) -> None:
         save = seconds * draw.uniform(1, 60)
         mtbf = seconds * draw.uniform(600, 90_000)
         right = math.sqrt(2 * save * mtbf)
-        mistakes = _wrong_intervals(save, mtbf)
-        cases.append(Case("young", [save, mtbf], right, mistakes, "seconds"))
+        cases.append(Case("young", [save, mtbf], right, _wrong_intervals(save, mtbf), "seconds"))
     judge_calls(ranks, report, cases)
     if any(kind == "silent" for _, kind, _ in report.found):
         report.problem(

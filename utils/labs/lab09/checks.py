@@ -1,4 +1,4 @@
-"""Checks of lab 09: shards, conjugate operators, Megatron's layers, traffic, a loss, experts.
+"""Checks of lab 09: Megatron's layers, traffic, a loss, DTensor; the other checks are imported.
 
 Answers are tried in groups of 1, 2 and 4 ranks, in double precision, forward and backward, and
 compared with the layer that was not split. What was communicated forward and backward is judged
@@ -10,8 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -32,20 +31,21 @@ from utils.checks.groups import (
     keywords,
     on,
     places,
-    tried,
 )
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
+from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, number, reading_answer, recorded
+from utils.checks.probe import answer_named, reading_answer
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks, Reply
 
-from . import experts
+from .experts import expert_parallel as expert_parallel
+from .gradient_norm import clip_gradients as clip_gradients
+from .primitives import NARROW, WIDE
+from .primitives import operators as operators
+from .primitives import shards as shards
 from .sharded_layers import (
     BYTES,
-    EXACT,
-    FROZEN,
     HEADS,
     HIDDEN,
     INPUT,
@@ -58,10 +58,8 @@ from .sharded_layers import (
     flat,
     flat_table,
     layer_of,
-    made_module,
     numbers,
     numbers_of,
-    of_size,
     probe_layer,
     seeds_of,
     shapes,
@@ -69,241 +67,12 @@ from .sharded_layers import (
     uncut,
 )
 
-# -- 9.1: shards ------------------------------------------------------------------------------
-
-WIDE, NARROW = 8, 12  # of the layer that is cut
-
-
-@in_group
-def probe_shards(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
-) -> dict:
-    """Both ways to cut a layer: numbers, shapes, and how much memory lies behind them."""
-    linear = _layer(seed, partition)
-    result = {}
-    for name in ("column_shard", "row_shard"):
-        pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
-        result[name] = _about(pair, linear) | {"calls": calls}
-    return result
-
-
-def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
-    """Return what the kernel learns of a weight and a bias, which were cut from a layer."""
-    tensors = [shard for shard in pair if isinstance(shard, Tensor)]
-    places_of_layer = {linear.weight.data_ptr(), linear.bias.data_ptr()}
-    return {
-        "values": [t.detach().tolist() if isinstance(t, Tensor) else None for t in pair],
-        "kept": [shard.untyped_storage().nbytes() > shard.nbytes for shard in tensors],
-        "same": any(shard.data_ptr() in places_of_layer for shard in tensors),
-        "graph": any(shard.grad_fn is not None for shard in tensors),
-        "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
-    }
-
-
-def _layer(seed: int, partition: Partition) -> nn.Linear:
-    """Return what is cut; a larger layer where there is no group."""
-    larger = 4 * (partition is None)
-    return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
-
-
-@task("9.1", "the shards of a layer", points=2)
-def shards(ranks: Ranks, report: Report) -> None:
-    """Blocks of rows or columns of the weight, with the bias that belongs to them."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
-    judge_groups(ranks, report, probe_shards, cases, _shards)
-
-
-def _shards(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what both functions have to return on a rank."""
-    p, place = len(answer.members), answer.place
-    linear = _layer(answer.case["seed"], answer.case["partition"])
-    weight, bias = linear.weight.detach(), linear.bias.detach()
-    for name, cut in (("column_shard", 0), ("row_shard", 1)):
-        where = f"{name} {on(answer.members)}"
-        result = answer.value[name]
-        yield communication(result["calls"], only())
-        part = weight.chunk(p, cut)[place].tolist()
-        mistakes = _wrong_weights(weight, cut, p, place)
-        yield value(result["values"][0], part, mistakes, what=f"{where}: weight", tolerance=EXACT)
-        own_bias = bias if cut else bias.chunk(p)[place]
-        mistakes = _wrong_biases(bias, cut, p, place)
-        yield numbers(result["values"][1], own_bias, mistakes, where=f"{where}: bias")
-        kept = any(result["kept"])
-        view = kept and p > 1
-        wrong = {
-            "the shard is a view, and the whole weight stays in memory behind it: clone()": view,
-            "this is the layer's own memory: what changes the shard changes the layer, "
-            "clone()": result["same"] and not kept,
-            "the shard hangs on the graph of the whole layer: detach()": result["graph"],
-            FROZEN: result["frozen"],
-        }
-        yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
-
-
-def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
-    turned = weight.chunk(p, cut)[place].T
-    transposed = {"the weight is transposed: leave it as PyTorch has it, [out, in]": turned}
-    if p == 1:
-        return table(transposed)
-    by_mistake = {
-        "the weight is cut along the other dimension. PyTorch's weight is [out, in]: the columns "
-        "of the matrix that x is multiplied by are the rows of it": weight.chunk(p, 1 - cut)[place],
-        "this is the whole weight: take this rank's block": weight,
-        f"every {p}-th line was taken. Take one block: the lines of an attention head belong "
-        "together": weight[:, place::p] if cut else weight[place::p],
-    }
-    return table(by_mistake | transposed)
-
-
-def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
-    part = bias.chunk(p)[place]
-    right = bias if cut else part
-    by_mistake = {
-        "the bias is divided by the number of ranks. That would do, if it were added before the "
-        "sum; this one is added once, afterwards": bias / p,
-        "the bias is zero here: it is replicated, as every rank adds it after the sum": 0 * right,
-    }
-    if p == 1:
-        return table(by_mistake)
-    if cut:
-        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
-    else:
-        other = {"the whole bias: a rank has a bias for its own outputs only": bias}
-    return table(other | by_mistake)
-
-
-# -- 9.2: f and g -----------------------------------------------------------------------------
-
-_SHAPE = (3, 4)
-
-
-@in_group
-def probe_operators(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
-) -> dict:
-    """f and g of this rank's numbers; of a gradient that is not contiguous, or used twice."""
-    named = keywords(partition, group)
-    x = drawn(seed, *_SHAPE)
-    upstream = drawn(seed + 50, *_SHAPE)
-    return {name: _operated(answer_named(user_ns, name), named, x, upstream) for name in ("f", "g")}
-
-
-def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> dict[str, Any]:
-    """Return what an operator gives in four calls, and what it changes."""
-    operator = functools.partial(function, **named)
-    copy = x.clone()
-    shared = upstream.clone()
-    result = both_ways(operator, x, upstream)
-    earlier, again = recorded(operator, copy)
-    before = flat(earlier)
-    turned = both_ways(lambda t: operator(t.t()).t(), x, upstream)
-    y, calls = recorded(operator, (x + 1).requires_grad_())
-    function(x.clone(), None)  # with other ranks, between forward and backward
-    later = []
-    if isinstance(y, Tensor) and y.requires_grad:
-        later = recorded(y.backward, shared)[1]
-    size = dist.get_world_size(named.get("group"))
-    return result | {
-        "calls again": again + turned["forward"] + turned["backward"] + calls + later,
-        "input changed": not torch.equal(copy, x),
-        "upstream changed": not torch.equal(shared, upstream),
-        "overwritten": before != flat(earlier),
-        "of the last call": any(len(call["group"]) != size for call in later),
-        "turned": [turned["y"], turned["dx"]],
-    }
-
-
-@task("9.2", "the conjugate operators f and g", points=3)
-def operators(ranks: Ranks, report: Report) -> None:
-    """One does nothing forward and sums backward; the other the reverse."""
-    judge_groups(ranks, report, probe_operators, cases_apart(report), _operators)
-
-
-def _operators(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what f and g have to do on a rank."""
-    seeds = seeds_of(answer.case, answer.members)
-    inputs = {"y": [drawn(seed, *_SHAPE) for seed in seeds]}
-    inputs["dx"] = [drawn(seed + 50, *_SHAPE) for seed in seeds]
-    yield from _operator(answer, "f", "dx", inputs)
-    yield from _operator(answer, "g", "y", inputs)
-
-
-#: When an operator gives its result, and the gradient of its input.
-_WHEN = {"y": "forward", "dx": "backward"}
-
-
-#: What an operator must not do, by its name in the reply.
-_HARM = {
-    "input changed": "its input has changed. Others may still need it: sum a clone",
-    "upstream changed": "the gradient that came in has changed. Others in the graph use that "
-    "tensor, too: sum a clone",
-    "overwritten": "a second call has changed the result of the first. Return a new tensor each "
-    "time",
-    "of the last call": "backward sums over the group of a later call. Keep the group in ctx",
-}
-
-
-def _operator(
-    answer: GroupAnswer, name: str, summed: str, inputs: dict[str, list[Tensor]]
-) -> Iterator[Step]:
-    """Yield what an operator has to do that sums either its result or the gradient.
-
-    Args:
-        summed: which of the two, by its name in the reply.
-        inputs: of each of the two, what the ranks of the group hand in.
-    """
-    members, result = answer.members, answer.value[name]
-    allowed = only("all_reduce"), inside(members)
-    right = {key: sum(of) if key == summed else of[answer.place] for key, of in inputs.items()}
-    for key, when in _WHEN.items():
-        calls = result[when]
-        where = f"{name} {when} {on(members)}"
-        yield communication(calls, *allowed, waited)
-        mistakes = _wrong_operators(name, key, summed, inputs[key], answer.place)
-        yield numbers(result[key], right[key], mistakes, where=where)
-        once = made("all_reduce", int(key == summed), f" {when} in {name}")
-        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), where))
-    yield facts({f"{name}: {text}": result[key] for key, text in _HARM.items()})
-    turned = [numbers_of(right[key]) for key in _WHEN]
-    text = f"{name} of a transposed tensor, whose memory has another order"
-    yield value(result["turned"], turned, what=text)
-    times = 2 if name == "f" else 3  # of three calls, two with backward
-    more = made("all_reduce", times, f" in three more calls of {name}")
-    yield communication(result["calls again"], *allowed, more, waited)
-
-
-def _wrong_operators(
-    name: str, key: str, summed: str, inputs: list[Tensor], place: int
-) -> list[Mistake]:
-    p = len(inputs)
-    missing = Mistake(
-        lambda gradient: gradient is None,
-        "there is no gradient for x: backward returns one value for each argument of forward, that "
-        "of x first",
-    )
-    if key == summed:
-        right, wrong = sum(inputs), inputs[place]
-        text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
-    else:
-        right, wrong = inputs[place], sum(inputs)
-        text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
-        text += f"{_WHEN[key]} it hands on what it gets"
-    by_mistake = {
-        text: wrong,
-        "this is the mean; the parts of a sum are added": right / p,
-        f"this is {p} times what it should be": right * p,
-    }
-    return [missing, *flat_table(by_mistake)]
-
-
 # -- 9.3 and 9.4: the layers ------------------------------------------------------------------
 
 
 @task("9.3", "the MLP, by columns and then by rows", points=3)
 def parallel_mlp(ranks: Ranks, report: Report) -> None:
-    """Equal to the MLP that was not split, with one all_reduce each way."""
+    """Judge the MLP by the one that was not split, and one all_reduce each way."""
     if _judge_layer(ranks, report, "ParallelMLP"):
         cases = [case | {"common": report.seed} for case in cases_apart(report)]
         judge_groups(ranks, report, probe_linears, cases, _both_linears)
@@ -325,7 +94,7 @@ def _linears() -> nn.Module:
 def probe_linears(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
 ) -> dict:
-    """`ColumnLinear` and `RowLinear` alone: results, and what they communicate."""
+    """Return what `ColumnLinear` and `RowLinear` give alone, and what they communicate."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     linears = composed(common, [seed] * p, _linears)
     x = drawn(common + 1, 2, WIDE)
@@ -360,202 +129,8 @@ def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
 
 @task("9.4", "attention, by heads", points=2)
 def parallel_attention(ranks: Ranks, report: Report) -> None:
-    """Equal to the attention that was not split, with one all_reduce each way."""
+    """Judge the attention by the one that was not split, and one all_reduce each way."""
     _judge_layer(ranks, report, "ParallelAttention")
-
-
-# -- 9.5: the norm of all gradients ------------------------------------------------------------
-
-#: Of each parameter, the shape of the whole one, and whether it is cut (its rows, not evenly).
-PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
-
-
-class Gradients:
-    """Gradients of a model on p ranks, by the seed of the whole ones; for the seed 0 all are 0.
-
-    Attributes:
-        shards: the squares of the norms of what is cut, of each rank.
-        rest: those of what all ranks have.
-        norm: of all.
-    """
-
-    def __init__(self, seed: int, p: int):
-        self.p = p
-        self.whole = {
-            name: (seed > 0) * drawn(seed + k, *shape)
-            for k, (name, (shape, _)) in enumerate(PARAMETERS.items())
-        }
-        squares = [
-            {name: part.square().sum().item() for name, part in self.of_rank(place).items()}
-            for place in range(p)
-        ]
-        self.shards = [[row[name] for name in row if PARAMETERS[name][1]] for row in squares]
-        self.rest = [x for name, x in squares[0].items() if not PARAMETERS[name][1]]
-        self.norm = math.sqrt(sum(map(sum, self.shards)) + sum(self.rest))
-
-    def of_rank(self, place: int) -> dict[str, Tensor]:
-        """Return what the rank at a place has: its rows of what is cut, and all of the rest."""
-        return {
-            name: self.whole[name].tensor_split(self.p)[place] if is_cut else self.whole[name]
-            for name, (_, is_cut) in PARAMETERS.items()
-        }
-
-    def scaled(self, place: int, cut: float, rest: float) -> list[list[float]]:
-        """Return the numbers of a rank, by factors for what is cut and for the rest."""
-        return [
-            numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
-            for name, tensor in self.of_rank(place).items()
-        ]
-
-    def norm_of_rank(self, place: int) -> float:
-        """Return the norm of what the rank at a place has."""
-        return math.sqrt(sum(self.shards[place]) + sum(self.rest))
-
-
-@in_group
-def probe_clip(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    gradients: dict[str, list],
-    most: float,
-) -> dict:
-    """`clip_gradients` of a model of shards and replicas; one parameter has no gradient."""
-    model = nn.ParameterDict()
-    for name, rows in gradients.items():
-        rows_of_rank = torch.tensor(rows, dtype=torch.float64)
-        model[name] = nn.Parameter(torch.zeros_like(rows_of_rank))
-        model[name].grad = rows_of_rank
-    model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    function = answer_named(user_ns, "clip_gradients")
-    is_cut = {"a", "c"}.__contains__
-    norm, calls = recorded(function, model, is_cut, most, **keywords(partition, group))
-    return {
-        "norm": number(norm),
-        "calls": calls,
-        "gradients": [flat(model[name].grad) for name in gradients],
-        "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
-    }
-
-
-def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
-    """Return a case of gradients of this seed, and of a bound that is a share of their norm."""
-    each = []
-    for place, p in places(partition):
-        gradients = Gradients(seed, p)
-        rows = {name: tensor.tolist() for name, tensor in gradients.of_rank(place).items()}
-        each.append({"gradients": rows, "most": share * (gradients.norm or 1)})
-    return {"partition": partition, "each": each}
-
-
-def _hint_zeros(case: dict[str, Any]) -> str:
-    """Return what to say of an error where all gradients are 0."""
-    zeros = not any(map(any, case["each"][0]["gradients"]["a"]))
-    return "all gradients are 0, and so is their norm: don't divide by it" if zeros else ""
-
-
-@task("9.5", "the norm of all gradients", points=2)
-def clip_gradients(ranks: Ranks, report: Report) -> None:
-    """The norm of the whole model on each rank, and all gradients scaled by it."""
-    # Not the same each time: who knows the bound, or was alone before, does not know the norm.
-    # Below half of it, so that a rank's own norm is above the bound, too.
-    draw = random.Random(report.seed)
-    seeds = report.seeds(2 * len(PARTITIONS))
-    shares = [draw.uniform(low, 2 * low) for low in (0.2, 1.2) for _ in PARTITIONS]
-    # A bound that the norm is above and a rank's own is not; then all gradients are 0.
-    seeds += [report.seed, 0]
-    shares += [draw.uniform(0.9, 0.97), 1.5]
-    among = (*PARTITIONS * 2, PARTITIONS[0], None)
-    for seed, partition, share in zip(seeds, among, shares, strict=True):
-        judge = functools.partial(_clipped, seed=seed, share=share)
-        case = _clip_case(seed, partition, share)
-        if not judge_groups(ranks, report, probe_clip, [case], judge, _hint_zeros):
-            break
-
-
-def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
-    """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
-    members, place, result = answer.members, answer.place, answer.value
-    gradients = Gradients(seed, len(members))
-    where = f"{on(members)}, bound {'below' if share < 1 else 'above'}"
-    yield communication(result["calls"], only("all_reduce"), inside(members), waited)
-    yield value(
-        result["norm"],
-        gradients.norm,
-        [NO_NUMBER, *_wrong_norms(gradients, place, share)],
-        what=f"the norm {where}",
-        form="the norm, a number",
-    )
-    factor = min(share, 1)
-    scaled = gradients.scaled(place, factor, factor)
-    mistakes = _wrong_scales(gradients, place, share)
-    yield value(result["gradients"], scaled, mistakes, what=f"gradients {where}")
-    text = "a parameter without a gradient has changed, or got one: leave out those whose grad is "
-    yield facts({f"{where}: {text}None": not result["unused"]})
-    yield communication(result["calls"], made("all_reduce", 1), _one_number)
-
-
-def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake]:
-    p = gradients.p
-    every = sum(map(sum, gradients.shards))
-    replicated = sum(gradients.rest)
-    of_ranks = [gradients.norm_of_rank(k) for k in range(p)]
-    of_shards = [sum(map(math.sqrt, squares)) for squares in gradients.shards]
-    of_rest = sum(map(math.sqrt, gradients.rest))
-    of_all = sum(of_shards) + of_rest
-    mean = math.sqrt(every / p + replicated)
-    norms = {
-        "this is the norm of what this rank has: the squares of the other ranks' shards are "
-        "missing": of_ranks[place],
-        f"replicated parameters are counted {p} times, once for each rank: their squares are added "
-        "after the all_reduce": math.sqrt(every + p * replicated),
-        "the replicated parameters are missing": math.sqrt(every),
-        "the shards are missing": math.sqrt(replicated),
-        "this is the square of the norm": every + replicated,
-        "norms were added; squares are, and the root comes last": sum(of_ranks),
-        "norms of the parameters were added; squares are, and the root comes last": of_all,
-        "norms of the parameters of this rank were added; squares are, over all ranks, and the "
-        "root comes last": of_shards[place] + of_rest,
-        "the mean over the ranks; the squares of shards are added": mean,
-        "this is the norm after clipping; the one before is asked for": share * gradients.norm,
-    }
-    return table({text: norm for text, norm in norms.items() if abs(norm - gradients.norm) > 1e-9})
-
-
-def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistake]:
-    norm = gradients.norm
-    right = min(share, 1)
-    by_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
-    factors = {
-        "nothing was scaled, though the norm is above the bound": 1.0,
-        "the gradients were scaled, though the norm is not above the bound": share,
-        "divided by the norm, but not multiplied by the bound": 1 / (norm or 1),
-        "multiplied by the bound, but not divided by the norm": share * norm,
-        "scaled twice": right**2,
-        "scaled by the norm of what this rank has; the ranks' replicas now differ": by_rank,
-        "the gradients are gone": 0.0,
-    }
-    pairs = {  # of what is cut, and of the rest
-        **{text: (factor, factor) for text, factor in factors.items()},
-        "only the shards were scaled: multiply the replicated gradients as well": (right, 1),
-        "only the replicated gradients were scaled: multiply the shards as well": (1, right),
-    }
-    return [
-        Mistake(gradients.scaled(place, *pair), text)
-        for text, pair in pairs.items()
-        if max(abs(factor - right) for factor in pair) > 1e-9
-    ]
-
-
-def _one_number(calls: Calls) -> str | None:
-    """Say of calls in which more than one number travels that one is enough."""
-    for call in calls:
-        if call["nbytes"] > BYTES:
-            size = call["nbytes"]
-            return f"an all_reduce of {size} bytes: one number is enough, the sum of squares"
-    return None
 
 
 # -- 9.6: what travels ------------------------------------------------------------------------
@@ -563,7 +138,7 @@ def _one_number(calls: Calls) -> str | None:
 
 @task("9.6", "what travels in a step", points=2)
 def traffic(ranks: Ranks, report: Report) -> None:
-    """Numbers and bytes of other models than the notebook's."""
+    """Judge numbers and bytes of other models than the notebook's."""
     k = report.seed % 7
     # In the first case with several ranks p, the bytes of a number, the tokens and the number of
     # all_reduces (a multiple of 4) all differ. So a missing factor is recognized as what it is.
@@ -644,7 +219,7 @@ def probe_loss(
     first: int,
     labels: list,
 ) -> dict:
-    """`class_parallel_loss` of this rank's classes, and the gradient of its logits."""
+    """Return the loss by this rank's classes, and the gradient of its logits."""
     function = reading_answer(user_ns, "class_parallel_loss")
     labels_of_all = torch.tensor(labels)
     return both_ways(
@@ -667,7 +242,7 @@ def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
 
 @task("9.7", "extra mile: a loss over split classes", points=2)
 def class_parallel_loss(ranks: Ranks, report: Report) -> None:
-    """The cross entropy of all classes, and the gradient of this rank's logits."""
+    """Judge the cross entropy of all classes, and the gradient of this rank's logits."""
     runs = list(itertools.product(PARTITIONS, (1.0, 900.0)))
     for seed, (partition, scale) in zip(report.seeds(len(runs)), runs, strict=True):
         judge = functools.partial(_loss_of_classes, seed=seed, scale=scale)
@@ -678,7 +253,8 @@ def class_parallel_loss(ranks: Ranks, report: Report) -> None:
 
 def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[Step]:
     """Yield what the loss and the gradient have to be on a rank, and how much may travel."""
-    members, result = answer.members, answer.value
+    members = answer.members
+    result = answer.value
     p, place = len(members), answer.place
     logits, labels = _logits(seed, scale)
     logits.requires_grad_()
@@ -840,7 +416,7 @@ def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
 
 @task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks: Ranks, report: Report) -> None:
-    """A block of the model: as the twin, with two all_reduces each way."""
+    """Judge a block of the model by its twin, and two all_reduces each way."""
     for size, seeds in {size: report.seeds(WORLD) for size in (4, 2)}.items():
         meshes = [list(range(k, k + size)) for k in range(0, WORLD, size) for _ in range(size)]
         # The first of a mesh is told the seeds of all its shards, the others their own.
@@ -896,15 +472,3 @@ def _wrong_reductions(result: dict[str, Any], where: str) -> dict[str, object]:
         "all three": backward > 2,
         f"{where}: {backward} all_reduces backward, expected 2": backward < 2,
     }
-
-
-# -- 9.9: experts -----------------------------------------------------------------------------
-
-
-@task("9.9", "experts on other ranks", points=2)
-def expert_parallel(ranks: Ranks, report: Report) -> None:
-    """Tokens go to their experts and come back; those beyond the capacity stay behind."""
-    cases = [case | {"capacity": c} for case in cases_apart(report) for c in experts.CAPACITIES]
-    cases.append(cases_apart(report)[2] | {"capacity": experts.MANY})
-    for case, members, results in tried(ranks, report, experts.probe_experts, cases):
-        experts.judge(report, case, members, results)

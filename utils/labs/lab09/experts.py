@@ -1,4 +1,4 @@
-"""What the check of expert parallelism asks: tokens travel to experts on other ranks, and back.
+"""Check of expert parallelism in lab 09: tokens travel to experts on other ranks, and back.
 
 The twin has all experts and does without communication.
 """
@@ -16,15 +16,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.calls import Calls, Rule, inside, only
-from utils.checks.groups import Group, GroupAnswer, Partition, in_group, keywords, on
+from utils.checks.groups import Group, GroupAnswer, Partition, in_group, keywords, on, tried
 from utils.checks.mistakes import Mistake, one_of
 from utils.checks.probe import reading_answer
 from utils.checks.steps import Step, communication
-from utils.checks.task import Report
+from utils.checks.task import Report, task
+from utils.cluster.questions import Ranks
 
 from .sharded_layers import (
     BYTES,
     both_ways,
+    cases_apart,
     drawn,
     flat,
     flat_table,
@@ -91,7 +93,7 @@ def _memory_of_nan() -> Iterator[None]:
 def probe_experts(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, capacity: int
 ) -> dict:
-    """`expert_parallel` of this rank's tokens with this rank's expert."""
+    """Send this rank's tokens to the experts, both ways."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
     choice = routed.choice
@@ -164,7 +166,16 @@ def _twin(seeds: Sequence[int], capacity: int) -> Twin:
     return Twin(modules, routed, outputs, ys)
 
 
-def judge(report: Report, case: dict[str, Any], members: list[int], values: list[dict]) -> None:
+@task("9.9", "experts on other ranks", points=2)
+def expert_parallel(ranks: Ranks, report: Report) -> None:
+    """Judge tokens that go to their experts and back; those beyond the capacity stay behind."""
+    cases = [case | {"capacity": c} for case in cases_apart(report) for c in CAPACITIES]
+    cases.append(cases_apart(report)[2] | {"capacity": MANY})
+    for case, members, values in tried(ranks, report, probe_experts, cases):
+        _judge(report, case, members, values)
+
+
+def _judge(report: Report, case: dict[str, Any], members: list[int], values: list[dict]) -> None:
     """Judge outputs, gradients and traffic of all ranks of a group, until one is wrong.
 
     All outputs come first: one that is right by chance has gradients of others' wrong ones.
@@ -172,8 +183,7 @@ def judge(report: Report, case: dict[str, Any], members: list[int], values: list
     twin = _twin(seeds_of(case, members), case["capacity"])
     for steps in (_output, _gradients):
         for place, rank in enumerate(members):
-            answer = GroupAnswer(case, members, place, values)
-            if not report.follow(rank, steps(twin, answer)):
+            if not report.follow(rank, steps(twin, GroupAnswer(case, members, place, values))):
                 return
 
 
@@ -192,7 +202,9 @@ def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
 
 def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
     """Yield what has to come back to a rank, and how much may travel for it."""
-    capacity, members, result = answer.case["capacity"], answer.members, answer.value
+    capacity = answer.case["capacity"]
+    members = answer.members
+    result = answer.value
     nbytes = BYTES * len(members) * capacity * _sizes(capacity)[1]
     yield communication(result["forward"], _there_and_back("forward", nbytes))
     routed = twin.routed[answer.place]

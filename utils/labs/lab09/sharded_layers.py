@@ -408,7 +408,9 @@ _BEHIND = (
 
 def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank's part of a layer has to hold, to give, and to communicate."""
-    name, members, result = answer.case["name"], answer.members, answer.value
+    name = answer.case["name"]
+    members = answer.members
+    result = answer.value
     place, p = answer.place, len(answer.members)
     twin = uncut(name, answer.case["common"], tuple(seeds_of(answer.case, members)))
     where = on(members) + answer.values[0].get("when", "")

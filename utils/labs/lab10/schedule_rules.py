@@ -1,4 +1,4 @@
-"""Mistakes in functions of schedules: what they give, and what to say."""
+"""Schedules that lab 10 asks for, and mistakes in functions of them: what they give."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from utils.checks.mistakes import Mistake, table
+from utils.labs.shared.reference_pipeline import IMAGES
 from utils.labs.shared.schedules import (
     Schedule,
     faults,
@@ -130,12 +131,43 @@ def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
     return table(malformed(p, m) | lists | odd)
 
 
+#: Schedules with numbers of samples, by the name that a student is told.
+Runs = dict[str, tuple[Schedule, int]]
+#: Samples of a minibatch whose messages are too large to be sent before somebody receives them.
+LARGE = 1500
+
+
+def usual_runs(p: int) -> Runs:
+    """Return schedules of p stages that an executor first has to get right."""
+    schedules = {
+        "GPipe": gpipe(p, 4),
+        "1F1B": one_f_one_b(p, 8),
+        "stages with different orders": _with_backwards(gpipe(p, 3), range(3)),
+        "one after the other": warmed(6, [0] * p),
+        "naive": gpipe(p, 1),
+    }
+    return {name: (schedule, IMAGES) for name, schedule in schedules.items()}
+
+
+def odd_runs(p: int) -> Runs:
+    """Return schedules where mistakes lead to errors, which would hide what is wrong in others."""
+    turned = gpipe(p, 5)
+    turned[-1][:5] = turned[-1][:5][::-1]
+    return {
+        "unequal microbatches, the last one first on the last stage": (turned, IMAGES),
+        "1F1B with large messages": (one_f_one_b(p, 5), LARGE),
+    }
+
+
+def _with_backwards(schedule: Schedule, order: Sequence[int]) -> Schedule:
+    """Return GPipe's schedule with the backwards of its last stage in this order; it is legal."""
+    *others, last = schedule
+    return [*others, last[: len(order)] + [("B", k) for k in order]]
+
+
 def shuffled(seed: int) -> Schedule:
     """Return a legal schedule that is none of those with a name."""
-    order = random.Random(seed).sample(range(4), 4)
-    schedule = gpipe(3, 4)
-    schedule[2] = schedule[2][:4] + [("B", k) for k in order]
-    return schedule
+    return _with_backwards(gpipe(3, 4), random.Random(seed).sample(range(4), 4))
 
 
 def is_spans(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Checks of lab 11: meshes of ranks, two axes at once; the other tasks' checks are imported.
+"""Checks of lab 11: two axes at once; the other tasks' checks are imported.
 
 All models are small, are in double precision, and are compared with a twin that is not split.
 Groups and bytes are exact. No verdict depends on times.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -19,213 +18,23 @@ from torch.nn import functional
 
 from utils.checks.calls import Calls, Rule, only, waited
 from utils.checks.groups import enough, group_of
-from utils.checks.mistakes import NO_NUMBER, Mistake, short, table
+from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import (
-    answer_named,
-    fingerprint,
-    kind_of,
-    number,
-    reading_answer,
-    recorded,
-    told,
-)
+from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
 from utils.labs.shared.schedules import one_f_one_b
 
+from .meshes import mesh as mesh
+from .meshes import mine
 from .offloading import offload as offload
 from .sharding import EXACT, WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
 from .sharding import zero_three as zero_three
 from .sharding import zero_two as zero_two
 from .twins import BYTES
-
-# -- 11.1: a mesh -----------------------------------------------------------------------------
-
-SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
-#: Meshes of more ranks and of fewer than there are: the check asks only for their lines.
-OTHERS = ((2, 5, 3), (2, 2))
-
-
-def lines(shape: Sequence[int], axis: int) -> list[list[int]]:
-    """Return all lines of a mesh along an axis."""
-    ranks = torch.arange(math.prod(shape)).view(tuple(shape))
-    return sorted(ranks.movedim(axis, -1).reshape(-1, shape[axis]).tolist())
-
-
-def lines_of_all(shape: Sequence[int], axis: int) -> list[list[int]]:
-    """Return each rank's line along an axis."""
-    along = lines(shape, axis)
-    return [mine(along, rank) for rank in range(math.prod(shape))]
-
-
-def mine(partition: Sequence[Sequence[int]], rank: int) -> list[int]:
-    """Return the group of a partition that a rank is in."""
-    return list(next(members for members in partition if rank in members))
-
-
-class _Group:
-    """Stands for a process group that nobody made."""
-
-    def __init__(self, ranks: list[int]):
-        self.ranks = ranks
-
-
-def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
-    """Return the lines of all ranks, what `new_group` is asked for, and the groups."""
-    line = answer_named(user_ns, "line")
-    meshes = []
-    for shape in map(tuple, shapes):
-        axes = range(len(shape))
-        of_ranks = [
-            [_listed(line(r, shape, axis)) for axis in axes] for r in range(math.prod(shape))
-        ]
-        lost = any(members is None for of_rank in of_ranks for members in of_rank)
-        groups: Any = None
-        asked: list[list[int]] = []
-        if not lost and shape not in OTHERS:
-            with _groups_noted(rank, asked):
-                groups = _groups_listed(answer_named(user_ns, "mesh_groups")(shape))
-        meshes.append({"lines": of_ranks, "asked": asked, "groups": groups})
-    return meshes
-
-
-@contextlib.contextmanager
-def _groups_noted(rank: int, asked: list[list[int]]) -> Iterator[None]:
-    """Make no group, but list the ranks of each that `new_group` is asked for."""
-
-    def new_group(ranks: Iterable[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-        asked.append(sorted(range(dist.get_world_size()) if ranks is None else ranks))
-        return _Group(asked[-1]) if rank in asked[-1] else dist.GroupMember.NON_GROUP_MEMBER
-
-    with (
-        mock.patch.object(dist, "new_group", new_group),
-        mock.patch.object(dist.distributed_c10d, "new_group", new_group),
-    ):
-        yield
-
-
-def _groups_listed(groups: Any) -> Any:
-    if groups is None:
-        return None
-    if not isinstance(groups, list):
-        return f"<{type(groups).__name__}>"
-    return [
-        group.ranks if isinstance(group, _Group) else f"<{type(group).__name__}>"
-        for group in groups
-    ]
-
-
-def _listed(line: Any) -> Any:
-    """Return a list or None in plain types; for any other value, the name of its type."""
-    return told(line) if line is None or isinstance(line, list) else f"<{kind_of(line)}>"
-
-
-def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
-    """Yield which lines of all ranks, along an axis, mistakes lead to."""
-    right = lines_of_all(shape, axis)
-    every = range(len(right))
-    n = len(shape)
-    other = n - 1 - axis if n - 1 != 2 * axis else (axis + 1) % n
-    yield Mistake([None] * len(right), "returned None: return a list of ranks")
-    yield Mistake(
-        lambda reply: any(isinstance(members, str) for members in reply),
-        "line returns another type: return a list of ranks",
-    )
-    wrong = {
-        "the axes are swapped: these are the lines along another axis": lines_of_all(shape, other),
-        "the coordinates within the line; global ranks are asked for": [
-            list(range(shape[axis])) for _ in every
-        ],
-        "counted column by column: the last coordinate runs fastest, so neighbouring numbers are "
-        "neighbours along the last axis": lines_of_all(shape[::-1], n - 1 - axis),
-        "these are all ranks, not those of one line": [list(every) for _ in every],
-        "the rank itself is on its line, too": [[q for q in right[r] if q != r] for r in every],
-    }
-    yield from table(wrong)
-    yield Mistake(
-        lambda reply: isinstance(reply, list) and _any_order(reply) == _any_order(right),
-        "the right ranks in another order: sort them",
-    )
-
-
-def _any_order(of_ranks: list) -> list[list[str]]:
-    """Return lines in a form that says nothing of the order of their ranks."""
-    return [sorted(map(str, members or [])) for members in of_ranks]
-
-
-@task("11.1", "a mesh of ranks and its groups", points=2)
-def mesh(ranks: Ranks, report: Report) -> None:
-    """Judge the lines of meshes of several shapes, and groups that all ranks make alike."""
-    if not enough(ranks, report, WORLD):
-        return
-    shapes = (*SHAPES, *OTHERS)
-    answers = report.answers(ranks, probe_mesh, shapes=[list(shape) for shape in shapes])
-    for k, shape in enumerate(shapes):
-        meshes = {answer.rank: answer.value[k] for answer in answers}
-        right = [report.follow(rank, _mesh(rank, shape, made)) for rank, made in meshes.items()]
-        if not (all(right) and report.follow(None, _asked_alike(shape, meshes))):
-            return
-
-
-def _mesh(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator[Step]:
-    """Judge the lines of a shape, and the groups that a rank makes of them."""
-    for axis in range(len(shape)):
-        of_ranks = [of_rank[axis] for of_rank in result["lines"]]
-        call = f"line(r, {shape}, {axis}) for r = 0, 1, …"
-        yield value(of_ranks, lines_of_all(shape, axis), _wrong_lines(shape, axis), what=call)
-    if shape in SHAPES:
-        yield from _mesh_groups(rank, shape, result)
-
-
-def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator[Step]:
-    call = f"mesh_groups({shape})"
-    asked = sorted(result["asked"])
-    own_lines = [mine(lines(shape, axis), rank) for axis in range(len(shape))]
-    every_line = sorted(members for axis in range(len(shape)) for members in lines(shape, axis))
-    own_only = sorted(map(str, asked)) == sorted(map(str, own_lines))
-    alone = (
-        f"{call}: this rank makes only the groups that it is in. new_group is collective: every "
-        "rank has to call it for every line, or those inside wait for the others"
-    )
-    yield facts({alone: own_only and len(own_lines) < len(every_line)})
-    mistakes = [
-        Mistake(lambda reply: isinstance(reply, str), "return a list of groups"),
-        Mistake(own_lines[::-1], "the groups are in the wrong order: that of axis 0 comes first"),
-        Mistake(
-            lambda reply: isinstance(reply, list) and len(reply) != len(own_lines),
-            f"{len(own_lines)} groups are expected on each rank, one for each axis",
-        ),
-        Mistake(
-            lambda reply: isinstance(reply, list) and any(isinstance(of, str) for of in reply),
-            "these are not all groups of dist.new_group with this rank in it",
-        ),
-    ]
-    yield value(result["groups"], own_lines, mistakes, what=call, form="a list of groups")
-    missing = [members for members in every_line if members not in asked]
-    twice = [members for members in asked if asked.count(members) > every_line.count(members)]
-    wrong = {
-        f"{call}: the group {missing[:1]} was never made": missing,
-        f"{call}: the group of {twice[:1]} was made more than once, or is no line of this "
-        "mesh": twice,
-    }
-    yield facts(wrong)
-
-
-def _asked_alike(shape: tuple[int, ...], meshes: dict[int, dict[str, Any]]) -> Iterator[Step]:
-    """Judge whether all ranks ask for the same groups in the same order."""
-    first = meshes[0]["asked"]
-    for rank, result in meshes.items():
-        differs = (
-            f"mesh_groups({shape}): rank 0 asks for {short(first)}, rank {rank} for "
-            f"{short(result['asked'])}. new_group is collective: every rank has to make every "
-            "group, in the same order, or they wait for each other"
-        )
-        yield facts({differs: result["asked"] != first})
-
 
 # -- 11.2: pipeline × data --------------------------------------------------------------------
 
@@ -348,7 +157,8 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     result = answer.value
     calls = result["calls"]
     place = place_in(case["grid"], answer.rank)
-    m, images = case["microbatches"], case["samples"]
+    m = case["microbatches"]
+    images = case["samples"]
     stages, replicas = len(place.pp), len(place.dp)
     seeds = tuple(case["each"][other]["seed"] for other in place.pp)
     where = f"{replicas} pipelines of {stages} stages"
@@ -600,7 +410,8 @@ def _wrong_norms(case: dict[str, Any], rank: int) -> dict[str, float]:
 
 
 def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    rank, result = answer.rank, answer.value
+    rank = answer.rank
+    result = answer.value
     calls = result["calls"]
     tp, dp = (mine(partition, rank) for partition in case["grid"])
     most = case["most"]
@@ -636,11 +447,11 @@ def _wrong_clips(case: dict[str, Any], rank: int) -> Iterator[Mistake]:
         f"a sum over the replicas: divide by {n}": n * row * factor,
     }
     if factor < 1:
-        said = "the gradients were not clipped: multiply each by most / norm, in place"
-        wrong = {said: row} | wrong | {"clipped twice": row * factor**2}
+        text = "the gradients were not clipped: multiply each by most / norm, in place"
+        wrong = {text: row} | wrong | {"clipped twice": row * factor**2}
     else:
-        said = "the norm is smaller than most, and the gradients were made longer: leave them"
-        wrong = {said: row * (most / norm)} | wrong
+        text = "the norm is smaller than most, and the gradients were made longer: leave them"
+        wrong = {text: row * (most / norm)} | wrong
     yield from table(wrong)
 
 

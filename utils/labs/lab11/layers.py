@@ -133,7 +133,8 @@ class _Bus:
     """Copies rows in both directions, in the background where the device is CUDA."""
 
     def __init__(self, device: torch.device):
-        self.device, self.cuda = device, device.type == "cuda"
+        self.device = device
+        self.cuda = device.type == "cuda"
         self.up = torch.cuda.Stream(device) if self.cuda else None
         self.back = torch.cuda.Stream(device) if self.cuda else None
 

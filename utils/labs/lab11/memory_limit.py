@@ -110,14 +110,14 @@ def _train(
     rows = [row.requires_grad_() for row in rows]
     optimizers = [torch.optim.Adam([row], lr=RATE, foreach=False) for row in rows]
     for row, optimizer, (first, second) in zip(rows, optimizers, moments, strict=False):
-        state = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
-        optimizer.state[row] = state
+        optimizer.state[row] = {"step": torch.tensor(0.0), "exp_avg": first, "exp_avg_sq": second}
     return [step_on("cpu", rows, optimizers, Layers(sizes, x, labels)) for _ in range(STEPS)]
 
 
 def _train_in_files(folder: Path) -> list[float]:
     """Train with weights and moments in mapped files: three rows for each layer."""
-    rows, moments = [], []
+    rows = []
+    moments = []
     for i, row in enumerate(_weights(SIZES)):
         mapped = torch.from_file(str(folder / f"layer{i}"), shared=True, size=3 * len(row))
         weight, *moments_of_layer = mapped.chunk(3)

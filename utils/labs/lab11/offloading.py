@@ -31,12 +31,15 @@ from .twins import BYTES, STEPS, layers_of, list_of, momentum
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 #: Features of a step of ten layers.
-DEEP, MINIBATCH = (24,) * 10 + (3,), 4
+DEEP = (24,) * 10 + (3,)
+MINIBATCH = 4
 #: Rows and gradients that may live at the last piece; seconds until the others have to be gone.
-FEW, GRACE = 6, 2.0
+FEW = 6
+GRACE = 2.0
 #: Rows that may be there at once: one that is worked with, one that comes. The backend remembers
 #: messages of so many bytes, with their tensors; the row of the last layer is as short as that.
-ROWS, REMEMBERED = 2, 1024
+ROWS = 2
+REMEMBERED = 1024
 
 
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
@@ -150,9 +153,6 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
     return losses, [row.tolist() for row in rows]
 
 
-# -- 11.7: offload ----------------------------------------------------------------------------
-
-
 @in_group
 def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
     """Take two steps of a device and its host; the seed is that of its samples, or its weights."""
@@ -207,13 +207,13 @@ def offload(ranks: Ranks, report: Report) -> None:
 
 
 def _offload(answer: GroupAnswer) -> Iterator[Step]:
-    members, place = answer.members, answer.place
+    place = answer.place
     result = answer.value
-    device, host = (answer.case["each"][rank]["seed"] for rank in members)
+    device, host = (answer.case["each"][rank]["seed"] for rank in answer.members)
     order = Layers(DEEP, *batch(device, 0)).order
     for _, calls in zip(range(STEPS), result["calls"], strict=True):
-        traffic = _traffic(place, members, order)
-        yield communication(calls, only("send", "recv"), inside(members), traffic)
+        traffic = _traffic(place, answer.members, order)
+        yield communication(calls, only("send", "recv"), inside(answer.members), traffic)
     for _, seen in zip(range(STEPS), result["seen"], strict=True):
         if place == 0:
             yield facts(_wrong_device(seen, result["kept"], result["most"], len(order)))
@@ -250,13 +250,13 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
                     f"so has its gradient; of piece {tag} that is "
                     f"{dict(enumerate(sizes)).get(tag)} bytes"
                 )
-        for message in wanted:
-            op, tag, _ = message
+        for op, tag, size in wanted:
             content = "weights" if op == weights else "the gradient"
-            count = made_here.count(message)
+            count = made_here.count((op, tag, size))
             if count != 1:
-                expected = f"expected one {op} with tag {tag}, it made {count}"
-                return f"{content} of piece {tag}: {expected}"
+                return (
+                    f"{content} of piece {tag}: expected one {op} with tag {tag}, it made {count}"
+                )
         return None
 
     return rule
@@ -265,28 +265,25 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
 def _wrong_device(seen: list[list[int]], kept: int, most: int, pieces: int) -> dict[str, bool]:
     """Return what is wrong with prefetch, which is of one piece, and with pending gradients."""
     order = [n for n, *_ in seen]
-    surplus = [receives - min(k + 2, pieces) for k, (_, receives, *_) in enumerate(seen)]
-    pending = [sends - waited_for for *_, sends, waited_for in seen]
+    odd_order = order != list(range(pieces))
+    surplus = [receives - min(k + 2, pieces) for k, (_, receives, *_) in enumerate(seen)] or [0]
+    pending = [sends - waited_for for *_, sends, waited_for in seen] or [0]
     first = (pieces - 1) // 2
     return {
-        f"pieces were worked on in the order {short(order)}, expected 0 … {pieces - 1}": order
-        != list(range(pieces)),
-        "no prefetch: as piece n begins, the receive of piece n + 1 has to be started already": min(
-            surplus, default=0
-        )
-        < 0,
+        f"pieces were worked on in the order {short(order)}, expected 0 … {pieces - 1}": odd_order,
+        "no prefetch: as piece n begins, the receive of piece n + 1 has to be started already": (
+            min(surplus) < 0
+        ),
         "too much prefetch: as piece n begins, receives up to piece n + 1 may be started. Each "
-        "of them holds a layer's weights, and the device has room for "
-        "two": max(surplus, default=0) > 0,
+        "of them holds a layer's weights, and the device has room for two": max(surplus) > 0,
         f"{most} rows are in the device's memory as a receive begins, {ROWS} are allowed. Before "
         "you start the receive of piece n + 1, let go of the row of piece n − 1 (row = None), and "
         "of its request, which keeps the row": most > ROWS,
         "gradients are sent and waited for at once: start the next piece meanwhile, and wait "
         "before the next gradient is sent": not any(pending[first + 1 :]),
-        "more than one gradient is under way: before you send one, wait for the one before": max(
-            pending, default=0
-        )
-        > 1,
+        "more than one gradient is under way: before you send one, wait for the one before": (
+            max(pending) > 1
+        ),
         f"{kept} rows and gradients of this step are still in the device's memory at the last "
         f"piece, {FEW} are enough: keep no row after its piece, and no gradient that is "
         "sent": kept > FEW,

@@ -43,7 +43,9 @@ def mesh(shape: tuple[int, int], names: tuple[str, str]) -> Figure:
     across, down = 3.2, 1.9
     both_ways = {"arrowstyle": "<|-|>", "color": GREEN, "lw": 1.6}
     for i, j in itertools.product(range(rows), range(columns)):
-        x, y, color = across * j, -down * i, CYCLE[j % len(CYCLE)]
+        x = across * j
+        y = -down * i
+        color = CYCLE[j % len(CYCLE)]
         box(axes, x, y, f"rank {i * columns + j}\n({i}, {j})", width=1.5, height=1, color=color)
         if j:
             left, right = x - across + 0.85, x - 0.85

@@ -50,9 +50,8 @@ _NO_FIT = (
     "a collective got tensors that do not fit: the large one has the padded length, p times the "
     "small one, both have the dtype of the shard, and every call gets group=group"
 )
-#: Parts of errors' texts, and what is behind them. All but three are words of Python or PyTorch,
-#: whose classes of errors say too little. The three are this course's own: two of collectives that
-#: do not fit ("have to make", "the large tensor"), and "Deadlock: ".
+#: Parts of errors' texts, and what is behind them: words of Python and PyTorch, whose classes of
+#: errors say too little, and of this course's backend.
 ERRORS = {
     "have to make the same collective calls": "do ranks with other layers, or other shards, take "
     "part? Gradients are averaged over dp only",
@@ -157,7 +156,7 @@ def zero_one(ranks: Ranks, report: Report) -> None:
 
 def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
     seeds = _seeds_of(answer)
-    members, p = answer.members, len(answer.members)
+    p = len(answer.members)
     begin = row_of(parameters_of(layers_of(seeds.model)), p).tolist()
     part = slice(answer.place * len(begin) // p, (answer.place + 1) * len(begin) // p)
     wrong_shards = {
@@ -166,9 +165,9 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
     }
     for step, result in zip(range(STEPS), answer.value, strict=True):
         weights = trained(seeds)[step]
-        where = f"step {step + 1} {on(members)}"
+        where = f"step {step + 1} {on(answer.members)}"
         mistakes = _wrong_weights(seeds, step, begin, part)
-        yield communication(result["calls"], inside(members), *_pair(BYTES * len(begin)))
+        yield communication(result["calls"], inside(answer.members), *_pair(BYTES * len(begin)))
         yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
         yield exactly(result["shard"], weights[part], table(wrong_shards), f"shard after {where}")
         wrong = {
@@ -192,11 +191,11 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
         return
     right = trained(seeds)[step]
     own_part_alone = [*begin[: part.start], *right[part], *begin[part.stop :]]
-    said = "only this rank's part of the weights is new: the others' come by all_gather"
-    yield Mistake(own_part_alone, said)
+    text = "only this rank's part of the weights is new: the others' come by all_gather"
+    yield Mistake(own_part_alone, text)
     if step == 0:
-        said = "these are the gradients: gather the shards, which are weights"
-        yield Mistake([(b - a) / RATE for b, a in zip(begin, right, strict=True)], said)
+        text = "these are the gradients: gather the shards, which are weights"
+        yield Mistake([(b - a) / RATE for b, a in zip(begin, right, strict=True)], text)
     own_gradient = "each part was updated by the gradient of its own rank's samples alone"
     modes = {
         "sum": f"the gradient is a sum over {p} ranks; a mean is asked for",
@@ -206,8 +205,8 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
         "first": "all parts were updated by the first rank's gradient",
         "adds up": "the gradient of the step before is still in shard.grad: replace it",
     }
-    for mode, said in modes.items():
-        yield Mistake(trained(seeds, mode)[step], said)
+    for mode, text in modes.items():
+        yield Mistake(trained(seeds, mode)[step], text)
 
 
 # -- 11.5: ZeRO-2 -----------------------------------------------------------------------------
@@ -258,7 +257,7 @@ LATE_BINDING = (
 
 
 def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
-    members, p = answer.members, len(answer.members)
+    p = len(answer.members)
     result = answer.value
     for step, of_step in zip(range(STEPS), result["steps"], strict=True):
         yield from _backward(answer, step, of_step)
@@ -266,9 +265,9 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     # with some delay; who keeps all gradients has 24 more.
     most = CHAIN / p + 12
     too_much = (
-        f"{on(members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' worth "
-        f"of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as they "
-        "are reduce-scattered, and keep no row"
+        f"{on(answer.members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' "
+        f"worth of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as "
+        "they are reduce-scattered, and keep no row"
     )
     yield facts({too_much: p > 1 and result["rows"] > most})
     if p == WORLD:
@@ -287,11 +286,11 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
     why = f" in {where}: one for each of {n} layers, with weight and bias together"
     yield communication(result["calls"], made("reduce_scatter_tensor", n, why), waited)
     yield from _shard_gradients(answer, result["gradients"], step, f", {where}")
-    left, behind = result["left"], result["behind"]
+    left = result["left"]
     wrong = {
         f"{where}: {left} parameters still have a gradient: set .grad = None": left,
-        f"{where}: all parameters of layer {behind[:1]} had their gradients, and still had them "
-        "after their hooks: reduce-scatter and free them at once": behind,
+        f"{where}: all parameters of layer {result['behind'][:1]} had their gradients, and still "
+        "had them after their hooks: reduce-scatter and free them at once": result["behind"],
     }
     yield facts(wrong)
 
@@ -330,19 +329,13 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     wide, narrow = SMALL[i : i + 2]
     weight, bias, padding = row.split([wide * narrow, narrow, len(row) - (wide + 1) * narrow])
     transposed = weight.view(narrow, wide).t().reshape(-1)
+    bias_first = torch.cat([bias, weight, padding]).chunk(p)[k]
+    turned = torch.cat([transposed, bias, padding]).chunk(p)[k]
     wrong = {
-        "the bias stands in front of the weight: the row's order is weight, then bias": [
-            bias,
-            weight,
-            padding,
-        ],
-        "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]": [
-            transposed,
-            bias,
-            padding,
-        ],
+        "the bias stands in front of the weight: the row's order is weight, then bias": bias_first,
+        "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]": turned,
     }
-    yield from table({said: torch.cat(parts).chunk(p)[k] for said, parts in wrong.items()})
+    yield from table(wrong)
     if step:
         before = _means(seeds, step - 1, i).chunk(p)[k]
         wrong = {
@@ -432,7 +425,8 @@ def _gathered_forward(
     """Judge the output, and that layers are gathered one by one; x and y are those of the twin."""
     result = answer.value
     members = answer.members
-    p, where = len(members), on(members)
+    p = len(members)
+    where = on(members)
     why = f" forward {where}: one for each of {len(layers)} layers"
     rules = inside(members), made("all_gather_into_tensor", len(layers), why), waited
     yield communication(result["forward"], only("all_gather_into_tensor"), *rules)
@@ -445,8 +439,11 @@ def _gathered_forward(
 
 def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
     """Judge gradients, and that layers are gathered again; the slope is that of the twin's x."""
-    result, members = answer.value, answer.members
-    p, where, n = len(members), on(members), len(SMALL) - 1
+    result = answer.value
+    members = answer.members
+    where = on(members)
+    p = len(members)
+    n = len(SMALL) - 1
     why = f" backward {where}: each layer once more, as its weights were forgotten"
     gathers = made("all_gather_into_tensor", n, why)
     scatters = made("reduce_scatter_tensor", n, f" backward {where}: one for each of {n} layers")

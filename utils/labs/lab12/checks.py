@@ -34,8 +34,6 @@ from .inversion import read_image as read_image
 from .privacy import masked_sum as masked_sum
 from .privacy import private_mean as private_mean
 
-# -- 12.1 -------------------------------------------------------------------------------------
-
 #: Images, classes, clients, pieces for each; in all but the last no piece has two classes.
 SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
 
@@ -141,8 +139,6 @@ def _shards(
     yield facts_about(about, wrong)
 
 
-# -- 12.2 -------------------------------------------------------------------------------------
-
 CALLS = 120
 SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0.5, 5))
 
@@ -210,8 +206,6 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
         "clients have to have the same chance": len(pairs) < 0.8 * usual_pairs,
     }
 
-
-# -- 12.3 -------------------------------------------------------------------------------------
 
 #: Samples, epochs, and further arguments: none, then by name, then by place.
 LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
@@ -362,13 +356,10 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
     }
     for name, used in hard_coded.items():
         if used != (rate, batch):
-            said = f"this is what the usual {name} of the lab would give: use the argument {name}"
-            yield Mistake(twin(seed, n, epochs, *used).tolist(), said)
-    said = f"expected one flat tensor with {len(right)} numbers, one for each weight"
-    yield Mistake(has_other_length(len(right)), said)
-
-
-# -- 12.4 -------------------------------------------------------------------------------------
+            text = f"this is what the usual {name} of the lab would give: use the argument {name}"
+            yield Mistake(twin(seed, n, epochs, *used).tolist(), text)
+    text = f"expected one flat tensor with {len(right)} numbers, one for each weight"
+    yield Mistake(has_other_length(len(right)), text)
 
 
 #: By client: samples, and the change of the weights.
@@ -381,9 +372,8 @@ def _updates(seed: int, counts: dict[int, float]) -> tuple[Tensor, Updates]:
     size = 5 + len(counts)
     weights = torch.randn(size, generator=draw)
     # The update of client 1 is zero; the client counts like the others.
-    return weights, {
-        c: (n, torch.randn(size, generator=draw) * (c != 1)) for c, n in counts.items()
-    }
+    deltas = {c: torch.randn(size, generator=draw) * (c != 1) for c in counts}
+    return weights, {c: (counts[c], delta) for c, delta in deltas.items()}
 
 
 def _counts(seed: int) -> list[dict[int, float]]:
@@ -418,8 +408,7 @@ def fedavg(ranks: Ranks, report: Report) -> None:
 
 
 def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
-    cases = zip(_counts(seed), results, strict=True)
-    for counts, (new_weights, same_weights, untouched) in cases:
+    for counts, (new_weights, same_weights, untouched) in zip(_counts(seed), results, strict=True):
         weights, updates = _updates(seed, counts)
         about = f"updates of clients {list(counts)} with n = {list(counts.values())}"
         expected = (weights + _mean(weights, updates)).tolist()

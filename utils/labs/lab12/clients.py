@@ -51,7 +51,9 @@ def has_nan(reply: Any) -> bool:
 
 
 WORLD = 4
-SERVER, NOTE, OVER = 0, 0, 900_000
+SERVER = 0
+NOTE = 0
+OVER = 900_000
 WEIGHTS = 20_000
 #: Seconds that a slow client, or a busy rank, waits for the end of a round before it goes on.
 LIMIT = 2.5
@@ -117,7 +119,8 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
     Returns:
         "said": what came wrong, in words; "got": (t, client, fingerprint of the weights).
     """
-    home, tag_of = user_ns["home"], user_ns["tag_of"]
+    home = user_ns["home"]
+    tag_of = user_ns["tag_of"]
     late: list[tuple[Tensor, int]] = []  # messages of the round before, and their tags
     wrong: list[str] = []
     received: list[tuple[int, int, str]] = []
@@ -172,7 +175,8 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     from torch_mpi.record import log
 
     run_round = reading_answer(user_ns, "run_round")
-    rounds, open_requests = [], []
+    rounds = []
+    open_requests = []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
         mark = log.mark()
@@ -304,7 +308,8 @@ def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: 
 def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:
     about = f"round {t}, clients {list(plan.chosen)}, {plan.seconds:g} s"
     yield communication(result["calls"], only("send", "recv"), some(range(WORLD)), _large)
-    updates, seconds = result["updates"], result["seconds"]
+    updates = result["updates"]
+    seconds = result["seconds"]
     no_pair = f"returned {result['kind']}: return (updates, late), updates a dict "
     yield facts_about(about, {no_pair + "{client: (n, delta)}": updates is None})
     in_time = plan.in_time(_home)
@@ -330,7 +335,9 @@ def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Ite
 
 def _end(plan: Round, result: dict[str, Any], all_came: bool, about: str) -> Iterator[Step]:
     """Judge when a round ends, and whether `late` has what is open then, and nothing else."""
-    seconds, late, still_open = result["seconds"], result["late"], result["open"]
+    seconds = result["seconds"]
+    late = result["late"]
+    still_open = result["open"]
     wrong = {
         f"returned after {seconds:.2f} s, and updates were missing: wait for them until the "
         f"deadline, {plan.seconds:g} s from the call": (

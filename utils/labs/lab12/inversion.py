@@ -19,8 +19,6 @@ from utils.cluster.questions import Ranks, Reply
 
 from .clients import facts_about, has_nan, has_other_length, seeded
 
-# -- 12.6 -------------------------------------------------------------------------------------
-
 #: The second hidden layer of the second one has tanh, and negative outputs: only the gradient of
 #: the last bias tells the label then, not that of the last weights.
 MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3), (9, 12, 2))
@@ -148,9 +146,6 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
     )
     said = f"image: expected {len(image)} pixels, one row of the weights"
     yield Mistake(has_other_length(len(image)), said)
-
-
-# -- 12.7 -------------------------------------------------------------------------------------
 
 
 def _attack(seed: int, wide: int) -> tuple[nn.Module, Tensor, Tensor, list[Tensor]]:

@@ -37,7 +37,8 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
     middle = 2.2 * (clients - 1) / 2
     box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=ORANGE)
     for k in range(clients):
-        x, mine = 2.2 * k, k in chosen
+        x = 2.2 * k
+        mine = k in chosen
         color = SKY if mine else "#DDDDDD"
         box(axes, x, 0.5, f"client {k}", width=1.7, height=0.6, color=color, alpha=0.7)
         box(axes, x, -0.35, "own data", width=1.7, height=0.6, color=color, alpha=0.35)
@@ -75,7 +76,8 @@ def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
         axes.set_title(title)
         axes.set_xlabel("client")
         axes.margins(x=0.04)
-        sizes, kinds = n.sum(1), (n > 0).sum(1)
+        sizes = n.sum(1)
+        kinds = (n > 0).sum(1)
         words.append(
             f"{title}: {len(n)} clients with {sizes.min()} to {sizes.max()} images of "
             f"{kinds.min()} to {kinds.max()} classes."

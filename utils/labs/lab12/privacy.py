@@ -18,8 +18,6 @@ from utils.cluster.questions import Ranks
 
 from .clients import facts_about, has_nan, seeded
 
-# -- 12.8 -------------------------------------------------------------------------------------
-
 MANY = 40_000
 #: Clients, bound, noise multiplier: all wrong formulas differ with these.
 NOISE = (5, 0.5, 3.0)
@@ -189,13 +187,12 @@ def _why_so_much(noise: dict[str, float]) -> str:
     return ""
 
 
-# -- 12.9 -------------------------------------------------------------------------------------
-
 LENGTH = 20_000
 TAKING_PART = [5, 2, 11, 9]
 #: Bits of a masked entry that are counted, and how far the counts may be from equal ones: chi²
 #: with 15 degrees of freedom stays below in all but one of a million.
-TOP_BITS, CHI2 = 4, 60.0
+TOP_BITS = 4
+CHI2 = 60.0
 
 
 def _plain(seed: int) -> list[Tensor]:

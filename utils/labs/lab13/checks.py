@@ -277,7 +277,9 @@ def replay(
 ) -> dict:
     """Return the books of a job, or of one with a mistake in the bookkeeping (see `_BOOKS`)."""
     now = done = lost = 0.0
-    count, k, coming = 0, 0, [*sorted(failures), math.inf]
+    count = 0
+    k = 0
+    coming = [*sorted(failures), math.inf]
     while done < work:
         piece = min(interval, work - done)
         is_last = done + piece >= work and wrong != "saves at the end"
@@ -287,9 +289,11 @@ def replay(
             k += 1
         failure = coming[k]
         if failure >= end:
-            now, done = end, done + piece
+            now = end
+            done += piece
             continue
-        count, k = count + 1, k + 1
+        count += 1
+        k += 1
         if wrong == "kept in a save" and now + piece <= failure:
             done += piece
         else:
@@ -337,10 +341,10 @@ def interval(ranks: Ranks, report: Report) -> None:
         for job in (*fixed, *_drawn_jobs(draw))
     ]
     for seconds in (1, 1, 1e-4):
-        save, mtbf = seconds * draw.uniform(1, 60), seconds * draw.uniform(600, 90_000)
+        save = seconds * draw.uniform(1, 60)
+        mtbf = seconds * draw.uniform(600, 90_000)
         right = math.sqrt(2 * save * mtbf)
-        mistakes = _wrong_intervals(save, mtbf)
-        cases.append(Case("young", [save, mtbf], right, mistakes, "seconds"))
+        cases.append(Case("young", [save, mtbf], right, _wrong_intervals(save, mtbf), "seconds"))
     judge_calls(ranks, report, cases)
     if any(kind == "silent" for _, kind, _ in report.found):
         report.problem(
@@ -356,7 +360,8 @@ def _drawn_jobs(draw: random.Random) -> list[list]:
         *((100.0, 10.0, 1.0, 5.0), (95.0, 20.0, draw.uniform(3, 5), draw.uniform(1, 2))),
         (60.0, 100.0, 1.0, draw.uniform(4, 6)),
     ):
-        times, now = [], 0.0
+        times = []
+        now = 0.0
         while now < 8 * work:
             now += draw.expovariate(1 / 25)
             times.append(now)

@@ -150,7 +150,8 @@ class Watched:
 
     def _seen(self) -> tuple[Tree, Tree]:
         """Return all files as they are, and with the content that was forced."""
-        seen, forced = {}, {}
+        seen = {}
+        forced = {}
         for path in sorted(self.folder.rglob("*")):
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
@@ -201,7 +202,8 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
     """
     for rank, moments in enumerate(ranks):
         for k, moment in enumerate(moments):
-            behind, ahead = [], []
+            behind = []
+            ahead = []
             for theirs in ranks:
                 # They have called what this rank knows, and done all that comes before.
                 must = [j for j, m in enumerate(theirs) if m["calls"] < moment["sure"]]
@@ -358,7 +360,7 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
     result = results[place]
     path = f"{NEW_FOLDER}/rank-{place}.pt"
     last = result["moments"][-1]["left"][0]
-    changed = {name for name, content in last.items() if first.get(name) != content}
+    changed = {name for name, text in last.items() if first.get(name) != text}
     others = [name for name in changed if name.endswith(".pt") and name != path]
     overwritten = [name for name in others if name.startswith(OLD_FOLDER)]
     markers = [
@@ -366,18 +368,19 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
         for rank, of_rank in zip(members, results, strict=True)
         if any(moment["left"][0].get("latest") != OLD_FOLDER for moment in of_rank["moments"])
     ]
-    left_by_crash = last.get(path) == first.get(path) is not None
+    content = last.get(path)
+    left_by_crash = content == first.get(path) is not None
     return {
         f"{overwritten[:1]} was overwritten: that is the checkpoint that a crash now would "
         "need. Write into the folder of the new step": overwritten,
         f"it wrote {others[:1]}; place {place} of the group writes {path}": others,
-        f"there is no {path} at the end; there are {result['files'][:6]}": path
-        not in result["files"],
+        f"there is no {path} at the end; there are {result['files'][:6]}": (
+            path not in result["files"]
+        ),
         f"{path} is still what a crashed save left: each rank writes its own file": left_by_crash,
-        f"{path} is {last.get(path)}: torch.load has to give the state back, all of it": last.get(
-            path
-        )
-        != f"{NEW} of {place}",
+        f"{path} is {content}: torch.load has to give the state back, all of it": (
+            content != f"{NEW} of {place}"
+        ),
         "nobody writes `latest`: the rank at place 0 of the group does, "
         "place_and_size(group), which need not be rank 0": not markers,
         f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,

@@ -77,7 +77,8 @@ def _require(script: str | Path) -> None:
 def failure_times(mtbf: float, until: float, seed: int) -> list[float]:
     """Return times of independent failures, which come every `mtbf` seconds on the average."""
     draw = random.Random(seed)
-    now, times = 0.0, []
+    now = 0.0
+    times = []
     while now < until:
         now += draw.expovariate(1 / mtbf)
         times.append(now)
@@ -147,9 +148,5 @@ def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60)
         notice: seconds before the limit at which Slurm sends the signal.
     """
     return _REQUEUED.format(
-        ranks=ranks,
-        command=command,
-        time=time,
-        notice=notice,
-        **slurm_script.of_the_site(),
+        ranks=ranks, command=command, time=time, notice=notice, **slurm_script.of_the_site()
     )

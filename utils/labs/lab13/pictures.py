@@ -30,12 +30,7 @@ from utils.figures import use_style as use_style
 from utils.labs.shared.five_metrics import METRICS, Table
 
 _MARKS = "os^Dv"
-_PHASES = {
-    "works": SKY,
-    "waits in all_reduce": PALE,
-    "shrink()": ORANGE,
-    "works, one fewer": GREEN,
-}
+_PHASES = {"works": SKY, "waits in all_reduce": PALE, "shrink()": ORANGE, "works, one fewer": GREEN}
 
 #: (seconds, accuracy).
 Curve = Sequence[tuple[float, float]]

@@ -214,7 +214,8 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
 def resume(ranks: Ranks, report: Report) -> None:
     """Judge the losses of the resumed training by those of the twin, bit for bit."""
     for answer in report.answers(ranks, probe_resume, seed=report.seed):
-        rank, result = answer.rank, answer.value
+        rank = answer.rank
+        result = answer.value
         if not report.follow(rank, _captured(result)):
             continue
         for name in result["lacking"]:
@@ -382,11 +383,11 @@ def _agree_case(report: Report, partition: Partition, ahead: bool = False) -> di
 def _agreed(answer: GroupAnswer) -> Iterator[Step]:
     result = answer.value
     members = answer.members
-    where = on(answer.members)
-    given = [answer.case["each"][rank] for rank in members]
-    steps, seeds = [of_rank["step"] for of_rank in given], [of_rank["seed"] for of_rank in given]
+    where = on(members)
+    arguments = [answer.case["each"][rank] for rank in members]
+    steps = [of_rank["step"] for of_rank in arguments]
     most = max(steps)
-    survivors = [Survivor(seed, step) for step, seed in zip(steps, seeds, strict=True)]
+    survivors = [Survivor(of_rank["seed"], of_rank["step"]) for of_rank in arguments]
     states_by_step = {job.step: [t.tolist() for t in job.tensors()] for job in survivors}
     mistakes = _wrong_states(steps, states_by_step, answer.place)
     what = f"{where}: weights and momentum"
@@ -394,9 +395,7 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
     yield value(result["tensors"], states_by_step[most], mistakes, what=what)
     wrong = {
         f"{where}: job.tensors() are near those of the furthest rank, and not the same bits: hand "
-        "them over as they are, one of them is float64": (
-            result["tensors"] != states_by_step[most]
-        ),
+        "them over as they are, one of them is float64": result["tensors"] != states_by_step[most],
         f"{where}: job.tensors() has other tensors now: fill those that are there, broadcast "
         "does": not result["same objects"],
         f"{where}: job.go_to(step) was called with {result['asked']}, expected {most} on every "
@@ -409,7 +408,8 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
 def _wrong_states(
     steps: list[int], states_by_step: dict[int, list], place: int
 ) -> Iterator[Mistake]:
-    state, right = states_by_step[steps[place]], states_by_step[max(steps)]
+    state = states_by_step[steps[place]]
+    right = states_by_step[max(steps)]
     half = len(right) // 2
     columns = zip(*(states_by_step[step] for step in steps), strict=True)
     means = [
@@ -431,7 +431,8 @@ def _wrong_states(
 
 
 def _mean(answer: GroupAnswer) -> Iterator[Step]:
-    result, members = answer.value, answer.members
+    result = answer.value
+    members = answer.members
     given = [answer.case["each"][rank] for rank in members]
     shares = [of_rank["samples"] for of_rank in given]
     gradients = [torch.tensor(_flat(_model(of_rank["seed"]))) for of_rank in given]

@@ -1,0 +1,224 @@
+"""Check of the gradient norm in lab 09: shards of a model count once, replicas once for all."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.checks.calls import Calls, inside, made, only, waited
+from utils.checks.groups import (
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    keywords,
+    on,
+    places,
+)
+from utils.checks.mistakes import NO_NUMBER, Mistake, table
+from utils.checks.probe import answer_named, number, recorded
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task
+from utils.cluster.questions import Ranks
+
+from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of
+
+#: Of each parameter, the shape of the whole one, and whether it is cut (its rows, not evenly).
+PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
+
+
+class Gradients:
+    """Gradients of a model on p ranks, by the seed of the whole ones; for the seed 0 all are 0.
+
+    Attributes:
+        shards: the squares of the norms of what is cut, of each rank.
+        rest: those of what all ranks have.
+        norm: of all.
+    """
+
+    def __init__(self, seed: int, p: int):
+        self.p = p
+        self.whole = {
+            name: (seed > 0) * drawn(seed + k, *shape)
+            for k, (name, (shape, _)) in enumerate(PARAMETERS.items())
+        }
+        squares = [
+            {name: part.square().sum().item() for name, part in self.of_rank(place).items()}
+            for place in range(p)
+        ]
+        self.shards = [[row[name] for name in row if PARAMETERS[name][1]] for row in squares]
+        self.rest = [x for name, x in squares[0].items() if not PARAMETERS[name][1]]
+        self.norm = math.sqrt(sum(map(sum, self.shards)) + sum(self.rest))
+
+    def of_rank(self, place: int) -> dict[str, Tensor]:
+        """Return what the rank at a place has: its rows of what is cut, and all of the rest."""
+        return {
+            name: self.whole[name].tensor_split(self.p)[place] if is_cut else self.whole[name]
+            for name, (_, is_cut) in PARAMETERS.items()
+        }
+
+    def scaled(self, place: int, cut: float, rest: float) -> list[list[float]]:
+        """Return the numbers of a rank, by factors for what is cut and for the rest."""
+        return [
+            numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
+            for name, tensor in self.of_rank(place).items()
+        ]
+
+    def norm_of_rank(self, place: int) -> float:
+        """Return the norm of what the rank at a place has."""
+        return math.sqrt(sum(self.shards[place]) + sum(self.rest))
+
+
+@in_group
+def probe_clip(
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    gradients: dict[str, list],
+    most: float,
+) -> dict:
+    """Clip gradients of a model of shards and replicas; one parameter has no gradient."""
+    model = nn.ParameterDict()
+    for name, rows in gradients.items():
+        rows_of_rank = torch.tensor(rows, dtype=torch.float64)
+        model[name] = nn.Parameter(torch.zeros_like(rows_of_rank))
+        model[name].grad = rows_of_rank
+    model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    function = answer_named(user_ns, "clip_gradients")
+    is_cut = {"a", "c"}.__contains__
+    norm, calls = recorded(function, model, is_cut, most, **keywords(partition, group))
+    return {
+        "norm": number(norm),
+        "calls": calls,
+        "gradients": [flat(model[name].grad) for name in gradients],
+        "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
+    }
+
+
+def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
+    """Return a case of gradients of this seed, and of a bound that is a share of their norm."""
+    each = []
+    for place, p in places(partition):
+        gradients = Gradients(seed, p)
+        rows = {name: tensor.tolist() for name, tensor in gradients.of_rank(place).items()}
+        each.append({"gradients": rows, "most": share * (gradients.norm or 1)})
+    return {"partition": partition, "each": each}
+
+
+def _hint_zeros(case: dict[str, Any]) -> str:
+    """Return what to say of an error where all gradients are 0."""
+    zeros = not any(map(any, case["each"][0]["gradients"]["a"]))
+    return "all gradients are 0, and so is their norm: don't divide by it" if zeros else ""
+
+
+@task("9.5", "the norm of all gradients", points=2)
+def clip_gradients(ranks: Ranks, report: Report) -> None:
+    """Judge the norm of the whole model on each rank, and all gradients scaled by it."""
+    # Not the same each time: who knows the bound, or was alone before, does not know the norm.
+    # Below half of it, so that a rank's own norm is above the bound, too.
+    draw = random.Random(report.seed)
+    seeds = report.seeds(2 * len(PARTITIONS))
+    shares = [draw.uniform(low, 2 * low) for low in (0.2, 1.2) for _ in PARTITIONS]
+    # A bound that the norm is above and a rank's own is not; then all gradients are 0.
+    seeds += [report.seed, 0]
+    shares += [draw.uniform(0.9, 0.97), 1.5]
+    among = (*PARTITIONS * 2, PARTITIONS[0], None)
+    for seed, partition, share in zip(seeds, among, shares, strict=True):
+        judge = functools.partial(_clipped, seed=seed, share=share)
+        case = _clip_case(seed, partition, share)
+        if not judge_groups(ranks, report, probe_clip, [case], judge, _hint_zeros):
+            break
+
+
+def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
+    """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
+    members = answer.members
+    place = answer.place
+    result = answer.value
+    gradients = Gradients(seed, len(members))
+    where = f"{on(members)}, bound {'below' if share < 1 else 'above'}"
+    yield communication(result["calls"], only("all_reduce"), inside(members), waited)
+    yield value(
+        result["norm"],
+        gradients.norm,
+        [NO_NUMBER, *_wrong_norms(gradients, place, share)],
+        what=f"the norm {where}",
+        form="the norm, a number",
+    )
+    factor = min(share, 1)
+    scaled = gradients.scaled(place, factor, factor)
+    mistakes = _wrong_scales(gradients, place, share)
+    yield value(result["gradients"], scaled, mistakes, what=f"gradients {where}")
+    text = "a parameter without a gradient has changed, or got one: leave out those whose grad is "
+    yield facts({f"{where}: {text}None": not result["unused"]})
+    yield communication(result["calls"], made("all_reduce", 1), _one_number)
+
+
+def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake]:
+    p = gradients.p
+    every = sum(map(sum, gradients.shards))
+    replicated = sum(gradients.rest)
+    of_ranks = [gradients.norm_of_rank(k) for k in range(p)]
+    of_shards = [sum(map(math.sqrt, squares)) for squares in gradients.shards]
+    of_rest = sum(map(math.sqrt, gradients.rest))
+    of_all = sum(of_shards) + of_rest
+    mean = math.sqrt(every / p + replicated)
+    norms = {
+        "this is the norm of what this rank has: the squares of the other ranks' shards are "
+        "missing": of_ranks[place],
+        f"replicated parameters are counted {p} times, once for each rank: their squares are added "
+        "after the all_reduce": math.sqrt(every + p * replicated),
+        "the replicated parameters are missing": math.sqrt(every),
+        "the shards are missing": math.sqrt(replicated),
+        "this is the square of the norm": every + replicated,
+        "norms were added; squares are, and the root comes last": sum(of_ranks),
+        "norms of the parameters were added; squares are, and the root comes last": of_all,
+        "norms of the parameters of this rank were added; squares are, over all ranks, and the "
+        "root comes last": of_shards[place] + of_rest,
+        "the mean over the ranks; the squares of shards are added": mean,
+        "this is the norm after clipping; the one before is asked for": share * gradients.norm,
+    }
+    return table({text: norm for text, norm in norms.items() if abs(norm - gradients.norm) > 1e-9})
+
+
+def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistake]:
+    norm = gradients.norm
+    right = min(share, 1)
+    by_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
+    factors = {
+        "nothing was scaled, though the norm is above the bound": 1.0,
+        "the gradients were scaled, though the norm is not above the bound": share,
+        "divided by the norm, but not multiplied by the bound": 1 / (norm or 1),
+        "multiplied by the bound, but not divided by the norm": share * norm,
+        "scaled twice": right**2,
+        "scaled by the norm of what this rank has; the ranks' replicas now differ": by_rank,
+        "the gradients are gone": 0.0,
+    }
+    pairs = {  # of what is cut, and of the rest
+        **{text: (factor, factor) for text, factor in factors.items()},
+        "only the shards were scaled: multiply the replicated gradients as well": (right, 1),
+        "only the replicated gradients were scaled: multiply the shards as well": (1, right),
+    }
+    return [
+        Mistake(gradients.scaled(place, *pair), text)
+        for text, pair in pairs.items()
+        if max(abs(factor - right) for factor in pair) > 1e-9
+    ]
+
+
+def _one_number(calls: Calls) -> str | None:
+    """Say of calls in which more than one number travels that one is enough."""
+    for call in calls:
+        if call["nbytes"] > BYTES:
+            size = call["nbytes"]
+            return f"an all_reduce of {size} bytes: one number is enough, the sum of squares"
+    return None

@@ -1,0 +1,477 @@
+"""Checks of pipelines in lab 10: one minibatch through the stages, and an executor of schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.checks.calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
+from utils.checks.groups import (
+    WORLD,
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    keywords,
+    on,
+)
+from utils.checks.mistakes import Mistake, short, table
+from utils.checks.probe import answer_named, number, reading_answer, recorded, told
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
+from utils.cluster.questions import Ranks
+from utils.labs.shared.reference_pipeline import (
+    FEATURES,
+    IMAGES,
+    Piece,
+    Worker,
+    drawn,
+    gradient_of,
+    losses_of,
+    twin,
+)
+from utils.labs.shared.schedules import Schedule, held, written
+
+from .schedule_rules import Runs, odd_runs, usual_runs
+
+PARTITIONS = ([[0, 1, 2], [3]], [[0, 2], [1, 3]], None)
+#: What float64 may lose; a mistake is off by much more.
+EXACT = 1e-10
+BYTES = 8  # of a float64
+
+
+# -- 10.1: naively ----------------------------------------------------------------------------
+
+
+@in_group
+def probe_naive(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
+) -> dict:
+    """Run a minibatch of n samples through the stages. Each has layers of its own seed."""
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    piece = Piece(seed, place, p)
+    x, labels = drawn(seed, n)
+    if single:
+        piece = piece.float()
+        x = x.float()
+    if place:  # only the first stage may use what is in x
+        x = torch.full_like(x, float("nan"))
+    function = reading_answer(user_ns, "train_naively")
+    marks = answer_named(user_ns, "marks")
+    marks.clear()
+    loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
+    return {
+        "marks": told(marks),
+        "times": piece.log.times,
+        "loss": number(loss),
+        "calls": calls,
+        "gradient": gradient_of(piece),
+        "events": piece.log.events,
+    }
+
+
+@task("10.1", "one minibatch through the stages", points=2)
+def train_naively(ranks: Ranks, report: Report) -> None:
+    """Judge gradients by the twin's, and messages, of which there are four at most."""
+    each = to_each(seed=report.seeds(WORLD))
+    runs = zip(PARTITIONS, ((24, False), (17, False), (9, True)), strict=True)
+    cases = [
+        {"partition": partition, "each": each, "n": n, "single": single}
+        for partition, (n, single) in runs
+    ]
+    judge_groups(ranks, report, probe_naive, cases, _minibatch)
+    explained(report)
+
+
+def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a stage has to do with one minibatch."""
+    members = answer.members
+    place = answer.place
+    result = answer.value
+    n = answer.case["n"]
+    single = answer.case["single"]
+    where = on(members)
+    traffic = _traffic([("F", 0), ("B", 0)], members, place)
+    yield communication(
+        result["calls"],
+        only("send", "recv"),
+        inside(members),
+        messages(*((op, peer) for op, peer, *_ in traffic), in_order=False),
+        _bytes(traffic, {n}, BYTES // 2 if single else BYTES),
+        waited,
+    )
+    order = " ".join(result["events"]) or "nothing"
+    text = f"{where}: the stage was called for {order}, expected one forward, one backward"
+    yield facts({text: result["events"] != ["F", "B"]})
+    seeds = _seeds_of(answer)
+    gradients, loss = twin(seeds, n=n)
+    yield value(
+        result["gradient"],
+        gradients[place],
+        _wrong_gradients(seeds, place, n=n),
+        what=f"gradients of stage {place} {where}",
+        tolerance=1e-4 if single else EXACT,
+    )
+    if place == len(members) - 1:
+        mistakes = _wrong_losses(loss, len(members), n)
+        form = "the loss on the last stage"
+        yield value(result["loss"], loss, mistakes, what=f"the loss {where}", form=form)
+    else:
+        text = (
+            f"stage {place} {where} returned {result['loss']!r}; only the last stage has a loss, "
+            "the others return None"
+        )
+        yield facts({text: result["loss"] is not None})
+    yield facts(_marked([["F", 0], ["B", 0]], result))
+
+
+def _seeds_of(answer: GroupAnswer) -> tuple[int, ...]:
+    """Return the seeds that the ranks of a group were told."""
+    return tuple(answer.case["each"][rank]["seed"] for rank in answer.members)
+
+
+#: Messages of a stage: operation, rank, tag, and how many numbers of a sample.
+Traffic = list[tuple[str, int, int, int]]
+
+
+def _traffic(actions: Sequence[tuple[str, int]], members: Sequence[int], place: int) -> Traffic:
+    """Return the messages of the stage at a place; tags tell microbatch and way."""
+    p = len(members)
+    ways = {
+        "F": (("recv", place - 1), ("send", place + 1)),
+        "B": (("recv", place + 1), ("send", place - 1)),
+    }
+    return [
+        (op, members[other], 2 * k + (kind == "B"), FEATURES[max(place, other) * 4 // p])
+        for kind, k in actions
+        for op, other in ways[kind]
+        if 0 <= other < p
+    ]
+
+
+def _bytes(traffic: Traffic, samples: set[int], of_one: int = BYTES) -> Rule:
+    """Return the rule that each message is of as many samples as a microbatch may have.
+
+    Args:
+        of_one: bytes of a number.
+    """
+
+    def rule(calls: Calls) -> str | None:
+        for call in calls:
+            pair = (call["op"], call["peer"])
+            widths = {width for op, peer, _, width in traffic if (op, peer) == pair}
+            allowed = {n * width * of_one for n in samples for width in widths}
+            if allowed and call["nbytes"] not in allowed:
+                return (
+                    f"a {call['op']} of {call['nbytes']} bytes, expected {min(allowed)}: the "
+                    "activations of the samples, [samples, features], or their gradient"
+                )
+        return None
+
+    return rule
+
+
+def _wrong_gradients(
+    seeds: tuple[int, ...], place: int, m: int = 1, n: int = IMAGES
+) -> Iterator[Mistake]:
+    p = len(seeds)
+    right, summed = (twin(seeds, reduction, n)[0][place] for reduction in ("mean", "sum"))
+    yield Mistake(
+        [0.0] * len(right),
+        "this stage has no gradient: backward did not come to it, or the gradients were set to "
+        "zero. Does the stage before run backward from the gradient that it receives?",
+    )
+    yield Mistake(summed, "this is the gradient of a sum over the samples; the loss is their mean")
+    factors = {
+        f"{m} times too large: worker.loss divides by the number of microbatches already, so that "
+        "the losses add up. Is something else than worker.loss used, or something scaled?": m,
+        f"divided by {m} microbatches once too often: worker.loss does it": 1 / m,
+        f"divided by {p} stages: they share the layers, not the samples": 1 / p,
+        "the sign is wrong": -1,
+        "everything was counted twice": 2,
+    }
+    for text, factor in factors.items():
+        if factor != 1:
+            yield Mistake([factor * g for g in right], text)
+    if place < p - 1:
+        yield Mistake(
+            lambda gradient: isinstance(gradient, list) and len(gradient) == len(right),
+            "another gradient. Is each microbatch received into a tensor of its own? Backward of "
+            "this stage has to start from the gradient that it received, that of the last stage "
+            "from worker.loss, and each stage has to send the gradient of its input, x.grad",
+        )
+
+
+def _wrong_losses(loss: float, p: int, n: int) -> list[Mistake]:
+    by_mistake = {
+        "this is the sum over the samples; cross_entropy has the mean": loss * n,
+        f"divided by {p} stages": loss / p if p > 1 else None,
+        "return a number: loss.item()": lambda result: isinstance(result, str | list),
+    }
+    return table(by_mistake)
+
+
+def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
+    """Return what is wrong with marks: all that is computed is in one, in order, and no message."""
+    marks = [mark[:2] for mark in result["marks"]]
+    spans = [mark[2:] for mark in result["marks"]]
+    times = result["times"]
+    if marks == order and len(times) != len(order):
+        raise ValueError(f"{len(times)} events of a stage, and {len(order)} actions")
+    pairs = list(zip(spans, times, strict=marks == order))
+    outside = any(not start <= time <= end for (start, end), time in pairs)
+    starts = [call["start"] for call in result["calls"]]
+    inside_of_one = any(start < time < end for start, end in spans for time in starts)
+    return {
+        f"the marks are {short(marks, 80)}, expected {short(order, 80)}: put with mark(kind, k): "
+        "around what is computed": marks != order,
+        'a stage computes outside of its mark: put the whole forward into with mark("F", k): and '
+        'the whole backward into with mark("B", k):': outside,
+        "a message is inside of a mark: put only what is computed into it, so that the picture "
+        "shows no waiting as work": inside_of_one,
+    }
+
+
+#: Parts of errors that PyTorch raises here, and what is behind them.
+ERRORS = {
+    "implicitly created only for scalar": "a stage that is not the last has no loss: it starts "
+    "backward from the gradient that it received, y.backward(gradient)",
+    "does not require grad": "nothing in what backward starts from needs a gradient: was it "
+    "detached, or computed under no_grad? Call requires_grad_() on a received input before forward",
+    "'NoneType' object has no attribute": "something is None: the input's gradient is, if "
+    "x.requires_grad_() was not called before forward; a copy's, if forward did not use it",
+    "modified by an inplace operation": "a weight was changed in place after a forward used it, "
+    "and backward needs it as it was: forward has to work on a copy of its own",
+    "backward through the graph a second time": "backward ran twice for one microbatch, or two "
+    "microbatches share a graph: received inputs have to be tensors of their own",
+    "KeyError": "an entry is looked up that is not there: was it stored by its microbatch k, and "
+    "taken out only once?",
+    "unsupported operand type(s) for *": "a gradient is None: backward did not come to that "
+    "tensor. Gradients are where forward computed: in the copy that it used, self.stash[k], not in "
+    "that of another microbatch",
+    "leaf Variable that requires grad": "a weight is updated with autograd watching: use "
+    "`with torch.no_grad():`",
+    "got <class 'NoneType'>": "what is sent is None: the gradient of the input, if "
+    "x.requires_grad_() was not called before forward",
+    "object is not callable": "functional_call(module, weights, (x,)) runs a module with other "
+    "weights; a dict of weights can not be called",
+    "waits in send(": "a large message waits until it is received. A stage that calls wait() right "
+    "behind isend blocks like one that calls send: in 1F1B the next stage wants to send as well, "
+    "and both wait. Keep the request, and wait at the end",
+    "Deadlock: ": "a message is waited for that nobody sends. Do both calls of a pair pass "
+    "group=group, have the same tag, and come before the next wait?",
+}
+
+
+def explained(report: Report) -> None:
+    """Add to an error of PyTorch what is behind it."""
+    errors = [text for text, kind, _ in report.found if kind == "error"]
+    for part, explanation in ERRORS.items():
+        if any(part in text for text in errors):
+            report.problem(explanation)
+            return
+
+
+# -- 10.6: the executor -----------------------------------------------------------------------
+
+
+@in_group
+def probe_run(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, schedules: dict
+) -> list:
+    """Run schedules for as many stages as this group has."""
+    from torch_mpi.record import log
+
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    function = answer_named(user_ns, "run_schedule")
+    marks = answer_named(user_ns, "marks")
+    results = []
+    for lists, n in schedules[str(p)]:
+        schedule = [[(kind, k) for kind, k in actions] for actions in lists]
+        m = len(schedule[0]) // 2
+        worker = Worker(Piece(seed, place, p), n)
+        x, labels = drawn(seed, n)
+        if place:  # only the first stage may use what is in x
+            x = torch.full_like(x, float("nan"))
+        marks.clear()
+        mark = log.mark()
+        arguments = (worker, schedule, list(x.chunk(m)), list(labels.chunk(m)))
+        losses, calls = recorded(function, *arguments, **keywords(partition, group))
+        tensors = isinstance(losses, list) and any(isinstance(loss, Tensor) for loss in losses)
+        of_stage = worker.piece.log
+        result = {
+            "losses": ["<Tensor>"] if tensors else told(losses),
+            "calls": calls,
+            "gradient": gradient_of(worker.piece),
+            "marks": told(marks),
+            "times": of_stage.times,
+            "early": any(_is_early(call, of_stage.times) for call in log.since(mark)),
+            "asked": worker.asked,
+            "most": of_stage.most,
+        }
+        results.append(result)
+    return results
+
+
+def _is_early(call: Any, times: list[float]) -> bool:
+    """Return whether the stage was blocked on its send before it computed the next time."""
+    following = next((time for time in times if time > call.start), 0)
+    return call.op == "send" and any(begin < following for begin, _ in call.waits)
+
+
+@task("10.6", "an executor of schedules", points=4)
+def execute(ranks: Ranks, report: Report) -> None:
+    """Judge order, messages, and memory of legal schedules, and gradients by the twin's."""
+    usual = {p: usual_runs(p) for p in (1, 2, 3, 4)}
+    odd = {WORLD: odd_runs(WORLD)}
+    cases = [
+        {
+            "partition": partition,
+            "each": to_each(seed=report.seeds(WORLD)),
+            "schedules": {p: list(runs.values()) for p, runs in of_size.items()},
+        }
+        for partition, of_size in [*((one, usual) for one in PARTITIONS), (None, odd)]
+    ]
+
+    def judge(answer: GroupAnswer) -> Iterator[Step]:
+        of_size = odd if answer.case is cases[-1] else usual
+        return _runs(answer, of_size[len(answer.members)])
+
+    judge_groups(ranks, report, probe_run, cases, judge)
+    explained(report)
+
+
+def _runs(answer: GroupAnswer, runs: Runs) -> Iterator[Step]:
+    """Yield what a stage has to do in one run after the other."""
+    for (name, (schedule, n)), result in zip(runs.items(), answer.value, strict=True):
+        yield from _run(answer, f"{name}, {on(answer.members)}", schedule, n, result)
+
+
+def _run(
+    answer: GroupAnswer, where: str, schedule: Schedule, n: int, result: dict[str, Any]
+) -> Iterator[Step]:
+    """Yield what a stage has to do with n samples: messages, order, gradients, memory, losses."""
+    members = answer.members
+    place = answer.place
+    actions = schedule[place]
+    m = len(schedule[0]) // 2
+    seeds = _seeds_of(answer)
+    traffic = _traffic(actions, members, place)
+    yield communication(
+        result["calls"],
+        only("send", "recv"),
+        inside(members),
+        *_as_wanted([message[:3] for message in traffic]),
+        _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)}),
+        _sends_do_not_block,
+        waited,
+    )
+    text = (
+        f"{where}: this stage waits for the request of isend before it goes on with its list, and "
+        "computes nothing meanwhile. Put the request into the outbox, and wait at the end"
+    )
+    yield facts({text: result["early"]})
+    yield facts(_out_of_order(where, actions, result["asked"]))
+    yield value(
+        result["gradient"],
+        twin(seeds, n=n)[0][place],
+        _wrong_gradients(seeds, place, m, n),
+        what=f"{where}: gradients of stage {place}",
+        tolerance=EXACT,
+    )
+    enough = held([actions])[0]
+    text = (
+        f"{where}: activations of {result['most']} microbatches were held at once, {enough} are "
+        "enough: forget those of a microbatch after its backward (held.pop(k))"
+    )
+    yield facts({text: result["most"] > enough + 1})
+    losses = losses_of(seeds, m, n) if place == len(members) - 1 else []
+    yield value(
+        result["losses"],
+        losses,
+        _wrong_lists_of_losses(losses, answer, schedule),
+        what=f"{where}: losses",
+        form="the losses on the last stage, [] on the others",
+    )
+    yield facts(_marked([list(action) for action in actions], result))
+
+
+def _as_wanted(traffic: list[tuple[str, int, int]]) -> list[Rule]:
+    """Return the rules that these messages are made, as many of each kind, and with these tags."""
+
+    def peers(calls: Calls) -> str | None:
+        made = [(call["op"], call["peer"]) for call in calls]
+        expected = [(op, peer) for op, peer, _ in traffic]
+        for pair in sorted(set(made) | set(expected)):
+            if made.count(pair) != expected.count(pair):
+                return (
+                    f"expected {expected.count(pair)} messages of the kind {in_words([pair])}, it "
+                    f"made {made.count(pair)}"
+                )
+        return None
+
+    def tags(calls: Calls) -> str | None:
+        made = sorted((call["op"], call["peer"], call["tag"]) for call in calls)
+        if made == sorted(traffic):
+            return None
+        op, peer, tag = next((message for message in made if message not in traffic), made[0])
+        return (
+            f"a {op} with tag {tag} {'to' if op == 'send' else 'from'} rank {peer}: the tag of an "
+            "activation is forward_tag(k), that of a gradient backward_tag(k). Without tags the "
+            "gradient of one microbatch meets the activations of another"
+        )
+
+    return [peers, tags]
+
+
+def _sends_do_not_block(calls: Calls) -> str | None:
+    """Say of a stage that sends by `send` what comes of it."""
+    problem = blocking(False)([call for call in calls if call["op"] == "send"])
+    if problem is None:
+        return None
+    return f"{problem}: a stage that waits until its message is received deadlocks in 1F1B"
+
+
+def _out_of_order(where: str, actions: Sequence[tuple], asked: list[list]) -> dict[str, bool]:
+    """Return what is wrong with what a worker was asked for, where it should be these actions."""
+    early = any(kind.startswith("done") for kind, _ in asked)
+    only_forwards = all(kind == "F" for kind, _ in asked)
+    return {
+        f"{where}: worker.done(k) was called before the backward of the microbatch": early,
+        f"{where}: worker.done was never called: call worker.done(k) after each "
+        "backward": only_forwards,
+        f"{where}: worked in the order {written([asked])}; this stage's list is "
+        f"{written([actions])}. (A backward counts when worker.done(k) is called: call it right "
+        "after each backward)": asked != [list(action) for action in actions],
+    }
+
+
+def _wrong_lists_of_losses(
+    losses: list[float], answer: GroupAnswer, schedule: Schedule
+) -> list[Mistake]:
+    m = len(schedule[0]) // 2
+    place = answer.place
+    order = [k for kind, k in schedule[place] if kind == "F"]
+    by_mistake = {
+        "the losses are undone: worker.loss divides by the number of microbatches, and so they "
+        "add up": [m * loss for loss in losses],
+        "this is their sum: a list with one for each microbatch": sum(losses),
+        "only the last stage has losses; the others return []": [0.0] * m,
+        "the losses are in the order of the work; return them in the order of k": [
+            losses[k] for k in order
+        ]
+        if losses
+        else [],
+        "numbers are asked for: loss.item()": lambda result: any(
+            isinstance(loss, str | list) for loss in result
+        ),
+        f"expected {len(losses)} losses on stage {place} of {len(answer.members)}": lambda result: (
+            isinstance(result, list) and len(result) != len(losses)
+        ),
+    }
+    return table(by_mistake)

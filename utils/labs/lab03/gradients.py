@@ -50,7 +50,7 @@ def _gradient_length(sizes: Sequence[int]) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) - without
 
 
-def _gradient(seed: int, samples: int = 1) -> torch.Tensor:
+def _gradient(seed: int, samples: int) -> torch.Tensor:
     """Return what a rank's gradients are filled with; zeros without samples."""
     draw = torch.Generator().manual_seed(seed)
     return 10 * torch.randn(300, generator=draw) * (samples > 0)
@@ -148,7 +148,10 @@ def _judge_gradients(
         for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
             yield from _gradient_steps(call, outcome, mistakes(call), answer.case["weighted"])
 
-    judge_groups(ranks, report, probe_average, cases, judge, _counts)
+    def hint(case: dict[str, Any]) -> str:
+        return _samples(of_calls(case, "counts")[-1])
+
+    judge_groups(ranks, report, probe_average, cases, judge, hint)
 
 
 def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
@@ -200,11 +203,6 @@ def _reduces_less(outcome: dict[str, Any]) -> bool:
 def of_calls(case: dict[str, Any], name: str) -> list[tuple]:
     """Return of each call of the answer what every rank was told by this name."""
     return list(zip(*(one[name] for one in case["each"]), strict=True))
-
-
-def _counts(case: dict[str, Any]) -> str:
-    """Return the samples of the last call, in words."""
-    return _samples(of_calls(case, "counts")[-1])
 
 
 def _samples(counts: Sequence[int]) -> str:

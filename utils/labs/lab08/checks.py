@@ -23,23 +23,7 @@ from utils.checks.steps import Step, communication, each_of, facts, value
 from utils.checks.task import Report, task, to_each
 from utils.cluster.questions import Ranks
 
-from .replays import (
-    DILOCO_MISTAKES,
-    LOCAL_MISTAKES,
-    MOMENTUM_MISTAKES,
-    OUTER_MISTAKES,
-    ROUND_ROBIN_MISTAKES,
-    SERVE_MISTAKES,
-    WORK_MISTAKES,
-    Replay,
-    asynchronous_replayed,
-    local_replayed,
-    moved_outer,
-    precision,
-    round_robin_replayed,
-    rounds,
-    start,
-)
+from . import replays
 from .runs import follow_all, probe_run, replay_of, run_cases, sized, weight_steps
 from .springs import moves as moves
 
@@ -53,7 +37,7 @@ def _length(case: dict[str, Any]) -> str:
 
 
 def _rounds(case: dict[str, Any]) -> int:
-    return rounds(case["steps"], case["tau"])
+    return replays.rounds(case["steps"], case["tau"])
 
 
 # -- 8.2: round robin -------------------------------------------------------------------------
@@ -103,8 +87,8 @@ def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
 
 def _round_robin_weights(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what weights a rank has to have."""
-    replay = replay_of(round_robin_replayed, answer, answer.case["steps"])
-    return weight_steps(answer, replay, ROUND_ROBIN_MISTAKES)
+    replay = replay_of(replays.round_robin_replayed, answer, answer.case["steps"])
+    return weight_steps(answer, replay, replays.ROUND_ROBIN_MISTAKES)
 
 
 def _turns(members: list[int], places: list[int]) -> Rule:
@@ -194,15 +178,16 @@ def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
 def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what weights a rank has to have, in the order in which the master has served."""
     order = [call["peer"] for call in _of(answer.values[0]["calls"], "send")]
-    texts = WORK_MISTAKES if answer.place else SERVE_MISTAKES | WORK_MISTAKES
+    texts = ({} if answer.place else replays.SERVE_MISTAKES) | replays.WORK_MISTAKES
     return weight_steps(answer, _replay_in_order(answer, order), texts)
 
 
-def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -> Replay:
+def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -> replays.Replay:
     """Return the replay of a case in which workers come in this order of ranks."""
     places = [answer.members.index(rank) for rank in order]
     case = answer.case
-    return replay_of(asynchronous_replayed, answer, places, case["steps"], case["tau"], **momentum)
+    rounds = (case["steps"], case["tau"])
+    return replay_of(replays.asynchronous_replayed, answer, places, *rounds, **momentum)
 
 
 def _messages(answer: GroupAnswer, *rules: Rule) -> Step:
@@ -291,7 +276,7 @@ def _with_momentum(answer: GroupAnswer) -> Iterator[Step]:
     yield _exchanges(answer)
     yield _gradients(answer)
     replay = _replay_in_order(answer, answer.values[0]["order"], delta=answer.case["delta"])
-    yield from weight_steps(answer, replay, MOMENTUM_MISTAKES)
+    yield from weight_steps(answer, replay, replays.MOMENTUM_MISTAKES)
 
 
 # -- 8.5: local SGD ---------------------------------------------------------------------------
@@ -318,7 +303,7 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
         waited,
     )
     yield _gradients(answer)
-    replay = replay_of(local_replayed, answer, case["steps"], case["tau"], **outer)
+    replay = replay_of(replays.local_replayed, answer, case["steps"], case["tau"], **outer)
     yield from weight_steps(answer, replay, texts, "all_reduce")
 
 
@@ -326,7 +311,7 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
 def local_sgd(ranks: Ranks, report: Report) -> None:
     """Check τ steps of its own on each rank, then the mean of the weights."""
     cases = run_cases(report, "local_sgd", **_ROUNDS)
-    judge = functools.partial(_in_rounds, texts=LOCAL_MISTAKES)
+    judge = functools.partial(_in_rounds, texts=replays.LOCAL_MISTAKES)
     judge_groups(ranks, report, probe_run, cases, judge, _rounds_hint)
 
 
@@ -350,7 +335,7 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 def _outer_cases(seed: int) -> list[tuple]:
     """Return arguments of `outer_step`: centre, pseudo-gradient, velocity, rate, momentum."""
-    center, gradient, velocity = (start(seed + k, like=seed) for k in (1, 2, 3))
+    center, gradient, velocity = (replays.start(seed + k, like=seed) for k in (1, 2, 3))
     draw = random.Random(seed).uniform
     return [
         (center, gradient, torch.zeros_like(center), 1.0, 0.0),
@@ -379,7 +364,7 @@ def diloco(ranks: Ranks, report: Report) -> None:
 
     def judge(answer: GroupAnswer) -> Iterator[Step]:
         outer = {name: answer.case[name] for name in ("rate", "mom")}
-        return _in_rounds(answer, DILOCO_MISTAKES, **outer)
+        return _in_rounds(answer, replays.DILOCO_MISTAKES, **outer)
 
     judge_groups(ranks, report, probe_run, cases, judge, _rounds_hint)
 
@@ -394,11 +379,11 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
         center, _, _, rate, mom = case
         yield value(
             moved,
-            [tensor.tolist() for tensor in moved_outer(*case)],
+            [tensor.tolist() for tensor in replays.moved_outer(*case)],
             _wrong_outer_steps(case),
             what=f"outer_step, rate {rate:.3g}, momentum {mom:.3g}",
             form="two tensors",
-            tolerance=precision(center),
+            tolerance=replays.precision(center),
         )
     text = "outer_step changes a tensor that it was given: make new ones"
     yield facts({text: result["changed"]})
@@ -406,8 +391,9 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:
     center, gradient, velocity, rate, mom = case
-    new_center, new_velocity = right = moved_outer(*case)
-    by_mistake = {text: moved_outer(*case, variant) for variant, text in OUTER_MISTAKES.items()}
+    new_center, new_velocity = right = replays.moved_outer(*case)
+    variants = replays.OUTER_MISTAKES.items()
+    by_mistake = {text: replays.moved_outer(*case, variant) for variant, text in variants}
     by_mistake |= {
         "the step goes the wrong way: center − rate · (…)": (2 * center - new_center, new_velocity),
         "the outer rate is part of the velocity: v ← μv + g, without it": (

@@ -19,17 +19,8 @@ from utils.checks.probe import answer_named, recorded, told
 from utils.checks.steps import Step, facts, value
 from utils.checks.task import Report, to_each
 
-from .replays import (
-    Replay,
-    Replayed,
-    Toy,
-    moved_center,
-    moved_outer,
-    moved_worker,
-    rates,
-    rounds,
-    start,
-)
+from . import replays
+from .replays import Replay, Toy
 
 # Of messages by which the check itself tells a worker to go on.
 SIGNAL = 808
@@ -78,13 +69,13 @@ def probe_run(
     together = name in ("local_sgd", "diloco")
     if size == 1 and not together:
         return None
-    mine = start(seed)
+    mine = replays.start(seed)
     toy = Toy(valley, len(mine), _looks())
     gradient = _held(toy, place, steps, group) if held and size > 2 else toy
-    moves = rates(seed)[:1] if together else rates(seed)
+    moves = replays.rates(seed)[:1] if together else replays.rates(seed)
     arguments = (mine, gradient, steps, *([tau] if tau else []), *moves, *last.values())
     if place == 0 and name.startswith("work"):
-        exchanges = (size - 1) * rounds(steps, tau)
+        exchanges = (size - 1) * replays.rounds(steps, tau)
         if name == "work_with_momentum":
             return {"order": _served(mine, exchanges, moves, group)}
         name = "serve"
@@ -104,8 +95,10 @@ def _called(
     def note(weights: Any) -> None:
         notes.append(told(weights.detach().clone() if isinstance(weights, Tensor) else weights))
 
-    right = {"move_worker": moved_worker, "move_center": moved_center}
-    with mock.patch.dict(user_ns, right if name != "diloco" else {"outer_step": moved_outer}):
+    right = {"move_worker": replays.moved_worker, "move_center": replays.moved_center}
+    if name == "diloco":
+        right = {"outer_step": replays.moved_outer}
+    with mock.patch.dict(user_ns, right):
         if name == "diloco":  # nothing of a call may be left for the next
             function(*copy.deepcopy(arguments), note=lambda _: None, **named)
         result, calls = recorded(function, *arguments, note=note, **named)
@@ -141,7 +134,7 @@ def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group: G
     for _ in range(exchanges):
         who = dist.recv(w, group=group)
         dist.send(center, dst=who, group=group)
-        center = moved_center(center, w, *moves)
+        center = replays.moved_center(center, w, *moves)
         order.append(who)
     return order
 
@@ -171,9 +164,7 @@ def follow_all(
     return all([report.follow(answer.rank, judge(answer)) for answer in answers])
 
 
-def replay_of(
-    replayed: Callable[..., list[Replayed]], answer: GroupAnswer, *arguments: Any, **named: float
-) -> Replay:
+def replay_of(replayed: Replay, answer: GroupAnswer, *arguments: Any, **named: float) -> Replay:
     """Return the replay of an answer's case by a function of :mod:`.replays`."""
     valleys = [answer.case["each"][rank]["valley"] for rank in answer.members]
     return functools.partial(replayed, answer.case["seed"], valleys, *arguments, **named)
@@ -235,7 +226,7 @@ def _wrong_notes(
 
 def sized(case: dict[str, Any]) -> Rule:
     """Return the rule that each message is the whole of the weights."""
-    nbytes = start(case["seed"]).nbytes
+    nbytes = replays.start(case["seed"]).nbytes
 
     def rule(calls: Calls) -> str | None:
         odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)

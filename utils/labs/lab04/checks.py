@@ -155,15 +155,13 @@ def _trains_as(
     values: list[dict[str, Any]],
 ) -> bool:
     """Judge the steps of a group until one differs from the twin's; return whether none does."""
+    seeds = [case["each"][rank]["data_seed"] for rank in members]
     training = GroupTraining(
         twin=twin,
         members=members,
         steps=list(zip(*(of_rank["steps"] for of_rank in values), strict=True)),
         minibatches=[
-            [
-                _minibatch(case["each"][rank]["data_seed"], number, case["awkward"])
-                for rank in members
-            ]
+            [_minibatch(seed, number, case["awkward"]) for seed in seeds]
             for number in range(len(MINIBATCHES))
         ],
         where=[

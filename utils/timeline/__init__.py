@@ -50,7 +50,7 @@ class Timeline:
     ):
         self.title = title or TITLE
         self.lanes = activity.lanes(reports, offsets or [0.0] * len(reports))
-        self.records = [record for lane in self.lanes for record in lane.records]
+        self.records = activity.all_records(self.lanes)
 
     @functools.cached_property
     def totals(self) -> list[dict]:

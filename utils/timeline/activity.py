@@ -57,9 +57,14 @@ def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
     for lane, report in zip(made, reports, strict=True):
         if report.get("end") is None and not lane.problem:
             lane.end = latest
-    _meet([record for lane in made for record in lane.records])
+    _meet(all_records(made))
     _find_eager(made)
     return made
+
+
+def all_records(lanes: Iterable[Lane]) -> list[dict]:
+    """Return the communications of all ranks."""
+    return [record for lane in lanes for record in lane.records]
 
 
 def _first(report: dict) -> float:
@@ -119,19 +124,19 @@ def _find_eager(made: list[Lane]) -> None:
 
     Its data went into a buffer at once, so it has not waited for a partner.
     """
-    records = [record for lane in made for record in lane.records]
+    records = all_records(made)
     came = {
         tuple(record["message"]): record["start"]
         for record in records
         if record["op"] == "recv" and record["message"] is not None
     }
-    silent = {lane.rank for lane in made if lane.problem}
+    problems = {lane.rank: lane.problem for lane in made}
     for record in records:
-        record["eager"] = False
-        over = record["op"] == "send" and None not in (record["message"], record["end"])
+        message = record["message"]
+        over = record["op"] == "send" and None not in (message, record["end"])
         # A rank that does not answer may have received it.
-        if over and partner(record) not in silent:
-            record["eager"] = record["end"] <= came.get(tuple(record["message"]), math.inf)
+        known = over and not problems.get(partner(record))
+        record["eager"] = known and record["end"] <= came.get(tuple(message), math.inf)
         if record["eager"]:
             record["matched"] = record["start"]
 
@@ -180,10 +185,10 @@ def sweep(parts: Iterable[Part]) -> list[Part]:
     swept: list[Part] = []
     for (time, change, state), (until, *_) in pairwise(edges):
         open_now[state] += change
-        strongest = next((s for s in _PRECEDENCE if open_now[s]), None)
+        strongest = next(filter(open_now.get, _PRECEDENCE), None)
         if strongest is None or until <= time:
             continue
-        if swept and swept[-1][1] == time and swept[-1][2] == strongest:
+        if swept and swept[-1][1:] == (time, strongest):
             swept[-1] = (swept[-1][0], until, strongest)
         else:
             swept.append((time, until, strongest))
@@ -316,7 +321,8 @@ def _traffic(records: list[dict]) -> dict[str, int]:
     for record in records:
         size, count = _POINT_TO_POINT_SUMS.get(record["op"], _COLLECTIVE_SUMS)
         sums[count] += 1
-        moved_out, moved_in = record.get("moved_out"), record.get("moved_in")
+        moved_out = record.get("moved_out")
+        moved_in = record.get("moved_in")
         if moved_out is None and moved_in is None:
             sums[size] += record["nbytes"]
         else:

@@ -102,7 +102,7 @@ class _Replay:
 
     def __init__(self, lanes: list[Lane]):
         self.moments = {lane.rank: _Moments(lane) for lane in lanes}
-        records = [record for lane in lanes for record in lane.records]
+        records = activity.all_records(lanes)
         self._needs = _needs(records)
         self._begun: dict[int, float] = {}  # when each record began in the replay, by identity
         self._events = {lane.rank: _events(lane) for lane in lanes}

@@ -55,7 +55,7 @@ def ideal(seconds: float | None, measured: float) -> str:
 
 def means(totals: list[dict]) -> str:
     """Return ``mean of the ranks: computing 31 ms, …``, the mean of those that communicate."""
-    there = [row for row in totals if any(row[count] for count in _COUNTS)] or totals
+    there = [row for row in totals if any(map(row.get, _COUNTS))] or totals
     keys = [key for key in (there[0] if there else {}) if key.startswith("seconds ")]
     mean = {key: sum(row[key] for row in there) / len(there) for key in keys}
     which = "the ranks" if len(there) == len(totals) else f"the {len(there)} that communicate"
@@ -111,7 +111,7 @@ def _operations(lanes: list[activity.Lane]) -> str:
 
 def _odd(lanes: list[activity.Lane]) -> list[str]:
     """Return what went unlike the rest: what never ended, sends without their receiver."""
-    records = [record for lane in lanes for record in lane.records]
+    records = activity.all_records(lanes)
     texts = []
     for record in records:
         if record["end"] is None:

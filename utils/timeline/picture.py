@@ -119,7 +119,7 @@ class _Picture:
         self.borders: list[list[tuple]] = []
         # Where each record's bar is, by identity: arrows begin and end there.
         self.bars: dict[int, tuple[float, float]] = {}
-        self.met = activity.collectives(record for lane in lanes for record in lane.records)
+        self.met = activity.collectives(activity.all_records(lanes))
         self.last_called = _last_called(self.met)
         self.shares_shown = False
 
@@ -178,7 +178,8 @@ class _Picture:
         # Only those that are seen: fewer rows are higher, and have room for names.
         spans = [(record, activity.span(record, lane)) for record in activity.background(lane)]
         seen = [(record, span) for record, span in spans if self._visible(*span)]
-        placed = [min(row, MOST_ROWS - 1) for row in activity.rows([span for _, span in seen])]
+        rows = activity.rows([span for _, span in seen])
+        placed = np.minimum(rows, MOST_ROWS - 1).tolist()
         count = max(placed, default=0) + 1
         parts = defaultdict(list)
         stuck = defaultdict(list)
@@ -296,7 +297,7 @@ class _Picture:
         if not self._visible(stuck[0]["start"], last):
             return
         never = "never matched" if stuck[-1]["matched"] is None else "never finished"
-        count = f" and {len(stuck) - 1} more" if len(stuck) > 1 else ""
+        count = f" and {len(stuck) - 1} more" * (len(stuck) > 1)
         top, bottom = high
         place = (self.page.across(min(last, self.page.until)), (top + bottom) / 2)
         look = {"color": figures.RED, "zorder": _LABELS}
@@ -313,22 +314,19 @@ class _Picture:
 
     def _collectives(self) -> bool:
         """Draw bands from the last rank's call to the last rank's end; return whether there are."""
-        over = [
-            (max(r["start"] for r in records), max(r["end"] for r in records), records[0]["group"])
-            for records in self.met
-            if len(records) > 1 and all(r["end"] is not None for r in records)
-        ]
-        bands = [band for band in over if self._visible(*band[:2])]
+        bands = self._bands()
         if len(bands) > MOST_BANDS:
             return False
         rectangles = []
         links = []
         for begin, end, group in bands:
-            left, right = self.page.across(begin), self.page.across(end)
+            left = self.page.across(begin)
+            right = self.page.across(end)
             for rank in group:
                 top, bottom = self.page.band(rank)
                 rectangles.append([(left, top), (right, top), (right, bottom), (left, bottom)])
-            top, bottom = self.page.band(min(group))[0], self.page.band(max(group))[1]
+            top = self.page.band(min(group))[0]
+            bottom = self.page.band(max(group))[1]
             links.append([(left, top), (left, bottom)])
         look = {"color": figures.GREEN, "zorder": _BANDS}
         self.axes.add_collection(
@@ -339,10 +337,19 @@ class _Picture:
         )
         return bool(bands)
 
+    def _bands(self) -> list[tuple[float, float, list[int]]]:
+        """Return the last call, the last end and the ranks of each collective to be drawn."""
+        over = [
+            (max(r["start"] for r in records), max(r["end"] for r in records), records[0]["group"])
+            for records in self.met
+            if len(records) > 1 and all(r["end"] is not None for r in records)
+        ]
+        return [band for band in over if self._visible(*band[:2])]
+
     def _messages(self) -> set[str]:
         """Draw an arrow per message, from its send's begin to its recv's end; return the kinds."""
         lines: dict[str, dict] = {MESSAGE: {}, EAGER: {}}
-        for send, recv in activity.messages(r for lane in self.lanes for r in lane.records):
+        for send, recv in activity.messages(activity.all_records(self.lanes)):
             if self._visible(send["start"], recv["end"]):
                 # Those that fall on the same pixels are one.
                 pixels = (round(self.page.pixels(time)) for time in (send["start"], recv["end"]))
@@ -372,8 +379,7 @@ class _Picture:
         """Draw a ring where an eager send began, also of a message that nobody received."""
         sends = [
             record
-            for lane in self.lanes
-            for record in lane.records
+            for record in activity.all_records(self.lanes)
             if record["eager"] and self._visible(record["start"], record["end"])
         ]
         places = []
@@ -423,7 +429,7 @@ class _Picture:
         if note:
             self._note(title, note)
         remark = "very short operations: heights are shares of the time" * self.shares_shown
-        if not any(lane.records for lane in self.lanes):
+        if not activity.all_records(self.lanes):
             remark = "nothing was communicated"
         axes.set_xlabel(page.axis_label, fontsize=10, loc="left" if remark else "center")
         place = (1 - RIGHT / page.width, (BOTTOM - 0.39) / axes.figure.get_figheight())

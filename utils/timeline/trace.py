@@ -102,7 +102,7 @@ def _operation(
 def _flows(lanes: list[Lane], places: dict) -> list[dict]:
     """Return an arrow per message. It binds to the event around its time, so it ends inside it."""
     made = []
-    records = (record for lane in lanes for record in lane.records)
+    records = activity.all_records(lanes)
     for number, (send, recv) in enumerate(activity.messages(records)):
         if id(send) not in places or id(recv) not in places:
             continue

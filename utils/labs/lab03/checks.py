@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from utils.checks.calls import Rule, inside, made, only, some, waited
+from utils.checks.calls import inside, made, some, waited
 from utils.checks.groups import (
     EVERYWHERE,
     PARTITIONS,
@@ -41,283 +40,9 @@ from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin
 
 from . import training
 from .damages import DAMAGES, damage_of, in_words, spoil
-
-# Where one rank of a group has nothing: last, as it could hide another mistake.
-WITH_EMPTY = PARTITIONS[1::-1]
-
-
-def _rules(members: list[int]) -> tuple[Rule, ...]:
-    """Return the rules of all tasks but the last two."""
-    return only("all_reduce"), inside(members), waited
-
-
-# -- gradients: 3.1 and 3.2 -------------------------------------------------------------------
-
-CALLS = 2  # of an answer in a row: what it keeps of the first must not change the second
-# In 3.2 and 3.3 the first has many samples (an odd seed), and the second has few.
-
-
-def _sizes(seed: int) -> tuple[int, ...]:
-    """Draw the widths of a model: no answer is made for one of them."""
-    return 6, 7 + seed % 6, 7 + seed // 6 % 6, 4
-
-
-def _gradient_length(sizes: Sequence[int]) -> int:
-    """Return how many numbers the gradients have; two biases have none, a shared weight one."""
-    model = replicas.net(0, sizes)
-    without = model[1].bias.numel() + model[3].bias.numel()
-    return sum(parameter.numel() for parameter in model.parameters()) - without
-
-
-def _gradient(seed: int, samples: int = 1) -> torch.Tensor:
-    """Return what a rank's gradients are filled with; zeros without samples."""
-    draw = torch.Generator().manual_seed(seed)
-    return 10 * torch.randn(300, generator=draw) * (samples > 0)
-
-
-@in_group
-def probe_average(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    seed: int,
-    counts: list,
-    weighted: bool,
-    sizes: list[int],
-) -> list[dict]:
-    """Ask for `average_gradients`, or the weighted one, on known gradients.
-
-    One parameter is frozen, and one was not used. Without a partition all is in double precision.
-
-    Args:
-        seed: this rank's own.
-        counts: this rank's samples in each call.
-    """
-    name = "average_gradients_weighted" if weighted else "average_gradients"
-    function = answer_named(user_ns, name)
-    answers = []
-    model = replicas.net(seed, sizes).to(torch.float64 if partition is None else torch.float32)
-    model[1].bias.requires_grad_(False)
-    model[5].shared = model[1].weight  # as two layers that share one weight
-    for k, count in enumerate(counts):
-        model.zero_grad()
-        values = _gradient(seed + 10 * k, count)
-        for parameter in (p for p in model.parameters() if p.requires_grad):
-            if parameter is not model[3].bias:
-                parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
-                values = values[parameter.numel() :]
-        before = replicas.weights_of(model)
-        had = [p for p in model.parameters() if p.grad is not None]
-        _, calls = recorded(function, model, *[count] * weighted, **keywords(partition, group))
-        answers.append({
-            "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
-            "count": len(had),
-            "others": sum(p.grad is not None for p in model.parameters()) - len(had),
-            "moved": not torch.equal(replicas.weights_of(model), before),
-            "nbytes": sorted((p.grad.nbytes for p in had), reverse=True),
-            "calls": calls,
-        })
-    return answers
-
-
-@dataclass(frozen=True)
-class GradientCall:
-    """One call of the answer on a rank, and what all ranks had.
-
-    Attributes:
-        gradients, samples: of each rank in the world.
-        earlier: samples of each rank in the first call.
-        members: ranks of the group.
-        rank: this one.
-    """
-
-    gradients: list[torch.Tensor]
-    samples: tuple[int, ...]
-    earlier: tuple[int, ...]
-    members: list[int]
-    rank: int
-
-    @property
-    def weighted(self) -> torch.Tensor:
-        """Return the sum of the group's gradients, each as often as it has samples."""
-        return sum(self.samples[r] * self.gradients[r] for r in self.members)
-
-    @property
-    def total(self) -> int:
-        """Return the number of the group's samples."""
-        return sum(self.samples[r] for r in self.members)
-
-
-#: Of a call of an answer: what likely mistakes give.
-WrongGradients = Callable[[GradientCall], Iterator[Mistake]]
-
-
-def _judge_gradients(
-    ranks: Ranks, report: Report, cases: list[dict[str, Any]], mistakes: WrongGradients
-) -> None:
-    """Judge an answer that averages gradients, call by call, on each rank of each group."""
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
-            yield from _gradient_steps(call, outcome, mistakes(call), answer.case["weighted"])
-
-    judge_groups(ranks, report, probe_average, cases, judge, _counts)
-
-
-def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
-    """Yield the calls of the answer on a rank."""
-    counts = _of_calls(answer.case, "counts")
-    length = _gradient_length(answer.case["sizes"])
-    for k, samples in enumerate(counts):
-        gradients = [
-            _gradient(given["seed"] + 10 * k, count)[:length]
-            for given, count in zip(answer.case["each"], samples, strict=True)
-        ]
-        yield GradientCall(gradients, samples, counts[0], answer.members, answer.rank)
-
-
-def _gradient_steps(
-    call: GradientCall, outcome: dict[str, Any], likely: Iterator[Mistake], weighted: bool
-) -> Iterator[Step]:
-    """Yield what a rank has to communicate, and what its gradients are afterwards."""
-    count = outcome["count"]
-    members = call.members
-    yield communication(outcome["calls"], *_rules(members))
-    wrong = {
-        "a parameter without gradient got one: leave it alone": outcome["others"],
-        "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
-        "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
-        "in its own type": _reduces_less(outcome),
-    }
-    yield facts(wrong)
-    expected = (call.weighted / call.total).tolist()
-    mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
-    where = on(members) + weighted * f", {_samples(call.samples)}"
-    yield value(outcome["gradient"], expected, mistakes, what=where)
-    why = ": one for each parameter that has a gradient" + weighted * ", and one for the samples"
-    yield communication(
-        outcome["calls"], made("all_reduce", range(count, count + weighted + 1), why)
-    )
-
-
-def _reduces_less(outcome: dict[str, Any]) -> bool:
-    """Return whether there are as many all_reduces as gradients, and one has fewer bytes."""
-    count = outcome["count"]
-    reduced = sorted((call["nbytes"] for call in outcome["calls"]), reverse=True)[:count]
-    if len(reduced) < count:
-        return False
-    pairs = zip(reduced, outcome["nbytes"], strict=True)
-    return any(nbytes < needed for nbytes, needed in pairs)
-
-
-def _of_calls(case: dict[str, Any], name: str) -> list[tuple]:
-    """Return of each call of the answer what every rank was told by this name."""
-    return list(zip(*(one[name] for one in case["each"]), strict=True))
-
-
-def _counts(case: dict[str, Any]) -> str:
-    """Return the samples of the last call, in words."""
-    return _samples(_of_calls(case, "counts")[-1])
-
-
-def _samples(counts: Sequence[int]) -> str:
-    """Return in words how many samples each rank had."""
-    return f"ranks 0 to 3 had {', '.join(map(str, counts))} samples"
-
-
-@task("3.1", "average the gradients", points=3)
-def average_gradients(ranks: Ranks, report: Report) -> None:
-    """Check the mean of the group's gradients, by one all_reduce per parameter that has one."""
-    cases = [_gradient_case(report, partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
-    _judge_gradients(ranks, report, cases, _wrong_averages)
-
-
-def _gradient_case(
-    report: Report, partition: Partition, counts: list[list[int]], weighted: bool = False
-) -> dict[str, Any]:
-    """Return arguments of `probe_average` with fresh seeds.
-
-    Args:
-        counts: of each call the samples of all ranks.
-    """
-    each = to_each(seed=report.seeds(WORLD), counts=list(zip(*counts, strict=True)))
-    given = {"partition": partition, "weighted": weighted, "sizes": _sizes(report.seed)}
-    return given | {"each": each}
-
-
-def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
-    p = len(call.members)
-    mine = call.gradients[call.rank]
-    total = sum(call.gradients[r] for r in call.members)
-    largest = torch.stack([call.gradients[r] for r in call.members]).amax(0)
-    wrong = {
-        "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
-        "the result there": mine,
-        f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
-        "result in parameter.grad": total,
-        f"the sum was divided by {WORLD}, the size of the world; this group has {p} ranks: "
-        "dist.get_world_size(group)": total / WORLD,
-        f"the gradients were divided by {p} twice": total / p**2,
-        "the gradients were divided, but never summed over ranks": mine / p,
-        "the gradients were cut to whole numbers": (total / p).trunc(),
-        "these are the largest of all ranks: op=dist.ReduceOp.SUM": largest,
-    }
-    yield from table(wrong)
-
-
-@task("3.2", "average over unequal parts", points=3)
-def average_gradients_weighted(ranks: Ranks, report: Report) -> None:
-    """Check the gradient of the mean over all samples of the group."""
-    cases = []
-    for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
-        empty = step >= len(EVERYWHERE)
-        seeds = [2 * (report.seed + step) - k for k in (1, 0)]
-        counts = [_sample_counts(seed, empty) for seed in seeds]
-        cases.append(_gradient_case(report, partition, counts, weighted=True))
-    _judge_gradients(ranks, report, cases, _wrong_weighted)
-
-
-def _sample_counts(seed: int, empty: bool) -> list[int]:
-    """Return samples of each rank, for odd seeds up to 350,000; none on rank 1 if asked."""
-    order = torch.randperm(WORLD, generator=torch.Generator().manual_seed(seed)).tolist()
-    scale = 9_000 + 37 * (seed % 700) if seed % 2 else 1
-    counts = [scale * (1, 3, 6, 10)[k] + 10 * (seed % 3) for k in order]
-    return [0 if empty and rank == 1 else count for rank, count in enumerate(counts)]
-
-
-def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
-    p, n = len(call.members), call.samples[call.rank]
-    mine = call.gradients[call.rank]
-    plain = sum(call.gradients[r] for r in call.members)
-    weighted = call.weighted
-    total = call.total
-    mean = weighted / total
-    by_world = weighted / sum(call.samples)
-    by_earlier = weighted / sum(call.earlier[r] for r in call.members)
-    wrong = {
-        "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
-        "many. Weight each gradient by samples / all samples": plain / p,
-        "weighted by samples, but never divided by the number of all samples": weighted,
-        f"weighted by samples, then divided by the {p} ranks: divide by the samples of "
-        "all": weighted / p,
-        f"weighted by samples / all samples, and divided by the {p} ranks once more": mean / p,
-        "divided by the samples of the whole world: count them with group=group": by_world,
-        "divided by the samples of an earlier call: count them in each call": by_earlier,
-        "this is the plain sum over the ranks: weight each gradient before. (samples / total is 1 "
-        "where the total is this rank's own: all_reduce it)": plain,
-        "divided by the samples of all, but not weighted by samples before": plain / total,
-        "weighted after the sum, so that every gradient in it has this rank's weight: scale this "
-        "rank's own gradient first, then all_reduce": plain * n / total,
-        "weighted, but never summed over ranks": mine * n / total,
-        "the gradients are this rank's own, unchanged: store the result in parameter.grad": mine,
-        "the gradients were cut to whole numbers": mean.trunc(),
-    }
-    yield from table(wrong)
-
+from .gradients import average_gradients as average_gradients
+from .gradients import average_gradients_weighted as average_gradients_weighted
+from .gradients import of_calls, rules, sample_counts, unequal_calls, widths
 
 # -- metrics: 3.3 -----------------------------------------------------------------------------
 
@@ -342,9 +67,7 @@ def probe_metrics(
 def global_metrics(ranks: Ranks, report: Report) -> None:
     """Check sums and counts of all ranks by one all_reduce, then two divisions."""
     cases = []
-    for step, partition in enumerate([*EVERYWHERE, *WITH_EMPTY]):
-        empty = step >= len(EVERYWHERE)
-        seeds = [2 * (report.seed + step) - k for k in (1, 0)]
+    for partition, seeds, empty in unequal_calls(report.seed):
         parts = zip(*(_parts(seed, empty) for seed in seeds), strict=True)
         cases.append({"partition": partition, "each": to_each(parts=list(parts))})
 
@@ -359,10 +82,10 @@ def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank has to communicate and to return, call by call."""
     members = answer.members
     form = "the pair (mean loss, accuracy)"
-    for parts, outcome in zip(_of_calls(answer.case, "parts"), answer.value, strict=True):
+    for parts, outcome in zip(of_calls(answer.case, "parts"), answer.value, strict=True):
         calls = outcome["calls"]
         kinds = " and ".join(sorted(set(outcome["kinds"])))
-        yield communication(calls, *_rules(members))
+        yield communication(calls, *rules(members))
         expected = _means(*_summed(parts, members))
         mistakes = _wrong_metrics(parts, members, answer.rank)
         yield value(outcome["result"], expected, mistakes, what=on(members), form=form)
@@ -377,7 +100,7 @@ def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
 def _parts(seed: int, empty: bool) -> list[list]:
     """Return sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
     drawn = numbers(seed, WORLD, 2, low=1, high=90).tolist()
-    pairs = zip(_sample_counts(seed, empty), drawn, strict=True)
+    pairs = zip(sample_counts(seed, empty), drawn, strict=True)
     return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
 
 
@@ -441,7 +164,7 @@ def _rate(seed: int) -> float:
 
 def _step_model(seed: int, kind: str) -> nn.Sequential:
     """Return the model that is trained."""
-    model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else _sizes(seed))
+    model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else widths(seed))
     if kind == "frozen":
         model[1].bias.requires_grad_(False)
     elif kind == "tied":
@@ -464,17 +187,17 @@ def probe_steps(
     rank: int,
     group: Group,
     partition: Partition,
-    own: int,
+    data_seed: int,
     seed: int,
     kind: str,
     counts: list,
 ) -> list[dict]:
-    """Take a `train_step` on each minibatch; ``own`` is the seed of this rank's samples."""
+    """Take a `train_step` on each minibatch; ``data_seed`` is that of this rank's samples."""
     model = _step_model(seed, kind)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=_rate(seed))
     step = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
-    batches = [_minibatch(own, number, count, kind) for number, count in enumerate(counts)]
+    batches = [_minibatch(data_seed, number, count, kind) for number, count in enumerate(counts)]
     named = keywords(partition, group)
     return [replicas.taken(*step, batch, **named) for batch in batches]
 
@@ -508,7 +231,7 @@ def train_step(ranks: Ranks, report: Report) -> None:
     """Check the sequential twin's step, at 1 to 4 ranks and on awkward minibatches and models."""
     names = ("partition", "kind", "counts")
     seeds = report.seeds(WORLD)  # a rank has right samples in its own part of a minibatch only
-    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    given = {"seed": report.seed, "each": to_each(data_seed=seeds)}
     cases = [dict(zip(names, step, strict=True), **given) for step in STEPS]
 
     def hint(case: dict[str, Any]) -> str:
@@ -531,7 +254,7 @@ def _judge_steps(
         members=members,
         steps=list(zip(*values, strict=True)),
         minibatches=[
-            [_minibatch(case["each"][rank]["own"], number, count, kind) for rank in members]
+            [_minibatch(case["each"][rank]["data_seed"], number, count, kind) for rank in members]
             for number, count in enumerate(case["counts"])
         ],
         where=[f"{KINDS[kind]}minibatch of {count} {on(members)}" for count in case["counts"]],
@@ -545,7 +268,7 @@ def _judge_steps(
 
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
     """Yield what a rank has to do beside the right step."""
-    yield communication(step["calls"], *_rules(members))
+    yield communication(step["calls"], *rules(members))
     by_hand = (
         "the weights have moved, but optimizer.step() of the optimizer handed in was called "
         f"{step['steps']} times: call it once"
@@ -611,7 +334,7 @@ def probe_sync(
     function = answer_named(user_ns, "replicas_in_sync")
     answers = []
     for damage in damages:
-        first, *middle, last = _sizes(seed)  # 3.weight has more than 256 numbers
+        first, *middle, last = widths(seed)  # 3.weight has more than 256 numbers
         model = replicas.net(seed, (first, *(width + 10 for width in middle), last))
         model[1].bias.requires_grad_(False)
         if partition is None:

@@ -65,21 +65,20 @@ def spoil(model: nn.Module, how: str, which: int, at: int) -> None:
     k = at % len(row)
     if how in ("swap", "checksum"):
         k = at % (len(row) - 3)
-    if how == "last bit":
-        row[k] = torch.nextafter(row[k], row.new_tensor(9.0))
+    if how in ("last bit", "many"):
+        part = slice(256) if how == "many" else slice(k, k + 1)
+        row[part] = torch.nextafter(row[part], row.new_tensor(9.0))
     elif how in ("-0.0", "0.0", "nan", "one nan"):
         row[k] = float(how.removeprefix("one "))
     elif how == "checksum":
         bits = row.view(torch.int64 if row.dtype == torch.float64 else torch.int32)
         bits[k : k + 4] += torch.tensor([1, -3, 3, -1], dtype=bits.dtype)
-    elif how == "many":
-        row[:256] = torch.nextafter(row[:256], row.new_tensor(9.0))
     elif how == "other sign":
         row[k] = -row[k]
     elif how == "swap":
         row[k : k + 2] = row[k : k + 2].flip(0).clone()
     elif how:
-        row[k] += 1.0 if how == "larger" else -1.0
+        row[k] += {"larger": 1.0, "smaller": -1.0}[how]
 
 
 def in_words(damage: str, members: Sequence[int], seed: int) -> str:

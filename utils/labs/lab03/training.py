@@ -130,7 +130,8 @@ def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Ima
                 n = len(of_rank[kind]) // EPOCHS
                 taken = of_rank[kind][epoch * n : (epoch + 1) * n]
                 part = [k for k in taken if 0 <= k < count]
-                whole.data[part], whole.targets[part] = theirs.data[part], theirs.targets[part]
+                whole.data[part] = theirs.data[part]
+                whole.targets[part] = theirs.targets[part]
     return epochs
 
 
@@ -163,7 +164,8 @@ def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> 
     """Return mean loss and accuracy."""
     sums = torch.zeros(3, dtype=torch.float64)
     for pixels, labels in data.InMemoryLoader(images, 1000):
-        outputs, labels = model(pixels[part]), labels[part]
+        outputs = model(pixels[part])
+        labels = labels[part]
         loss = functional.cross_entropy(outputs, labels, reduction="sum")
         sums += torch.tensor([loss, (outputs.argmax(1) == labels).sum(), len(labels)])
     return (sums[:2] / sums[2]).tolist()
@@ -207,7 +209,9 @@ def wrong_histories(
 
 
 # What noise may do. A wrong result is far outside: see the figure in "Tell a bug from noise".
-FIRST_LOSS, TYPICAL_LOSS, LAST = 1e-4, 0.03, {"test_loss": 0.05, "accuracy": 0.02}
+FIRST_LOSS = 1e-4
+TYPICAL_LOSS = 0.03
+LAST = {"test_loss": 0.05, "accuracy": 0.02}
 # So many steps stay below FIRST_LOSS: rounding is a few 1e-7 there. It grows at once by a factor of
 # a thousand where it takes an input of a ReLU across 0, in one run of six within 40 steps.
 FIRST_STEPS = 10
@@ -258,8 +262,9 @@ def probe_run(user_ns: dict, *, rank: int) -> dict | None:
             weights = replicas.weights_of(model)
             largest = max(p.nbytes for p in model.parameters())
             answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-            calls = [c for c in log.since(0) if c.op == "all_reduce" and c.group == (0, 1)]
-            answer["gradients sent"] = sum(call.nbytes == largest for call in calls)
+            sent = ("all_reduce", (0, 1), largest)
+            calls = log.since(0)
+            answer["gradients sent"] = sum((c.op, c.group, c.nbytes) == sent for c in calls)
     return answer
 
 
@@ -274,7 +279,8 @@ def judge_run(ranks: Ranks, report: Report) -> None:
     if not answers:
         return
     on_rank_0, on_rank_1 = (answer.value for answer in answers[:2])
-    sequential, parallel = on_rank_0["sequential"], on_rank_0["parallel"]
+    sequential = on_rank_0["sequential"]
+    parallel = on_rank_0["parallel"]
     right = []
     for rank, name in ((0, "sequential"), (0, "parallel"), (1, "parallel")):
         runs = answers[rank].value

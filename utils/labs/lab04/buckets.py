@@ -1,11 +1,22 @@
-"""Buckets by PyTorch's rule, and what mistakes give."""
+"""Buckets by PyTorch's rule, and what mistakes give (4.2)."""
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from utils.checks.mistakes import Mistake, table
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.checks.functions import Results
+from utils.checks.mistakes import Mistake, short, table
+from utils.checks.probe import reading_answer, recorded, told
+from utils.checks.steps import Step, value
+from utils.checks.task import Report, task
+from utils.cluster.questions import Ranks, Reply
+from utils.labs.shared import replicas
 
 
 def assign(
@@ -41,7 +52,7 @@ def cases(seed: int) -> list[dict]:
     return [dict(zip(("sizes", "cap", "first_cap"), case, strict=True)) for case in cases]
 
 
-def wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
+def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
     """Yield what likely mistakes give."""
 
     def each(change: Callable[[int], int], buckets: list[list[int]]) -> list[list[int]]:
@@ -80,12 +91,67 @@ def wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
     placed = sorted(str(k) for bucket in result for k in bucket)
     everything = sorted(map(str, range(len(sizes))))
     yield Mistake(lambda _: placed != everything, "each index must be in one bucket, once")
+    yield from _closed_early(case, result, expected)
+
+
+def _closed_early(case: dict, result: list[list], expected: list[list[int]]) -> Iterator[Mistake]:
+    """Yield which buckets were closed before they had their cap."""
     for k, (bucket, right) in enumerate(zip(result, expected, strict=False)):
-        full = sum(sizes[int(j)] for j in bucket)
-        cap = case["cap"] if k else first
+        full = sum(case["sizes"][int(j)] for j in bucket)
+        cap = case["cap"] if k else case["first_cap"]
         early = full < cap and bucket != right
         yield Mistake(
             lambda _, early=early: early,
             f"bucket {k} was closed at {full} bytes, before it had the {cap} of its cap: only the "
             "bytes count",
         )
+
+
+def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
+    """Ask for `assign_buckets` of every case."""
+    function = reading_answer(user_ns, "assign_buckets")
+    results = Results()
+    answers = [function(**copy.deepcopy(case)) for case in cases]
+    for result in answers:
+        results.add("assign_buckets", result)
+    return told(answers)
+
+
+def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int) -> dict:
+    """Return what DDP really reduces in its third step, and what the answer foretells."""
+    model = DistributedDataParallel(replicas.net(0, widths), bucket_cap_mb=cap / 2**20)
+    images = torch.ones(2, widths[0])
+    for _ in range(3):
+        model.zero_grad()
+        _, calls = recorded(lambda: model(images).sum().backward())
+    sizes = [p.nbytes for p in reversed(list(model.parameters()))]
+    buckets = reading_answer(user_ns, "assign_buckets")(sizes, cap, cap)
+    return {
+        "real": [call["nbytes"] for call in calls if call["op"] == "all_reduce"],
+        "foretold": [sum(sizes[k] for k in bucket) for bucket in buckets],
+    }
+
+
+@task("4.2", "which gradient travels in which bucket", points=2)
+def assign_buckets(ranks: Ranks, report: Report) -> None:
+    """Check DDP's own assignment, on random sizes and on a real DDP."""
+    drawn: dict[str, Any] = {"cases": cases(report.seed)}
+    if not report.judge_cases(ranks, probe_assign, [drawn], _assignment_steps):
+        return
+    draw = random.Random(report.seed)
+    widths = [6, *(draw.choice((8, 20, 32, 50)) for _ in range(5)), 4]
+    given = {"widths": widths, "cap": draw.choice((1500, 4000, 7000))}
+    for answer in report.answers(ranks, probe_real_buckets, **given):
+        buckets = answer.value
+        words = "bytes of the buckets of a real DDP"
+        report.expect(answer.rank, words, buckets["foretold"], buckets["real"])
+
+
+def _assignment_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    """Yield that all gradients are in the right buckets."""
+    form = "a list of lists of indices"
+    for arguments, result in zip(case["cases"], answer.value, strict=True):
+        sizes, cap, first_cap = (arguments[name] for name in ("sizes", "cap", "first_cap"))
+        call = f"assign_buckets({short(sizes)}, {cap}, {first_cap})"
+        mistakes = _wrong_buckets(arguments, result)
+        yield value(result, assign(**arguments), mistakes, what=call, form=form)

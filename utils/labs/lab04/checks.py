@@ -7,7 +7,6 @@ depends on how long something took.
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import random
@@ -17,35 +16,34 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.checks.calls import inside, only, some
-from utils.checks.functions import Results
 from utils.checks.groups import (
     EVERYWHERE,
-    PARTITIONS,
     WORLD,
     Group,
     GroupAnswer,
     Partition,
-    enough,
     in_group,
     judge_groups,
     keywords,
     on,
     tried,
 )
-from utils.checks.mistakes import Mistake, same, short, table
+from utils.checks.mistakes import Mistake, same, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, as_dict, reading_answer, recorded, told
+from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.steps import Step, communication, facts, value
 from utils.checks.task import Report, task, to_each
-from utils.cluster.questions import Ranks, Reply
+from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupTraining, Twin
 
-from . import buckets, ddp_notes, overlap
+from .buckets import assign_buckets as assign_buckets
+from .hooks import fp16_hook as fp16_hook
+from .hooks import noted_calls, of_gradients, reduced_bytes
+from .overlap import hidden_share as hidden_share
 
 # -- 4.1: DDP in a step -----------------------------------------------------------------------
 
@@ -73,13 +71,13 @@ def probe_step(
     rank: int,
     group: Group,
     partition: Partition,
-    own: int,
+    data_seed: int,
     awkward: bool,
     rate: float,
 ) -> dict:
     """Have a model of this rank's own seed wrapped, then take steps on samples of that seed."""
     named = keywords(partition, group)
-    module = _step_model(own, awkward)
+    module = _step_model(data_seed, awkward)
     model = answer_named(user_ns, "replicate")(module, **named)
     if not isinstance(model, DistributedDataParallel):
         return {"returned": type(model).__name__}
@@ -88,21 +86,21 @@ def probe_step(
     members = dist.get_process_group_ranks(model.process_group)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=rate)
-    called = ddp_notes.noted_calls(model)
+    called = noted_calls(model)
     steps = []
     taken = []
     optimizer.register_step_post_hook(lambda *_: taken.append(True))
     step_with = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
     with replicas.network():
-        batches = [_minibatch(own, number, awkward) for number in range(len(MINIBATCHES))]
+        batches = [_minibatch(data_seed, number, awkward) for number in range(len(MINIBATCHES))]
         for batch in batches:
             taken.clear()
             called.clear()
             step = replicas.taken(*step_with, batch, **named)
             steps.append(step | {"taken": len(taken), "called": list(called)})
     for step in steps:
-        step["calls"] = ddp_notes.of_gradients(step["calls"])
-        step["times"] = ddp_notes.reduced_bytes(step["calls"]) // sum(p.nbytes for p in trained)
+        step["calls"] = of_gradients(step["calls"])
+        step["times"] = reduced_bytes(step["calls"]) // sum(p.nbytes for p in trained)
     return {"returned": "DDP", "wraps": wraps, "group": members, "start": start, "steps": steps}
 
 
@@ -129,7 +127,7 @@ LOSS_MISTAKES = {
 @task("4.1", "DDP in a training step", points=3)
 def ddp_step(ranks: Ranks, report: Report) -> None:
     """Check the first rank's weights at the start, then the sequential twin's steps."""
-    each = to_each(own=report.seeds(WORLD))
+    each = to_each(data_seed=report.seeds(WORLD))
     draw = random.Random(report.seed)
     cases = [
         {"partition": partition, "awkward": False, "rate": draw.uniform(0.2, 0.8), "each": each}
@@ -138,7 +136,7 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
     cases.append(cases[1] | {"awkward": True})
     right: list[bool] = []  # of each group
     for case, members, values in tried(ranks, report, probe_step, cases):
-        twin = Twin(_step_model(each[members[0]]["own"], case["awkward"]), case["rate"])
+        twin = Twin(_step_model(each[members[0]]["data_seed"], case["awkward"]), case["rate"])
         start = replicas.weights_of(twin.model).tolist()
         replicated = [
             report.facts(rank, _wrong_replicas(of_rank, members, start))
@@ -157,12 +155,13 @@ def _trains_as(
     values: list[dict[str, Any]],
 ) -> bool:
     """Judge the steps of a group until one differs from the twin's; return whether none does."""
+    seeds = [case["each"][rank]["data_seed"] for rank in members]
     training = GroupTraining(
         twin=twin,
         members=members,
         steps=list(zip(*(of_rank["steps"] for of_rank in values), strict=True)),
         minibatches=[
-            [_minibatch(case["each"][rank]["own"], number, case["awkward"]) for rank in members]
+            [_minibatch(seed, number, case["awkward"]) for seed in seeds]
             for number in range(len(MINIBATCHES))
         ],
         where=[
@@ -209,291 +208,6 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     yield communication(step["calls"], some(members))
 
 
-# -- 4.2: buckets -----------------------------------------------------------------------------
-
-
-def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
-    """Ask for `assign_buckets` of every case."""
-    function = reading_answer(user_ns, "assign_buckets")
-    results = Results()
-    answers = [function(**copy.deepcopy(case)) for case in cases]
-    for result in answers:
-        results.add("assign_buckets", result)
-    return told(answers)
-
-
-def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int) -> dict:
-    """Return what DDP really reduces in its third step, and what the answer foretells."""
-    model = DistributedDataParallel(replicas.net(0, widths), bucket_cap_mb=cap / 2**20)
-    images = torch.ones(2, widths[0])
-    for _ in range(3):
-        model.zero_grad()
-        _, calls = recorded(lambda: model(images).sum().backward())
-    sizes = [p.nbytes for p in reversed(list(model.parameters()))]
-    buckets = reading_answer(user_ns, "assign_buckets")(sizes, cap, cap)
-    return {
-        "real": [call["nbytes"] for call in calls if call["op"] == "all_reduce"],
-        "foretold": [sum(sizes[k] for k in bucket) for bucket in buckets],
-    }
-
-
-@task("4.2", "which gradient travels in which bucket", points=2)
-def assign_buckets(ranks: Ranks, report: Report) -> None:
-    """Check DDP's own assignment, on random sizes and on a real DDP."""
-    cases = [{"cases": buckets.cases(report.seed)}]
-    if not report.judge_cases(ranks, probe_assign, cases, _assignment_steps):
-        return
-    draw = random.Random(report.seed)
-    widths = [6, *(draw.choice((8, 20, 32, 50)) for _ in range(5)), 4]
-    given = {"widths": widths, "cap": draw.choice((1500, 4000, 7000))}
-    for answer in report.answers(ranks, probe_real_buckets, **given):
-        foretold, real = answer.value["foretold"], answer.value["real"]
-        report.expect(answer.rank, "bytes of the buckets of a real DDP", foretold, real)
-
-
-def _assignment_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield that all gradients are in the right buckets."""
-    form = "a list of lists of indices"
-    for arguments, result in zip(case["cases"], answer.value, strict=True):
-        sizes, cap, first_cap = (arguments[name] for name in ("sizes", "cap", "first_cap"))
-        call = f"assign_buckets({short(sizes)}, {cap}, {first_cap})"
-        mistakes = buckets.wrong_buckets(arguments, result)
-        yield value(result, buckets.assign(**arguments), mistakes, what=call, form=form)
-
-
-# -- 4.3: what is hidden ----------------------------------------------------------------------
-
-# How exact the share must be: a numerical answer, on a fine grid, is one too.
-GRID = 3e-3
-
-
-def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
-    """Ask for `hidden_share` of every case; in the end of the first one again."""
-    function = reading_answer(user_ns, "hidden_share")
-    given = [[tuple(pair) for pair in transfers] for transfers in [*cases, cases[0]]]
-    return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
-
-
-@task("4.3", "how much is hidden", points=3)
-def hidden_share(ranks: Ranks, report: Report) -> None:
-    """Check the share on made-up intervals, then on a step that the ranks really take."""
-    cases = overlap.cases(report.seed)
-    right = [
-        _shares_right(ranks, report, cases, begin=100.0, end=120.0),
-        # Again in tenths of a microsecond, around 0.
-        _shares_right(ranks, report, _moved(cases, 1e-7, 0.0), begin=-1e-6, end=1e-6),
-        # On the clock of a machine that runs for days.
-        _shares_right(ranks, report, _moved(cases, 1e-3, 3e5), begin=3e5 - 0.01, end=3e5 + 0.01),
-    ]
-    if all(right) and enough(ranks, report, WORLD):
-        _judge_measured_step(ranks, report)
-
-
-def _moved(cases: dict[str, list], unit: float, middle: float) -> dict[str, list]:
-    """Return the cases in another unit of time, with the middle of backward at another time."""
-    return {
-        name: [[middle + unit * (t - 110) for t in transfer] for transfer in transfers]
-        for name, transfers in cases.items()
-    }
-
-
-def _shares_right(
-    ranks: Ranks, report: Report, cases: dict[str, list], *, begin: float, end: float
-) -> bool:
-    """Judge the shares of all cases, and of the first one again; return whether all are right."""
-    again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
-
-    def judge(_: dict[str, Any], answer: Reply) -> Iterator[Step]:
-        form = "a number from 0 to 1"
-        for (name, transfers), share in zip(again, answer.value, strict=True):
-            expected = overlap.hidden(transfers, begin, end)
-            mistakes = overlap.wrong_shares(transfers, share, begin, end)
-            backward = f"backward from {begin:g} to {end:g}"
-            case = f"{name}: transfers {short(transfers)}, {backward}"
-            yield value(share, expected, mistakes, what=case, form=form, tolerance=GRID)
-
-    given = {"cases": list(cases.values()), "begin": begin, "end": end}
-    return report.judge_cases(ranks, probe_hidden, [given], judge)
-
-
-def _judge_measured_step(ranks: Ranks, report: Report) -> None:
-    """Judge the share of a step that two ranks really take, which hides something."""
-    answers = report.answers(ranks, overlap.probe_overlap)
-    steps = [answer.value for answer in answers if answer.value]
-    words = "hidden share of a measured step (times in seconds, milliseconds apart)"
-    right = []
-    hidden = []
-    for rank, step in enumerate(steps):
-        share = step.pop("share")
-        hidden.append(overlap.hidden(**step))
-        right.append(report.judge(rank, share, hidden[-1], what=words, tolerance=GRID))
-    if steps and all(right):
-        nothing = "nothing was hidden in a step of DDP on an emulated 1 Gbit/s network"
-        report.facts(None, {nothing: max(hidden) <= 0})
-
-
-# -- 4.4: a hook ------------------------------------------------------------------------------
-
-_HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets are of one length
-FLOAT16 = 6e-3  # how exact a gradient must be that was reduced in half precision
-SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
-
-
-@in_group
-def probe_hook(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    own: int,
-    seed: int,
-    large: float,
-) -> dict:
-    """Use `fp16_hook` in DDP; return the third step's gradients, how they came, and large ones.
-
-    Args:
-        own: seed of this rank's images.
-        seed: of the model, and of the images of the large gradients.
-    """
-    from torch_mpi.record import log
-
-    small = {"process_group": group, "bucket_cap_mb": 800 / 2**20}
-    model = DistributedDataParallel(replicas.net(seed, _HOOK_NET), **small)
-    answer: dict = {"buckets": 0, "waits": 0, "value": None, "late": False}
-    model.register_comm_hook(
-        group, ddp_notes.noted_hook(answer_named(user_ns, "fp16_hook"), answer, group)
-    )
-    images, labels = replicas.samples(own, 8)
-    for _ in range(3):  # from the second step on there are several buckets
-        model.zero_grad()
-        answer["buckets"] = 0
-        mark = log.mark()
-        with replicas.network(*SLOW):
-            functional.cross_entropy(model(images), labels).backward()
-        calls = [as_dict(call) | {"dtype": call.dtype} for call in log.since(mark)]
-    counted = answer | {
-        "gradient": replicas.gradient_of(model.module),
-        "nbytes": sum(p.nbytes for p in model.parameters()),
-        "calls": ddp_notes.of_gradients(calls),
-    }
-    model.zero_grad()
-    blocks = answer["waits"] > 0 or any(call["blocking"] for call in counted["calls"])
-    if ddp_notes.can_be_late(group, blocks):
-        answer["late"] = True
-        functional.cross_entropy(model(images), labels).backward()
-        answer["late"] = False
-        counted["gradient where others are late"] = replicas.gradient_of(model.module)
-        model.zero_grad()
-    with replicas.network(*SLOW):
-        images, labels = replicas.samples(seed, 8)
-        (large * functional.cross_entropy(model(images), labels)).backward()
-    return counted | {"overflows": not bool(replicas.gradient_of(model.module).isfinite().all())}
-
-
-VALUES = {
-    "the value of the future is a list, as all_reduce leaves it: with .then(decompress) it becomes "
-    "what decompress returns": "list",
-    "the function that then() calls returns nothing: return the averaged bucket": "NoneType",
-    "the value of the future is float16, expected the bucket in float32: copy it into "
-    "bucket.buffer(), and return that": "float16",
-}
-
-
-@task("4.4", "a hook that compresses", points=4)
-def fp16_hook(ranks: Ranks, report: Report) -> None:
-    """Check mean gradients to half precision, half of the bytes, and no wait inside."""
-    twin = Twin(replicas.net(report.seed, _HOOK_NET), 1.0)
-    # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
-    large = 40_000 / twin.gradient(*replicas.samples(report.seed, 8)).abs().max().item()
-    seeds = report.seeds(WORLD)
-    gradients = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
-    given = {"seed": report.seed, "large": large, "each": to_each(own=seeds)}
-    cases = [{"partition": partition} | given for partition in PARTITIONS]
-    judge = functools.partial(_hook_steps, gradients)
-    judge_groups(ranks, report, probe_hook, cases, judge)
-
-
-def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank's hook has to communicate, and what the gradients are afterwards.
-
-    Args:
-        gradients: of all ranks, those of their own samples.
-    """
-    members = answer.members
-    outcome = answer.value
-    where = on(answer.members)
-    yield communication(outcome["calls"], only("all_reduce"), inside(members))
-    yield facts(_not_halved(outcome, where))
-    yield value(outcome["value"], "float32", table(VALUES))
-    mean = sum(gradients[r] for r in members) / len(members)
-    in_units = functools.partial(replicas.scaled, like=mean)
-    wrong = _wrong_gradients(gradients, members, answer.rank)
-    mistakes = table({text: in_units(row) for text, row in wrong.items()})
-
-    def is_mean(row: list[float], words: str) -> Step:
-        got = in_units(torch.tensor(row))
-        return value(got, in_units(mean), mistakes, what=words, tolerance=FLOAT16)
-
-    units = "gradients in units of the largest"
-    yield is_mean(outcome["gradient"], f"{where}: {units}")
-    yield facts(_wrong_hook(outcome, where, len(members)))
-    late = outcome.get("gradient where others are late")
-    if late is not None:
-        words = (
-            f"{where}, where the others are late: {units}. The hook must not use the sum before "
-            "its future is complete"
-        )
-        yield is_mean(late, words)
-
-
-def _wrong_gradients(
-    gradients: list[torch.Tensor], members: list[int], rank: int
-) -> dict[str, torch.Tensor]:
-    """Return what likely mistakes give."""
-    p = len(members)
-    summed = sum(gradients[r] for r in members)
-    mine = gradients[rank]
-    world = summed / WORLD
-    late = mine / p
-    return {
-        "the gradients are sums: divide by the size of the group": summed,
-        f"the sum was divided by {WORLD}, the size of the world: dist.get_world_size(group)": world,
-        "the gradients were divided by the number of ranks twice": summed / p**2,
-        "the gradients are this rank's own: return the reduced ones": mine,
-        "the gradients are this rank's own, divided: nothing was summed, or it came too late": late,
-    }
-
-
-def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
-    """Return whether something else was reduced than the gradients in half precision."""
-    calls = outcome["calls"]
-    nbytes = outcome["nbytes"]
-    reduced = ddp_notes.reduced_bytes(calls)
-    half = nbytes // 2
-    kinds = {call["dtype"] for call in calls} - {"float16"}
-    return {
-        "there is no all_reduce of the bucket": not calls,
-        f"{where}: {reduced} bytes in all_reduces of {nbytes} bytes of gradients; expected "
-        f"half of them, {half}: reduce a float16 tensor": reduced != half,
-        f"{where}: reduced {', '.join(sorted(kinds))}, expected float16": kinds,
-    }
-
-
-def _wrong_hook(outcome: dict[str, Any], where: str, p: int) -> dict[str, object]:
-    """Return what is wrong with a hook whose gradients are right."""
-    calls = outcome["calls"]
-    buckets = outcome["buckets"]
-    blocks = any(call["blocking"] for call in calls)
-    return {
-        f"{where}: {len(calls)} all_reduces for {buckets} buckets; one each": len(calls) != buckets,
-        f"{where}: with large gradients there is inf: the sum of {p} of them passes 65,504, where "
-        "float16 ends. Divide before the sum": outcome["overflows"],
-        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True": blocks,
-        f"{where}: {ddp_notes.WAITS}": outcome["waits"],
-    }
-
-
 # -- 4.5: accumulation ------------------------------------------------------------------------
 
 SIZE = 5  # samples of a microbatch
@@ -507,15 +221,22 @@ def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @in_group
 def probe_accumulate(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, own: int, seed: int, ks: list
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    data_seed: int,
+    seed: int,
+    ks: list,
 ) -> list:
-    """Ask to `accumulate` on one model, for each number of microbatches; ``own`` is their seed."""
+    """Ask to `accumulate` on one model, for each number of microbatches of this seed of data."""
     function = reading_answer(user_ns, "accumulate")
     answers = []
     model = DistributedDataParallel(replicas.net(seed), process_group=group)
     before = replicas.weights_of(model)
     passes = []
-    called = ddp_notes.noted_calls(model)
+    called = noted_calls(model)
     model.module.register_forward_pre_hook(lambda *_: passes.append("forward"))
     first = next(model.parameters())
     first.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
@@ -523,7 +244,7 @@ def probe_accumulate(
         model.zero_grad()
         called.clear()
         passes.clear()
-        _, calls = recorded(function, model, _microbatches(own, k))
+        _, calls = recorded(function, model, _microbatches(data_seed, k))
         answers.append({
             "gradient": replicas.gradient_of(model.module),
             "changed": not torch.equal(before, replicas.weights_of(model)),
@@ -531,7 +252,7 @@ def probe_accumulate(
             "called": list(called),
             "quiet": not model.require_backward_grad_sync,
             "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
-            "calls": ddp_notes.of_gradients(calls),
+            "calls": of_gradients(calls),
         })
     return answers
 
@@ -541,7 +262,7 @@ def accumulate(ranks: Ranks, report: Report) -> None:
     """Check the gradient of one large batch; all_reduces for one backward."""
     ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
     seeds = report.seeds(WORLD)
-    given = {"seed": report.seed, "each": to_each(own=seeds)}
+    given = {"seed": report.seed, "each": to_each(data_seed=seeds)}
     cases = [
         {"partition": partition, "ks": of_case} | given
         for partition, of_case in zip(EVERYWHERE, ks, strict=True)
@@ -595,7 +316,8 @@ def _wrong_accumulations(
 
     expected = mean_of(slice(None)) / k
     mine = sum(gradients[rank])
-    last, last_two = mean_of(slice(-1, None)), mean_of(slice(-2, None))
+    last = mean_of(slice(-1, None))
+    last_two = mean_of(slice(-2, None))
     all_but_last = mean_of(slice(0, -1)) if k > 1 else 0 * mine
     first_and_own = mean_of(slice(0, 1)) + sum(gradients[rank][1:])
     zero_grad = "counts: zero_grad() belongs before the first"
@@ -620,7 +342,7 @@ def _wrong_accumulations(
 def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:
     """Return what is wrong with what was communicated for right gradients."""
     calls = outcome["calls"]
-    times = ddp_notes.reduced_bytes(outcome["calls"]) / outcome["nbytes"]
+    times = reduced_bytes(outcome["calls"]) / outcome["nbytes"]
     by_hand = [call["op"] for call in calls if call["blocking"] or call["op"] != "all_reduce"]
     return {
         f"calls {' and '.join(sorted(set(by_hand)))} itself. Leave communication to DDP: the last "

@@ -1,39 +1,49 @@
-"""When data moved, and when backward computed: which share is hidden, and what mistakes give."""
+"""When data moved, and when backward computed: which share is hidden (4.3)."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.groups import group_of
-from utils.checks.mistakes import Mistake, is_number, table
+from utils.checks.groups import WORLD, enough, group_of
+from utils.checks.mistakes import Mistake, is_number, short, table
 from utils.checks.probe import reading_answer, told
+from utils.checks.steps import Step, value
+from utils.checks.task import Report, task
+from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 
 
-def union(intervals: list) -> float:
+def _union(intervals: list) -> float:
     """Return the seconds that are in at least one interval."""
     total = 0.0
-    until = float("-inf")
+    until = -math.inf
     for start, end in sorted(intervals):
         total += max(0.0, end - max(start, until))
         until = max(until, end)
     return total
 
 
-def hidden(transfers: list, begin: float, end: float) -> float:
+def _hidden(transfers: list, begin: float, end: float) -> float:
     """Return the share of the time in which data moved that lies between begin and end."""
-    moving = union(transfers)
-    inside_ = [[max(s, begin), min(e, end)] for s, e in transfers if min(e, end) > max(s, begin)]
-    return union(inside_) / moving if moving else 0.0
+    moving = _union(transfers)
+    return _union(_cut(transfers, begin, end)) / moving if moving else 0.0
 
 
-def cases(seed: int) -> dict[str, list[list[float]]]:
+def _cut(transfers: list, begin: float, end: float) -> list[list[float]]:
+    """Return the parts of transfers that lie between begin and end."""
+    cut = [[max(s, begin), min(e, end)] for s, e in transfers]
+    return [[s, e] for s, e in cut if e > s]
+
+
+def _cases(seed: int) -> dict[str, list[list[float]]]:
     """Return cases: what is special, and the transfers; backward computes from 100 to 120 s.
 
     Last what could hide another mistake.
@@ -63,20 +73,20 @@ def cases(seed: int) -> dict[str, list[list[float]]]:
     }
 
 
-def wrong_shares(transfers: list, result: object, begin: float, end: float) -> Iterator[Mistake]:
+def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> Iterator[Mistake]:
     """Yield mistakes that give another share."""
     yield Mistake(lambda _: not is_number(result), "expected a number from 0 to 1")
-    share = hidden(transfers, begin, end)
-    moving = union(transfers)
+    share = _hidden(transfers, begin, end)
+    moving = _union(transfers)
     lengths = sum(e - s for s, e in transfers)
     if not lengths:
         yield Mistake(lambda _: True, "where nothing moved, the share is 0")
         return
-    clipped = sum(max(0.0, min(e, end) - max(s, begin)) for s, e in transfers)
+    clipped = sum(e - s for s, e in _cut(transfers, begin, end))
     cut = "a transfer may be hidden in part: cut it at the end of backward"
     of_backward = share * moving / (end - begin)
-    of_span = share * moving / (max(e for _, e in transfers) - min(s for s, _ in transfers))
-    cut_at_end = [[s, min(e, end)] for s, e in transfers if s < end]
+    begins, ends = zip(*transfers, strict=True)
+    of_span = share * moving / (max(ends) - min(begins))
     total = "time in which two transfers move at once counts once"
     wrong = {
         "as a share, not in percent": 100 * share,
@@ -87,9 +97,10 @@ def wrong_shares(transfers: list, result: object, begin: float, end: float) -> I
         f"hidden {total}, as in the total": clipped / moving,
         f"in the total, {total}": share * moving / lengths,
         f"of the total, take the union, not the span from the first to the last: {total}": of_span,
-        cut: union([[s, e] for s, e in transfers if s >= begin and e <= end]) / moving,
-        "cut a transfer at the begin of backward, too": union(cut_at_end) / moving,
-        f"{cut}.": union([[s, e] for s, e in transfers if s < end]) / moving,
+        cut: _union([[s, e] for s, e in transfers if s >= begin and e <= end]) / moving,
+        "cut a transfer at the begin of backward, too": _union(_cut(transfers, -math.inf, end))
+        / moving,
+        f"{cut}.": _union([[s, e] for s, e in transfers if s < end]) / moving,
         "a share is never negative: what lies after backward hides nothing": -abs(result),
     }
     yield from table(wrong)
@@ -108,7 +119,8 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
         if pair is None:
             return None
         model = DistributedDataParallel(replicas.net(0, DEEP), process_group=pair, bucket_cap_mb=1)
-        images, labels = torch.randn(128, 784), torch.zeros(128, dtype=torch.int64)
+        images = torch.randn(128, 784)
+        labels = torch.zeros(128, dtype=torch.int64)
         with replicas.network(50e-6, 125e6):
             for _ in range(3):
                 step = _timed_backward(model, images, labels)
@@ -130,3 +142,72 @@ def _timed_backward(model, images, labels) -> dict:
         "begin": begin,
         "end": max(call.start for call in calls),
     }
+
+
+# How exact the share must be: a numerical answer, on a fine grid, is one too.
+GRID = 3e-3
+
+
+def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
+    """Ask for `hidden_share` of every case; in the end of the first one again."""
+    function = reading_answer(user_ns, "hidden_share")
+    given = [[tuple(pair) for pair in transfers] for transfers in [*cases, cases[0]]]
+    return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
+
+
+@task("4.3", "how much is hidden", points=3)
+def hidden_share(ranks: Ranks, report: Report) -> None:
+    """Check the share on made-up intervals, then on a step that the ranks really take."""
+    cases = _cases(report.seed)
+    right = [
+        _shares_right(ranks, report, cases, begin=100.0, end=120.0),
+        # Again in tenths of a microsecond, around 0.
+        _shares_right(ranks, report, _moved(cases, 1e-7, 0.0), begin=-1e-6, end=1e-6),
+        # On the clock of a machine that runs for days.
+        _shares_right(ranks, report, _moved(cases, 1e-3, 3e5), begin=3e5 - 0.01, end=3e5 + 0.01),
+    ]
+    if all(right) and enough(ranks, report, WORLD):
+        _judge_measured_step(ranks, report)
+
+
+def _moved(cases: dict[str, list], unit: float, middle: float) -> dict[str, list]:
+    """Return the cases in another unit of time, with the middle of backward at another time."""
+    return {
+        name: [[middle + unit * (t - 110) for t in transfer] for transfer in transfers]
+        for name, transfers in cases.items()
+    }
+
+
+def _shares_right(
+    ranks: Ranks, report: Report, cases: dict[str, list], *, begin: float, end: float
+) -> bool:
+    """Judge the shares of all cases, and of the first one again; return whether all are right."""
+    again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
+
+    def judge(_: dict[str, Any], answer: Reply) -> Iterator[Step]:
+        form = "a number from 0 to 1"
+        for (name, transfers), share in zip(again, answer.value, strict=True):
+            expected = _hidden(transfers, begin, end)
+            mistakes = _wrong_shares(transfers, share, begin, end)
+            backward = f"backward from {begin:g} to {end:g}"
+            case = f"{name}: transfers {short(transfers)}, {backward}"
+            yield value(share, expected, mistakes, what=case, form=form, tolerance=GRID)
+
+    given = {"cases": list(cases.values()), "begin": begin, "end": end}
+    return report.judge_cases(ranks, probe_hidden, [given], judge)
+
+
+def _judge_measured_step(ranks: Ranks, report: Report) -> None:
+    """Judge the share of a step that two ranks really take, which hides something."""
+    answers = report.answers(ranks, probe_overlap)
+    steps = [answer.value for answer in answers if answer.value]
+    words = "hidden share of a measured step (times in seconds, milliseconds apart)"
+    right = []
+    hidden = []
+    for rank, step in enumerate(steps):
+        share = step.pop("share")
+        hidden.append(_hidden(**step))
+        right.append(report.judge(rank, share, hidden[-1], what=words, tolerance=GRID))
+    if steps and all(right):
+        nothing = "nothing was hidden in a step of DDP on an emulated 1 Gbit/s network"
+        report.facts(None, {nothing: max(hidden) <= 0})

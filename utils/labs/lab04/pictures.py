@@ -225,7 +225,8 @@ def accumulation(k: int = 3) -> Figure:
     """Draw `k` microbatches with an all_reduce each, and with a single one."""
     figure, axes = canvas(10.5, 2.6)
     for row, (name, synced) in enumerate((("DDP as it is", range(k)), ("with no_sync", [k - 1]))):
-        y, x = -1.8 * row, 0.0
+        y = -1.8 * row
+        x = 0.0
         axes.text(-0.4, y, name, ha="right", va="center")
         for j in range(k):
             word = f"microbatch {j}"

@@ -72,7 +72,7 @@ def fill(scheme: str, **texts: object) -> None:
         kept = [name for name in missing if row.get(name)]
         print(
             f"{scheme}: no text yet for {', '.join(missing)}: put one in place of ... and run this "
-            "cell again." + (f" From before: {', '.join(kept)}." if kept else "")
+            "cell again." + f" From before: {', '.join(kept)}." * bool(kept)
         )
     if problem:
         print(problem)

@@ -88,14 +88,18 @@ def partitions(panels: Sequence[Mapping], *, highlight: int | None = None) -> Fi
     page = SamplePage(max(spot.x + 1 for panel in made for spot in panel.spots()))
     for panel in made:
         _draw_panel(page, panel, highlight)
-    names = [f"rank {rank}" for rank in range(max(panel.p for panel in made))]
-    if len(made) == 1 and highlight is not None:
-        names = ranks_in_words(made[0].microbatches(highlight))
-    kinds = {kind for panel in made for kind in panel.kinds}
-    others = {kind: _KINDS[kind] for kind in _KINDS if kind in kinds}
-    numbers_only = not any(panel.has_room for panel in made)
-    page.legend(names, others, "above: number of the minibatch" if numbers_only else "")
+    _draw_legend(page, made, highlight)
     return page.finish(" ".join(panel.in_words(highlight) for panel in made))
+
+
+def _draw_legend(page: SamplePage, panels: list[_Panel], highlight: int | None) -> None:
+    names = [f"rank {rank}" for rank in range(max(panel.p for panel in panels))]
+    if len(panels) == 1 and highlight is not None:
+        names = ranks_in_words(panels[0].microbatches(highlight))
+    kinds = set().union(*(panel.kinds for panel in panels))
+    others = {kind: text for kind, text in _KINDS.items() if kind in kinds}
+    numbers_only = not any(panel.has_room for panel in panels)
+    page.legend(names, others, "above: number of the minibatch" * numbers_only)
 
 
 _KINDS = {"repeated": "repeated (padding)", "dropped": "left out (drop_last)"}
@@ -248,9 +252,10 @@ def sampler_view(
     Raises:
         ValueError: there is nothing to draw, or more ranks than can be told apart.
     """
-    if not epochs or not all(len(ranks) for ranks in epochs.values()):
+    counts = [len(ranks) for ranks in epochs.values()]
+    if not min(counts, default=0):
         raise ValueError("nothing to draw: epochs maps names to one list per rank")
-    most = max(len(ranks) for ranks in epochs.values())
+    most = max(counts)
     require_drawable(most)
     blocks = [_block(name, ranks, n) for name, ranks in epochs.items()]
     page = SamplePage(max(block.width for block in blocks))
@@ -260,8 +265,7 @@ def sampler_view(
         _draw_blocks(page, row)
     others = {"repeated": "seen before"} if any(block.again for block in blocks) else {}
     page.legend([f"rank {rank}" for rank in range(most)], others, "→ place in the epoch")
-    words = [block.in_words() for block in blocks]
-    return page.finish(" ".join([f"{title}." if title else "", *words]))
+    return page.finish(" ".join([f"{title}." * bool(title), *map(_Block.in_words, blocks)]))
 
 
 @dataclass(frozen=True)

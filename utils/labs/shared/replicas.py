@@ -183,13 +183,13 @@ def misshared(
         equal: all parts must have the same size; otherwise two may differ by one sample.
     """
     parts = [list(itertools.chain(*of_rank)) for of_rank in passes]
-    first = [of_rank[0] if of_rank else [] for of_rank in passes]
+    first = [next(iter(of_rank), []) for of_rank in passes]
     everything = list(range(count))
     once = sorted(itertools.chain(*parts)) == everything
-    lengths = [len(part) for part in parts]
+    lengths = list(map(len, parts))
     if once and max(lengths) - min(lengths) <= (not equal):
         return None
-    if len(members) > 1 and all(sorted(part) == everything for part in first):
+    if len(members) > 1 and list(map(sorted, first)) == [everything] * len(first):
         return "every rank computes the whole minibatch; take this rank's part"
     if sorted(itertools.chain(*first)) == everything and not once:
         most = max(map(len, passes))
@@ -199,7 +199,7 @@ def misshared(
             "its sum over the ranks"
         )
     shared = "; ".join(f"rank {rank}: {part}" for rank, part in zip(members, parts, strict=True))
-    same_size = f", and all parts have the same size{'' if equal else ', give or take one'}"
+    same_size = f", and all parts have the same size{', give or take one' * (not equal)}"
     return (
         f"each sample must be on one rank, once{same_size}. The models got {shared}. The part "
         "depends on dist.get_rank(group) and dist.get_world_size(group)"

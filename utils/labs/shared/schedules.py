@@ -8,6 +8,7 @@ and its time: ``[stage, kind, k, start, end]``, in any unit.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -79,14 +80,13 @@ def zero_bubble(p: int, m: int) -> list[list]:
     """
     todo = [list(actions) for actions in one_f_one_b(p, m)]
     late = [[] for _ in range(p)]
-    ends = {}
+    ends: dict[tuple | None, int] = {None: 0}  # what needs nothing can begin
     spans = []
     now = 0
     while any(todo) or any(late):
         begun = []
         for s in range(p):
-            needed = needs(p, s, *todo[s][0]) if todo[s] else None
-            if todo[s] and (needed is None or ends.get(needed, now + 1) <= now):
+            if todo[s] and ends.get(needs(p, s, *todo[s][0]), now + 1) <= now:
                 kind, k = todo[s].pop(0)
                 begun.append((s, kind, k))
                 spans.append([s, "F" if kind == "F" else "I", k, now, now + 1])
@@ -140,7 +140,7 @@ def _incomplete(schedule: Schedule) -> str | None:
         for kind in "FB":
             there = [k for other, k in actions if other == kind]
             missing = set(range(m)) - set(there)
-            twice = {k for k in there if there.count(k) > 1}
+            twice = Counter(there) - Counter(set(there))
             if missing:
                 return f"stage {s}: {kind}{min(missing)} is missing"
             if twice:

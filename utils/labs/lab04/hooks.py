@@ -1,0 +1,323 @@
+"""Notes of what DDP does on a rank, and of its hook that compresses gradients (4.4)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.checks.calls import Calls, inside, only
+from utils.checks.groups import (
+    PARTITIONS,
+    WORLD,
+    Group,
+    GroupAnswer,
+    Partition,
+    in_group,
+    judge_groups,
+    on,
+)
+from utils.checks.mistakes import table
+from utils.checks.probe import answer_named, as_dict
+from utils.checks.steps import Step, communication, facts, value
+from utils.checks.task import Report, task, to_each
+from utils.cluster.questions import Ranks
+from utils.labs.shared import replicas
+from utils.labs.shared.replicas import Twin
+
+# What DDP communicates beside gradients: the order in which they were ready, once.
+HOUSEKEEPING = {"broadcast", "all_gather"}
+
+
+def of_gradients(calls: Calls) -> Calls:
+    """Return the calls without what DDP does for itself."""
+    return [call for call in calls if call["op"] not in HOUSEKEEPING]
+
+
+def reduced_bytes(calls: Calls) -> int:
+    """Return how many bytes were reduced."""
+    return sum(call["nbytes"] for call in calls if call["op"] == "all_reduce")
+
+
+def noted_calls(model: DistributedDataParallel) -> list[bool]:
+    """Return a list that notes for each call of the DDP model whether its backward communicates."""
+    calls = []
+    forward = model.forward
+
+    def call(*args, **kwargs):
+        calls.append(model.require_backward_grad_sync)
+        return forward(*args, **kwargs)
+
+    model.forward = call
+    return calls
+
+
+# What to do where something else than a future is returned.
+RETURN = {
+    "NoneType": "return work.get_future().then(…), with the word return before it",
+    "MPIWork": "that is the work; return work.get_future().then(…)",
+    "Tensor": "the sum has not come yet; return work.get_future().then(…)",
+}
+
+
+def can_be_late(group: Group, blocks: bool) -> bool:
+    """Return whether others can wait until the hook of the group's first rank has returned.
+
+    Not where a rank is known to block in it, and not on ranks whose futures complete at once.
+    """
+    from torch_mpi.group.work import MPIWork
+    from torch_mpi.protocol.progress import progress
+
+    unable = torch.zeros(1)
+    work = dist.all_reduce(unable, group=group, async_op=True)
+    work.wait()
+    unable += blocks or not isinstance(work, MPIWork) or not progress.available
+    dist.all_reduce(unable, group=group)
+    return not unable.item() and dist.get_world_size(group) > 1
+
+
+# Of messages by which the check itself tells a rank to go on.
+SIGNAL = 404
+WAITS = (
+    "the hook waits for its all_reduce, and backward with it: return the future and let then() do "
+    "the rest"
+)
+
+
+def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
+    """Return a hook that counts its calls, and the waits inside of it for what is not over.
+
+    Where the other ranks are `late`, they begin when the hook of the group's first has returned:
+    there no all_reduce can be over before.
+    """
+    first = dist.get_rank(group) == 0
+    signal = torch.zeros(1)
+    others = range(1, dist.get_world_size(group)) if first else ()
+
+    def call(state, bucket):
+        answer["buckets"] += 1
+        if answer["late"] and not first:
+            dist.recv(signal, group_src=0, group=group, tag=SIGNAL)
+        with _waits_counted(answer, first):
+            future = hook(state, bucket)
+        if answer["late"]:
+            for place in others:
+                dist.send(signal, group_dst=place, group=group, tag=SIGNAL)
+        if not isinstance(future, torch._C.Future):
+            kind = type(future).__name__
+            raise TypeError(f"fp16_hook returned {kind}, expected a future: {RETURN.get(kind, '')}")
+        return future.then(functools.partial(noted, bucket))
+
+    def noted(bucket, future):
+        value = future.value()
+        kind = getattr(value, "dtype", type(value).__name__)
+        answer["value"] = str(kind).removeprefix("torch.")
+        return value if isinstance(value, torch.Tensor) else bucket.buffer()
+
+    return call
+
+
+@functools.cache
+def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
+    """Return methods of works and futures by which one waits; and what tells whether it is over.
+
+    As they are before a check has replaced any.
+    """
+    from torch_mpi.group.work import MPIWork
+
+    future = torch._C.Future  # what then() gives is one
+    over = {MPIWork: MPIWork.is_completed, future: future.done}
+    names = [(MPIWork, "is_completed"), (future, "done"), (MPIWork, "wait"), (future, "wait")]
+    return {(kind, name): (getattr(kind, name), over[kind]) for kind, name in names}
+
+
+@contextlib.contextmanager
+def _waits_counted(answer: dict, first: bool) -> Iterator[None]:
+    """Count waits for what is not over; and what is asked for again and again, whether it is over.
+
+    Where nothing can be over, as the others are late, such a wait would have no end: it is an error
+    on the group's first rank.
+    """
+    asked: list[bool] = []
+
+    def counted(method: Callable, is_over: Callable, most: int) -> Callable:
+        def call(self, *args, **kwargs):
+            if not is_over(self):
+                asked.append(True)
+                if len(asked) > most:
+                    answer["waits"] += 1
+                    if answer["late"] and first:
+                        raise RuntimeError(WAITS)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    with contextlib.ExitStack() as patches:
+        for (kind, name), (method, is_over) in _waiting().items():
+            method = counted(method, is_over, int(name != "wait"))
+            patches.enter_context(mock.patch.object(kind, name, method))
+        yield
+
+
+_HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets are of one length
+FLOAT16 = 6e-3  # how exact a gradient must be that was reduced in half precision
+SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
+
+
+@in_group
+def probe_hook(
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    data_seed: int,
+    seed: int,
+    large: float,
+) -> dict:
+    """Use `fp16_hook` in DDP; return the third step's gradients, how they came, and large ones.
+
+    Args:
+        data_seed: of this rank's images.
+        seed: of the model, and of the images of the large gradients.
+    """
+    from torch_mpi.record import log
+
+    small = {"process_group": group, "bucket_cap_mb": 800 / 2**20}
+    model = DistributedDataParallel(replicas.net(seed, _HOOK_NET), **small)
+    answer: dict = {"buckets": 0, "waits": 0, "value": None, "late": False}
+    model.register_comm_hook(group, noted_hook(answer_named(user_ns, "fp16_hook"), answer, group))
+    images, labels = replicas.samples(data_seed, 8)
+    for _ in range(3):  # from the second step on there are several buckets
+        model.zero_grad()
+        answer["buckets"] = 0
+        mark = log.mark()
+        with replicas.network(*SLOW):
+            functional.cross_entropy(model(images), labels).backward()
+        calls = [as_dict(call) | {"dtype": call.dtype} for call in log.since(mark)]
+    counted = answer | {
+        "gradient": replicas.gradient_of(model.module),
+        "nbytes": sum(p.nbytes for p in model.parameters()),
+        "calls": of_gradients(calls),
+    }
+    model.zero_grad()
+    blocks = answer["waits"] > 0 or any(call["blocking"] for call in counted["calls"])
+    if can_be_late(group, blocks):
+        answer["late"] = True
+        functional.cross_entropy(model(images), labels).backward()
+        answer["late"] = False
+        counted["gradient where others are late"] = replicas.gradient_of(model.module)
+        model.zero_grad()
+    with replicas.network(*SLOW):
+        images, labels = replicas.samples(seed, 8)
+        (large * functional.cross_entropy(model(images), labels)).backward()
+    return counted | {"overflows": not bool(replicas.gradient_of(model.module).isfinite().all())}
+
+
+VALUES = {
+    "the value of the future is a list, as all_reduce leaves it: with .then(decompress) it becomes "
+    "what decompress returns": "list",
+    "the function that then() calls returns nothing: return the averaged bucket": "NoneType",
+    "the value of the future is float16, expected the bucket in float32: copy it into "
+    "bucket.buffer(), and return that": "float16",
+}
+
+
+@task("4.4", "a hook that compresses", points=4)
+def fp16_hook(ranks: Ranks, report: Report) -> None:
+    """Check mean gradients to half precision, half of the bytes, and no wait inside."""
+    twin = Twin(replicas.net(report.seed, _HOOK_NET), 1.0)
+    # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
+    large = 40_000 / twin.gradient(*replicas.samples(report.seed, 8)).abs().max().item()
+    seeds = report.seeds(WORLD)
+    gradients = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
+    given = {"seed": report.seed, "large": large, "each": to_each(data_seed=seeds)}
+    cases = [{"partition": partition} | given for partition in PARTITIONS]
+    judge_groups(ranks, report, probe_hook, cases, functools.partial(_hook_steps, gradients))
+
+
+def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's hook has to communicate, and what the gradients are afterwards.
+
+    Args:
+        gradients: of all ranks, those of their own samples.
+    """
+    members = answer.members
+    outcome = answer.value
+    where = on(members)
+    yield communication(outcome["calls"], only("all_reduce"), inside(members))
+    yield facts(_not_halved(outcome, where))
+    yield value(outcome["value"], "float32", table(VALUES))
+    mean = sum(gradients[r] for r in members) / len(members)
+    in_units = functools.partial(replicas.scaled, like=mean)
+    wrong = _wrong_gradients(gradients, members, answer.rank)
+    mistakes = table({text: in_units(row) for text, row in wrong.items()})
+
+    def is_mean(row: list[float], words: str) -> Step:
+        got = in_units(torch.tensor(row))
+        return value(got, in_units(mean), mistakes, what=words, tolerance=FLOAT16)
+
+    units = "gradients in units of the largest"
+    yield is_mean(outcome["gradient"], f"{where}: {units}")
+    yield facts(_wrong_hook(outcome, where, len(members)))
+    late = outcome.get("gradient where others are late")
+    if late is not None:
+        words = (
+            f"{where}, where the others are late: {units}. The hook must not use the sum before "
+            "its future is complete"
+        )
+        yield is_mean(late, words)
+
+
+def _wrong_gradients(
+    gradients: list[torch.Tensor], members: list[int], rank: int
+) -> dict[str, torch.Tensor]:
+    """Return what likely mistakes give."""
+    p = len(members)
+    summed = sum(gradients[r] for r in members)
+    mine = gradients[rank]
+    world = summed / WORLD
+    late = mine / p
+    return {
+        "the gradients are sums: divide by the size of the group": summed,
+        f"the sum was divided by {WORLD}, the size of the world: dist.get_world_size(group)": world,
+        "the gradients were divided by the number of ranks twice": summed / p**2,
+        "the gradients are this rank's own: return the reduced ones": mine,
+        "the gradients are this rank's own, divided: nothing was summed, or it came too late": late,
+    }
+
+
+def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
+    """Return whether something else was reduced than the gradients in half precision."""
+    calls = outcome["calls"]
+    nbytes = outcome["nbytes"]
+    reduced = reduced_bytes(calls)
+    half = nbytes // 2
+    kinds = {call["dtype"] for call in calls} - {"float16"}
+    return {
+        "there is no all_reduce of the bucket": not calls,
+        f"{where}: {reduced} bytes in all_reduces of {nbytes} bytes of gradients; expected "
+        f"half of them, {half}: reduce a float16 tensor": reduced != half,
+        f"{where}: reduced {', '.join(sorted(kinds))}, expected float16": kinds,
+    }
+
+
+def _wrong_hook(outcome: dict[str, Any], where: str, p: int) -> dict[str, object]:
+    """Return what is wrong with a hook whose gradients are right."""
+    calls = outcome["calls"]
+    buckets = outcome["buckets"]
+    blocks = any(call["blocking"] for call in calls)
+    return {
+        f"{where}: {len(calls)} all_reduces for {buckets} buckets; one each": len(calls) != buckets,
+        f"{where}: with large gradients there is inf: the sum of {p} of them passes 65,504, where "
+        "float16 ends. Divide before the sum": outcome["overflows"],
+        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True": blocks,
+        f"{where}: {WAITS}": outcome["waits"],
+    }

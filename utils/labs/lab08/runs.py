@@ -1,0 +1,235 @@
+"""Runs of an answer on groups of ranks, and their comparison with a replay."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.checks.calls import Calls, Rule
+from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords
+from utils.checks.mistakes import Mistake, same
+from utils.checks.probe import answer_named, recorded, told
+from utils.checks.steps import Step, facts, value
+from utils.checks.task import Report, to_each
+
+from . import replays
+from .replays import Replay, Toy
+
+# Of messages by which the check itself tells a worker to go on.
+SIGNAL = 808
+#: When the master, and when a worker, has to note the weights.
+EVENTS = ("update of the centre", "step of this worker")
+
+
+def run_cases(report: Report, name: str, **columns: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return cases of an answer from columns of arguments of :func:`probe_run`.
+
+    Each case has seeds of its own: of the first weights, and of each rank's valley, for it alone.
+    """
+    return [
+        {"name": name, **row, "seed": report.seed + k, "each": to_each(valley=report.seeds(WORLD))}
+        for k, row in enumerate(to_each(**columns))
+    ]
+
+
+@in_group
+def probe_run(
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    valley: int,
+    seed: int,
+    name: str,
+    steps: int,
+    tau: int = 0,
+    held: bool = False,
+    **last: float,
+) -> dict | None:
+    """Call an answer from equal weights; on place 0 of an asynchronous one, `serve` or a right one.
+
+    Args:
+        valley: the seed of this rank's gradient.
+        held: whether the first worker is the last to go on.
+        last: the last arguments of the answer, in this order.
+
+    Returns:
+        See :func:`_called`; nothing on a rank that is alone where there has to be a master.
+    """
+    size = dist.get_world_size(group)
+    place = dist.get_rank(group)
+    together = name in ("local_sgd", "diloco")
+    if size == 1 and not together:
+        return None
+    mine = replays.start(seed)
+    toy = Toy(valley, len(mine), _looks())
+    gradient = _held(toy, place, steps, group) if held and size > 2 else toy
+    moves = replays.rates(seed)[:1] if together else replays.rates(seed)
+    arguments = (mine, gradient, steps, *([tau] if tau else []), *moves, *last.values())
+    if place == 0 and name.startswith("work"):
+        exchanges = (size - 1) * replays.rounds(steps, tau)
+        if name == "work_with_momentum":
+            return {"order": _served(mine, exchanges, moves, group)}
+        name = "serve"
+        arguments = (mine, exchanges, *moves)
+    return _called(user_ns, name, arguments, toy, keywords(partition, group))
+
+
+def _called(
+    user_ns: dict, name: str, arguments: tuple, toy: Toy, named: dict[str, Any]
+) -> dict[str, Any]:
+    """Call an answer, with right rules for moving; return what it gave, noted and communicated."""
+    function = answer_named(user_ns, name)
+    mine = arguments[0]
+    before = mine.clone()
+    notes = []
+
+    def note(weights: Any) -> None:
+        notes.append(told(weights.detach().clone() if isinstance(weights, Tensor) else weights))
+
+    right = {"move_worker": replays.moved_worker, "move_center": replays.moved_center}
+    if name == "diloco":
+        right = {"outer_step": replays.moved_outer}
+    with mock.patch.dict(user_ns, right):
+        if name == "diloco":  # nothing of a call may be left for the next
+            function(*copy.deepcopy(arguments), note=lambda _: None, **named)
+        result, calls = recorded(function, *arguments, note=note, **named)
+    return {
+        "result": told(result),
+        "notes": notes,
+        "at": toy.at,
+        "seen": toy.seen,
+        "changed": not torch.equal(mine, before),
+        "calls": [call for call in calls if call["tag"] != SIGNAL],
+    }
+
+
+def _held(toy: Toy, place: int, steps: int, group: Group) -> Callable[[Tensor], Tensor]:
+    """Let worker 1 compute its first gradient until worker 2 has computed its last."""
+    signal = torch.zeros(1)
+
+    def gradient(w: Tensor) -> Tensor:
+        slope = toy(w)
+        if place == 1 and len(toy.at) == 1:
+            dist.recv(signal, group_src=2, group=group, tag=SIGNAL)
+        if place == 2 and len(toy.at) == steps:
+            dist.send(signal, group_dst=1, group=group, tag=SIGNAL)
+        return slope
+
+    return gradient
+
+
+def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group: Group) -> list[int]:
+    """Do what a right `serve` does; return the workers in the order in which they came."""
+    w = torch.empty_like(center)
+    order = []
+    for _ in range(exchanges):
+        who = dist.recv(w, group=group)
+        dist.send(center, dst=who, group=group)
+        center = replays.moved_center(center, w, *moves)
+        order.append(who)
+    return order
+
+
+def _looks() -> Callable[[], list]:
+    """Return a function that tells how many sends and receives this rank has made since now."""
+    from torch_mpi.record import log
+
+    mark = log.mark()
+
+    def look() -> list:
+        calls = [call for call in log.since(mark) if call.tag != SIGNAL]
+        return [sum(call.op == op for call in calls) for op in ("send", "recv")]
+
+    return look
+
+
+def follow_all(
+    report: Report,
+    case: dict[str, Any],
+    members: list[int],
+    results: list[Any],
+    judge: Callable[[GroupAnswer], Iterator[Step]],
+) -> bool:
+    """Judge the answers of a group; return whether all are right."""
+    answers = [GroupAnswer(case, members, place, results) for place in range(len(members))]
+    return all([report.follow(answer.rank, judge(answer)) for answer in answers])
+
+
+def replay_of(replayed: Replay, answer: GroupAnswer, *arguments: Any, **named: float) -> Replay:
+    """Return the replay of an answer's case by a function of :mod:`.replays`."""
+    valleys = [answer.case["each"][rank]["valley"] for rank in answer.members]
+    return functools.partial(replayed, answer.case["seed"], valleys, *arguments, **named)
+
+
+def weight_steps(
+    answer: GroupAnswer, replay: Replay, texts: dict[str, str], event: str = ""
+) -> Iterator[Step]:
+    """Yield what weights a rank has to note and to return.
+
+    Args:
+        texts: what to say of each variant of the replay.
+        event: when it has to note the weights.
+    """
+    result = answer.value
+    expected = replay()[answer.place]
+    notes = expected.notes
+    wrong = _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)])
+    yield value(
+        result["notes"],
+        notes,
+        wrong,
+        what=f"the weights that it has noted, with {expected.rates}",
+        form="the weights",
+        tolerance=expected.exact,
+    )
+    ends = [
+        Mistake(expected.first, "these are the weights of the start: return those of the end"),
+        Mistake(notes.__contains__, "these are earlier weights: return the last ones"),
+    ]
+    end = notes[-1] if notes else expected.first
+    form = "the weights after the last step"
+    yield value(result["result"], end, ends, what="the result", form=form, tolerance=expected.exact)
+    text = (
+        "the tensor w that it was given has changed: the next run would not begin where this one "
+        "did. Make new tensors: w = w - …, or work on w.clone()"
+    )
+    yield facts({text: result["changed"]})
+
+
+def _wrong_notes(
+    replay: Replay, place: int, texts: dict[str, str], event: str
+) -> Iterator[Mistake]:
+    right = replay()[place]
+    count = len(right.notes)
+    for variant, text in texts.items():
+        wrong_notes = replay(variant=variant)[place].notes
+        if wrong_notes != right.notes:  # what looks like the right thing is no mistake
+            yield Mistake(wrong_notes, text)
+    yield Mistake(
+        lambda notes: len(notes) != count,
+        f"expected {count} notes, one for each {event}: call note(…) there",
+    )
+    yield Mistake(
+        lambda notes: same(notes, [right.first, *right.notes[:-1]]),
+        f"note(…) comes before the weights have changed; call it after each {event}",
+    )
+
+
+def sized(case: dict[str, Any]) -> Rule:
+    """Return the rule that each message is the whole of the weights."""
+    nbytes = replays.start(case["seed"]).nbytes
+
+    def rule(calls: Calls) -> str | None:
+        odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
+        return odd and f"a message of {odd} bytes; expected the weights, {nbytes} bytes"
+
+    return rule

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from ..mpi import MPI, largest_tag
 from ..record import Call
 from .board import Board
-from .ctrl_c import guard
 from .interfaces import Waitable
+from .progress import guard
 from .wait_monitor import wait_for
 
 # Seconds for an exchange, and for a flush.

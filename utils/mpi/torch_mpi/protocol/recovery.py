@@ -19,9 +19,9 @@ from ..errors import CommunicationError
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import diagnosis
-from .ctrl_c import guard
 from .gathering import Assembly, assemble, exchange
 from .interfaces import Group
+from .progress import guard
 from .status import ACKNOWLEDGED, HERE
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery
-from .ctrl_c import guard
 from .interfaces import Waitable
-from .progress import progress
+from .progress import guard, progress
 from .rendezvous import rendezvous
 from .status import (
     INCIDENT,

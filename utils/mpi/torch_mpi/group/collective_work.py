@@ -70,7 +70,8 @@ def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
     call = operation.call
     same = (call.op, call.dtype, operation.key, call.reduce_op, call.peer, str(link.network))
     # Blocking calls need a board on which an announcement can be taken back at once.
-    may_block = operation.mpi is not None and link.network is None and group.handshake.can_block
+    immediate = group.handshake.announcements.board.immediate
+    may_block = operation.mpi is not None and link.network is None and immediate
     work = CollectiveWork(group, operation, may_block)
     entry = work.entry = Entry(signature(same), call, work, may_block)
     try:

@@ -103,8 +103,8 @@ class Channels:
     data: MPI.Intracomm
     members: tuple[int, ...]
     rank: int
-    sent: int = field(default=0)
-    balance: int = field(default=0)
+    sent: int = 0
+    balance: int = 0
     tags: Tags = field(init=False)
 
     def __post_init__(self):

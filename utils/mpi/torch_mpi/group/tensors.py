@@ -194,10 +194,7 @@ def pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
 
     For reductions: MPI's ops work on its own datatypes only, not on a big element.
     """
-    flat = tensor.view(-1)
-    if flat.numel() <= MAX_COUNT:
-        return [flat]
-    return list(flat.split(MAX_COUNT))
+    return list(tensor.view(-1).split(MAX_COUNT))
 
 
 # -- what a collective may be given: one tensor, one for each rank, parts of one, a root ----------

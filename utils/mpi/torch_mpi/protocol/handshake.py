@@ -88,11 +88,6 @@ def numbered(unnumbered: int, number: int) -> int:
     return unnumbered | (number & NUMBER) << _NUMBER_AT
 
 
-def as_blocking(word: int) -> int:
-    """Return the fingerprint of the same call in which the rank waits."""
-    return word | _BLOCKING
-
-
 def alike(word: int, ranks: int) -> list[int]:
     """Return the words of all ranks if they make the same call in the same way."""
     return [word] * ranks
@@ -292,11 +287,6 @@ class Handshake:
         self._promised = 0
 
     @property
-    def can_block(self) -> bool:
-        """Return whether blocking calls are safe: a withdrawal has to be seen at once."""
-        return self.announcements.board.immediate
-
-    @property
     def idle(self) -> bool:
         """Return whether everything that was called has begun."""
         return not self._queue
@@ -374,7 +364,7 @@ class Handshake:
                 if entry.state is State.CALLED:
                     entry.not_before = 0.0
                     if entry.may_block:
-                        entry.mine = as_blocking(entry.mine)
+                        entry.mine |= _BLOCKING
 
     def withdraw(self, entry: Entry) -> bool:
         """Take a collective back; return False if all the others have announced it, too."""

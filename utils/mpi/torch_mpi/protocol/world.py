@@ -259,10 +259,6 @@ class World:
         """Return what each rank last wrote of itself; of this incident, while there is one."""
         return self.status.all()
 
-    def dead(self) -> list[int]:
-        """Return the ranks whose process is gone."""
-        return self.status.dead()
-
     def cause(self) -> Status | None:
         """Return the status of the rank that failed first."""
         deadline = time.perf_counter() + _CAUSE_DEADLINE
@@ -319,7 +315,7 @@ class World:
 
     def refuse_if_not_whole(self) -> None:
         """Raise CommunicationError where the ranks cannot get together any more."""
-        if dead := self.dead():
+        if dead := self.status.dead():
             verb = "is" if len(dead) == 1 else "are"
             text = f"{diagnosis.names(dead)} {verb} dead. {mpi.advice_after_death()}"
             raise CommunicationError(text)

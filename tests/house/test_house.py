@@ -849,8 +849,3 @@ def test_the_protocol_can_be_read_without_the_group_and_without_torch():
 def test_the_backend_imports_nothing_of_the_course():
     for path in BACKEND.rglob("*.py"):
         assert not {n for n in _imported_by(path) if n.split(".")[0] == "utils"}, path.name
-
-
-def test_every_file_of_the_backend_can_be_read_at_one_sitting():
-    lengths = {path.name: len(path.read_text().splitlines()) for path in BACKEND.rglob("*.py")}
-    assert not {name: lines for name, lines in lengths.items() if lines > 400}

@@ -24,11 +24,10 @@ import torch
 from torch.distributed import ReduceOp
 
 from torch_mpi import record
-from torch_mpi.group.fast_path import FastPath, Known
+from torch_mpi.group.collective_work import FastPath, Known
 from torch_mpi.mpi import MPI
-from torch_mpi.protocol import announcements, handshake
-from torch_mpi.protocol.announcements import WORDS
-from torch_mpi.protocol.handshake import Entry, Handshake, State
+from torch_mpi.protocol import handshake
+from torch_mpi.protocol.handshake import WORDS, Entry, Handshake, State
 
 # Steps of one run. A run that is longer is cut: ranks may disturb each other for ever.
 LONGEST = 400
@@ -239,8 +238,8 @@ class Run:
 
 # -- programs of a rank ------------------------------------------------------------------------
 
-SUM = announcements.signature(("all_reduce", "SUM"))
-MAX = announcements.signature(("all_reduce", "MAX"))
+SUM = handshake.signature(("all_reduce", "SUM"))
+MAX = handshake.signature(("all_reduce", "MAX"))
 
 
 def blocking(code: int = SUM, may_leave: bool = True) -> Callable:
@@ -296,14 +295,14 @@ def fast(may_leave: bool = True) -> Callable:
             run.enter_mpi(rank, number)
 
         known = Known(
-            announcements.fingerprint(0, SUM, blocking=True),
+            handshake.fingerprint(0, SUM, blocking=True),
             record.Call("all_reduce", (0,)),
             1,
             4,
             MPI.FLOAT,
             board.size,
             board.words,
-            board.place(announcements.ACKNOWLEDGED),
+            board.place(handshake.ACKNOWLEDGED),
             all_reduce,
         )
         options = SimpleNamespace(asyncOp=False, reduceOp=ReduceOp.SUM)

@@ -26,26 +26,27 @@ from mpi4py import MPI
 
 from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
-from torch_mpi.group import dtypes, tensors
+from torch_mpi.group import tensors
 from torch_mpi.group.collective_work import START_AFTER, START_AFTER_WITHOUT_CORE, start_after
-from torch_mpi.group.fast_path import DoneWork
 from torch_mpi.group.messages import Tags
 from torch_mpi.group.step_runner import Steps, now
-from torch_mpi.group.work import MPIWork
-from torch_mpi.protocol import announcements, wait_monitor
+from torch_mpi.group.work import DoneWork, MPIWork
 from torch_mpi.protocol import board as board_module
+from torch_mpi.protocol import wait_monitor
 from torch_mpi.protocol import world as world_module
-from torch_mpi.protocol.announcements import (
+from torch_mpi.protocol.board import TEXT, Board, MessageBoard
+from torch_mpi.protocol.handshake import (
     DEPTH,
     NUMBER,
     WORDS,
     Announcements,
+    Entry,
+    Handshake,
     Seen,
+    State,
     fingerprint,
     signature,
 )
-from torch_mpi.protocol.board import TEXT, Board, MessageBoard
-from torch_mpi.protocol.handshake import Entry, Handshake, State
 from torch_mpi.protocol.interfaces import Waitable
 from torch_mpi.protocol.progress import Progress
 from torch_mpi.protocol.rendezvous import Rendezvous
@@ -353,7 +354,7 @@ def test_the_number_of_a_collective_may_outgrow_its_bits():
 def test_the_page_names_every_module_of_the_backend():
     page = (Path(__file__).parents[1] / "PROTOCOL.md").read_text("utf-8")
     table = page[page.index("## The layers") : page.index("## The board")]
-    package = Path(announcements.__file__).parents[1]
+    package = Path(errors.__file__).parent
     modules = {path.stem for path in package.rglob("*.py")} - {"__init__"}
     assert modules - set(re.findall(r"`(\w+)`", table)) == set()
 
@@ -935,24 +936,24 @@ def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
 
 def in_place(dtype: torch.dtype, mine: torch.Tensor, other: torch.Tensor, name: str = "SUM"):
     """Call our op as MPI does, with memory."""
-    dtypes.user_function(dtype, name)(tensors.address(other), tensors.address(mine), MPI.BYTE)
+    tensors.user_function(dtype, name)(tensors.address(other), tensors.address(mine), MPI.BYTE)
 
 
 def test_an_empty_part_of_a_reduction_of_halves_does_not_end_the_job():
     for dtype in (torch.float16, torch.bfloat16, torch.int8):
         in_place(dtype, torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype))
-    dtypes.check_ops()
+    tensors.check_ops()
 
 
 def test_an_error_inside_of_an_op_is_raised_by_the_call_not_inside_of_mpi(monkeypatch):
     def fail(mine, other):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(dtypes, "combine", lambda dtype, name: fail)
+    monkeypatch.setattr(tensors, "combine", lambda dtype, name: fail)
     in_place(torch.int8, torch.ones(2, dtype=torch.int8), torch.ones(2, dtype=torch.int8))
     with pytest.raises(MemoryError, match="no room"):
-        dtypes.check_ops()
-    dtypes.check_ops()
+        tensors.check_ops()
+    tensors.check_ops()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16])
@@ -1002,10 +1003,10 @@ def test_processors_that_several_ranks_may_use_count_once(monkeypatch):
 
 def test_every_op_of_pytorch_has_its_name_in_reports_and_choices():
     for name, op in dist.ReduceOp.RedOpType.__members__.items():
-        assert dtypes.op_name(op) == name
+        assert tensors.op_name(op) == name
         if name != "PREMUL_SUM":  # it is made with a factor
-            assert dtypes.op_name(SimpleNamespace(reduceOp=dist.ReduceOp(op))) == name
-    assert dtypes.op_name(None) == "SUM"
+            assert tensors.op_name(SimpleNamespace(reduceOp=dist.ReduceOp(op))) == name
+    assert tensors.op_name(None) == "SUM"
 
 
 def test_a_call_of_a_packages_own_thread_is_placed_in_the_package():

@@ -371,8 +371,7 @@ def test_a_deadlock_behind_a_collective_that_nobody_waits_for_is_found_at_once(m
 TOO_LATE_TO_LEAVE = """
 import threading
 from pathlib import Path
-from torch_mpi.protocol.announcements import ACKNOWLEDGED
-from torch_mpi.protocol.handshake import Handshake
+from torch_mpi.protocol.handshake import ACKNOWLEDGED, Handshake
 
 dist.barrier()
 pump, withdraw = Handshake.pump, Handshake.withdraw

@@ -17,9 +17,8 @@ from protocol_model import (
     wander,
 )
 
-from torch_mpi.protocol.announcements import Announcements, Seen, fingerprint
 from torch_mpi.protocol.board import Board
-from torch_mpi.protocol.handshake import Handshake
+from torch_mpi.protocol.handshake import Announcements, Handshake, Seen, fingerprint
 
 pytestmark = pytest.mark.quick
 

@@ -1,4 +1,10 @@
-"""A process group as PyTorch sees it: its names, its collectives, and calls on record."""
+"""A process group as PyTorch sees it: its names, its collectives, and calls on record.
+
+Each call makes a record and returns a work. Messages are non-blocking MPI operations which the work
+tests. A collective begins when all ranks of the group have announced the same call: with MPI's
+blocking one where all of them wait, else with non-blocking ones. That way a wait has a deadline and
+can be interrupted, and what was started moves on while the rank computes.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +12,27 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
+from .. import settings
 from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
 from ..mpi import MPI, is_death
+from ..protocol import board, rendezvous, world
+from ..protocol.handshake import WORDS, Handshake
 from ..protocol.interfaces import Waitable
+from ..protocol.progress import progress
+from ..protocol.status import Side
 from ..record import Call, recorder
-from . import collectives, reductions, tensors
-from .collective_work import CollectiveWork, JoinedWork
+from . import collectives, tensors
+from .collective_work import CollectiveWork, FastPath, JoinedWork, enqueue
 from .collectives import Operation
-from .dtypes import dtype_name
+from .messages import Channels
 from .tensors import Tensors
+from .work import DONE, DoneWork
 
 _MAIN_THREAD = threading.main_thread().ident
 
@@ -48,26 +61,61 @@ def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWor
 
 
 class CollectiveGroup(ProcessGroup):
-    """A process group with all collectives; a subclass says how an operation is carried out.
+    """A process group with all collectives; a subclass makes, ends and renews it.
 
     :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. Where ``opts`` is
     one of PyTorch's objects of options, its ``asyncOp`` says whether the caller waits for the work.
 
     Args:
         members: global ranks, in the order of the group.
-        rank: this rank in the group.
+        timeout: seconds that a wait lasts at most.
+
+    Attributes:
+        key: the group's name, equal on all its members: they make their groups in one order.
     """
 
     # PyTorch asks a group for the backend of a device; this group is its own.
     supports_splitting = True
     supports_coalescing = False
 
-    def __init__(self, members: tuple[int, ...], rank: int):
-        super().__init__(rank, len(members))
+    def __init__(self, members: tuple[int, ...], timeout: float):
+        here = world.current()
+        assert here is not None, "create() has entered the world"
+        self.world: world.World = here
         self.members = members
-        self._rank = rank
+        self.key = members, here.groups.made.get(members, 0) + 1
+        self._rank = members.index(here.rank)
+        super().__init__(self._rank, len(members))
         self._name = ""
         self._description = ""
+        self._timeout = timeout
+        self._lost = ""
+        self._has_channels = False
+
+    def _open(self) -> None:
+        """Make the communicators and the board. All members are here."""
+        # A collective's own messages never meet the user's.
+        envelopes, data = rendezvous.two_communicators(self.world, self.members)
+        self.channels = Channels(envelopes, data, self.members, self._rank)
+        self._has_channels = True
+        another = functools.partial(rendezvous.one_communicator, self.world, self.members)
+        notes = board.make(data, another, self.world.one_machine, WORDS)
+        self.handshake = Handshake(notes)
+        self._fast_path = FastPath(self.handshake, data)
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that a wait lasts at most; a tool may have set another limit."""
+        return self._timeout if settings.time_limit is None else settings.time_limit
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a wait lasts at most, from now on."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.handshake.announcements.number
 
     # -- what PyTorch asks it about itself ------------------------------------------------------
 
@@ -115,11 +163,11 @@ class CollectiveGroup(ProcessGroup):
 
     # -- collectives --------------------------------------------------------------------------
 
-    allreduce = _collective(reductions.all_reduce)
-    allreduce_coalesced = _collective(reductions.all_reduce_coalesced)
-    reduce = _collective(reductions.reduce)
-    reduce_scatter = _collective(reductions.reduce_scatter)
-    reduce_scatter_single = _collective(reductions.reduce_scatter_single)
+    _all_reduce = _collective(collectives.all_reduce)
+    allreduce_coalesced = _collective(collectives.all_reduce_coalesced)
+    reduce = _collective(collectives.reduce)
+    reduce_scatter = _collective(collectives.reduce_scatter)
+    reduce_scatter_single = _collective(collectives.reduce_scatter_single)
     reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
     broadcast = _collective(collectives.broadcast)
     gather = _collective(collectives.gather)
@@ -132,6 +180,26 @@ class CollectiveGroup(ProcessGroup):
     all_to_all_single = _collective(collectives.all_to_all_single)
     barrier = _collective(collectives.barrier)
 
+    def allreduce(
+        self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
+    ) -> CollectiveWork | DoneWork:
+        """Reduce the tensors of all ranks; on the fast path where possible."""
+        known = self._fast_path.find(tensors)
+        # Another thread must not call a collective before this one is in the queue.
+        if known is None or not self.handshake.lock.acquire(blocking=False):
+            return self._all_reduce(tensors, opts)
+        try:
+            if self._fast_path.all_reduce(tensors[0], opts, known):
+                return DONE
+            return self._all_reduce(tensors, opts)
+        except MPI.Exception as error:
+            raise self.error_in_words(error, known.call) from None
+        finally:
+            try:
+                self.handshake.end_fast_path()
+            finally:  # also after a Ctrl-C in there
+                self.handshake.lock.release()
+
     # The names that PyTorch used before, and that its C++ still asks for.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
@@ -141,13 +209,22 @@ class CollectiveGroup(ProcessGroup):
 
     def run(self, operation: Operation) -> CollectiveWork:
         """Call a collective; it begins when all ranks have announced it."""
-        raise NotImplementedError
+        work = enqueue(self, operation)
+        if work.call.blocking and work.may_block:
+            self._fast_path.remember(operation, work.entry.code)
+        return work
 
     # -- calls on record ------------------------------------------------------------------------
 
     def check_alive(self, op: str) -> None:
         """Raise CommunicationError where the ranks, or this group, cannot communicate."""
-        raise NotImplementedError
+        if threading.current_thread() is not progress.thread:
+            self.world.threads.communicates()
+        self.world.recover_or_raise(op)
+        if self._lost:
+            raise CommunicationError(
+                f"{op} on a process group that cannot be used any more: {self._lost}"
+            )
 
     def record(
         self,
@@ -180,7 +257,7 @@ class CollectiveGroup(ProcessGroup):
             self.members,
             tensors.nbytes(*inputs),
             tuple(inputs[0].shape) if inputs else (),
-            dtype_name(inputs[0].dtype) if inputs else "",
+            tensors.dtype_name(inputs[0].dtype) if inputs else "",
             peer,
             tag,
             reduce_op,
@@ -192,6 +269,25 @@ class CollectiveGroup(ProcessGroup):
         call.sent = call.nbytes if sent is None else sent
         recorder.add(call)
         return call
+
+    def called(self) -> dict[str, Side]:
+        """Return what this rank has called that has not begun, by the name of the collective."""
+        return {self.name_of(call): call.side() for call in self.handshake.called().values()}
+
+    def name_of(self, call: Call) -> str:
+        """Return the name of a collective, the same on all ranks."""
+        return f"{self.key} {call.sequence}"
+
+    def forget_fast_path(self) -> None:
+        """Have the next call look whether all is well."""
+        self._fast_path.forget()
+
+    def revoke(self) -> None:
+        """Have no other rank wait inside of a call of MPI for one that has died."""
+        self.world.base.Revoke()
+        if self._has_channels:
+            self.channels.envelopes.Revoke()
+            self.channels.data.Revoke()
 
     def error_in_words(
         self, error: MPI.Exception, call: Call, waitable: Waitable | None = None

@@ -25,7 +25,6 @@ from ..network import Arrival, Wire, link
 from ..protocol.recovery import Unreceived
 from ..record import Call
 from . import tensors
-from .dtypes import dtype_name
 from .step_runner import now
 
 # Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
@@ -104,8 +103,8 @@ class Channels:
     data: MPI.Intracomm
     members: tuple[int, ...]
     rank: int
-    sent: int = field(default=0)
-    balance: int = field(default=0)
+    sent: int = 0
+    balance: int = 0
     tags: Tags = field(init=False)
 
     def __post_init__(self):
@@ -223,7 +222,8 @@ def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) ->
     shape = _shape_struct(dimensions).unpack_from(envelope, _HEAD.size)
     sender = channels.members[source]
     receiver = channels.members[channels.rank]
-    return Unreceived(sender, receiver, number, tag, nbytes, dtype_name(_DTYPES[code]), shape)
+    dtype = tensors.dtype_name(_DTYPES[code])
+    return Unreceived(sender, receiver, number, tag, nbytes, dtype, shape)
 
 
 def _mismatch(
@@ -231,7 +231,7 @@ def _mismatch(
 ) -> CommunicationMismatch:
     sender = channels.members[call.peer]
     receiver = channels.members[channels.rank]
-    sent = f"{dtype_name(dtype)}{list(shape)}"
+    sent = f"{tensors.dtype_name(dtype)}{list(shape)}"
     where = f" at {call.where}" if call.where else ""
     return CommunicationMismatch(
         f"rank {sender} sent {sent} ({nbytes} bytes, tag={call.tag}), but rank {receiver} "

@@ -24,14 +24,13 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
-from ..protocol.ctrl_c import guard
+from ..protocol.progress import guard
 from ..protocol.wait_monitor import LATE
 from ..record import Call
 from . import messages, tensors
-from .fast_path import DONE, DoneWork
 from .step_runner import Steps
 from .tensors import Tensors
-from .work import MPIWork
+from .work import DONE, DoneWork, MPIWork
 
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI

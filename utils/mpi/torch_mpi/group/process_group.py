@@ -1,17 +1,10 @@
-"""``ProcessGroupMPI``: PyTorch's process group on the communicators of mpi4py, and its life.
-
-Each call makes a record and returns a work. Messages are non-blocking MPI operations which the work
-tests. A collective begins when all ranks of the group have announced the same call: with MPI's
-blocking one where all of them wait, else with non-blocking ones. That way a wait has a deadline and
-can be interrupted, and what was started moves on while the rank computes.
-"""
+"""``ProcessGroupMPI``: how a process group is made, ends, and begins anew after an incident."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -19,26 +12,20 @@ import torch
 from torch.distributed import is_initialized
 from torch.distributed.constants import default_pg_timeout
 
-from .. import compat, settings
+from .. import compat
 from ..errors import CommunicationError
 from ..mpi import MPI
 from ..network import link
-from ..protocol import board, rendezvous, world
-from ..protocol.announcements import WORDS
-from ..protocol.ctrl_c import guard
+from ..protocol import rendezvous, world
 from ..protocol.gathering import GroupFlush
-from ..protocol.handshake import Handshake
-from ..protocol.progress import progress
+from ..protocol.progress import guard, progress
 from ..protocol.recovery import Standing, Unreceived
-from ..protocol.status import Side
 from ..record import Call
-from . import collective_work, messages, point_to_point
+from . import messages, point_to_point
 from .collective_group import CollectiveGroup
 from .collective_work import CollectiveWork, JoinedWork
-from .collectives import Operation
-from .fast_path import DONE, DoneWork, FastPath
-from .messages import Channels, read_envelope
-from .work import MPIWork
+from .messages import read_envelope
+from .work import DoneWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
 
@@ -72,29 +59,14 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
 
 
 class ProcessGroupMPI(CollectiveGroup):
-    """A group of MPI ranks.
-
-    Args:
-        members: global ranks, in the order of the group.
-        timeout: seconds that a wait lasts at most.
-
-    Attributes:
-        key: the group's name, equal on all its members: they make their groups in one order.
-    """
+    """A group of MPI ranks; see :class:`CollectiveGroup` for its arguments."""
 
     def __init__(self, members: tuple[int, ...], timeout: float):
-        here = world.current()
-        assert here is not None, "create() has entered the world"
-        self.world: world.World = here
-        super().__init__(members, members.index(self.world.rank))
-        self._timeout = timeout
-        self._lost = ""
+        super().__init__(members, timeout)
         self.closed = False
         self._freed = False
         self._abandoned = False
         self._flush: GroupFlush | None = None
-        self._has_channels = False
-        self.key = members, self.world.groups.made.get(members, 0) + 1
         try:
             with rendezvous.rendezvous(
                 self.world.control, members, self.key[1], "new_group", self.timeout, self.world
@@ -110,31 +82,6 @@ class ProcessGroupMPI(CollectiveGroup):
                 self._lost = "it was interrupted"
                 self.world.groups.close(self)
             raise
-
-    def _open(self) -> None:
-        """Make the communicators and the board. All members are here."""
-        # A collective's own messages never meet the user's.
-        envelopes, data = rendezvous.two_communicators(self.world, self.members)
-        self.channels = Channels(envelopes, data, self.members, self._rank)
-        self._has_channels = True
-        another = functools.partial(rendezvous.one_communicator, self.world, self.members)
-        notes = board.make(data, another, self.world.one_machine, WORDS)
-        self.handshake = Handshake(notes)
-        self._fast_path = FastPath(self.handshake, data)
-
-    @property
-    def timeout(self) -> float:
-        """Return the seconds that a wait lasts at most; a tool may have set another limit."""
-        return self._timeout if settings.time_limit is None else settings.time_limit
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a wait lasts at most, from now on."""
-        self._timeout = timeout.total_seconds()
-
-    _set_default_timeout = set_timeout
-
-    def _get_sequence_number_for_group(self) -> int:
-        return self.handshake.announcements.number
 
     # -- life -----------------------------------------------------------------------------
 
@@ -222,7 +169,7 @@ class ProcessGroupMPI(CollectiveGroup):
 
     splitGroup = split_group
 
-    # -- what torch_mpi.protocol asks of a group: torch_mpi.protocol.interfaces.Group ---------
+    # -- what torch_mpi.protocol.interfaces.Group asks of a group, after an incident ------------
 
     @property
     def balance(self) -> int:
@@ -263,13 +210,6 @@ class ProcessGroupMPI(CollectiveGroup):
         self.channels.balance = 0
         return [read_envelope(self.channels, t.source, t.tag, bytes(t.data)) for t in taken]
 
-    def revoke(self) -> None:
-        """Have no other rank wait inside of a call of MPI for one that has died."""
-        self.world.base.Revoke()
-        if self._has_channels:
-            self.channels.envelopes.Revoke()
-            self.channels.data.Revoke()
-
     def free_alone(self, settled: bool, freed: bool) -> None:
         """Free a destroyed group that other members do not have.
 
@@ -300,18 +240,6 @@ class ProcessGroupMPI(CollectiveGroup):
             if work.is_collective and work.call.blocking:
                 work.withdraw_or_take_part()
 
-    def forget_fast_path(self) -> None:
-        """Have the next call look whether all is well."""
-        self._fast_path.forget()
-
-    def called(self) -> dict[str, Side]:
-        """Return what this rank has called that has not begun, by the name of the collective."""
-        return {self.name_of(call): call.side() for call in self.handshake.called().values()}
-
-    def name_of(self, call: Call) -> str:
-        """Return the name of a collective, the same on all ranks."""
-        return f"{self.key} {call.sequence}"
-
     # -- communication ----------------------------------------------------------------------
 
     send = point_to_point.send
@@ -320,43 +248,6 @@ class ProcessGroupMPI(CollectiveGroup):
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
         """Start receiving one tensor from whichever rank sends first."""
         return point_to_point.receive(self, tensors, None, tag)
-
-    def allreduce(
-        self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
-    ) -> CollectiveWork | DoneWork:
-        """See :meth:`CollectiveGroup.allreduce`; on the fast path where possible."""
-        known = self._fast_path.find(tensors)
-        # Another thread must not call a collective before this one is in the queue.
-        if known is None or not self.handshake.lock.acquire(blocking=False):
-            return super().allreduce(tensors, opts)
-        try:
-            if self._fast_path.all_reduce(tensors[0], opts, known):
-                return DONE
-            return super().allreduce(tensors, opts)
-        except MPI.Exception as error:
-            raise self.error_in_words(error, known.call) from None
-        finally:
-            try:
-                self.handshake.end_fast_path()
-            finally:  # also after a Ctrl-C in there
-                self.handshake.lock.release()
-
-    def check_alive(self, op: str) -> None:
-        """Raise CommunicationError where the ranks, or this group, cannot communicate."""
-        if threading.current_thread() is not progress.thread:
-            self.world.threads.communicates()
-        self.world.recover_or_raise(op)
-        if self._lost:
-            raise CommunicationError(
-                f"{op} on a process group that cannot be used any more: {self._lost}"
-            )
-
-    def run(self, operation: Operation) -> CollectiveWork:
-        """Call a collective; it begins when all ranks have announced it."""
-        work = collective_work.enqueue(self, operation)
-        if work.call.blocking and work.may_block:
-            self._fast_path.remember(operation, work.entry.code)
-        return work
 
 
 compat.never_compile(

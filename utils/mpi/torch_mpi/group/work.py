@@ -17,8 +17,7 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
-from ..protocol.ctrl_c import guard
-from ..protocol.progress import progress
+from ..protocol.progress import guard, progress
 from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
 from .step_runner import Steps
@@ -398,3 +397,23 @@ class MPIWork(Work):
             request.Cancel()
             request.Wait()
         return True
+
+
+class DoneWork(Work):
+    """A communication that was complete when its call returned."""
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return at once: it is over."""
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Return that it is over."""
+        return True
+
+    is_success = is_completed
+
+
+#: The one work of all calls that were over at once.
+DONE = DoneWork()

@@ -21,7 +21,7 @@ import zlib
 from collections.abc import Callable
 
 from ..mpi import MPI
-from .ctrl_c import guard
+from .progress import guard
 
 # Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
 # hundred calls. Memory that nobody writes is none.

@@ -10,13 +10,17 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..mpi import MPI, largest_tag
 from ..record import Call
 from .board import Board
-from .ctrl_c import guard
 from .interfaces import Waitable
+from .progress import guard
 from .wait_monitor import wait_for
+
+if TYPE_CHECKING:
+    from .world import World
 
 # Seconds for an exchange, and for a flush.
 DEADLINE = 30.0
@@ -210,19 +214,15 @@ class Exchange(_Messages):
         return {rank: data.decode() for rank, data in self._data.items()}
 
 
-def exchange(
-    control: MPI.Intracomm,
-    ranks: Sequence[int],
-    number: int,
-    text: str,
-    check: Callable[[], None],
-) -> dict[int, str]:
-    """Return the text of each rank.
+def exchange(world: World, text: str) -> dict[int, str]:
+    """Return the text of each rank; all of them call this.
 
     Raises:
-        CommunicationTimeout: one did not come; or what ``check`` raises.
+        CommunicationTimeout: one did not come.
+        CommunicationError: one is dead, or has given up.
     """
-    texts = Exchange(control, ranks, number % largest_tag(control), text, check)
+    tag = (world.epoch + 1) % largest_tag(world.control)
+    texts = Exchange(world.control, range(world.size), tag, text, world.refuse_if_not_whole)
     wait_for(texts, DEADLINE)
     return texts.texts()
 

@@ -19,9 +19,9 @@ from ..errors import CommunicationError
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import diagnosis
-from .ctrl_c import guard
 from .gathering import Assembly, assemble, exchange
 from .interfaces import Group
+from .progress import guard
 from .status import ACKNOWLEDGED, HERE
 
 if TYPE_CHECKING:
@@ -189,16 +189,10 @@ def _finish(world: World) -> None:
     world.incident_is_over()
 
 
-def _exchange(world: World, text: str) -> dict[int, str]:
-    """Return the text of each rank; all of them call this."""
-    ranks = range(world.size)
-    return exchange(world.control, ranks, world.epoch + 1, text, world.refuse_if_not_whole)
-
-
 def _exchange_standings(world: World, standings: Iterable[Standing]) -> dict[int, _Told]:
     """Return what each rank tells of its groups; all of them call this."""
     groups = [[s.members, s.count, s.number, s.open, s.settled] for s in standings]
-    texts = _exchange(world, json.dumps([groups, list(world.groups.made.items())]))
+    texts = exchange(world, json.dumps([groups, list(world.groups.made.items())]))
     return {rank: _told(text) for rank, text in texts.items()}
 
 
@@ -270,5 +264,5 @@ def _sweep_all(world: World) -> list[Unreceived]:
         theirs = [by_rank[member].standings.get(key) for member in group.members]
         if all(standing and standing.open and standing.settled for standing in theirs):
             swept += group.sweep()
-    texts = _exchange(world, json.dumps([asdict(message) for message in swept]))
+    texts = exchange(world, json.dumps([asdict(message) for message in swept]))
     return [Unreceived(**message) for text in texts.values() for message in json.loads(text)]

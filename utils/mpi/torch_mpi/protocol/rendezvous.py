@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from ..mpi import MPI, agree, deaths_are_survived, largest_tag
 from ..record import Call
-from .ctrl_c import guard
 from .interfaces import Waitable
+from .progress import guard
 from .wait_monitor import wait_for
 
 if TYPE_CHECKING:

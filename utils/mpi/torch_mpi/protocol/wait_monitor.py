@@ -255,4 +255,4 @@ def _partner(call: Call, missing: list[int], any_of_them: bool) -> str:
         verb = "receive" if call.op == "send" else "send"
         peer = "any rank" if any_of_them else f"rank {call.partner}"
         return f"the matching {verb} of {peer}"
-    return f"{diagnosis.names(missing) if missing else 'its end'}"
+    return diagnosis.names(missing) if missing else "its end"

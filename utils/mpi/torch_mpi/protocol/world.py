@@ -16,9 +16,8 @@ from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery
-from .ctrl_c import guard
 from .interfaces import Waitable
-from .progress import progress
+from .progress import guard, progress
 from .rendezvous import rendezvous
 from .status import (
     INCIDENT,
@@ -260,10 +259,6 @@ class World:
         """Return what each rank last wrote of itself; of this incident, while there is one."""
         return self.status.all()
 
-    def dead(self) -> list[int]:
-        """Return the ranks whose process is gone."""
-        return self.status.dead()
-
     def cause(self) -> Status | None:
         """Return the status of the rank that failed first."""
         deadline = time.perf_counter() + _CAUSE_DEADLINE
@@ -320,7 +315,7 @@ class World:
 
     def refuse_if_not_whole(self) -> None:
         """Raise CommunicationError where the ranks cannot get together any more."""
-        if dead := self.dead():
+        if dead := self.status.dead():
             verb = "is" if len(dead) == 1 else "are"
             text = f"{diagnosis.names(dead)} {verb} dead. {mpi.advice_after_death()}"
             raise CommunicationError(text)

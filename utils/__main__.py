@@ -178,7 +178,7 @@ def rerun(options: argparse.Namespace) -> int:
     Status 0: every check passed. Status 1: not all did.
     """
     from utils.grading.grading_options import SandboxOptions
-    from utils.grading.rerun import main
+    from utils.grading.notebook_run import rerun as main
 
     return main(options.notebook, SandboxOptions.from_arguments(options))
 

@@ -34,7 +34,7 @@ from nbformat.v4 import new_code_cell
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks
-from utils.grading import cells, gradebook, similarity, statistics
+from utils.grading import cells, gradebook, pages, statistics
 from utils.grading.assembly import SKIP, Answer, Assembled, assemble, choose, forced
 from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
@@ -53,9 +53,8 @@ from utils.grading.results import (
     total,
 )
 from utils.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
-from utils.grading.submissions import File, Student, find, student_folders
+from utils.grading.submissions import File, Student, SubmissionsError, find, student_folders
 from utils.grading.worklist import match, newest
-from utils.grading.zips import SubmissionsError
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds for a cell and for a submission of the toy lab; for a class.
@@ -253,8 +252,8 @@ def test_a_notebook_too_large_for_what_was_typed_into_it_is_graded_as_far_as_it_
 
 
 def test_a_zip_bomb_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.grading.zips.MOST_FILE", 1_000_000)
-    monkeypatch.setattr("utils.grading.zips.MOST_UNPACKED", 3_000_000)
+    monkeypatch.setattr("utils.grading.submissions.MOST_FILE", 1_000_000)
+    monkeypatch.setattr("utils.grading.submissions.MOST_UNPACKED", 3_000_000)
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(9):
@@ -752,7 +751,7 @@ def test_renamed_and_commented_copies_are_found_and_model_answers_are_not(refere
     results = [a_result(name) for name in codes]
     for result in results:
         result.tasks[0].code = codes[result.student]
-    found = similarity.groups(results, [reference])
+    found = pages.groups(results, [reference])
     assert [(one.students, one.tasks) for one in found] == [(("Ada", "Bob"), ["1.1"])]
 
 

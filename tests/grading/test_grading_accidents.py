@@ -30,7 +30,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from utils.__main__ import main
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
-from utils.grading import cells, command, gradebook, grader, publication, worklist, zips
+from utils.grading import cells, command, gradebook, grader, submissions, worklist
 from utils.grading.assembly import assemble
 from utils.grading.cells import MOST_SOURCE, _defined
 from utils.grading.grader import grade
@@ -39,9 +39,8 @@ from utils.grading.pages import feedback, summary, task_summary
 from utils.grading.reference import Reference
 from utils.grading.results import Result, TaskResult, load, save
 from utils.grading.sandbox import Box, Limits
-from utils.grading.submissions import find
+from utils.grading.submissions import SubmissionsError, find
 from utils.grading.worklist import newest
-from utils.grading.zips import SubmissionsError
 
 NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 
@@ -594,7 +593,7 @@ def test_a_folder_that_can_not_be_written_is_told_before_the_work(
     def full(path: Path, text: str) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(publication, "write_text", full)
+    monkeypatch.setattr(worklist, "write_text", full)
     assert class_() == 2
     assert "Read-only" in capsys.readouterr().err
     assert runs.runs == 0
@@ -654,13 +653,13 @@ def test_ctrl_c_twice_still_writes_the_books(
         return run_(*arguments, **more)
 
     monkeypatch.setattr(grader, "run", stopping)
-    write_books = publication.write_books
+    write_books = command.write_books
 
     def third(*arguments, **more):
         os.kill(os.getpid(), number)
         return write_books(*arguments, **more)
 
-    monkeypatch.setattr(publication, "write_books", third)
+    monkeypatch.setattr(command, "write_books", third)
     assert class_() == 130
     books = table(tmp_path / "out" / "gradebook.csv")
     assert list(books) == list(NAMES)
@@ -673,13 +672,13 @@ def test_ctrl_c_twice_still_writes_the_books(
 def test_ctrl_c_while_the_books_are_written_does_not_leave_half_of_them(
     class_, everyone, tmp_path, monkeypatch
 ):
-    write_books = publication.write_books
+    write_books = command.write_books
 
     def stopped(*arguments, **more):
         os.kill(os.getpid(), signal.SIGINT)
         return write_books(*arguments, **more)
 
-    monkeypatch.setattr(publication, "write_books", stopped)
+    monkeypatch.setattr(command, "write_books", stopped)
     assert class_() == 0
     assert list(table(tmp_path / "out" / "gradebook.csv")) == list(NAMES)
     assert (tmp_path / "out" / "summary.html").exists()
@@ -962,7 +961,7 @@ def test_of_several_files_in_a_zip_the_youngest_counts(tmp_path, course):
 def test_a_whole_project_that_was_zipped_with_the_notebook_costs_nothing(tmp_path):
     project = io.BytesIO()
     with zipfile.ZipFile(project, "w") as archive:
-        for number in range(2 * zips.MOST_FILES_OF_ONE):
+        for number in range(2 * submissions.MOST_FILES_OF_ONE):
             archive.writestr(f"work/.git/objects/{number}/", b"")
             archive.writestr(f"work/.git/objects/{number}/{number}", b"")
         archive.writestr("work/01_toy.ipynb", "{}")
@@ -984,8 +983,8 @@ def test_the_handout_beside_the_work_does_not_count_for_it(class_, tmp_path):
 
 
 def test_one_students_zip_bomb_leaves_room_for_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(zips, "MOST_OF_ONE", 3_000_000)
-    monkeypatch.setattr(zips, "MOST_FILES_OF_ONE", 200)
+    monkeypatch.setattr(submissions, "MOST_OF_ONE", 3_000_000)
+    monkeypatch.setattr(submissions, "MOST_FILES_OF_ONE", 200)
     bomb = io.BytesIO()
     with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(9):
@@ -1258,7 +1257,7 @@ def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch
 
 
 def test_who_is_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(zips, "MOST_FILES", 2)
+    monkeypatch.setattr(submissions, "MOST_FILES", 2)
     path = moodle_zip(tmp_path / "in.zip", **{f"{name}__01_toy.ipynb": "{}" for name in NAMES})
     found = find(path, tmp_path / "scratch", [])
     assert list(found.students) == list(NAMES)
@@ -1306,12 +1305,12 @@ def test_an_archive_behind_many_pictures_is_no_zero(tmp_path):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("Bob/01_toy.ipynb", "{}")
-        for number in range(2 * zips.MOST_LISTED):
+        for number in range(2 * submissions.MOST_LISTED):
             archive.writestr(f"Ada/pictures/{number}.png", "")
         archive.writestr("Ada/pictures/work.7z", "")
     found = find(path, tmp_path / "scratch", [toy.LAB])
     assert list(found.closed) == ["Ada"]
-    assert len(found.others["Ada"]) == zips.MOST_LISTED
+    assert len(found.others["Ada"]) == submissions.MOST_LISTED
 
 
 def test_an_older_attempt_does_not_stand_in_for_one_that_cannot_be_read(class_, tmp_path):
@@ -1343,7 +1342,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
     class_, tmp_path, monkeypatch
 ):
     toy.hand_in(tmp_path / "in", "Ada", toy.filled())
-    out, write, looks = tmp_path / "out", publication.write_pages, []
+    out, write, looks = tmp_path / "out", command.write_pages, []
 
     def pages_and_points(*arguments):
         if not looks:
@@ -1355,7 +1354,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
         if len(looks) == 4:
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(publication, "write_pages", pages_and_points)
+    monkeypatch.setattr(command, "write_pages", pages_and_points)
     monkeypatch.setattr(command, "sleep", look)
     assert class_("--watch") == 0
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"

@@ -7,6 +7,7 @@ import os
 import queue
 import textwrap
 from pathlib import Path
+from threading import Event
 
 import grading_tools as toy
 import pytest
@@ -15,11 +16,10 @@ from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
-from utils.grading import gradebook, inspection, kernel, similarity, worklist
+from utils.grading import gradebook, inspection, kernel, pages, worklist
 from utils.grading.cells import body
 from utils.grading.grader import grade
 from utils.grading.inspection import MOST_CODE
-from utils.grading.notebook_run import Stop
 from utils.grading.pages import feedback, summary
 from utils.grading.reference import Reference
 from utils.grading.results import Result, TaskResult, load
@@ -492,7 +492,7 @@ def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
     job = Job(Student("Mallory"), reference, File(Student("Mallory"), path, "a.ipynb"), tmp_path)
     slots = queue.SimpleQueue()
     slots.put(0)
-    worklist.do(job, Box(), slots, Stop())
+    worklist.do(job, Box(), slots, Event())
     assert "import gc" in load(tmp_path / "result.json").look[0]
 
 
@@ -548,7 +548,7 @@ def renamed(code: str) -> str:
 def test_a_renamed_copy_of_the_published_solution_is_shown_to_a_person(all_reduce):
     models = {task: body(code) for task, code in solutions_of("lab06").items()}
     copied = {task: renamed(code) for task, code in models.items()}
-    found = similarity.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
+    found = pages.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
     assert [one.students for one in found] == [("Mallory",)]
     assert {"6.1", "6.2", "6.3", "6.6", "6.8", "6.9"} <= set(found[0].tasks)
     page = summary([with_answers(copied, all_reduce.lab)], [all_reduce], {}, {"Mallory": "m"})
@@ -560,15 +560,15 @@ def test_no_right_answer_of_another_form_is_taken_for_a_copy(name):
     path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[name].NOTEBOOK)
     for task, what, code in right_answers(LABS[name], solutions_of(name)):
         one = with_answers({task: body(textwrap.dedent(code))}, path.stem)
-        assert similarity.copies([one], [Reference(path)]) == [], what
+        assert pages.copies([one], [Reference(path)]) == [], what
 
 
 def test_a_short_solution_that_many_find_is_no_copy(reference):
     codes = {"1.3": toy.indented(*toy.ANSWERS["total"][3:])}
-    assert similarity.copies([with_answers(codes, toy.LAB)], [reference]) == []
+    assert pages.copies([with_answers(codes, toy.LAB)], [reference]) == []
 
 
 def test_a_copied_text_is_shown_to_a_person(reference):
     result = with_answers({"1.A": f"**{toy.MODEL_TEXT.upper()}**"}, toy.LAB)
     result.tasks[0].status = "by hand"
-    assert [one.tasks for one in similarity.copies([result], [reference])] == [["1.A"]]
+    assert [one.tasks for one in pages.copies([result], [reference])] == [["1.A"]]

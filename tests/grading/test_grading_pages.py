@@ -12,12 +12,11 @@ import grading_tools as toy
 import pytest
 from browser_tools import photograph
 
-from utils.grading.answer_states import common
+from utils.grading.command import described, provenance_now
 from utils.grading.pages import feedback, next_step, task_summary, write_pages
 from utils.grading.pages import summary as a_summary
-from utils.grading.publication import described, provenance_now
 from utils.grading.reference import Reference
-from utils.grading.results import Result, Shown, TaskResult
+from utils.grading.results import Result, Shown, TaskResult, common
 
 WRONG = "✗ Task {} · a\n  - rank 0: the sum: expected 5, got 7"
 LINKS = {"Ada": "students/Ada/feedback.html", "Bob & Co": "students/Bob & Co/feedback.html"}

@@ -11,7 +11,7 @@ from test_grading import sandboxed
 from utils.__main__ import main
 from utils.checks.verdict import Verdict
 from utils.course.notebook import KERNELSPEC, dumps
-from utils.grading import rerun
+from utils.grading import notebook_run
 from utils.grading.notebook_run import Run
 
 
@@ -42,7 +42,7 @@ def pretended(monkeypatch, tmp_path):
     """`pretended(run)`: the status of a rerun that goes so."""
 
     def go(done: Run) -> int:
-        monkeypatch.setattr(rerun, "run", lambda nb, box, job: done)
+        monkeypatch.setattr(notebook_run, "run", lambda nb, box, job: done)
         return main(["rerun", "--no-sandbox", str(a_notebook(tmp_path, "1"))])
 
     return go

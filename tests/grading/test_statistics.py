@@ -91,7 +91,7 @@ def test_the_pictures_say_what_they_show_and_name_nobody(folder):
 
 
 def test_every_state_and_kind_has_a_name_and_a_look_of_its_own():
-    from utils.grading.answer_states import KIND_LABELS
+    from utils.grading.results import KIND_LABELS
 
     assert set(classes.STATES) == set(KIND_LABELS)
     looks = [(color, hatch) for _, color, hatch in classes.STATES.values()]

@@ -133,28 +133,35 @@ class Assembled:
         for cell in nb.cells:
             if is_solution(cell):
                 cell.source = self._source(cell, view)
-            if cell.cell_type != "code":
-                continue
-            check = lab(cell).get("check")
-            if not check:
-                cell.outputs = []
-                cell.execution_count = None
-            unwanted = check and view.only not in (None, lab(cell)["task"])
-            if unwanted or cell.id in self.reference.drawings:
-                cell.metadata.tags = [*cell.metadata.get("tags", []), SKIP]
+            if cell.cell_type == "code":
+                self._prepare(cell, view.only)
         if view.own:
             nb.cells = list(self._with_own(nb.cells))
         return nb
+
+    def _prepare(self, cell: NotebookNode, only: str | None) -> None:
+        """Leave a code cell's output if it is a check's, and skip what is not to be run."""
+        is_check = lab(cell).get("check")
+        if not is_check:
+            cell.outputs = []
+            cell.execution_count = None
+        unwanted = is_check and only not in (None, lab(cell)["task"])
+        if unwanted or cell.id in self.reference.drawings:
+            cell.metadata.tags = [*cell.metadata.get("tags", []), SKIP]
+
+    def sources(self) -> list[str]:
+        """Return what the student has written for the ranks: own cells, and changed answers."""
+        changed = [body(answer.source or "") for answer in self.answers.values() if answer.changed]
+        return [*(cell.source for cell in self.own), *changed]
 
     def code_of(self, grade_id: str) -> str:
         """Return a student's answer, from wherever it stands."""
         answer = self.answers[grade_id]
         mine = "" if answer.elsewhere else body(answer.source or "")
         missing = defined(body(self.reference.answer_cells[grade_id].source)) - defined(mine)
-        sources = [cell.source for cell in self.own]
-        sources += [body(other.source or "") for other in self.answers.values() if other.changed]
         parts = [mine] if mine.strip() else []
-        return "\n\n".join(parts + [source for source in sources if missing & defined(source)])
+        others = [source for source in self.sources() if missing & defined(source)]
+        return "\n\n".join(parts + others)
 
     def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
         for cell in cells:
@@ -208,32 +215,35 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         assembled.remarks.append(AGAIN)
     finder = Finder(reference, cells or [])
     for grade_id, cell in reference.answer_cells.items():
-        source, remark = finder.find(grade_id, cell)
-        if source is not None and len(source) > MOST_SOURCE:
-            remark = f"its answer has {len(source)} characters: not looked at"
-            source = None
-        if source is None and not remark:
-            remark = "there is no such cell"
-        stub = body(reference.stubs[cell.id]).strip()
-        changed = source is not None and body(source).strip() != stub
-        assembled.answers[grade_id] = Answer(source, changed)
+        answer, remark = _answer(finder, grade_id, cell)
+        assembled.answers[grade_id] = answer
         if remark and cells is not None:
             assembled.remarks.append(f"Task {lab(cell)['task']}: {remark}")
     _look_elsewhere(assembled, cells or [])
     return assembled
 
 
+def _answer(finder: Finder, grade_id: str, cell: NotebookNode) -> tuple[Answer, str]:
+    """Return a student's answer, and a remark where it is not plainly there."""
+    source, remark = finder.find(grade_id, cell)
+    if source is None:
+        return Answer(None), remark or "there is no such cell"
+    if len(source) > MOST_SOURCE:
+        return Answer(None), f"its answer has {len(source)} characters: not looked at"
+    changed = body(source).strip() != body(finder.reference.stubs[cell.id]).strip()
+    return Answer(source, changed), remark
+
+
 def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:
     """Take in the student's own cells; which of them, or of other answers, define an answer?"""
-    answers = assembled.answers.values()
-    sources = [answer.source for answer in answers if answer.source is not None]
+    answers = [answer.source for answer in assembled.answers.values()]
+    sources = [source for source in answers if source is not None]
     remarks = _take_own_cells(assembled, cells, sources)
     if assembled.own:
         count = len(assembled.own)
         assembled.remarks.append(f"run beside the answers: {count} cells of the student's own")
     assembled.remarks += remarks
-    changed = [body(answer.source or "") for answer in answers if answer.changed]
-    known = set().union(*map(defined, [*changed, *(cell.source for cell in assembled.own)]))
+    known = set().union(*map(defined, assembled.sources()))
     for grade_id, cell in assembled.reference.answer_cells.items():
         names = defined(body(cell.source))
         answer = assembled.answers[grade_id]
@@ -269,19 +279,22 @@ class Finder:
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:
         """A cell that defines what the answer must define, or that names the task."""
-        names = defined(body(cell.source))
-        marker = re.compile(rf"\bTask {re.escape(lab(cell)['task'])}\b(?!\.\d)", re.IGNORECASE)
-        lost = [other["source"] for other in self.lost if other["type"] == "code"]
-        how = "by what it defines"
-        sources = [source for source in lost if names and names <= defined(body(source))]
-        if not sources:
-            how = "by the task's number in it"
-            sources = [source for source in lost if marker.search(source)]
+        sources, how = self._candidates(cell)
         if not sources:
             return None, ""
         source, remark = choose(sources, self.reference.stubs[cell.id])
         more = f" ({remark})" if remark else ""
         return source, f"its cell has lost its id; found {how}{more}"
+
+    def _candidates(self, cell: NotebookNode) -> tuple[list[str], str]:
+        """Return the sources that may be a lost answer, and by what they are found."""
+        lost = [other["source"] for other in self.lost if other["type"] == "code"]
+        if names := defined(body(cell.source)):
+            sources = [source for source in lost if names <= defined(body(source))]
+            if sources:
+                return sources, "by what it defines"
+        marker = re.compile(rf"\bTask {re.escape(lab(cell)['task'])}\b(?!\.\d)", re.IGNORECASE)
+        return list(filter(marker.search, lost)), "by the task's number in it"
 
     def _by_neighbour(self, cell: NotebookNode) -> tuple[str | None, str]:
         """A written answer: the unknown text below the question."""
@@ -329,16 +342,13 @@ def _take_own_cells(assembled: Assembled, cells: list[Cell], answers: list[str])
     for cell in cells:
         at = next((marks[name, cell[name]] for name in MARKS if (name, cell[name]) in marks), None)
         after = at or after
-        if cell["type"] != "code" or not is_on_the_ranks(cell["source"]):
-            continue
-        if at is not None and _is_an_answer(known[at]):
+        if not _is_own(cell, known.get(at)):
             continue
         source = body(cell["source"])
         if len(source) > MOST_SOURCE:
             remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
         elif at is not None:
-            if source != body(known[at].source):
-                added.append(OwnCell(at, imports(source)))
+            added.append(OwnCell(at, _changed_imports(source, known[at])))
         elif not any(source.strip() in answer for answer in answers):
             added.append(OwnCell(_behind_its_answer(reference, source, after), source))
     added = [cell for cell in added if cell.source.strip()]
@@ -364,8 +374,16 @@ def is_on_the_ranks(source: str) -> bool:
     return first in (["%%px"], ["%%px", "--local"])
 
 
-def _is_an_answer(cell: NotebookNode) -> bool:
-    return "task" in lab(cell) and is_solution(cell)
+def _is_own(cell: Cell, labs: NotebookNode | None) -> bool:
+    """Return whether the ranks run a cell that is not an answer. labs: the lab's cell, if any."""
+    if cell["type"] != "code" or not is_on_the_ranks(cell["source"]):
+        return False
+    return labs is None or not ("task" in lab(labs) and is_solution(labs))
+
+
+def _changed_imports(source: str, cell: NotebookNode) -> str:
+    """Return the imports of a cell of the lab's that a student has changed; "" if unchanged."""
+    return "" if source == body(cell.source) else imports(source)
 
 
 def _behind_its_answer(reference: Reference, source: str, after: str) -> str:

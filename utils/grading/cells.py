@@ -1,4 +1,7 @@
-"""The cells of a file that a student handed in, whatever it is, and what stands in them."""
+"""The cells of a file that a student handed in, whatever it is, and what stands in them.
+
+Two answers are near-identical if they have one shape: names, layout and comments are not in it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 
 import ijson
 
-from .zips import MB, MOST_FILE
+from .submissions import MB, MOST_FILE
 
 #: A notebook with pictures has a few MB; JSON of 200 MB takes gigabytes to read. A larger one is
 #: read without its outputs, and no more than this may be left of it.
@@ -27,6 +30,9 @@ HEAVY = {"outputs", "attachments"}
 DEEPEST = 12
 #: Of what is no JSON: an upload that broke off, or two versions that git could not join.
 DAMAGED = "can't be read, it is cut short or damaged"
+#: Answers shorter than this, in nodes of their syntax tree or in words, look alike by nature.
+LEAST_NODES = 25
+LEAST_WORDS = 12
 #: Type, id, grade_id and source of a cell.
 Cell = dict[str, str]
 
@@ -150,7 +156,7 @@ def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield "null", None
 
 
-# --- what stands in a cell's source --------------------------------------------------------------
+# --- what stands in a cell's source ---------------------------------------------------------------
 
 
 def body(source: str) -> str:
@@ -164,16 +170,20 @@ def body(source: str) -> str:
     return "\n".join(lines[first:])
 
 
-def _statements(source: str) -> list[ast.stmt] | None:
-    """Those at the top level; None for what is no Python, or too long or deep to be parsed."""
+def _tree(source: str) -> ast.Module | None:
+    """Return the program; None for what is no Python, or too long or deep to be parsed."""
     if len(source) > MOST_SOURCE:
         return None
-    # Shell commands and line magics become empty lines.
-    lines = ("" if line.startswith(("!", "%")) else line for line in source.split("\n"))
-    try:
-        return ast.parse("\n".join(lines)).body
+    try:  # shell commands and line magics become empty lines
+        return ast.parse(re.sub(r"^[!%].*$", "", source, flags=re.MULTILINE))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    """Return the statements at the top level; none for what is no Python."""
+    tree = _tree(source)
+    return tree.body if tree else []
 
 
 def defined(source: str) -> frozenset[str]:
@@ -184,10 +194,10 @@ def defined(source: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1_000)  # each of a notebook's cells is asked for each of its answers
 def _defined(source: str) -> frozenset[str]:
-    statements = _statements(source)
-    if statements is None:
+    tree = _tree(source)
+    if tree is None:
         return _searched(source)
-    return frozenset(node.name for node in statements if hasattr(node, "name"))
+    return frozenset(node.name for node in tree.body if hasattr(node, "name"))
 
 
 def _searched(source: str) -> frozenset[str]:
@@ -197,17 +207,67 @@ def _searched(source: str) -> frozenset[str]:
 
 def bound(source: str) -> frozenset[str]:
     """Return what `defined` returns, and the variables that are set at the top level."""
-    assigned = [node for node in _statements(source) or [] if isinstance(node, ast.Assign)]
+    assigned = [node for node in _statements(source) if isinstance(node, ast.Assign)]
     targets = [target for node in assigned for target in node.targets]
     return defined(source) | {t.id for t in targets if isinstance(t, ast.Name)}
 
 
 def parses(source: str) -> bool:
     """Return whether it is Python, but for magics."""
-    return _statements(source) is not None
+    return _tree(source) is not None
 
 
 def imports(source: str) -> str:
     """Return the imports at the top level; none of a source with an error."""
-    nodes = _statements(source) or []
+    nodes = _statements(source)
     return "\n".join(ast.unparse(n) for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))
+
+
+# --- answers that are the same --------------------------------------------------------------------
+
+
+class _Rename(ast.NodeTransformer):
+    """Gives names and arguments numbers in the order of their appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, str] = {}
+
+    def _number(self, name: str) -> str:
+        return self.numbers.setdefault(name, f"n{len(self.numbers)}")
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._number(node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(self._number(node.arg))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.name = self._number(node.name)
+        node.returns = None
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        self.generic_visit(node)
+        return node
+
+
+def size(source: str) -> int:
+    """Return how many nodes a program has; 0 for what is none."""
+    tree = _tree(source)
+    return len(list(ast.walk(tree))) if tree else 0
+
+
+def code_shape(source: str) -> str:
+    """Return the same for programs that differ in names, layout and comments; "" if short."""
+    if tree := _tree(source):
+        if len(list(ast.walk(tree))) < LEAST_NODES:
+            return ""
+        with contextlib.suppress(RecursionError, MemoryError):
+            return ast.dump(_Rename().visit(tree))
+    words = re.sub(r"#.*", "", source).split()
+    return " ".join(words) if len(words) >= LEAST_WORDS else ""
+
+
+def text_shape(text: str) -> str:
+    """Return the words of a written answer; "" for short ones."""
+    words = re.findall(r"\w+", text.casefold())
+    return " ".join(words) if len(words) >= LEAST_WORDS else ""

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY, YELLOW, use_style
 
-from .answer_states import KIND_LABELS
+from .results import KIND_LABELS
 
 if TYPE_CHECKING:
     from utils.grading.statistics import ClassResults, Mistake, Task
@@ -144,6 +144,5 @@ def _cut(text: str, letters: int = 44) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """A text in few lines."""
     lines = textwrap.wrap(text, LETTERS)
     return [*lines[: LINES - 1], _cut(" ".join(lines[LINES - 1 :]), LETTERS)][:LINES]

@@ -1,14 +1,16 @@
-"""``ddl-labs grade``: a class's submissions, several at a time, resumable."""
+"""``ddl-labs grade``: a class's submissions, several at a time, resumable; books and pages."""
 
 from __future__ import annotations
 
 import compileall
 import contextlib
+import importlib.metadata
 import json
 import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,15 +26,24 @@ import filelock
 import utils
 from utils.course.notebook import NotebookError, notebooks
 
-from .gradebook import read_explain
+from .gradebook import (
+    FORMATS,
+    ExplainError,
+    Grades,
+    merge_explain,
+    moodle_feedback,
+    open_elsewhere,
+    read_explain,
+    write_books,
+    write_explain,
+)
 from .grading_options import GradingOptions
-from .publication import Stamp, load_class, publish, save_class, stamp, stored_results
-from .reference import LabError, references
+from .pages import append_for_github, write_pages
+from .reference import LabError, Reference, references
 from .results import Result
 from .sandbox import make_box, require
-from .submissions import find
-from .worklist import NOT_YET, plan, work
-from .zips import NO_ROOM, clean
+from .submissions import NO_ROOM, clean, find
+from .worklist import NOT_YET, folders, load_class, plan, save_class, stored_results, work
 
 INTERRUPTED = 130
 #: Of a results folder: the lock, and who has it.
@@ -40,6 +51,10 @@ LOCK = ".lock"
 HOLDER = ".holder.json"
 #: Seconds between two looks at a folder. What differs in two of them is still being copied.
 LOOK = 5.0
+GIT_SECONDS = 10
+
+#: Size and time of each file.
+Stamp = dict[Path, tuple[int, int]]
 
 
 def main(options: GradingOptions) -> int:
@@ -80,7 +95,7 @@ def grade_class(
     interrupts: Interrupts,
     known: Stamp | None,
 ) -> int:
-    """Grade with the results folder for itself. known: see `publication.publish`."""
+    """Grade with the results folder for itself. known: see `publish`."""
     read_explain(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
     box = make_box(options.sandbox)
@@ -127,14 +142,7 @@ def report(
         if not (interrupted and result.error == NOT_YET):
             why = clean(result.error)
             print(f"not graded: {result.student}, {result.lab}: {why}", file=sys.stderr)
-    students = len({result.student for result in results})
-    graded = sum(bool(result.file) and not result.error for result in results)
-    line = f"{students} students, {graded} submissions graded"
-    if failed:
-        line += f", {len(failed)} NOT GRADED"
-    if waiting := sum(len(result.open) for result in results):
-        line += f", {waiting} written answers to be read (explain.html, explain.csv)"
-    print(f"{line}: {out}")
+    print(f"{_counts(results, len(failed))}: {out}")
     for text in unwritten:
         print(f"not written: {text}; --merge writes it again", file=sys.stderr)
     if unwritten:
@@ -144,11 +152,144 @@ def report(
     return 1 if failed else 0
 
 
-# --- one grader at a time in a results folder ----------------------------------------------------
+def _counts(results: list[Result], failed: int) -> str:
+    students = len({result.student for result in results})
+    graded = sum(bool(result.file) and not result.error for result in results)
+    line = f"{students} students, {graded} submissions graded"
+    if failed:
+        line += f", {failed} NOT GRADED"
+    if waiting := sum(len(result.open) for result in results):
+        line += f", {waiting} written answers to be read (explain.html, explain.csv)"
+    return line
 
 
-class HeldError(NotebookError):
-    """Someone else grades into this folder, or nobody can; the message says who, or why."""
+# --- books and pages ------------------------------------------------------------------------------
+
+
+def publish(
+    results: list[Result],
+    refs: list[Reference],
+    out: Path,
+    remarks: dict[str, list[str]],
+    options: GradingOptions,
+    known: Stamp | None = None,
+) -> list[str]:
+    """Write all that instructor and students read; return what could not be written, and why.
+
+    Points by hand are read now: some may have been entered while the class was graded. known: gets
+    the stamp of explain.csv as it was written: what is saved there from then on is news.
+    """
+    path = out / "explain.csv"
+    grades, new_remarks, unmended = _hand_points(results, path)
+    remarks = {**remarks, "": [*remarks.get("", []), *new_remarks]}
+    labs = {result.lab for result in results}
+    refs = [ref for ref in refs if ref.lab in labs]
+    formats = [name for name in FORMATS if _is_wanted(name, options, out)]
+    provenance = provenance_now(options.command, load_class(out).command)
+    unwritten: list[str] = []
+    pages: dict[str, Path] = {}
+    if unmended:
+        unwritten.append(unmended)
+    else:
+        with _noting(unwritten, "explain.csv"):
+            _write_explain(results, path, grades, known)
+    with _noting(unwritten, "gradebook"):
+        write_books(results, out, formats, remarks)
+    with _noting(unwritten, "pages"):
+        pages = write_pages(results, refs, out, folders(results, out), remarks, provenance)
+    if "moodle" in formats:
+        with _noting(unwritten, "feedback"):
+            moodle_feedback(results, pages, out / "feedback-moodle.zip")
+    if "github" in options.formats:
+        with _noting(unwritten, "summary on GitHub"):
+            append_for_github(results)
+    return unwritten
+
+
+def _is_wanted(name: str, options: GradingOptions, out: Path) -> bool:
+    """Return whether a book is asked for, now or when the class was graded before."""
+    return name in options.formats or (out / f"gradebook-{name}.csv").exists()
+
+
+@contextlib.contextmanager
+def _noting(unwritten: list[str], name: str) -> Iterator[None]:
+    """Go on if something can't be written, and note what and why."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        unwritten.append(f"{name}: {error}")
+
+
+def _write_explain(results: list[Result], path: Path, grades: Grades, known: Stamp | None) -> None:
+    """Write the table of written answers where there are any; `known` gets its stamp."""
+    if not path.exists() and not any(result.written for result in results):
+        return
+    write_explain(results, path, grades)
+    if known is not None:
+        known.update(stamp(path))
+
+
+def _hand_points(results: list[Result], path: Path) -> tuple[Grades, list[str], str]:
+    """Put the grades of explain.csv into the results, and print what is wrong with them.
+
+    Returns the grades, remarks, and why the file must stay as it is ("" if it is written anew): a
+    row that was skipped is in no other place.
+    """
+    skipped = ""
+    try:
+        grades = read_explain(path)
+    except ExplainError as error:
+        grades = Grades()
+        remarks = [f"{error}\nits points are in no book; mend it, then --merge"]
+        skipped = f"{path.name} can't be read"
+    else:
+        remarks = [f"{text}; this row counts for nobody" for text in grades.bad]
+        remarks += merge_explain(results, grades)
+        if open_elsewhere(path):
+            remarks.append("explain.csv is open in a spreadsheet: close it there without saving")
+        if grades.bad:
+            skipped = f"{path.name} keeps {len(grades.bad)} bad rows: mend them"
+    for text in remarks:
+        print(text, file=sys.stderr)
+    return grades, remarks, skipped
+
+
+def provenance_now(command: str, graded_by: str = "") -> dict[str, str]:
+    """Return local time, version, the command that writes the pages, and the one that graded.
+
+    Without the version nobody can tell later by which checks points were given.
+    """
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "version": _version(),
+        "command": command,
+        "graded_by": "" if graded_by == command else graded_by,
+    }
+
+
+def _version() -> str:
+    """The package's version, and the commit where this is a clone: "0.1.0 (v0.1.0-3-gabc1234)"."""
+    version = "?"
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        version = importlib.metadata.version("ddl-labs")
+    commit = described(Path(utils.__file__).parents[1])
+    return f"{version} ({commit})" if commit else version
+
+
+def described(folder: Path) -> str:
+    """Return `git describe` of a clone; "" if it is none, or git is not there."""
+    if not (folder / ".git").exists():
+        return ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["git", "describe", "--always", "--tags", "--dirty"]
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+        )
+        return done.stdout.strip()
+    return ""
+
+
+# --- one grader at a time in a results folder -----------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -158,7 +299,7 @@ def held(out: Path) -> Iterator[None]:
     The system gives the lock back when its holder dies, whatever lies in the folder then.
 
     Raises:
-        HeldError: Somebody has the folder, with process, host and time; or it can't be written.
+        NotebookError: Somebody has the folder, with process, host and time; or it can't be written.
     """
     lock = filelock.FileLock(out / LOCK, timeout=0)
     me = {
@@ -171,12 +312,12 @@ def held(out: Path) -> Iterator[None]:
         lock.acquire()
         (out / HOLDER).write_text(json.dumps(me))
     except filelock.Timeout:
-        raise HeldError(
+        raise NotebookError(
             f"{out}: {_holder(out)} grades into this folder: wait for its end"
         ) from None
     except OSError as error:
         lock.release()
-        raise HeldError(f"{out}: can't be written: {error.strerror or error}") from error
+        raise NotebookError(f"{out}: can't be written: {error.strerror or error}") from error
     for left in out.glob(".*.tmp"):  # of one that was killed while it wrote
         left.unlink(missing_ok=True)
     try:
@@ -187,21 +328,20 @@ def held(out: Path) -> Iterator[None]:
 
 
 def _holder(out: Path) -> str:
-    """Who holds the lock, in words."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         about = json.loads((out / HOLDER).read_text())
         return f"process {about['pid']} on {about['host']}, since {about['since']},"
     return "another process"
 
 
-# --- Ctrl-C that loses nothing, however often it comes -------------------------------------------
+# --- Ctrl-C that loses nothing, however often it comes --------------------------------------------
 
 
 class Interrupts:
     """A context in which the first Ctrl-C (or SIGTERM) ends the work, and no other does harm.
 
-    The books are written whatever comes after. `finish` says that there is no more work to end,
-    `begin` that there is some again. stopped: has there been a first one?
+    The books are written whatever comes after. finishing: is there no more work to end? stopped:
+    has there been a first one?
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -227,16 +367,23 @@ class Interrupts:
         self.finishing = self.stopped = True
         raise KeyboardInterrupt
 
-    def begin(self) -> None:
-        """Let a Ctrl-C end what is done from now on."""
-        self.finishing = False
-
     def finish(self) -> None:
         """Let a Ctrl-C wait from now on."""
         self.finishing = True
 
 
-# --- --watch: a folder that fills up -------------------------------------------------------------
+# --- --watch: a folder that fills up --------------------------------------------------------------
+
+
+def stamp(*places: Path) -> Stamp:
+    """Return size and time of each file in some folders, or of files."""
+    files = {}
+    for place in places:
+        for path in [place, *place.rglob("*")]:
+            with contextlib.suppress(OSError):  # it vanishes meanwhile
+                about = path.stat()
+                files[path] = (about.st_size, about.st_mtime_ns)
+    return files
 
 
 def watch(
@@ -257,7 +404,7 @@ def watch(
             status = 2
         if interrupts.stopped:
             return status
-        interrupts.begin()
+        interrupts.finishing = False
         print(f"waiting for changes in {submissions}; Ctrl-C ends it", flush=True)
         try:
             _until_changed(before, submissions, book)

@@ -22,8 +22,8 @@ from utils.course.files import write_text
 from utils.course.notebook import NotebookError
 from utils.course.pages import number
 
-from .results import Result, by_student, columns, most_of, total
-from .zips import clean
+from .results import Result, TaskResult, by_student, columns, most_of, total
+from .submissions import clean
 
 #: What a formula begins with, also as East Asian keyboards write it.
 FORMULA = {*"=+-@\t\r", *"\uff1d\uff0b\uff0d\uff20"}
@@ -40,11 +40,9 @@ Key = tuple[str, str, str]
 def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None) -> str:
     """Return a row per student, a column per task; empty: waits to be read, or not graded."""
     tasks = columns(results)
-    often = Counter(task for _, task in tasks)
-    names = [task if often[task] == 1 else f"{lab} {task}" for lab, task in tasks]
     labs = list(dict.fromkeys(lab for lab, _ in tasks))
     totals = labs if len(labs) > 1 else []
-    head = ["student", *names, *(f"{lab} total" for lab in totals)]
+    head = ["student", *_task_names(tasks), *(f"{lab} total" for lab in totals)]
     rows = [[*head, "total", "max", "to grade by hand", "remarks"]]
     for student, own_results in by_student(results).items():
         texts = [text for result in own_results for text in _remarks(result)]
@@ -62,8 +60,13 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
     return table(rows)
 
 
+def _task_names(tasks: list[tuple[str, str]]) -> list[str]:
+    """Return the tasks' numbers, with the lab where two labs have the same."""
+    often = Counter(task for _, task in tasks)
+    return [task if often[task] == 1 else f"{lab} {task}" for lab, task in tasks]
+
+
 def _points_of(results: list[Result], tasks: list[tuple[str, str]]) -> list[str]:
-    """The points of one student in each of these tasks."""
     graded = [result for result in results if not result.error]
     points = {(result.lab, task.task): task.points for result in graded for task in result.tasks}
     return [number(points.get(task)) for task in tasks]
@@ -86,12 +89,8 @@ def moodle(results: list[Result]) -> str:
     for student, own_results in by_student(results).items():
         identifier = own_results[0].lms.get("id", "")
         participant = f"Participant {identifier}" if identifier else ""
-        rows.append([
-            participant,
-            student,
-            number(total(own_results)),
-            number(most_of(own_results)),
-        ])
+        points = [number(total(own_results)), number(most_of(own_results))]
+        rows.append([participant, student, *points])
     return table(rows)
 
 
@@ -172,8 +171,6 @@ class Grade:
     """What a person gave for an answer.
 
     Attributes:
-        line: The line of the file.
-        most: The points to be had.
         answer: The mark of the text that was there when points were given, see `mark`.
         more: Columns of the person's own.
     """
@@ -220,7 +217,7 @@ def read_explain(path: Path) -> Grades:
         student, lab, task = (clean(row.get(name, "")) for name in HEADER[:3])
         key = student, lab, task
         try:
-            if any(cell.strip() for cell in cells[len(names) :]):
+            if "".join(cells[len(names) :]).strip():
                 raise RowError(
                     f"{path.name}, line {line}: more cells than columns: put text with a comma in "
                     "quotes"
@@ -270,24 +267,21 @@ def _decoded(path: Path) -> str:
         ) from error
 
 
-def _plain(cell: str | None) -> str:
-    """A cell without the mark that keeps spreadsheets from calculating it."""
-    cell = cell or ""
+def _plain(cell: str) -> str:
+    """Return a cell without the mark that keeps spreadsheets from calculating it."""
     return cell[1:] if cell[:1] == "'" and cell[1:2] in FORMULA else cell
 
 
 def _grade(row: dict[str, str], line: int, where: str) -> Grade:
     more = {name: cell for name, cell in row.items() if name and name not in HEADER}
-    most = row.get("max", "").strip()
-    answer = row.get("answer", "").strip()
-    return Grade(_points(row, where), row.get("comment", ""), line, most, answer, more)
+    points, most, answer = (row.get(name, "").strip() for name in ("points", "max", "answer"))
+    grade = Grade(None, row.get("comment", ""), line, most, answer, more)
+    if points:
+        grade.points = _points(points.replace(",", "."), most.replace(",", "."), where)
+    return grade
 
 
-def _points(row: dict[str, str], where: str) -> float | None:
-    text = row.get("points", "").strip().replace(",", ".")
-    if not text:
-        return None
-    most_text = row.get("max", "").strip().replace(",", ".")
+def _points(text: str, most_text: str, where: str) -> float:
     try:
         points = float(text)
         most = float(most_text)
@@ -301,25 +295,13 @@ def _points(row: dict[str, str], where: str) -> float | None:
 def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
     """Put the points that a person gave into the results; return what fits no result, in words."""
     used = set()
-    remarks = []
+    remarks: list[str] = []
     for result in results:
         for task in result.written:
             key = (result.student, result.lab, task.task)
-            grade = grades.get(key)
-            if grade is None:
-                continue
-            used.add(key)
-            task.note = grade.comment or task.note
-            if grade.points is None:
-                continue
-            task.points = min(grade.points, task.most)
-            if grade.points > task.most:
-                remarks.append(f"line {grade.line}: only {number(task.most)} points are left")
-            if grade.answer not in {"", mark(task.code)}:
-                remarks.append(
-                    f"line {grade.line}: {result.student} has changed the answer to "
-                    f"{task.task} since: read it again, then empty the cell 'answer'"
-                )
+            if grade := grades.get(key):
+                used.add(key)
+                remarks += _enter(grade, task, result.student)
     for key, grade in grades.items():
         if grade.entered and key not in used:
             misfit = _misfit(key, results)
@@ -327,8 +309,22 @@ def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
     return [f"explain.csv, {text}" for text in remarks]
 
 
+def _enter(grade: Grade, task: TaskResult, student: str) -> Iterator[str]:
+    """Put a grade into a result; yield what a person should look at."""
+    task.note = grade.comment or task.note
+    if grade.points is None:
+        return
+    task.points = min(grade.points, task.most)
+    if grade.points > task.most:
+        yield f"line {grade.line}: only {number(task.most)} points are left"
+    if grade.answer not in {"", mark(task.code)}:
+        yield (
+            f"line {grade.line}: {student} has changed the answer to {task.task} since: read it "
+            "again, then empty the cell 'answer'"
+        )
+
+
 def _misfit(key: Key, results: list[Result]) -> str:
-    """Why a row is nobody's."""
     student, lab, task = key
     students = sorted({result.student for result in results})
     if student not in students:

@@ -6,19 +6,22 @@ import shutil
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 
 from .assembly import OWN, Assembled, View, assemble
 from .inspection import MOST_CODE
-from .notebook_run import Run, Stop, run
+from .notebook_run import Run, run
 from .reference import Reference, Task
 from .results import (
     End,
+    Record,
     Result,
     Status,
     TaskResult,
     explicit_pass,
     failure,
     name_of,
+    problems_in,
     shown,
     words,
 )
@@ -55,7 +58,7 @@ def grade(
     folder: Path,
     *,
     slot: int = 0,
-    stop: Stop | None = None,
+    stop: Event | None = None,
 ) -> Result:
     """Grade one submission; the runs' notebooks and JUnit reports stay in `folder`.
 
@@ -74,7 +77,7 @@ def grade(
 class Grading:
     """The runs of one submission, and the verdicts so far."""
 
-    def __init__(self, assembled: Assembled, box: Box, folder: Path, slot: int, stop: Stop | None):
+    def __init__(self, assembled: Assembled, box: Box, folder: Path, slot: int, stop: Event | None):
         self.assembled = assembled
         self.reference = assembled.reference
         self.box = box
@@ -116,8 +119,8 @@ class Grading:
             if done is None or done.end is None:
                 return
             at = self._where(done)
-            culprit = self.reference.owners.get(at) if at else None
-            if at is not None and culprit is not None:
+            culprit = self.reference.owners.get(at)
+            if culprit:
                 if not self._passes_without_suspects(culprit, done):
                     self._blame(culprit, at, done)
             elif not self._leaves_own_cells_out(done):
@@ -190,7 +193,7 @@ class Grading:
         if not (self.view.own and self.assembled.own):
             return False
         at = self._where(done)
-        if at is not None and at.startswith(OWN):
+        if at.startswith(OWN):
             remark = f"a cell of the student's own {self._why(done)[1]}: left out"
         else:
             remark = f"the run ended before the first task ({done.end}): own cells left out"
@@ -216,7 +219,7 @@ class Grading:
             done = self._attempt(view, left)
             if not done.fault:
                 break
-            ended_at.add(self._where(done) if done.out_of_memory else None)
+            ended_at.add(self._where(done) if done.out_of_memory else "")
         else:
             if len(ended_at) > 1 or not self._is_the_students(*ended_at):
                 raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
@@ -225,9 +228,9 @@ class Grading:
         self._read(done, view)
         return done
 
-    def _is_the_students(self, cell: str | None) -> bool:
+    def _is_the_students(self, cell: str) -> bool:
         """Return whether a cell belongs to a task, or is the student's own."""
-        return cell is not None and (cell.startswith(OWN) or bool(self.reference.owners.get(cell)))
+        return cell.startswith(OWN) or bool(self.reference.owners.get(cell))
 
     def _attempt(self, view: View, left: float) -> Run:
         """Run in an empty folder, with fresh ranks; the system's refusals are the run's `fault`."""
@@ -249,9 +252,7 @@ class Grading:
 
         One of them may have done the harm: a full disk, a thread that goes on.
         """
-        order = list(self.reference.tasks)
-        above = [task for task in order[: order.index(culprit)] if task in self.verdicts]
-        suspects = {task for task in above if not self._passed(task)} - self.blanked
+        suspects = self._failed_above(culprit) - self.blanked
         if not suspects or culprit in self.blanked or self._why(done)[0] != "lost":
             return False
         before = dict(self.verdicts)
@@ -259,13 +260,20 @@ class Grading:
         self._start_without(suspects)
         if self._passed(culprit):
             self.blanked |= suspects
-            self.remarks.append(f"Task {culprit} passes only without task {', '.join(suspects)}")
+            self.remarks.append(
+                f"Task {culprit} passes only without task {', '.join(sorted(suspects))}"
+            )
             return True
         # What others lacked in this run is not their fault.
         self.verdicts = before | {
             task: verdict for task, verdict in self.verdicts.items() if self._passed(task)
         }
         return False
+
+    def _failed_above(self, culprit: str) -> set[str]:
+        order = list(self.reference.tasks)
+        judged = [task for task in order[: order.index(culprit)] if task in self.verdicts]
+        return {task for task in judged if not self._passed(task)}
 
     def _start_without(self, suspects: set[str]) -> None:
         """Run without the answers to these tasks, again for as long as no answer has run."""
@@ -274,18 +282,19 @@ class Grading:
             again = self._run_once(self._without(self.blanked | suspects))
             if again is None or again.end is None:
                 return
-            at = self._where(again)
-            if at and self.reference.owners.get(at):
+            if self.reference.owners.get(self._where(again)):
                 return
             end = again.end
             self._leaves_own_cells_out(again)
         raise MachineError(f"the notebook could not be started: {end}")
 
-    def _where(self, done: Run) -> str | None:
-        """The cell at which a run ended early."""
-        if done.records and done.records[-1]["end"]:
+    def _where(self, done: Run) -> str:
+        """Return the cell at which a run ended early; "" if no cell has run."""
+        if not done.records:
+            return ""
+        if done.records[-1]["end"]:
             return str(done.records[-1]["cell"])
-        return self.ids[min(len(done.records), len(self.ids) - 1)] if done.records else None
+        return self.ids[min(len(done.records), len(self.ids) - 1)]
 
     def _why(self, done: Run) -> tuple[Status, str]:
         """Return what the end of a run makes of the task that it ended at, and the words for it."""
@@ -317,25 +326,25 @@ class Grading:
     # -- verdicts ---------------------------------------------------------------------------------
 
     def _to_judge(self) -> list[Task]:
-        """Tasks that have an answer and no verdict."""
         tasks = [task for task in self.reference.tasks.values() if not task.by_hand]
         return [task for task in tasks if task.number not in self.verdicts]
 
     def _read(self, done: Run, view: View) -> None:
         """Take the verdicts of the tasks whose checks have all come to an end in this run."""
         records = {record["cell"]: record for record in done.records}
-        limits = self.box.limits
         for task in self._to_judge():
             checks = [records[cell] for cell in task.checks if cell in records]
             wanted = task.number not in view.blanked and view.only in (None, task.number)
             if wanted and len(checks) == len(task.checks):
-                passed = {
-                    record["cell"]
-                    for record in checks
-                    if explicit_pass(record, self.reference, limits)
-                }
-                status = "passed" if len(passed) == len(checks) else failure(checks)
-                self.verdicts[task.number] = self._verdict(task.number, status, done, passed)
+                self.verdicts[task.number] = self._judged(task, checks, done)
+
+    def _judged(self, task: Task, checks: list[Record], done: Run) -> TaskResult:
+        passes = [check for check in checks if self._is_pass(check)]
+        status = "passed" if len(passes) == len(checks) else failure(checks)
+        return self._verdict(task.number, status, done, {check["cell"] for check in passes})
+
+    def _is_pass(self, check: Record) -> bool:
+        return explicit_pass(check, self.reference, self.box.limits)
 
     def _verdict(
         self, number: str, status: Status, done: Run, passed: Collection[str] = ()
@@ -349,8 +358,7 @@ class Grading:
         records = [r for r in done.records if self.reference.owners.get(r["cell"]) == number]
         checks = [record for record in records if record["cell"] in task.checks]
         result.said = "\n".join(words(record) for record in checks).strip()
-        verdicts = [verdict for record in checks for verdict in record["verdicts"]]
-        result.problems = [problem for verdict in verdicts for problem in verdict["problems"]]
+        result.problems = problems_in(checks)
         if status != "passed":
             result.shown = shown(records, self.reference)
         return result

@@ -40,16 +40,13 @@ class GradingOptions:
 
     Attributes:
         submissions: A folder or a zip; None if none was named.
-        out: The folder for the results.
         jobs: How many submissions are graded at the same time.
         only: Labs to grade, by number or name; empty for all.
         resume: Whether results are kept if they would come out the same.
         watch: Whether submissions are graded again whenever they change.
         merge: Whether only books and pages are written, from what was graded before.
         formats: Formats of the books that are asked for besides gradebook.csv.
-        sandbox: What a submission may use and see.
         solutions: The folder of the solutions that submissions are compared with.
-        quiet: Whether there is no progress bar.
         command: The command line, as a person would type it.
     """
 

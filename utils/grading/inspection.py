@@ -74,6 +74,7 @@ FAMILIES = re.compile(r"(all_|broadcast|gather|reduce|scatter)\w*"), re.compile(
 REACHING = {"compile", "delattr", "dir", "eval", "exec", "globals", "locals", "open", "vars"}
 REACHING |= {"breakpoint", "exit", "help", "input", "quit"}
 ASKING = {"getattr", "setattr", "type"}
+BUILTINS = {name for name in dir(builtins) if name[0] != "_"} - REACHING - ASKING
 #: What every class may have and inherit from.
 DUNDER = re.compile(r"__\w+__")
 METHODS = {"__init__", "__call__", "__len__", "__iter__"}
@@ -99,16 +100,20 @@ def look(result: Result, reference: Reference) -> list[str]:
     codes = {task.task: task.code for task in result.tasks if task.status not in UNREAD}
     if not any(result.task(number).points for number in codes):
         return lines
-    heads = {number: f"Task {number}: {LOOK}" for number in codes}
     codes["own"] = result.own
-    heads["own"] = "look at the student's own cells: "
     for part, code in codes.items():
         if len(code) >= MOST_CODE:
-            lines.append(f"{heads[part]}only its first {MOST_CODE} characters are kept")
+            lines.append(f"{_head(part)}only its first {MOST_CODE} characters are kept")
     remarks = _inspected(codes, result, reference)
     if remarks is None:
         return [*lines, "look at this submission: its code is too long or too nested to inspect"]
-    return lines + [f"{heads[part]}{text}" for part, texts in remarks.items() for text in texts]
+    return lines + [f"{_head(part)}{text}" for part, texts in remarks.items() for text in texts]
+
+
+def _head(part: str) -> str:
+    if part == "own":
+        return "look at the student's own cells: "
+    return f"Task {part}: {LOOK}"
 
 
 def _forgeries(result: Result) -> Iterator[str]:
@@ -246,8 +251,8 @@ class Allowed:
     """
 
     def __init__(self, sources: list[str], provided: list[str], passed: bool):
-        answers = [tree for tree in map(parsed, sources) if tree]
-        cells = [tree for tree in map(parsed, provided) if tree]
+        answers = list(filter(None, map(parsed, sources)))
+        cells = list(filter(None, map(parsed, provided)))
         used = answers if passed else answers + cells
         imports = list(imported(*cells, *answers))
         self.names = METHODS.union(*(names for tree in used for names in scopes(tree)))
@@ -263,11 +268,13 @@ class Allowed:
         if "os" in self.modules:
             self.modules |= FILES
             self.words |= {"load", "save"} | public(*map(importlib.import_module, FILES))
-        self.families = [f for f in FAMILIES if not passed or any(map(f.fullmatch, self.words))]
-        bases = [base for one in every(ast.ClassDef, *answers) for base in one.bases]
-        self.bases = BASES | {ast.unparse(base) for base in bases}
-        self.names |= {name for name in dir(builtins) if name[0] != "_"} - REACHING - ASKING
-        self.names |= {name for name, real in imports if self.imports(real)}
+        self.families = [family for family in FAMILIES if not passed or self._has_one_of(family)]
+        bases = [base for node in every(ast.ClassDef, *answers) for base in node.bases]
+        self.bases = BASES.union(map(ast.unparse, bases))
+        self.names |= BUILTINS | {name for name, real in imports if self.imports(real)}
+
+    def _has_one_of(self, family: re.Pattern[str]) -> bool:
+        return any(map(family.fullmatch, self.words))
 
     def has(self, word: str) -> bool:
         """Return whether an answer may use an attribute."""
@@ -351,8 +358,7 @@ def kept(tree: ast.Module) -> Iterator[str]:
     """Yield names in which functions can keep something from one call to the next."""
     yield from (name for node in every(ast.Global, tree) for name in node.names)
     yield from kept_in_signatures(tree)
-    others = [node for node in tree.body if not isinstance(node, DEFINING)]
-    others = [node for node in others if every(CHANGING, node)]
+    others = [n for n in tree.body if not isinstance(n, DEFINING) and every(CHANGING, n)]
     stored = [node.id for node in every(ast.Name, *others) if isinstance(node.ctx, ast.Store)]
     used = words(ast.Name, *functions_of(tree).values())
     yield from (name for name in stored if name in used)
@@ -364,9 +370,13 @@ def kept_in_signatures(tree: ast.Module) -> Iterator[str]:
     defaults = [value for one in signatures for value in one.defaults + one.kw_defaults if value]
     changing = [value for value in defaults if every(CHANGING, value)]
     yield from (f"the default {ast.unparse(value)[:20]}" for value in changing)
+    yield from (f"@{ast.unparse(mark)[:20]}" for mark in own_decorators(tree))
+
+
+def own_decorators(tree: ast.Module) -> list[ast.expr]:
+    """Return the decorators that the answer has made."""
     marks = [mark for node in every(DEFINING, tree) for mark in node.decorator_list]
-    marks = [mark for mark in marks if words(ast.Name, mark) & functions_of(tree).keys()]
-    yield from (f"@{ast.unparse(mark)[:20]}" for mark in marks)
+    return [mark for mark in marks if words(ast.Name, mark) & functions_of(tree).keys()]
 
 
 def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
@@ -446,26 +456,30 @@ def inspect(part: str, answers: dict[str, dict[str, Any]], provided: list[str]) 
     elif passed and not tree:
         yield "it can't be read as Python"
     elif tree:
-        stub = trusted(about["stub"])
-        model = trusted(about["model"])
-        sources = [each[key] for each in answers.values() for key in ("stub", "model")]
-        allowed = Allowed(sources, provided, passed)
-        if passed:
-            others = [each for key, each in answers.items() if key != part]
-            tree = with_helpers(tree, others)
-            yield from passed_remarks(tree, stub, model, allowed)
-        elif names := dict.fromkeys(foreign(tree, allowed, classes=True)):
-            yield f"it uses {listed(names)}, which the task does not need"
+        yield from program_remarks(tree, part, answers, provided)
 
 
-def passed_remarks(
-    tree: ast.Module, stub: ast.Module, model: ast.Module, allowed: Allowed
+def program_remarks(
+    tree: ast.Module, part: str, answers: dict[str, dict[str, Any]], provided: list[str]
 ) -> Iterator[str]:
-    """Yield what there is to say of an answer that has passed."""
-    classes = bool(every(ast.ClassDef, stub, model))
+    """Yield what there is to say of the program in an answer, see `inspect`."""
+    stub = trusted(answers[part]["stub"])
+    model = trusted(answers[part]["model"])
+    passed = answers[part]["passed"]
+    sources = [each[key] for each in answers.values() for key in ("stub", "model")]
+    allowed = Allowed(sources, provided, passed)
+    if passed:
+        tree = with_helpers(tree, [each for key, each in answers.items() if key != part])
+    classes = not passed or bool(every(ast.ClassDef, stub, model))
     if names := dict.fromkeys(foreign(tree, allowed, classes)):
         yield f"it uses {listed(names)}, which the task does not need"
-    yield from too_little(tree, stub, model)
+    if passed:
+        yield from too_little(tree, stub, model)
+        yield from keeping(tree, stub, model)
+
+
+def keeping(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
+    """Yield what an answer can keep between two calls, where its stub and solution keep nothing."""
     may_keep = any(kept(stub)) or any(kept(model))
     if not may_keep and (names := dict.fromkeys(kept(tree))):
         yield f"it can keep something between two calls, in {listed(names)}"

@@ -1,4 +1,8 @@
-"""One run of an assembled notebook under nbval, inside of the sandbox, with a deadline."""
+"""One run of an assembled notebook under nbval, inside of the sandbox, with a deadline.
+
+Also ``ddl-labs rerun``: a notebook of a result holds a student's code. Under JupyterLab or nbval it
+could do all that the instructor can; here it can do no more than it could while it was graded.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,29 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 
+import nbformat
 import psutil
 from nbformat import NotebookNode
 
 from utils.course.execute import RUN_VARIABLE
-from utils.course.notebook import dumps
+from utils.course.notebook import NotebookError, dumps
 from utils.jobs import watchdog
 
+from .grading_options import SandboxOptions
 from .results import End, Record
-from .sandbox import LAUNCHER, Box
-from .zips import MB
+from .sandbox import LAUNCHER, Box, make_box, require
+from .submissions import MB
 
+#: Lines of one output that a rerun prints.
+MOST_LINES = 40
 KERNEL_NAME = "graded"
 #: With less free space a run's reports, and without walls its answers, fail for want of it.
 LEAST_FREE = 32 * MB
@@ -54,14 +64,11 @@ class Run:
     out_of_memory: bool = False
 
 
-class Stop(threading.Event):
-    """An event for when the user gives up: runs end at once."""
-
-
-def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Stop | None = None) -> Run:
+def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | None = None) -> Run:
     """Run a notebook; everything that it started has ended when this returns.
 
-    The folder `job` is empty; `report.xml` (JUnit) and `notebook.ipynb` stay there.
+    The folder `job` is empty; `report.xml` (JUnit) and `notebook.ipynb` stay there. A run ends at
+    once when `stop` is set.
     """
     job.mkdir(parents=True, exist_ok=True)
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
@@ -121,14 +128,9 @@ def later(nb: NotebookNode) -> str:
 def _write_kernelspec(job: Path, command: list[str]) -> None:
     folder = job / "jupyter" / "kernels" / KERNEL_NAME
     folder.mkdir(parents=True)
-    argv = [*LAUNCHER, "{connection_file}", *command]
+    spec = {"argv": [*LAUNCHER, "{connection_file}", *command], "display_name": "graded"}
     # An interrupt by signal would end bubblewrap.
-    spec = {
-        "argv": argv,
-        "display_name": "graded",
-        "language": "python",
-        "interrupt_mode": "message",
-    }
+    spec |= {"language": "python", "interrupt_mode": "message"}
     (folder / "kernel.json").write_text(json.dumps(spec))
 
 
@@ -202,11 +204,11 @@ def _records(path: Path) -> list[Record]:
     return records
 
 
-# --- deadline, memory, the end -------------------------------------------------------------------
+# --- deadline, memory, the end --------------------------------------------------------------------
 
 
 def _watch(
-    process: subprocess.Popen[bytes], box: Box, mark: str, start: float, stop: Stop | None
+    process: subprocess.Popen[bytes], box: Box, mark: str, start: float, stop: Event | None
 ) -> str | None:
     """Wait for the end of the run; why it was ended before, or None."""
     why = None
@@ -279,3 +281,67 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
             member.kill()
     process.wait(10)
     watchdog.end_all(mark, grace=0, limit=10, variable=RUN_VARIABLE)
+
+
+# --- once more, for a person ----------------------------------------------------------------------
+
+
+def rerun(path: Path, options: SandboxOptions) -> int:
+    """Run a notebook and print what its cells said.
+
+    Args:
+        path: The notebook, or the folder `run-1` of a result.
+        options: What the notebook may use and see.
+
+    Returns:
+        0 if every check has passed; otherwise 1.
+    """
+    nb = notebook(path)
+    box = make_box(options)
+    with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
+        require(box, Path(scratch))
+        done = run(nb, box, Path(scratch) / "run")
+    for line in outcomes(done):
+        print(harmless(line))
+    checks = [one for one in done.records if one["verdicts"]]
+    whole = not done.end and not done.fault
+    return 0 if whole and all(one["outcome"] == "passed" for one in checks) else 1
+
+
+def notebook(path: Path) -> NotebookNode:
+    """Return the notebook in a file, or in a folder `run-1`; NotebookError if none is."""
+    path = path / "notebook.ipynb" if path.is_dir() else path
+    try:
+        nb: NotebookNode = nbformat.read(path, as_version=4)
+    except OSError as error:
+        raise NotebookError(
+            f"{path}: {error.strerror}; give RESULTS/students/NAME/LAB/run-1/notebook.ipynb"
+        ) from error
+    except (ValueError, AttributeError, nbformat.ValidationError) as error:
+        raise NotebookError(f"{path} is not a notebook: {error}") from error
+    return nb
+
+
+def harmless(line: str) -> str:
+    """Return the line without what a terminal would obey: students have printed it."""
+    return "".join(one if one.isprintable() or one == "\t" else "�" for one in line)
+
+
+def outcomes(done: Run) -> Iterator[str]:
+    """Yield in lines each cell's outcome, with its outputs if it has failed or is a check."""
+    for record in done.records:
+        passed = record["outcome"] == "passed"
+        yield f"{'✓' if passed else '✗'} cell '{record['cell']}'"
+        if not passed or record["verdicts"]:
+            yield from _printed(record)
+    if done.end or done.fault:
+        yield f"ended early: {done.end or done.fault}"
+    yield f"{len(done.records)} cells, {done.seconds:.0f} s"
+
+
+def _printed(record: Record) -> Iterator[str]:
+    """Yield the first lines of a cell's outputs."""
+    lines = "\n".join(output.get("text", "") for output in record["outputs"]).splitlines()
+    yield from (f"    {line}" for line in lines[:MOST_LINES])
+    if len(lines) > MOST_LINES:
+        yield f"    … and {len(lines) - MOST_LINES} more lines"

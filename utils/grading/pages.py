@@ -8,19 +8,34 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
 from utils.course.files import write_text
 from utils.course.pages import environment, number
 
-from .answer_states import KIND_LABELS, MARKS, NO_ANSWER, Common, common, kind, label
+from .cells import body, code_shape, size, text_shape
 from .inspection import LOOK
 from .reference import Reference
-from .results import ADVICE, Result, TaskResult, by_student, columns, most_of, total
-from .similarity import copies, groups
+from .results import (
+    ADVICE,
+    KIND_LABELS,
+    MARKS,
+    NO_ANSWER,
+    Common,
+    Result,
+    TaskResult,
+    answers_to,
+    by_student,
+    columns,
+    common,
+    kind,
+    label,
+    most_of,
+    total,
+)
 
 TEMPLATES = Path(__file__).with_name("templates")
 #: Names beside a problem.
@@ -29,6 +44,9 @@ MOST_NAMES = 12
 MOST_LINES = 8
 #: Bars of the picture of points.
 BINS = 10
+#: Nodes beyond the stub's from which nobody comes upon the very program of the solution alone:
+#: four lines or more. What is shorter, many find.
+LEAST_OF_MODEL = 60
 #: The file to which a job of GitHub Actions appends its summary.
 GITHUB_VARIABLE = "GITHUB_STEP_SUMMARY"
 #: GitHub refuses summaries of more than 1 MiB; characters take up to 4 bytes.
@@ -56,14 +74,13 @@ def write_pages(
 
 
 def _rendered(template: str, **values: object) -> str:
-    """A page: a template that is filled in with these values."""
     templates = environment(TEMPLATES)
     templates.globals |= {"label": label, "kind": kind, "NO_ANSWER": NO_ANSWER}
     templates.globals |= {"MARKS": MARKS, "KIND_LABELS": KIND_LABELS, "MOST_NAMES": MOST_NAMES}
     return templates.get_template(template).render(**values)
 
 
-# --- a student's feedback ------------------------------------------------------------------------
+# --- a student's feedback -------------------------------------------------------------------------
 
 
 def feedback(student: str, results: list[Result]) -> str:
@@ -118,7 +135,7 @@ def _not_said_below(result: Result) -> list[str]:
     return [text for text in result.remarks if not text.startswith(noted)]
 
 
-# --- the instructor's summary --------------------------------------------------------------------
+# --- the instructor's summary ---------------------------------------------------------------------
 
 
 @dataclass
@@ -150,7 +167,6 @@ def summary(
     labs: dict[str, list[str]] = defaultdict(list)
     for task in summaries:
         labs[task.lab].append(task.task)
-    problems = [(task, problem) for task in summaries for problem in task.failures]
     return _rendered(
         "summary.html.j2",
         provenance=provenance,
@@ -163,7 +179,7 @@ def summary(
         mean=sum(known) / len(known) if known else None,
         bins=histogram(known, most),
         tasks=summaries,
-        problems=sorted(problems, key=lambda pair: -pair[1][1]),
+        problems=_commonest(summaries),
         looks=_to_look_at(students),
         groups=groups(results, references),
         copies=copies(results, references),
@@ -172,11 +188,15 @@ def summary(
     )
 
 
+def _commonest(summaries: list[TaskSummary]) -> list[tuple[TaskSummary, Common]]:
+    problems = [(task, problem) for task in summaries for problem in task.failures]
+    return sorted(problems, key=lambda pair: -pair[1][1])
+
+
 def task_summary(results: list[Result], lab: str, task_number: str) -> TaskSummary:
     """Return counts and the commonest problems of one task, of those who could be graded."""
-    pairs = [(one, task) for one in results if one.lab == lab for task in one.tasks]
-    pairs = [(one, task) for one, task in pairs if task.task == task_number]
-    answers = [(one.student, task) for one, task in pairs if not one.error]
+    pairs = answers_to(results, lab, task_number)
+    answers = [(result.student, task) for result, task in pairs if not result.error]
     counts = Counter(kind(task) for _, task in answers)
     points = [task.points for _, task in answers if task.points is not None]
     mean = sum(points) / len(points) if points and len(points) == len(answers) else None
@@ -198,7 +218,6 @@ def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
 
 
 def _tasks_of(results: list[Result]) -> dict[tuple[str, str], TaskResult]:
-    """A student's tasks by (lab, task)."""
     return {(one.lab, task.task): task for one in results for task in one.tasks}
 
 
@@ -238,7 +257,76 @@ def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
-# --- written answers -----------------------------------------------------------------------------
+# --- answers that are near-identical --------------------------------------------------------------
+
+
+@dataclass
+class Alike:
+    """Students, and the tasks in which their answers are near-identical."""
+
+    students: tuple[str, ...]
+    tasks: list[str] = field(default_factory=list)
+
+
+def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
+    """Return students who share answers that are not the model's, most shared tasks first."""
+    models = {reference.lab: _models(reference) for reference in references}
+    same: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for student, lab, task, shape in _shapes(results):
+        if shape not in models.get(lab, ()):
+            same[lab, task, shape].add(student)
+    alike: dict[tuple[str, ...], Alike] = {}
+    for (_, task, _), students in same.items():
+        if len(students) > 1:
+            key = tuple(sorted(students))
+            alike.setdefault(key, Alike(key)).tasks.append(task)
+    return _ranked(alike.values())
+
+
+def copies(results: list[Result], references: list[Reference]) -> list[Alike]:
+    """Return students whose longer answers are the published solution's, most tasks first."""
+    models = {reference.lab: _long_models(reference) for reference in references}
+    alike: dict[str, Alike] = {}
+    for student, lab, task, shape in _shapes(results):
+        if shape == models.get(lab, {}).get(task):
+            alike.setdefault(student, Alike((student,))).tasks.append(task)
+    return _ranked(alike.values())
+
+
+def _ranked(alike: Iterable[Alike]) -> list[Alike]:
+    return sorted(alike, key=lambda group: (-len(group.tasks), group.students))
+
+
+def _shapes(results: list[Result]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield student, lab, task and shape of each answer that is long enough to have one."""
+    for result in results:
+        for task in result.tasks:
+            shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
+            if shape:
+                yield result.student, result.lab, task.task, shape
+
+
+def _long_models(reference: Reference) -> dict[str, str]:
+    """The shape of the solution of each task in which it is no coincidence to have the same."""
+    shapes = {}
+    for task in reference.tasks.values():
+        model = reference.model_of(task)
+        if task.by_hand:
+            shapes[task.number] = text_shape(model)
+        elif size(model) - size(reference.stub_of(task)) >= LEAST_OF_MODEL:
+            shapes[task.number] = code_shape(model)
+    return {number: shape for number, shape in shapes.items() if shape}
+
+
+def _models(reference: Reference) -> set[str]:
+    """Shapes of the model answers and of the stubs."""
+    sources = [cell.source for cell in reference.answer_cells.values()]
+    sources += [reference.stubs[cell.id] for cell in reference.answer_cells.values()]
+    shapes = {code_shape(body(source)) for source in sources}
+    return {*shapes, *(text_shape(source) for source in sources)} - {""}
+
+
+# --- written answers ------------------------------------------------------------------------------
 
 
 def explain(results: list[Result], references: list[Reference]) -> str:
@@ -260,7 +348,7 @@ def explain(results: list[Result], references: list[Reference]) -> str:
     return _rendered("explain.html.j2", sections=sections)
 
 
-# --- GitHub --------------------------------------------------------------------------------------
+# --- GitHub ---------------------------------------------------------------------------------------
 
 
 def append_for_github(results: list[Result]) -> None:

@@ -97,7 +97,7 @@ def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
     """Why nothing after this cell can be judged in this run; None if it can."""
     if call.when == "setup":
         return "the kernel did not start"
-    error = call.excinfo.value if call.excinfo else None
+    error = _error(call)
     if isinstance(error, pytest.skip.Exception):
         return None
     if isinstance(error, MemoryError):
@@ -106,44 +106,50 @@ def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
         return End.CELL_TIME
     if not item.parent.kernel.is_alive():
         return End.KERNEL
-    # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
-    is_students = item.cell.metadata.get("own")
-    deliberate = "raises-exception" in item.cell.metadata.get("tags", []) and not is_students
-    if not deliberate and _ranks_are_lost(item):
+    if _ranks_are_lost(item):
         return End.RANKS
     # The error of a student's own cell is no matter of the machine's.
-    if error and not is_students and not getattr(item.parent, "tasks_begun", False):
+    begun = item.cell.metadata.get("own") or getattr(item.parent, "tasks_begun", False)
+    if error and not begun:
         return f"cell '{item.cell.get('id')}', before all tasks, failed"
     return None
 
 
+def _error(call: pytest.CallInfo[None]) -> BaseException | None:
+    return call.excinfo.value if call.excinfo else None
+
+
 def _ranks_are_lost(item: IPyNbCell) -> bool:
     """Return whether the kernel says that no later cell can work; ranks can't say so."""
+    # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
+    metadata = item.cell.metadata
+    if "raises-exception" in metadata.get("tags", []) and not metadata.get("own"):
+        return False
     outputs = item.test_outputs or []
     kinds = {output.get("ename") for output in outputs if output.output_type == "error"}
-    verdicts = verdict.read(outputs) if _is_check(item.cell) else []
-    lost = any(problem.kind == "lost" for one in verdicts for problem in one.problems)
-    return lost or not kinds.isdisjoint(LOST)
+    problems = [problem for shown in _verdicts(item) for problem in shown.problems]
+    return any(problem.kind == "lost" for problem in problems) or not kinds.isdisjoint(LOST)
 
 
-def _is_check(cell: NotebookNode) -> bool:
-    """Return whether a cell is a check: what other cells display as verdicts is a student's."""
-    return bool(cell.metadata.get("lab", {}).get("check"))
+def _verdicts(item: IPyNbCell) -> list[verdict.Verdict]:
+    """Return a check's verdicts: what other cells display as verdicts is a student's."""
+    is_check = item.cell.metadata.get("lab", {}).get("check")
+    return verdict.read(item.test_outputs or []) if is_check else []
 
 
 def _note(
     item: IPyNbCell, report: pytest.TestReport, call: pytest.CallInfo[None], why: str | None
 ) -> None:
     outputs = item.test_outputs or []
-    verdicts = verdict.read(outputs) if _is_check(item.cell) else []
+    error = _error(call)
     record: Record = {
         "cell": item.cell.get("id", ""),
         "outcome": report.outcome,
         "seconds": round(call.duration, 3),
         "end": why,
         "outputs": [_cut(output) for output in outputs[:MOST_OUTPUTS]],
-        "verdicts": [one.data() for one in verdicts],
-        "message": str(call.excinfo.value)[:MOST_TEXT] if call.excinfo else "",
+        "verdicts": [one.data() for one in _verdicts(item)],
+        "message": "" if error is None else str(error)[:MOST_TEXT],
     }
     item.test_outputs = None  # a notebook's outputs need not all be in memory
     with open(item.config.getoption("--grading-log"), "a", encoding="utf-8") as file:

@@ -183,26 +183,30 @@ class Reference:
                     )
 
 
+def _named(paths: list[Path], names: Collection[str], folder: Path) -> list[Path]:
+    """Return the labs of these names; all if there are no names."""
+    unknown = [name for name in names if not any(is_named(name, path) for path in paths)]
+    if unknown:
+        raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
+    return [p for p in paths if not names or any(is_named(name, p) for name in names)]
+
+
 def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference], dict[str, str]]:
     """Return the labs to grade against, and those that can't be: name → why.
 
     Raises:
         LabError: A name in `only` is no lab, or there is nothing to grade.
     """
-    paths = notebooks(folder)
-    unknown = [name for name in only if not any(is_named(name, path) for path in paths)]
-    if unknown:
-        raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
+    paths = _named(notebooks(folder), only, folder)
     refs = []
     broken = {}
     for path in paths:
-        if only and not any(is_named(name, path) for name in only):
-            continue
         try:
-            refs.append(Reference(path))
+            reference = Reference(path)
         except NotebookError as error:
             broken[path.stem] = str(error)
-    refs = [reference for reference in refs if reference.tasks]
+        else:
+            refs += [reference] if reference.tasks else []
     if not refs:
         why = "".join(f"\n  {text}" for text in broken.values())
         raise LabError(f"there is no lab that can be graded in {folder}{why}")

@@ -1,6 +1,7 @@
 """What grading one submission gave, as data: written in one step, read again by --resume.
 
-And what a run's records say of a task: did it pass, what was said, which errors are shown.
+Also what became of an answer, in words, and what a run's records say of a task: did it pass, what
+was said, which errors are shown.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +38,45 @@ Status = Literal[
     "by hand",  # a written answer
 ]
 
+#: Of each state of an answer the kind, which is its color, and the words.
+STATES = {
+    "passed": ("good", "passed"),
+    "wrong": ("bad", "not yet right"),
+    "failed": ("bad", "the check failed"),
+    "hung": ("stuck", "out of time"),
+    "lost": ("stuck", "ended the run"),
+    "not reached": ("stuck", "not reached"),
+    "not graded": ("ungraded", "not graded"),
+    "unchanged": ("none", "not answered"),
+    "missing": ("none", "no such cell"),
+    "read": ("hand", "read by a person"),
+    "waits": ("waits", "awaits a person"),
+}
+#: Of each kind a mark, as colours alone tell nothing to whoever does not see them, and the words.
+KINDS = {
+    "good": ("✓", "passed"),
+    "bad": ("✗", "wrong"),
+    "stuck": ("!", "hung, or ended the run"),
+    "none": ("–", "no answer"),
+    "hand": ("✎", "read by a person"),
+    "waits": ("…", "awaits a person"),
+    "ungraded": ("?", "not graded"),
+}
+MARKS = {key: mark for key, (mark, _) in KINDS.items()}
+KIND_LABELS = {key: words for key, (_, words) in KINDS.items()}
+NO_ANSWER = {
+    "unchanged": "The cell is still as it was handed out.",
+    "missing": "No cell with this task's mark was found. Where the file could be read at all, "
+    "keep the cells of the lab: copying or deleting them loses the mark.",
+    "not reached": "What happened in another task kept this one from being run.",
+}
+#: Statuses of answers with which nothing is wrong, or which are not there.
+NOTHING_WRONG = {"passed", "by hand", "missing", "unchanged"}
+#: How many of the commonest problems of a task are shown.
+MOST_COMMON = 3
+
+#: A problem of several students: its text, how many they are, and who.
+Common = tuple[str, int, list[str]]
 #: Goes up when the same submission could be graded otherwise than before.
 FORMAT = 4
 #: Errors of a task that are shown.
@@ -168,6 +209,12 @@ def columns(results: list[Result]) -> list[tuple[str, str]]:
     return list(dict.fromkeys((one.lab, task.task) for one in ordered for task in one.tasks))
 
 
+def answers_to(results: list[Result], lab: str, number: str) -> list[tuple[Result, TaskResult]]:
+    """Return all answers to a task; a result of an older version of the lab may be without it."""
+    of_lab = [result for result in results if result.lab == lab]
+    return [(result, task) for result in of_lab for task in result.tasks if task.task == number]
+
+
 def file_key(path: Path, most: int) -> str:
     """Return a submission's key; what lies beyond the limit is never read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
@@ -193,7 +240,74 @@ def load(path: Path) -> Result | None:
         return None
 
 
-# --- what records say of a task ------------------------------------------------------------------
+# --- what became of an answer, in words -----------------------------------------------------------
+
+
+def _state(task: TaskResult) -> str:
+    """The status; a written answer was read when it has points, and waits before."""
+    if task.status != "by hand":
+        return task.status
+    return "waits" if task.points is None else "read"
+
+
+def label(task: TaskResult) -> str:
+    """Return the state of an answer in words."""
+    return STATES[_state(task)][1]
+
+
+def kind(task: TaskResult) -> str:
+    """Return which color and mark an answer has."""
+    return STATES[_state(task)][0]
+
+
+def problems(task: TaskResult) -> list[str]:
+    """Return what was wrong with an answer, each problem once.
+
+    If the run ended at this task, its note says what the check repeats.
+    """
+    if task.status in NOTHING_WRONG:
+        return []
+    if task.note:
+        return [task.note]
+    if task.problems:
+        return list(dict.fromkeys(problem["text"] for problem in task.problems))
+    first_lines = [shown.text.splitlines()[0] for shown in task.shown if shown.text]
+    said = task.said.splitlines()
+    no_answer = NO_ANSWER.get(task.status, task.status)
+    return _listed(said) or first_lines or said[:1] or [no_answer]
+
+
+def _listed(said: list[str]) -> list[str]:
+    """Return the problems that a check has listed, without the ranks that have them."""
+    lines = [line[4:] for line in said if line.startswith("  - ")]
+    return [re.sub(r"^ranks? \d[\d–, and]*: ", "", line) for line in lines]
+
+
+def common(answers: list[tuple[str, TaskResult]]) -> list[Common]:
+    """Return the problems that most students have.
+
+    Args:
+        answers: The answers to one task, with the students' names.
+    """
+    students: dict[str, list[str]] = defaultdict(list)
+    example: dict[str, str] = {}
+    for student, task in answers:
+        for text in problems(task):
+            shape = blurred(text)
+            example.setdefault(shape, text)
+            if student not in students[shape]:
+                students[shape].append(student)
+    ranked = sorted(students.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [(example[shape], len(names), names) for shape, names in ranked[:MOST_COMMON]]
+
+
+def blurred(text: str) -> str:
+    """Return the same for problems that differ in numbers only."""
+    text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
+    return re.sub(r"#(, #)+", "#", text)
+
+
+# --- what records say of a task -------------------------------------------------------------------
 
 
 def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
@@ -208,37 +322,53 @@ def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
 
 def failure(checks: list[Record]) -> Status:
     """Return why a task has failed: only a check that shows a verdict has judged."""
-    verdicts = [data for record in checks for data in record["verdicts"]]
-    if any(one["kind"] == "interrupted" for data in verdicts for one in data["problems"]):
+    if any(problem["kind"] == "interrupted" for problem in problems_in(checks)):
         return "hung"
     return "wrong" if all(record["verdicts"] for record in checks) else "failed"
+
+
+def problems_in(checks: list[Record]) -> list[dict[str, Any]]:
+    """Return all problems in the verdicts of some checks, as data."""
+    verdicts = [verdict for record in checks for verdict in record["verdicts"]]
+    return [problem for verdict in verdicts for problem in verdict["problems"]]
 
 
 def shown(records: list[Record], reference: Reference) -> list[Shown]:
     """Return errors of a task's cells for the feedback: never the source of a check."""
     errors = []
     for record in records:
-        task = reference.owners[record["cell"]]
-        checks = reference.task(task).checks if task else {}
-        if record["cell"] in checks or record["cell"] in reference.deliberate:
+        if not _may_be_shown(record["cell"], reference):
             continue
         title = name_of(record["cell"], reference)
         if error := _error(record, title):
             errors.append(error)
             if title == "the answer":
                 break  # what comes after it can't work
-    pictures = [
+    return (errors or _pictures(records, reference))[:MOST_SHOWN]
+
+
+def _may_be_shown(cell_id: str, reference: Reference) -> bool:
+    task = reference.owners[cell_id]
+    checks = reference.task(task).checks if task else {}
+    return cell_id not in checks and cell_id not in reference.deliberate
+
+
+def _pictures(records: list[Record], reference: Reference) -> list[Shown]:
+    checks = [record for record in records if record["cell"] in reference.expected]
+    outputs = [output for record in checks for output in record["outputs"] if output.get("png")]
+    return [
         Shown("The check", shortened(output["text"].strip()) or output["type"], output["png"])
-        for record in records
-        for output in record["outputs"]
-        if output.get("png") and record["cell"] in reference.expected
+        for output in outputs
     ]
-    return (errors or pictures)[:MOST_SHOWN]
+
+
+def _errors(record: Record) -> list[dict[str, str]]:
+    return [output for output in record["outputs"] if output["type"] == "error"]
 
 
 def _error(record: Record, title: str) -> Shown | None:
     """A cell's first error, with its picture; None if there is none."""
-    errors = [output for output in record["outputs"] if output["type"] == "error"]
+    errors = _errors(record)
     if not errors:
         return None
     text = errors[0]["evalue"]
@@ -271,16 +401,20 @@ def shortened(text: str, most: int = 2000) -> str:
 
 def words(record: Record) -> str:
     """Return what a check said; without its traceback, which shows its source."""
-    if record["verdicts"]:
-        text = "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
-    else:
-        outputs = [output for output in record["outputs"] if output.get("name") == "stdout"]
-        text = "".join(output["text"] for output in outputs).strip()
-    errors = [output for output in record["outputs"] if output["type"] == "error"]
+    text = _said(record)
+    errors = _errors(record)
     if text or not errors:
         return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, text)
     first = (errors[0]["evalue"].strip().splitlines() or [""])[0]
     return shortened(f"The check ended with {errors[0]['ename']}: {first}", 500)
+
+
+def _said(record: Record) -> str:
+    """Return a check's verdicts, or what it has printed."""
+    if record["verdicts"]:
+        return "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
+    outputs = [output for output in record["outputs"] if output.get("name") == "stdout"]
+    return "".join(output["text"] for output in outputs).strip()
 
 
 def name_of(cell_id: str, reference: Reference) -> str:

@@ -17,18 +17,22 @@ from utils.checks.verdict import Problem
 from utils.course.execute import require_kernel, run_cells
 from utils.course.notebook import NotebookError, normalise, write
 
-from .answer_states import NOTHING_WRONG, blurred, kind, problems
-from .results import Result, TaskResult, load
+from .results import (
+    NOTHING_WRONG,
+    Result,
+    TaskResult,
+    answers_to,
+    blurred,
+    kind,
+    load,
+    problems,
+)
 
 TEMPLATE = Path(__file__).with_name("templates") / "statistics.ipynb"
 #: Before why there is nothing to judge yet, in the first line of a verdict.
 _OPEN = re.compile(r"^✗ Task \S+ · .+ · ")
 #: Seconds for a cell of it.
 TIMEOUT = 120
-
-
-class StatisticsError(NotebookError):
-    """Nothing to count; the message says where was looked, and for what."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,6 @@ class Task:
     Attributes:
         lab: Such as "01_c10d".
         number: Such as "1.4".
-        most: Points to be had.
         states: How many answers are "good", "bad", "stuck", "none", "hand", "waits".
     """
 
@@ -108,8 +111,7 @@ class ClassResults:
 
     def mistakes(self, lab: str, task: str, most: int = 3) -> list[Mistake]:
         """Return the commonest of a task, most students first; a student counts once for each."""
-        # A result of an older version of the lab may be without it.
-        answers = [each for result in self._of(lab) for each in result.tasks if each.task == task]
+        answers = [answer for _, answer in answers_to(self.results, lab, task)]
         unsolved = sum(answer.status not in {"passed", "by hand"} for answer in answers)
         counts: Counter[str] = Counter()
         example: dict[str, Problem] = {}
@@ -131,13 +133,13 @@ def read(folder: Path) -> ClassResults:
     """Return the class in a results folder.
 
     Raises:
-        StatisticsError: There is no result that could be graded.
+        NotebookError: There is no result that could be graded.
     """
     folder = Path(folder)
     stored = [load(path) for path in sorted(folder.glob("students/*/*/result.json"))]
     graded = [one for one in stored if one is not None and not one.error and one.file]
     if not graded:
-        raise StatisticsError(
+        raise NotebookError(
             f"{folder.resolve()} holds no graded submission "
             f"({len(stored)} results, students/NAME/LAB/result.json): give the folder that "
             "`ddl-labs grade submissions/ -o FOLDER` wrote"
@@ -167,7 +169,7 @@ def main(folder: Path) -> int:
     path = folder / TEMPLATE.name
     nb = nbformat.read(path if path.exists() else TEMPLATE, as_version=4)
     if error := run_cells(nb, folder, TIMEOUT):
-        raise StatisticsError(f"{path}: {error}")
+        raise NotebookError(f"{path}: {error}")
     write(normalise(nb), path)
     print(f"wrote {path}: open it in JupyterLab, change it, run it again")
     return 0

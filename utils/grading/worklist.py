@@ -1,23 +1,27 @@
 """A job for each student and lab of a class: what is to be graded, and its result.
 
-:func:`plan` makes the jobs of submissions, and :func:`work` grades several at a time.
+:func:`plan` makes the jobs of submissions, :func:`work` grades several at a time, and
+:func:`stored_results` returns what a results folder holds of the class.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 from tqdm import tqdm
 
 import utils
-from utils.course.files import folder_key, key
+from utils.course.files import folder_key, key, write_text
 from utils.course.notebook import notebooks
 
 from . import inspection
@@ -25,12 +29,10 @@ from .assembly import assemble
 from .cells import Cell, UnreadableError, known_cells, read_cells
 from .grader import InterruptedGradingError, grade
 from .grading_options import GradingOptions, SandboxOptions
-from .notebook_run import Stop
 from .reference import LabError, Reference
 from .results import FORMAT, Result, TaskResult, file_key, load, save
 from .sandbox import Box
-from .submissions import File, Found, Student, student_folders
-from .zips import MOST_FILE
+from .submissions import MOST_FILE, File, Found, Student, student_folders
 
 #: Why there is no result of a job that a stopped run did not come to.
 NOT_YET = "not graded yet: --resume goes on"
@@ -74,17 +76,16 @@ def plan(
             lab it is of.
     """
     taken = _sort_files(submissions, refs, broken, _other_labs(options.solutions, refs))
-    handed_in = {lab for _, lab in taken}
-    wanted = [ref for ref in refs if ref.lab in handed_in or options.only or len(refs) == 1]
-    if not wanted:
-        remarks = [text for texts in submissions.remarks.values() for text in texts]
-        lines = "".join(f"\n  {text}" for text in remarks[:10])
-        raise LabError(f"no file is known for a lab's; --only LAB says which is graded{lines}")
+    if not options.only and len(refs) > 1:
+        handed_in = {lab for _, lab in taken}
+        refs = [ref for ref in refs if ref.lab in handed_in]
+    if not refs:
+        raise LabError(_nothing_known(submissions))
     folders = student_folders(list(submissions.students), out)
     circumstances = _circumstances(options.sandbox)
     jobs = []
     for student in submissions.students.values():
-        for ref in wanted:
+        for ref in refs:
             job = Job(student, ref, None, folders[student.name] / ref.lab)
             if files := taken.get((student.name, ref.lab), []):
                 _take(job, files, circumstances)
@@ -93,6 +94,12 @@ def plan(
                 job.instead = submissions.others.get(student.name, [])
             jobs.append(job)
     return jobs
+
+
+def _nothing_known(submissions: Found) -> str:
+    remarks = [text for texts in submissions.remarks.values() for text in texts]
+    lines = "".join(f"\n  {text}" for text in remarks[:10])
+    return f"no file is known for a lab's; --only LAB says which is graded{lines}"
 
 
 def _circumstances(box: SandboxOptions) -> tuple[str, str]:
@@ -154,15 +161,15 @@ def _is_begun(file: File, reference: Reference) -> bool:
 def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str | None:
     """Return the lab of a file: by its name, unless its cells are clearly those of another."""
     known = {ref.lab: ref.ids for ref in refs} | others
-    by_name = [lab for lab in known if lab.casefold() in file.name.casefold()]
+    named = next((lab for lab in known if lab.casefold() in file.name.casefold()), None)
     own_ids = _ids(known_cells(file.path))
     shared = {lab: len(own_ids & ids) for lab, ids in known.items()}
     best = max(shared, key=lambda lab: shared[lab])
-    if by_name and (shared[by_name[0]] or not shared[best]):
-        return by_name[0]
+    if named and (shared[named] or not shared[best]):
+        return named
     if shared[best]:
         return best
-    return refs[0].lab if len(refs) == 1 and not by_name else None
+    return refs[0].lab if len(refs) == 1 else None
 
 
 def _other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
@@ -202,7 +209,7 @@ def work(
     """
     results: dict[int, Result] = {}
     futures: dict[Future[Result], int] = {}
-    stop = Stop()
+    stop = Event()
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(options.jobs):
         slots.put(slot)
@@ -225,13 +232,16 @@ def work(
         finish()
         stop.set()
         pool.shutdown(cancel_futures=True)
-    for future, number in futures.items():
-        if number not in results and not future.cancelled() and not future.exception():
-            results[number] = future.result()
+    results |= _ended(futures)
     return [
         results.get(number) or _usable(job) or job.ungraded(NOT_YET)
         for number, job in enumerate(jobs)
     ], interrupted
+
+
+def _ended(futures: dict[Future[Result], int]) -> dict[int, Result]:
+    ended = [future for future in futures if not future.cancelled() and not future.exception()]
+    return {futures[future]: future.result() for future in ended}
 
 
 def _usable(job: Job) -> Result | None:
@@ -253,7 +263,7 @@ def _without_a_run(job: Job, resume: bool) -> Result | None:
     return _keep(_absent(job), job) if job.file is None else None
 
 
-def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Stop) -> Result:
+def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Event) -> Result:
     """Grade a submission. What goes wrong here is this submission's result, not the class's end."""
     slot = slots.get()
     try:
@@ -309,3 +319,84 @@ def ungraded(student: Student, lab: str, reference: Reference | None, why: str) 
     for task in reference.tasks.values() if reference else ():
         result.tasks.append(TaskResult(task.number, task.title, task.points, None, "not graded"))
     return result
+
+
+# --- the class -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Class:
+    """Who was to be graded in what: a run that was killed, or a result that is broken, shows.
+
+    Attributes:
+        students: Name → folder and what the LMS knows them by.
+        remarks: By student's name.
+        command: The line by which they were graded.
+    """
+
+    students: dict[str, dict[str, Any]] = field(default_factory=dict)
+    labs: list[str] = field(default_factory=list)
+    remarks: dict[str, list[str]] = field(default_factory=dict)
+    command: str = ""
+
+
+def save_class(jobs: list[Job], remarks: dict[str, list[str]], command: str, out: Path) -> None:
+    """Store who is to be graded. Raises LabError if nothing can be written."""
+    students = {
+        job.student.name: {"folder": job.folder.parent.name, "lms": job.student.lms} for job in jobs
+    }
+    labs = list(dict.fromkeys(job.reference.lab for job in jobs))
+    about = asdict(Class(students, labs, remarks, command))
+    try:
+        write_text(out / "class.json", json.dumps(about, ensure_ascii=False, indent=1))
+    except OSError as error:
+        raise LabError(f"{out}: can't be written: {error}") from error
+
+
+def load_class(out: Path) -> Class:
+    """Return what `save_class` wrote."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Class(**json.loads((out / "class.json").read_text(encoding="utf-8")))
+    return Class()
+
+
+def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
+    """Return all results in the folder; in place of one that is missing or broken, what it lacks.
+
+    A student whose folder was another one before has one result for a lab all the same.
+    """
+    about = load_class(out)
+    known = {ref.lab: ref for ref in refs}
+    names = {entry["folder"]: name for name, entry in about.students.items()}
+    expected = {(folder, lab) for folder in names for lab in about.labs}
+    results: dict[tuple[str, str], Result] = {}
+    for folder, lab in sorted(expected | _stored_places(out, known)):
+        path = out / "students" / folder / lab / "result.json"
+        if stored := load(path):
+            results.setdefault((stored.student, lab), stored)
+            continue
+        name = names.get(folder, folder)
+        student = Student(name, about.students.get(name, {}).get("lms", {}))
+        broken = "its result.json can't be read: --resume grades it again"
+        why = broken if path.exists() else NOT_YET
+        results.setdefault((name, lab), ungraded(student, lab, known.get(lab), why))
+    return list(results.values())
+
+
+def _stored_places(out: Path, known: Collection[str]) -> set[tuple[str, str]]:
+    paths = out.glob("students/*/*")
+    paths_of_labs = (p for p in paths if p.name in known or (p / "result.json").exists())
+    return {(path.parent.name, path.name) for path in paths_of_labs}
+
+
+def folders(results: list[Result], out: Path) -> dict[str, Path]:
+    """Return where each student's page goes."""
+    about = load_class(out).students
+    places: dict[str, Path] = {}
+    for path in sorted(out.glob("students/*/*/result.json")):
+        if stored := load(path):
+            places.setdefault(stored.student, path.parents[1])
+    for result in results:
+        name = about.get(result.student, {}).get("folder", result.student)
+        places.setdefault(result.student, out / "students" / name)
+    return places

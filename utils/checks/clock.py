@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import signal
+import threading
 import time
 import timeit
 import types
@@ -119,3 +121,39 @@ def _moved_defaults(function: types.FunctionType, moved: dict[int, Any]) -> Iter
         yield
     finally:
         function.__defaults__, function.__kwdefaults__ = positional, named
+
+
+# --- a time limit --------------------------------------------------------------------------------
+
+
+class NotEnded(RuntimeError):
+    """A call took longer than it may; the message says why that is likely."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{type(self).__name__}: {self}"]
+
+
+@contextlib.contextmanager
+def ends_within(seconds: float, likely: str) -> Iterator[None]:
+    """Raise NotEnded in the block if it takes longer than this.
+
+    Only Python code of the main thread can be ended. On other threads there is no limit.
+
+    Args:
+        seconds: that the block may take.
+        likely: a sentence that says what is probably wrong, and what to do.
+    """
+
+    def end(*_: object) -> None:
+        raise NotEnded(f"no end after {seconds:g} s. {likely}")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

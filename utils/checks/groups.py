@@ -21,8 +21,7 @@ import torch.distributed as dist
 
 from utils.cluster.questions import Ranks
 
-from .steps import Step
-from .task import Report
+from .task import Report, Step
 
 # Seconds that a rank waits for the others of a group.
 TIMEOUT = 20

@@ -10,6 +10,16 @@ back. So the student's code has no hold on the verdict.
         for answer in report.answers(ranks, probe_sum, each=to_each(seed=seeds)):
             report.judge(answer.rank, answer.value, expected, mistakes)
 
+What has to be right is a generator of steps, so a step that follows a failed one is never computed:
+
+    def _sum(answer: Reply) -> Iterator[Step]:
+        yield communication(answer.value["calls"], only("all_reduce"), made("all_reduce", 1))
+        yield value(answer.value["result"], expected, mistakes, form="the tensor")
+        yield facts({"an argument was changed: work on a copy": answer.value["changed"]})
+
+`Report.follow` takes the steps. The three verbs say what was communicated, what came out, and which
+facts hold.
+
 The student's code runs in the process of its rank, and may read there what the probe knows. So a
 rank is told nothing that a right answer gets from the others: the seed of its own data only.
 """
@@ -21,11 +31,11 @@ import secrets
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from IPython import get_ipython
 
-from utils.checks.deadline import NotEnded
+from utils.checks.clock import NotEnded
 from utils.checks.verdict import Problem, Verdict
 from utils.cluster.notebook_words import show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
@@ -33,7 +43,6 @@ from utils.cluster.questions import Ranks, Reply
 from .calls import Calls, Rule, broken, disagreement, forgery
 from .mistakes import TOLERANCE, Mistake, recognise, same, short
 from .probe import definitions, digest
-from .steps import Step
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
@@ -54,6 +63,11 @@ class CheckFailed(AssertionError):
 
     def _render_traceback_(self) -> list[str]:
         return [f"CheckFailed: {self}"]
+
+
+#: Looks at one thing, adds a problem of a rank (`None`: of all together) to the report if there is
+#: one, and returns whether all is right.
+Step = Callable[["Report", int | None], bool]
 
 
 @dataclass
@@ -255,6 +269,75 @@ def _kind_of(reply: Reply) -> str:
     if reply.error is None:
         return "silent"
     return "interrupted" if reply.kind == KeyboardInterrupt.__name__ else "error"
+
+
+# --- steps ---------------------------------------------------------------------------------------
+
+
+def communication(calls: Calls, *rules: Rule) -> Step:
+    """Return the step that these calls keep all rules; the first broken one is the problem."""
+    return lambda report, rank: report.communication(rank, calls, *rules)
+
+
+def value(
+    result: Any,
+    expected: Any,
+    mistakes: Iterable[Mistake] = (),
+    *,
+    what: str = "",
+    form: str = "",
+    tolerance: float = TOLERANCE,
+) -> Step:
+    """Return the step that a JSON value is the expected one; see `Report.judge`."""
+    return lambda report, rank: report.judge(
+        rank, result, expected, mistakes, what=what, form=form, tolerance=tolerance
+    )
+
+
+def facts(wrong: Mapping[str, object], kind: str = "mistake") -> Step:
+    """Return the step that none of these is so, by the text that a student is told."""
+    return lambda report, rank: report.facts(rank, wrong, kind)
+
+
+class Wrong(NamedTuple):
+    """A problem of a rank (`None`: of all together); `kind` as in `Report.problem`."""
+
+    text: str
+    rank: int | None
+    kind: str = "mistake"
+
+
+def none_of(problems: Iterable[Wrong]) -> Step:
+    """Return the step that there are no such problems; all of them are told."""
+
+    def step(report: Report, _: int | None) -> bool:
+        listed = list(problems)
+        for wrong in listed:
+            report.problem(*wrong)
+        return not listed
+
+    return step
+
+
+def each_of(*parts: Iterable[Step]) -> Step:
+    """Return the step that takes all parts; each of them tells its own first problem."""
+    return lambda report, rank: all([report.follow(rank, steps) for steps in parts])
+
+
+def passed(
+    report: Report, answers: Sequence[Reply], judge: Callable[[Reply], Iterable[Step]]
+) -> bool:
+    """Judge the answers of all ranks; return whether all have come and are right."""
+    right = [report.follow(answer.rank, judge(answer)) for answer in answers]
+    return all_came(answers) and all(right)
+
+
+def all_came(answers: Sequence[Reply]) -> bool:
+    """Return whether all ranks answered, and no message is left over."""
+    return bool(answers) and not any(answer.unreceived for answer in answers)
+
+
+# --- tasks ---------------------------------------------------------------------------------------
 
 
 def to_each(**of_ranks: Sequence[Any]) -> list[dict[str, Any]]:

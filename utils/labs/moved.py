@@ -17,7 +17,7 @@ from types import ModuleType
 MOVED = {
     **{f"utils.checks.lab{number:02}": f"utils.labs.lab{number:02}" for number in range(14)},
     "utils.capstone": "utils.labs.lab14.capstone",
-    "utils.deadline": "utils.checks.deadline",
+    "utils.deadline": "utils.checks.clock",
     "utils.faults": "utils.labs.lab13.faults",
     "utils.figures.allreduce": "utils.labs.lab06.pictures",
     "utils.figures.capstone": "utils.labs.lab14.pictures",

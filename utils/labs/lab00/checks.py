@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from utils.checks.mistakes import Mistake
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named
-from utils.checks.steps import Step, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, task, value
 from utils.cluster.questions import Ranks
 
 # Rank and world size; the second one is larger than any world of this notebook.

@@ -18,8 +18,7 @@ from utils.checks.calls import Calls, Rule, blocking, made, messages, only, wait
 from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, recorded
-from utils.checks.steps import Step, communication, each_of, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .latency import ping_pong as ping_pong

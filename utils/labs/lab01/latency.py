@@ -18,8 +18,7 @@ from utils.checks.calls import in_words, only
 from utils.checks.clock import moved_clocks
 from utils.checks.mistakes import Mistake, is_number, table
 from utils.checks.probe import answer_named, reading_answer, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 # Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one

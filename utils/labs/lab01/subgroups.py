@@ -14,8 +14,7 @@ import torch.distributed as dist
 from utils.checks.calls import inside, made, only
 from utils.checks.mistakes import table
 from utils.checks.probe import answer_named, fingerprint, numbers, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .latency import ping_pong as ping_pong

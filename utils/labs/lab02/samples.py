@@ -16,8 +16,7 @@ from utils import data
 from utils.checks.functions import Results
 from utils.checks.mistakes import Mistake, same, short
 from utils.checks.probe import answer_named, told
-from utils.checks.steps import Step, facts, value
-from utils.checks.task import Report
+from utils.checks.task import Report, Step, facts, value
 from utils.cluster.questions import Ranks, Reply
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.

@@ -25,8 +25,7 @@ from utils.checks.groups import (
 )
 from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
 from utils.checks.probe import numbers, reading_answer, recorded, told
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import one_number
 

@@ -32,8 +32,7 @@ from utils.checks.groups import (
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, in_double, numbers, recorded, told
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin

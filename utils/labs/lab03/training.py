@@ -23,8 +23,7 @@ from utils.checks.calls import inside, some
 from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, members_of, on
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import answer_named, recorded, told
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report
+from utils.checks.task import Report, Step, communication, facts, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from utils.labs.late_import import opened
+from utils.labs import opened
 
 if TYPE_CHECKING:
     from .checks import *

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.checks.functions import Results
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import reading_answer, recorded, told
-from utils.checks.steps import Step, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, task, value
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from utils.checks.groups import WORLD, enough, group_of
 from utils.checks.mistakes import Mistake, is_number, short, table
 from utils.checks.probe import reading_answer, told
-from utils.checks.steps import Step, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, task, value
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 

@@ -25,8 +25,17 @@ from utils.checks.functions import Case, judge_calls, probe_calls
 from utils.checks.mistakes import Mistake, is_number, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, told
-from utils.checks.steps import Step, communication, each_of, facts, passed, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import (
+    Report,
+    Step,
+    communication,
+    each_of,
+    facts,
+    passed,
+    task,
+    to_each,
+    value,
+)
 from utils.cluster.questions import Ranks, Reply
 
 from .law_fits import fit_amdahl as fit_amdahl

@@ -13,8 +13,7 @@ import numpy as np
 
 from utils.checks.mistakes import same, short, table
 from utils.checks.probe import reading_answer, told
-from utils.checks.steps import Step, each_of, passed, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, each_of, passed, task, value
 from utils.cluster.questions import Ranks, Reply
 
 # Rank counts, and errors of a measurement there: a straight line through all points does not notice

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from utils.checks.mistakes import short
 from utils.checks.probe import answer_named, told
-from utils.checks.steps import Step, Wrong, none_of
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, Wrong, none_of, task
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import slurm_script
 

@@ -10,8 +10,7 @@ from typing import Any
 from utils.checks.functions import probe_calls
 from utils.checks.mistakes import Mistake, is_number
 from utils.checks.probe import answer_named, told
-from utils.checks.steps import Step, each_of, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, each_of, facts, task, value
 from utils.cluster.questions import Ranks
 
 ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")

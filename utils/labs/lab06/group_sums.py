@@ -20,8 +20,7 @@ from utils.checks.calls import Calls, Rule, broken, inside, only, waited
 from utils.checks.groups import Group, Partition, keywords, on, partitions, tried
 from utils.checks.mistakes import is_number
 from utils.checks.probe import recorded
-from utils.checks.steps import Step, Wrong, none_of
-from utils.checks.task import Report, to_each
+from utils.checks.task import Report, Step, Wrong, none_of, to_each
 from utils.cluster.questions import Ranks
 
 # Ranks that the lab has.

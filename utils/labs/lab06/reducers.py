@@ -13,8 +13,7 @@ import torch.distributed as dist
 from utils.checks.calls import Calls, Rule, broken
 from utils.checks.groups import Group, in_group, on
 from utils.checks.probe import answer_named
-from utils.checks.steps import Step
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, task, to_each
 from utils.cluster.questions import Ranks
 
 from .group_sums import (

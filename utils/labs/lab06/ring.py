@@ -11,8 +11,7 @@ import torch.distributed as dist
 from utils.checks.calls import Calls
 from utils.checks.groups import Group, in_group
 from utils.checks.probe import answer_named, told
-from utils.checks.steps import Step, facts, none_of
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, facts, none_of, task
 from utils.cluster.questions import Ranks
 
 from .group_sums import (

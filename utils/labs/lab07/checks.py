@@ -11,8 +11,7 @@ import torch
 
 from utils.checks.mistakes import Mistake, same, table
 from utils.checks.model import use_model as use_model
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.verdict import named
 from utils.cluster.questions import Ranks
 

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from utils.checks.calls import Rule, only, waited
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import numbers, reading_answer, recorded, told
-from utils.checks.steps import Step, all_came, communication, facts, value
-from utils.checks.task import Report, to_each
+from utils.checks.task import Report, Step, all_came, communication, facts, to_each, value
 from utils.cluster.questions import Ranks
 
 # Ranks of lab 07, the server among them.

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from utils.checks.calls import TOGETHER, some
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.probe import answer_named, number, numbers, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .servers import SERVER, WORLD, enough, rate_of, toy_gradient

@@ -14,8 +14,17 @@ import torch.distributed as dist
 from utils.checks.calls import blocking, broken, only, some, waited
 from utils.checks.mistakes import Mistake, same, table
 from utils.checks.probe import as_dict, numbers, reading_answer, recorded
-from utils.checks.steps import Step, all_came, communication, each_of, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import (
+    Report,
+    Step,
+    all_came,
+    communication,
+    each_of,
+    facts,
+    task,
+    to_each,
+    value,
+)
 from utils.cluster.questions import Ranks
 
 from .servers import SERVER, WORLD, blank, enough, filled, hint_if_stuck, jobs_of, toy_gradient

@@ -19,8 +19,7 @@ from utils.checks.groups import PARTITIONS, GroupAnswer, judge_groups, on, tried
 from utils.checks.mistakes import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, told
-from utils.checks.steps import Step, communication, each_of, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 
 from . import replays

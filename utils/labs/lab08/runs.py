@@ -16,8 +16,7 @@ from utils.checks.calls import Calls, Rule
 from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords
 from utils.checks.mistakes import Mistake, same
 from utils.checks.probe import answer_named, recorded, told
-from utils.checks.steps import Step, facts, value
-from utils.checks.task import Report, to_each
+from utils.checks.task import Report, Step, facts, to_each, value
 
 from . import replays
 from .replays import Replay, Toy

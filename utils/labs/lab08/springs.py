@@ -11,8 +11,7 @@ from torch import Tensor
 
 from utils.checks.mistakes import Mistake, is_number, same, short, table
 from utils.checks.probe import answer_named, told
-from utils.checks.steps import Step, each_of, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 
 from .replays import moved_center, moved_worker, precision, start

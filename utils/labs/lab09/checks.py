@@ -35,8 +35,7 @@ from utils.checks.groups import (
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, reading_answer
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .experts import expert_parallel as expert_parallel

@@ -19,8 +19,7 @@ from utils.checks.calls import Calls, Rule, inside, only
 from utils.checks.groups import Group, GroupAnswer, Partition, in_group, keywords, on, tried
 from utils.checks.mistakes import Mistake, one_of
 from utils.checks.probe import reading_answer
-from utils.checks.steps import Step, communication
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, task
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import (

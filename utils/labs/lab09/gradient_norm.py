@@ -24,8 +24,7 @@ from utils.checks.groups import (
 )
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.probe import answer_named, number, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of

@@ -15,8 +15,7 @@ from utils.checks.calls import inside, made, only, waited
 from utils.checks.groups import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .gradient_norm import clip_gradients as clip_gradients

@@ -25,8 +25,7 @@ from utils.checks.calls import Calls, Rule, inside, made, only, waited
 from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
-from utils.checks.steps import Step, communication, each_of, facts, value
-from utils.checks.task import Report, to_each
+from utils.checks.task import Report, Step, communication, each_of, facts, to_each, value
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
 PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)

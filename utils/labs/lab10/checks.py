@@ -17,13 +17,12 @@ from typing import Any
 from torch import Tensor
 
 from utils.checks.calls import only
-from utils.checks.deadline import NotEnded, ends_within
+from utils.checks.clock import NotEnded, ends_within
 from utils.checks.functions import Case, judge_calls
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by, weights_of
 from utils.labs.shared.schedules import (

@@ -22,8 +22,7 @@ from utils.checks.groups import (
 )
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, number, reading_answer, recorded, told
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared.reference_pipeline import (
     FEATURES,

@@ -21,8 +21,7 @@ from utils.checks.groups import enough, group_of
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
 from utils.labs.shared.schedules import one_f_one_b

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from utils.checks.groups import enough
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, kind_of, told
-from utils.checks.steps import Step, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .offloading import offload as offload

@@ -21,8 +21,7 @@ from utils.checks.calls import Calls, Rule, inside, only, waited
 from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, as_dict, recorded, told
-from utils.checks.steps import Step, communication, facts
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each
 from utils.cluster.questions import Ranks
 
 from .layers import Layers, rows_of, step_on

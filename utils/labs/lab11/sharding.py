@@ -13,8 +13,7 @@ from utils.checks.calls import Calls, Rule, inside, made, only, waited
 from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups, keywords, on
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
 

@@ -23,8 +23,7 @@ from utils.checks.calls import Calls
 from utils.checks.mistakes import Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .clients import facts_about, has_other_length, seeded

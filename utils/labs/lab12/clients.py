@@ -24,8 +24,7 @@ from utils.checks.calls import Calls, only, some
 from utils.checks.groups import enough
 from utils.checks.mistakes import is_number, same
 from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
-from utils.checks.steps import Step, communication, facts
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each
 from utils.cluster.questions import Ranks, Reply
 
 

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from utils.checks.mistakes import NO_NUMBER, Mistake, one_of, table
 from utils.checks.probe import number, reading_answer, told
-from utils.checks.steps import Step, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 
 from .clients import facts_about, has_nan, has_other_length, seeded

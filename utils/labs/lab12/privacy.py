@@ -12,8 +12,7 @@ from torch import Tensor
 
 from utils.checks.mistakes import Mistake, same, table
 from utils.checks.probe import reading_answer, told
-from utils.checks.steps import Step, facts, value
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .clients import facts_about, has_nan, seeded

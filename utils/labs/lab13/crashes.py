@@ -31,8 +31,7 @@ import torch.distributed as dist
 from utils.checks.calls import TOGETHER, inside, some, waited
 from utils.checks.groups import Group, in_group, keywords, on, tried
 from utils.checks.probe import as_dict, reading_answer
-from utils.checks.steps import Step, communication, facts
-from utils.checks.task import Report, task
+from utils.checks.task import Report, Step, communication, facts, task
 from utils.cluster.questions import Ranks
 
 #: Of a rank's folder: what is in each file, by its path.

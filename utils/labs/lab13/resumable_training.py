@@ -34,8 +34,7 @@ from utils.checks.groups import (
 )
 from utils.checks.mistakes import Mistake, table
 from utils.checks.probe import answer_named, kept, reading_answer, recorded
-from utils.checks.steps import Step, communication, facts, value
-from utils.checks.task import Report, task, to_each
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8

@@ -19,8 +19,7 @@ from torch.nn import functional
 
 from utils.checks.mistakes import Mistake
 from utils.checks.probe import fingerprint, recorded, told
-from utils.checks.steps import Step, value
-from utils.checks.task import Report
+from utils.checks.task import Report, Step, value
 
 
 def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:

@@ -43,10 +43,43 @@ MAY_IMPORT = {
 }
 FILE_LINES = 500
 FUNCTION_LINES = 60
-FORMATTED_BY_HAND = 60
 #: How many lines of Python a room may have, tests left out. Whoever raises a budget says why in
 #: CHANGELOG.md.
-BUDGETS = {}
+BUDGETS = {
+    "__init__": 50,
+    "__main__": 300,
+    "checks": 1800,
+    "cluster": 2850,
+    "course": 2050,
+    "data": 650,
+    "doctor": 1500,
+    "figures": 750,
+    "grading": 5900,
+    "jobs": 3200,
+    "labs": 150,
+    "labs/lab00": 50,
+    "labs/lab01": 950,
+    "labs/lab02": 950,
+    "labs/lab03": 1200,
+    "labs/lab04": 1350,
+    "labs/lab05": 1750,
+    "labs/lab06": 2900,
+    "labs/lab07": 1800,
+    "labs/lab08": 1400,
+    "labs/lab09": 2000,
+    "labs/lab10": 1500,
+    "labs/lab11": 2400,
+    "labs/lab12": 1750,
+    "labs/lab13": 1850,
+    "labs/lab14": 1200,
+    "labs/shared": 1900,
+    "memory": 200,
+    "models": 200,
+    "mpi/benchmark": 700,
+    "mpi/labelled": 950,
+    "mpi/torch_mpi": 8400,
+    "timeline": 1950,
+}
 #: Arrows that only a type checker follows: they are below `if TYPE_CHECKING`.
 FOR_TYPES = {("timeline", "cluster")}
 
@@ -227,8 +260,7 @@ def test_a_function_fits_on_a_screen():
 
 @pytest.mark.quick
 def test_the_formatter_lays_code_out():
-    count = sum(path.read_text().count("# fmt: ") for _, path in modules())
-    assert count <= FORMATTED_BY_HAND
+    assert not [name for name, path in modules() if "# fmt: " in path.read_text()]
 
 
 # --- old names -------------------------------------------------------------------------------

@@ -132,11 +132,7 @@ def merge(out: Path, options: GradingOptions) -> int:
 def report(
     results: list[Result], out: Path, unwritten: list[str], interrupted: bool = False
 ) -> int:
-    """Print a line on the class, and one for each submission or book that failed.
-
-    Returns:
-        The exit status.
-    """
+    """Print what became of the class, of each failed submission and book; return the status."""
     failed = [result for result in results if result.error]
     for result in failed:
         if not (interrupted and result.error == NOT_YET):

@@ -287,15 +287,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
 
 
 def rerun(path: Path, options: SandboxOptions) -> int:
-    """Run a notebook and print what its cells said.
-
-    Args:
-        path: The notebook, or the folder `run-1` of a result.
-        options: What the notebook may use and see.
-
-    Returns:
-        0 if every check has passed; otherwise 1.
-    """
+    """Run a notebook and print what its cells said; return 0 if every check has passed, else 1."""
     nb = notebook(path)
     box = make_box(options)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:

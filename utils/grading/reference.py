@@ -203,10 +203,10 @@ def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference
     for path in paths:
         try:
             reference = Reference(path)
+            if reference.tasks:
+                refs.append(reference)
         except NotebookError as error:
             broken[path.stem] = str(error)
-        else:
-            refs += [reference] if reference.tasks else []
     if not refs:
         why = "".join(f"\n  {text}" for text in broken.values())
         raise LabError(f"there is no lab that can be graded in {folder}{why}")

@@ -30,7 +30,7 @@ from .cells import Cell, UnreadableError, known_cells, read_cells
 from .grader import InterruptedGradingError, grade
 from .grading_options import GradingOptions, SandboxOptions
 from .reference import LabError, Reference
-from .results import FORMAT, Result, TaskResult, file_key, load, save
+from .results import FORMAT, Result, Status, TaskResult, file_key, load, save
 from .sandbox import Box
 from .submissions import MOST_FILE, File, Found, Student, student_folders
 
@@ -300,25 +300,23 @@ def _keep(result: Result, job: Job) -> Result:
 
 def _absent(job: Job) -> Result:
     """In place of a result if nothing was handed in for this lab: no points for it."""
-    result = Result(job.student.name, job.reference.lab, "")
-    if job.instead:
-        result.remarks.append(f"no notebook was handed in, but {', '.join(job.instead[:8])}")
-    else:
-        result.remarks.append("nothing was handed in")
-    for task in job.reference.tasks.values():
-        result.tasks.append(TaskResult(task.number, task.title, task.points, 0.0, "missing"))
-    return result
+    others = ", ".join(job.instead[:8])
+    remark = f"no notebook was handed in, but {others}" if others else "nothing was handed in"
+    tasks = _without_answers(job.reference, 0.0, "missing")
+    return Result(job.student.name, job.reference.lab, "", tasks=tasks, remarks=[remark])
 
 
 def ungraded(student: Student, lab: str, reference: Reference | None, why: str) -> Result:
-    """Return what stands in for a result where grading has failed: neither points nor a zero.
+    """Return what stands in for a result where grading has failed: neither points nor a zero."""
+    tasks = _without_answers(reference, None, "not graded") if reference else []
+    return Result(student.name, lab, "", lms=student.lms, tasks=tasks, error=why)
 
-    Without a reference nobody knows the tasks.
-    """
-    result = Result(student.name, lab, "", lms=student.lms, error=why)
-    for task in reference.tasks.values() if reference else ():
-        result.tasks.append(TaskResult(task.number, task.title, task.points, None, "not graded"))
-    return result
+
+def _without_answers(
+    reference: Reference, points: float | None, status: Status
+) -> list[TaskResult]:
+    tasks = reference.tasks.values()
+    return [TaskResult(task.number, task.title, task.points, points, status) for task in tasks]
 
 
 # --- the class -----------------------------------------------------------------------------------

@@ -46,39 +46,39 @@ FUNCTION_LINES = 60
 #: How many lines of Python a room may have, tests left out. Whoever raises a budget says why in
 #: CHANGELOG.md.
 BUDGETS = {
-    "__init__": 50,
-    "__main__": 300,
-    "checks": 1800,
-    "cluster": 2850,
-    "course": 2050,
-    "data": 650,
+    "__init__": 20,
+    "__main__": 310,
+    "checks": 1840,
+    "cluster": 2910,
+    "course": 2080,
+    "data": 670,
     "doctor": 1500,
     "figures": 750,
-    "grading": 5900,
-    "jobs": 3200,
-    "labs": 150,
-    "labs/lab00": 50,
+    "grading": 5990,
+    "jobs": 3270,
+    "labs": 140,
+    "labs/lab00": 60,
     "labs/lab01": 950,
-    "labs/lab02": 950,
-    "labs/lab03": 1200,
-    "labs/lab04": 1350,
-    "labs/lab05": 1750,
-    "labs/lab06": 2900,
-    "labs/lab07": 1800,
-    "labs/lab08": 1400,
-    "labs/lab09": 2000,
-    "labs/lab10": 1500,
-    "labs/lab11": 2400,
+    "labs/lab02": 960,
+    "labs/lab03": 1220,
+    "labs/lab04": 1380,
+    "labs/lab05": 1770,
+    "labs/lab06": 2940,
+    "labs/lab07": 1820,
+    "labs/lab08": 1420,
+    "labs/lab09": 2020,
+    "labs/lab10": 1490,
+    "labs/lab11": 2440,
     "labs/lab12": 1750,
-    "labs/lab13": 1850,
-    "labs/lab14": 1200,
-    "labs/shared": 1900,
-    "memory": 200,
-    "models": 200,
-    "mpi/benchmark": 700,
-    "mpi/labelled": 950,
-    "mpi/torch_mpi": 8400,
-    "timeline": 1950,
+    "labs/lab13": 1880,
+    "labs/lab14": 1220,
+    "labs/shared": 1920,
+    "memory": 210,
+    "models": 210,
+    "mpi/benchmark": 710,
+    "mpi/labelled": 940,
+    "mpi/torch_mpi": 8550,
+    "timeline": 1990,
 }
 #: Arrows that only a type checker follows: they are below `if TYPE_CHECKING`.
 FOR_TYPES = {("timeline", "cluster")}
@@ -239,7 +239,11 @@ def test_a_room_keeps_to_its_budget_of_lines():
     for _, path in modules():
         lines[budgeted(path)] += len(path.read_text().splitlines())
     assert lines.keys() == BUDGETS.keys()
-    assert not {room: count for room, count in lines.items() if count > BUDGETS[room]}
+    assert not {
+        f"{room} has {count} lines, its budget is {BUDGETS[room]}"
+        for room, count in lines.items()
+        if count > BUDGETS[room]
+    }
 
 
 @pytest.mark.quick

@@ -16,9 +16,9 @@ from utils import models
 from utils.course.notebook import SOLUTIONS, read
 from utils.figures import alt
 from utils.jobs.mpi_job import LATE, Ended
-from utils.labs.lab14 import board, capstone, judge
+from utils.labs.lab14 import capstone, entry_judge, rankings
 from utils.labs.lab14 import pictures as drawings
-from utils.labs.lab14.judge import Entry, accuracy, judged
+from utils.labs.lab14.entry_judge import Entry, accuracy, judged
 from utils.labs.lab14.replay import lost, replay, traffic
 from utils.labs.lab14.rules import SIZES, TEST, Rules
 
@@ -139,7 +139,7 @@ def test_what_is_lost_is_seen_by_the_weights_that_are_gone_back_to(dead, alive, 
 def standin_images(monkeypatch):
     """Test images that weights of zero, and a bias for class 3, name right in one case of ten."""
     labels = torch.arange(TEST) % 10
-    monkeypatch.setattr(judge, "_kept", [(torch.zeros(TEST, 1, 28, 28), labels)])
+    monkeypatch.setattr(entry_judge, "_kept", [(torch.zeros(TEST, 1, 28, 28), labels)])
 
 
 def weights(**changes) -> dict:
@@ -262,21 +262,25 @@ def test_a_stub_is_still_open():
 @pytest.fixture
 def three(tmp_path: Path) -> Path:
     curve = ((1.0, 0.5), (2.5, 0.81))
-    board.enter(Entry("raised", problem="KeyError"), tmp_path)
-    board.enter(Entry("slow", accuracy=0.81, seconds=9.0, curve=curve, slow_bytes=10**6), tmp_path)
-    board.enter(Entry("fast", accuracy=0.81, seconds=2.5, curve=curve, slow_bytes=10**6), tmp_path)
+    rankings.enter(Entry("raised", problem="KeyError"), tmp_path)
+    rankings.enter(
+        Entry("slow", accuracy=0.81, seconds=9.0, curve=curve, slow_bytes=10**6), tmp_path
+    )
+    rankings.enter(
+        Entry("fast", accuracy=0.81, seconds=2.5, curve=curve, slow_bytes=10**6), tmp_path
+    )
     return tmp_path
 
 
 @pytest.mark.quick
 def test_the_best_is_on_top_and_a_name_stands_there_once(three: Path):
-    names = [entry.name for entry in board.Scoreboard.read(three).entries]
+    names = [entry.name for entry in rankings.Scoreboard.read(three).entries]
     assert names == ["fast", "slow", "raised"]
-    board.enter(Entry("fast", accuracy=0.7, exceeded=("accuracy",)), three)
-    names = [entry.name for entry in board.Scoreboard.read(three).entries]
+    rankings.enter(Entry("fast", accuracy=0.7, exceeded=("accuracy",)), three)
+    names = [entry.name for entry in rankings.Scoreboard.read(three).entries]
     assert names == ["slow", "fast", "raised"]
-    assert "slow" in repr(board.Scoreboard.read(three))
-    assert "<table>" in board.Scoreboard.read(three)._repr_html_()
+    assert "slow" in repr(rankings.Scoreboard.read(three))
+    assert "<table>" in rankings.Scoreboard.read(three)._repr_html_()
 
 
 @pytest.mark.quick
@@ -284,19 +288,19 @@ def test_boards_of_teams_are_read_together_and_a_broken_file_is_kept(
     three, tmp_path_factory, capsys
 ):
     other = tmp_path_factory.mktemp("other")
-    (other / board.FILE).write_text("{")
-    both = board.Scoreboard.read(three, other)
+    (other / rankings.FILE).write_text("{")
+    both = rankings.Scoreboard.read(three, other)
     assert len(both.entries) == 3
     assert both.problem == "scoreboard.json could not be read."
-    board.enter(Entry("new"), other)
+    rankings.enter(Entry("new"), other)
     assert "scoreboard.broken" in capsys.readouterr().out
     assert (other / "scoreboard.broken").read_text() == "{"
-    assert [entry.name for entry in board.Scoreboard.read(other).entries] == ["new"]
+    assert [entry.name for entry in rankings.Scoreboard.read(other).entries] == ["new"]
 
 
 @pytest.mark.quick
 def test_the_pictures_say_what_they_show(three: Path):
-    said = alt.describe(board.Scoreboard.read(three).picture())
+    said = alt.describe(rankings.Scoreboard.read(three).picture())
     assert "fast: 81.0 %, 1.0 MB, target after 2.5 s" in said
     assert "raised" not in said
     assert "No entry has handed in weights" in alt.describe(drawings.entries([], Rules()))
@@ -414,7 +418,7 @@ def test_weights_of_an_earlier_training_are_refused(tmp_path, standin_images):
     assert entry.problem == ""
     assert entry.marks == ("reads job.images",)
     assert "(reads job.images)" in entry.verdict
-    judge._kept[0] = (judge._kept[0][0], torch.zeros(TEST, dtype=torch.int64))
+    entry_judge._kept[0] = (entry_judge._kept[0][0], torch.zeros(TEST, dtype=torch.int64))
     entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
     assert entry.problem.startswith(
         "handed in weights of 100.0 % when all ranks together had computed gradients of 24 images; "
@@ -430,7 +434,7 @@ def test_entries_of_nearly_the_same_seconds_are_ranked_by_bytes_and_zero_seconds
     never = entry("never", None, 0.1, exceeded=("accuracy",))
     entries = [entry("a", 7.68, 6.5), entry("b", 7.74, 1.7), entry("c", 0.0, 1.0), never,
                entry("d", 8.2, 0.1)]  # fmt: skip
-    assert [one.name for one in board.ranked(entries)] == ["c", "b", "a", "d", "never"]
+    assert [one.name for one in rankings.ranked(entries)] == ["c", "b", "a", "d", "never"]
 
 
 STUCK = """

@@ -25,7 +25,7 @@ from .about import About
 from .files import write_text
 from .notebook import ROOT, NotebookError, lab
 from .notes import Cut
-from .pages import environment, html_of
+from .page_templates import environment, html_of
 from .pictures import Picture, pictures_of, save, seconds
 from .release import is_solution
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from utils.course.files import write_text
 from utils.course.notebook import NotebookError
-from utils.course.pages import number
+from utils.course.page_templates import number
 
 from .results import Result, TaskResult, by_student, columns, most_of, total
 from .submissions import clean

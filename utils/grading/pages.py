@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from utils.course.files import write_text
-from utils.course.pages import environment, number
+from utils.course.page_templates import environment, number
 
 from .cells import body, code_shape, size, text_shape
 from .inspection import LOOK

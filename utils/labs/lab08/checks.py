@@ -23,7 +23,7 @@ from utils.checks.task import Report, Step, communication, each_of, facts, task,
 from utils.cluster.questions import Ranks
 
 from . import replays
-from .runs import follow_all, probe_run, replay_of, run_cases, sized, weight_steps
+from .recorded_runs import follow_all, probe_run, replay_of, run_cases, sized, weight_steps
 from .springs import moves as moves
 
 # A master needs a worker: no groups of one rank.

@@ -26,8 +26,8 @@ from utils.jobs import mpi_job, python_words
 from utils.jobs.mpi_job import Python
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
-from .board import FILE, Scoreboard, enter
-from .judge import Entry, judged
+from .entry_judge import Entry, judged
+from .rankings import FILE, Scoreboard, enter
 from .rules import NODES, RANKS, SIZES, TRAIN, Rules
 
 __all__ = ["FILE", "NODES", "RANKS", "SIZES", "Entry", "Rules", "check", "run", "scoreboard"]

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.figures import CYCLE, GREEN, GREY, INK, RED, SKY, box, canvas, fit_limits, use_style
-from utils.labs.lab14.judge import Entry
+from utils.labs.lab14.entry_judge import Entry
 from utils.labs.lab14.rules import NODES, Rules
 
 _MARKS = "oDs^vP*X"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .judge import HEADS, Entry
+from .entry_judge import HEADS, Entry
 from .rules import Rules
 
 #: Beside the notebook: the folder that its kernel works in.

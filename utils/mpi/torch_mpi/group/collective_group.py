@@ -92,6 +92,11 @@ class CollectiveGroup(ProcessGroup):
         self._lost = ""
         self._has_channels = False
 
+    @property
+    def balance(self) -> int:
+        """Return how many more messages this rank has sent in this group than received."""
+        return self.channels.balance
+
     def _open(self) -> None:
         """Make the communicators and the board. All members are here."""
         # A collective's own messages never meet the user's.

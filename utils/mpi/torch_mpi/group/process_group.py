@@ -171,11 +171,6 @@ class ProcessGroupMPI(CollectiveGroup):
 
     # -- what torch_mpi.protocol.interfaces.Group asks of a group, after an incident ------------
 
-    @property
-    def balance(self) -> int:
-        """Return how many more messages this rank has sent in it than received."""
-        return self.channels.balance
-
     def standing(self, settled: bool) -> Standing:
         """Return what the other members have to know to begin anew together."""
         return Standing(*self.key, self.handshake.announcements.number, not self.closed, settled)

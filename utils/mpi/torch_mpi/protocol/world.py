@@ -1,4 +1,4 @@
-"""All ranks together: who they are, and what becomes of all when one fails.
+"""All ranks together: who they are, their groups, and what becomes of all when one fails.
 
 An *incident* begins when a rank fails: an error in the user's code, a deadlock, a mismatch, a
 Ctrl-C. It puts its status on the board and raises the incident's number there. Whoever waits sees
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 from .. import library, mpi, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery
-from .interfaces import Waitable
+from .interfaces import Group, Waitable
 from .progress import guard, progress
 from .rendezvous import rendezvous
 from .status import (
@@ -73,6 +74,61 @@ def create(base: MPI.Intracomm, timeout: float) -> World:
     return _world
 
 
+class Groups:
+    """The groups in use, in the order in which they were made; iterate to get them.
+
+    Kept until they are closed: a Ctrl-C inside of PyTorch may take a group from the user.
+
+    Attributes:
+        made: how many groups of the same members this rank has made, so that their names are the
+            same on all ranks.
+        closed: destroyed and not freed yet, because another member has not destroyed the group, or
+            because an incident came between. Recovery frees the latter.
+        kept: destroyed groups in which something never ends. MPI may still write to their memory.
+        balance_of_closed: see :meth:`balance`.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[int, ...], int] = {}
+        self.closed: list[Group] = []
+        self.kept: list[Group] = []
+        self.balance_of_closed = 0
+        self._known: list[Group] = []
+
+    def add(self, group: Group) -> None:
+        """Count a new group."""
+        members, count = group.key
+        self.made[members] = count
+        self._known.append(group)
+
+    def __iter__(self) -> Iterator[Group]:
+        self._known = [group for group in self._known if not group.closed]
+        return iter(list(self._known))
+
+    def close(self, group: Group) -> None:
+        """Note that a group is destroyed."""
+        self.balance_of_closed += group.balance
+        self.closed.append(group)
+
+    def free_flushed(self) -> None:
+        """Free the destroyed groups that all their members have destroyed."""
+        for group in list(self.closed):
+            group.free_if_flushed()
+
+    def keep_closed(self) -> None:
+        """Give up freeing the destroyed groups that are left."""
+        self.kept += self.closed
+        self.closed.clear()
+
+    def freed(self, group: Group) -> None:
+        """Note that a group's communicators are given back."""
+        self.closed = [other for other in self.closed if other is not group]
+
+    def balance(self) -> int:
+        """Return how many more messages this rank has sent than received in the groups in use."""
+        return sum(group.balance for group in self)
+
+
 class World:
     """This rank among all ranks.
 
@@ -102,7 +158,7 @@ class World:
         self.control = base.Dup()
         self.board = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
         self.status = Statuses(self.board)
-        self.groups = recovery.Groups()
+        self.groups = Groups()
         self.threads = Threads()
         self.stopped = False
         self.unheard = False

@@ -4,6 +4,6 @@ Nothing slow is imported here: each notebook imports what it needs. The backend 
 own, `torch_mpi`, because a program may have a `utils` of its own.
 """
 
-from utils.labs import moved
+from utils.labs import old_names
 
-moved.install()
+old_names.install()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from places import ROOT
 
-from utils.labs.moved import MOVED
+from utils.labs.old_names import MOVED
 
 UTILS = ROOT / "utils"
 ENTRIES = 14

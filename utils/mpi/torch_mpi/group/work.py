@@ -240,7 +240,9 @@ class MPIWork(Work):
             raise self._error
         return True
 
-    synchronize = wait  # there is no device to synchronize with
+    def synchronize(self) -> None:
+        """Wait, as there is no device to synchronize with; a replaced `wait` counts here, too."""
+        self.wait()
 
     def is_completed(self) -> bool:
         """Return whether it is over, without waiting; who learns that it is has waited for it."""

@@ -119,7 +119,7 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # Two at a time: much of a test is waiting, for a deadline or for a rank. A group (tests/conftest.py)
 # stays together: a file, or a lab.
-test: $(VENV)/.test  ## test the course, in ten minutes
+test: $(VENV)/.test  ## test the course: eighteen minutes on two cores
 	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) -m '$(COURSE)')
 
 test-all: $(VENV)/.test  ## test also what needs a cluster, a browser or other libraries: half an hour

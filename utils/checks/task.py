@@ -116,6 +116,18 @@ class Report:
         if (text, kind, rank) not in self.found:
             self.found.append((text, kind, rank))
 
+    def behind_errors(self, explanations: Mapping[str, str]) -> str | None:
+        """Return what is behind an error that ranks raised; `None` if no explanation fits.
+
+        Args:
+            explanations: by a part of the error's text; the first part that an error has counts.
+        """
+        errors = [text for text, kind, _ in self.found if kind == "error"]
+        for part, explanation in explanations.items():
+            if any(part in text for text in errors):
+                return explanation
+        return None
+
     def begin_with(self, hint: str) -> None:
         """Put a hint in front of the problems: a long report is cut at its end."""
         self.found.insert(0, (hint, "mistake", None))

@@ -191,7 +191,7 @@ class Question:
         for rank in self._ranks:
             cell = f"{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
             try:
-                # Silent: the count in `Out[0:3]` stays the student's own.
+                # Silent: a question doesn't count in the student's `Out[0:3]`.
                 self._results[rank] = up.client[rank].execute(
                     QUESTION + cell, silent=True, block=False
                 )

@@ -144,7 +144,7 @@ def _loaded_library() -> str | None:
 
 
 def probe_backend() -> None:
-    """Tell whether a process group of this one rank comes up, with PyTorch's own error if not."""
+    """Tell whether a process group of this one rank starts, or PyTorch's error."""
     tell_each(all_reduce=_sum_over_ranks)
 
 

@@ -366,7 +366,7 @@ def write_explain(results: list[Result], path: Path, grades: Grades | None = Non
 
 
 def mark(text: str) -> str:
-    """Return the same for the same answer; its letter tells spreadsheets that it is no number."""
+    """Return the same for the same answer; its letter keeps spreadsheets from reading a number."""
     return "a" + hashlib.sha256(" ".join(text.split()).encode(errors="replace")).hexdigest()[:7]
 
 

@@ -100,7 +100,7 @@ class Found:
 
     Attributes:
         remarks: By student's name; those that belong to nobody have the name "".
-        others: Files that are no notebooks, by student's name.
+        others: Files that aren't notebooks, by student's name.
         closed: What can't be looked into, so that nobody knows what was handed in, by name.
     """
 

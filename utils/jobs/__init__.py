@@ -1,7 +1,7 @@
 """Jobs of ranks as processes. Here: their errors, and how a fresh Python runs the course.
 
 ``python -m utils`` and ``python -c`` look into the current folder first, where a user's own
-``utils.py`` would be imported in place of the course.
+``utils.py`` would be imported instead of the course.
 """
 
 import sys

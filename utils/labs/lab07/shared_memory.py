@@ -49,7 +49,7 @@ class Others:
 
 
 class Overwritten(TorchDispatchMode):
-    """Notes whether a tensor is copied into some memory, over whatever stands there."""
+    """Notes whether a tensor is copied into some memory, over what was there."""
 
     def __init__(self, pointer: int):
         super().__init__()

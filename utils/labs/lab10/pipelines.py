@@ -269,11 +269,8 @@ ERRORS = {
 
 def explained(report: Report) -> None:
     """Add to an error of PyTorch what is behind it."""
-    errors = [text for text, kind, _ in report.found if kind == "error"]
-    for part, explanation in ERRORS.items():
-        if any(part in text for text in errors):
-            report.problem(explanation)
-            return
+    if explanation := report.behind_errors(ERRORS):
+        report.problem(explanation)
 
 
 # -- 10.6: the executor -----------------------------------------------------------------------

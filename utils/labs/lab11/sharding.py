@@ -80,12 +80,9 @@ def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -
 
 def explain_errors(report: Report) -> None:
     """Add to an error of PyTorch what is behind it."""
-    errors = [text for text, kind, _ in report.found if kind == "error"]
-    for part, explanation in ERRORS.items():
-        if any(part in text for text in errors):
-            report.problem(f"({explanation})")
-            report.found.sort(key=lambda problem: problem[2] is not None)
-            return
+    if explanation := report.behind_errors(ERRORS):
+        report.problem(f"({explanation})")
+        report.found.sort(key=lambda problem: problem[2] is not None)
 
 
 def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Callable) -> None:

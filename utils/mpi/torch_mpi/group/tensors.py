@@ -366,7 +366,7 @@ def _all_reductions() -> dict[tuple[torch.dtype, str], tuple[MPI.Datatype, MPI.O
 
 
 _REDUCTIONS = _all_reductions()
-# Errors inside of an op of ours: MPI would end the job if the op raised them.
+# Errors inside our own ops: MPI would end the job if the op raised them.
 _failures: list[BaseException] = []
 
 

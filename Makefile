@@ -50,7 +50,7 @@ help:  ## this list
 	@echo "  PYTHON=python3.12 builds .venv with that Python (make clean first);"
 	@echo "  TORCH=2.15.0 takes that PyTorch; TORCH_INDEX=pypi takes the package index's build of it, with CUDA;"
 	@echo "  PIP_ARGS=… go to pip; PORT=8899 and ARGS=… to JupyterLab;"
-	@echo "  ARGS=… go to pytest, run and grade, too; WORKERS=3 runs three tests at a time instead of two."
+	@echo "  ARGS=… go to pytest, run and grade, too; WORKERS=4 runs four tests at a time."
 
 # --- environment -------------------------------------------------------------------------------
 
@@ -117,9 +117,10 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # --- authors -----------------------------------------------------------------------------------
 
-# Two at a time: much of a test is waiting, for a deadline or for a rank. A group (tests/conftest.py)
-# stays together: a file, or a lab.
-test: $(VENV)/.test  ## test the course: eighteen minutes on two cores
+# Three at a time: much of a test is waiting, for a deadline or for a rank. A group stays together
+# (tests/scheduling.py): a file, or a lab. Some tests of `test-all` fill both cores; so there, two.
+test: BESIDE = -n $(or $(WORKERS),3) $(GROUPS)
+test: $(VENV)/.test  ## test the course: ten minutes on two cores
 	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) -m '$(COURSE)')
 
 test-all: $(VENV)/.test  ## test also what needs a cluster, a browser or other libraries: half an hour

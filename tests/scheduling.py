@@ -35,20 +35,25 @@ QUICK = {
 RANKS = {"mpiexec", "ranks"}
 
 # What `make test-all` adds to `make test`: tests that need a cluster, a browser, another PyTorch, a
-# library of MPI from a package, or a stress test. Of these files all but the quick tests.
+# library of MPI from a package or many minutes, attacks, accidents and stress tests. Of these files
+# all but the quick tests. A single test elsewhere carries the mark `extended` itself.
 EXTENDED = {
     "test_answers_on_ranks",
     "test_bench",
     "test_browser",
+    "test_forged_replies",
+    "test_grading_accidents",
     "test_grading_attacks",
     "test_hosts",
     "test_hpc_readme",
     "test_hub",
     "test_launchers",
     "test_many_ranks",
+    "test_names_in_the_way",
     "test_site_mpi",
     "test_slurm",
     "test_stress",
+    "test_survivors",
 }
 # And every test that asks for one of these fixtures, in whichever file.
 EXTENDED_FIXTURES = {"chromium", "hub", "slurm_cluster"}

@@ -38,7 +38,7 @@ def test_every_picture_of_a_lab_comes_as_svg_and_png_that_say_what_they_show(tmp
     nb = pictures.executed(
         solution(tmp_path, DRAWS, "import time; time.sleep(0.2)"), tmp_path / "runs"
     )
-    assert pictures.seconds(nb.cells[2]) >= 0.2
+    assert 0.15 < pictures.seconds(nb.cells[2]) < 60  # clocks of messages, not of the sleep
     (found,) = pictures_of(nb)
     assert (found.name, found.section) == ("cell-0", "A ring of ranks")
     save([found], tmp_path / "out")

@@ -18,7 +18,7 @@ import pytest
 from mpi_jobs import run_tree
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
-from stub_walk import CELL, MET, code_cells, markers, stub_problem, tasks
+from stub_walk import CELL, MET, SHORTER, code_cells, markers, stub_problem, tasks
 
 from utils.checks import verdict
 from utils.course.notebook import KERNELSPEC, LABS, SOLUTIONS, dumps, lab, notebooks, read
@@ -161,6 +161,15 @@ def test_nbval_reproduces_a_solution_and_a_student_is_stopped_at_each_stub_by_it
 ):
     found = nbval(path, tmp_path / "report.xml", student=LABS / path.name)
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("name", SHORTER)
+def test_only_a_cell_whose_output_is_not_compared_runs_in_a_shorter_form(name: str):
+    cells = {cell.id: cell for cell in code_cells(read(SOLUTIONS / f"{name}.ipynb"))}
+    for cell_id, changes in SHORTER[name].items():
+        assert markers(cells[cell_id]) & IGNORES or not cells[cell_id].outputs, cell_id
+        for long, _ in changes:
+            assert cells[cell_id].source.count(long) == 1, f"{cell_id}: {long}"
 
 
 @pytest.mark.plain

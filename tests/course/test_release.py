@@ -103,6 +103,11 @@ def cell(nb, cell_id: str):
     return next(cell for cell in nb.cells if cell.id == cell_id)
 
 
+@pytest.mark.parametrize("name", ["cheat_sheet.md", "glossary.md"])
+def test_students_read_the_page_that_the_authors_edit(name):
+    assert (LABS / name).read_bytes() == (SOLUTIONS / name).read_bytes()
+
+
 def test_the_stub_stands_where_the_solution_was(lab):
     assert cell(lab, "exchange").source == (
         "%%px\n"

@@ -836,8 +836,3 @@ def test_the_protocol_can_be_read_without_the_group_and_without_torch():
         bad = {n for n in _imported_by(path) if n.startswith(("torch.", "torch_mpi.group"))}
         bad |= _imported_by(path) & {"torch", "utils"}
         assert not bad, (path.name, bad)
-
-
-def test_the_backend_imports_nothing_of_the_course():
-    for path in BACKEND.rglob("*.py"):
-        assert not {n for n in _imported_by(path) if n.split(".")[0] == "utils"}, path.name

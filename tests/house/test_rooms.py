@@ -119,9 +119,10 @@ def imported(module: str, path: Path) -> set[str]:
     return {name for name in found if name.split(".")[0] in {"utils", "torch_mpi"}}
 
 
-def arrows() -> Iterator[tuple[str, str]]:
-    for module, path in modules():
-        yield from ((module, target) for target in imported(module, path))
+@functools.cache
+def arrows() -> list[tuple[str, str]]:
+    """Return who imports whom, module by module."""
+    return [(module, target) for module, path in modules() for target in imported(module, path)]
 
 
 @pytest.mark.quick

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
 from utils.checks.calls import Calls, Rule, only, waited
 from utils.checks.groups import enough, group_of
@@ -23,7 +22,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
+from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin
 from utils.labs.shared.schedules import one_f_one_b
 
 from .meshes import mesh as mesh
@@ -68,6 +67,11 @@ class Place(NamedTuple):
     dp: list[int]
     stage: int
     replica: int
+
+    def part_of(self, images: int) -> tuple[int, int]:
+        """Return the first of its replica's images, and the one behind the last."""
+        size = images // len(self.dp)
+        return self.replica * size, (self.replica + 1) * size
 
 
 def place_in(grid: Sequence, rank: int) -> Place:
@@ -208,31 +212,33 @@ def _other_images(place: Place, images: int, seen: int) -> str:
 def _wrong_gradients(
     place: Place, seeds: tuple[int, ...], images: int, m: int, seen: int
 ) -> Iterator[Mistake]:
-    p, n = len(place.pp), len(place.dp)
+    p = len(place.pp)
+    n = len(place.dp)
     size = images // n
-    gradient = torch.tensor(twin(seeds, n=images)[0][place.stage], dtype=torch.float64)
 
-    def gradient_by(samples: slice, labelled: slice | None = None) -> list[float]:
-        return _part(seeds, images, place.stage, samples, labelled)[0]
+    def gradient_by(**samples: tuple[int, int]) -> list[float]:
+        return twin(seeds, n=images, **samples)[0][place.stage]
 
+    gradient = torch.tensor(gradient_by(), dtype=torch.float64)
     if n > 1:
-        alone = gradient_by(slice(place.replica * size, (place.replica + 1) * size))
+        alone = gradient_by(part=place.part_of(images))
         wrong = {
             f"{n} times too large: the sum over the replicas; divide by their number": n * gradient,
             f"divided once too often by {n}, the number of replicas": gradient / n,
             "this is the gradient of this replica's samples alone: average over dp, and give the "
             "piece of the minibatch by the place in dp, not by the place in the pipeline": alone,
             "all replicas have trained on the first piece of the minibatch: replica d has the "
-            "d-th": gradient_by(slice(0, size)),
+            "d-th": gradient_by(part=(0, size)),
         }
         yield from table(wrong)
     if p > 1:
-        first, last = slice(0, images // p), slice(images - images // p, images)
+        first = (0, images // p)
+        last = (images - images // p, images)
         wrong = {
             f"divided by {p} once too often: by all ranks, or by the stages. A mean over the "
             "replicas is asked for; stages share the layers, not the samples": gradient / p,
             "the minibatch was cut by stages: each replica has a piece, and its stages share "
-            "it": gradient_by(first, last),
+            "it": gradient_by(part=first, labelled=last),
         }
         yield from table(wrong)
     if m > 1:
@@ -251,9 +257,8 @@ NO_LOSS = Mistake(
 def _wrong_losses(
     place: Place, seeds: tuple[int, ...], images: int, loss: float
 ) -> Iterator[Mistake]:
-    n, size = len(place.dp), images // len(place.dp)
-    samples = slice(place.replica * size, (place.replica + 1) * size)
-    loss_here = _part(seeds, images, place.stage, samples)[1]
+    n = len(place.dp)
+    _, loss_here = twin(seeds, n=images, part=place.part_of(images))
     wrong = {
         "this is the loss of this replica's samples; average it over dp": loss_here,
         f"the sum over {n} replicas: divide by their number": n * loss,
@@ -261,19 +266,6 @@ def _wrong_losses(
     }
     yield from table(wrong)
     yield NO_NUMBER
-
-
-def _part(
-    seeds: tuple[int, ...], n: int, s: int, samples: slice, labelled: slice | None = None
-) -> tuple[list[float], float]:
-    """Return a stage's gradient, and the loss, of some samples; by mistake with others' labels."""
-    pieces, (x, labels) = whole(seeds, n)
-    x, labels = x[samples], labels[labelled or samples]
-    for piece in pieces:
-        x = piece(x)
-    loss = functional.cross_entropy(x, labels)
-    loss.backward()
-    return gradient_of(pieces[s]), loss.item()
 
 
 # -- 11.3: tensor × data ----------------------------------------------------------------------

@@ -23,10 +23,11 @@ from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, as_dict, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
 from utils.cluster.questions import Ranks
+from utils.labs.shared.replicas import Twin
 
-from .layers import Layers, rows_of, step_on
+from .layers import Layers, rows_of
 from .sharding import WORLD, exactly, explain_errors
-from .twins import BYTES, STEPS, layers_of, list_of, momentum
+from .twins import BYTES, MOMENTUM, RATE, STEPS, layers_of, list_of, momentum, sequential
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 #: Features of a step of ten layers.
@@ -137,19 +138,15 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
         host: the seed of the weights.
         adds: by mistake, the gradient of the step before is added.
     """
-    rows = host_rows(host)
-    before: dict[nn.Parameter, Tensor] = {}
-    optimizers = [momentum([row]) for row in rows]
-
-    def add(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        (row,) = optimizer.param_groups[0]["params"]
-        row.grad = before[row] = row.grad + before.get(row, 0)
-
-    for optimizer in optimizers if adds else ():
-        optimizer.register_step_pre_hook(add)
-    steps = [Layers(DEEP, *batch(device, step)) for step in range(STEPS)]
-    losses = [step_on("cpu", rows, optimizers, layers) for layers in steps]
-    return losses, [row.tolist() for row in rows]
+    twin = Twin(sequential(layers_of(host, DEEP), nn.ReLU), RATE, MOMENTUM)
+    losses = []
+    gradient = torch.zeros_like(twin.old)
+    for step in range(STEPS):
+        minibatch = batch(device, step)
+        losses.append(twin.loss(*minibatch))
+        gradient = twin.gradient(*minibatch) + adds * gradient
+        twin.move(gradient)
+    return losses, [row.tolist() for row in rows_of(twin.model)]
 
 
 @in_group

@@ -15,13 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.probe import in_double, told
-from utils.labs.shared.replicas import Seeds
+from utils.labs.shared.replicas import Seeds, Twin
 from utils.memory import Meter
 
 BYTES = 8  # of a float64
 #: Features of the small model, and of the chain whose memory is metered.
-SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
-RATE, MOMENTUM, STEPS, SAMPLES = 0.3, 0.9, 2, 4
+SMALL = (5, 4, 6, 3)
+CHAIN = 24
+WIDE = 48
+RATE = 0.3
+MOMENTUM = 0.9
+STEPS = 2
+SAMPLES = 4
 
 
 def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
@@ -83,28 +88,32 @@ def collected(function: Callable, *args: Any) -> tuple[Any, float]:
     return result, meter.peak / ((WIDE + 1) * WIDE * BYTES)
 
 
+def sequential(layers: Sequence[nn.Module], act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Return the layers with an activation in between."""
+    return nn.Sequential(*itertools.chain(*((layer, act()) for layer in layers)))[:-1]
+
+
+def _twin(seed: int) -> Twin:
+    """Return the training of the small model on one process."""
+    return Twin(sequential(layers_of(seed)), RATE, MOMENTUM, loss_of)
+
+
 @functools.cache
 def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
     """Return each layer's gradient for the samples of a place in the group, before any update."""
-    layers = layers_of(seeds.model)
-    return _gradient_rows(layers, samples(seeds.own[place], step))
-
-
-def _gradient_rows(layers: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """Return the gradient of each layer in a row, first of the weight, then of the bias."""
-    gradients = torch.autograd.grad(loss_of(chained(layers, x)), parameters_of(layers))
-    return [row_of(gradients[k : k + 2], 1) for k in range(0, len(gradients), 2)]
+    row = _twin(seeds.model).gradient(samples(seeds.own[place], step))
+    return list(row.split([(wide + 1) * narrow for wide, narrow in itertools.pairwise(SMALL)]))
 
 
 @functools.cache
 def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
     """Return the padded row of all weights after each step; ``mode`` is "mean" or a mistake."""
-    layers = layers_of(seeds.model)
+    twin = _twin(seeds.model)
     p = len(seeds.own)
-    velocity = added = 0.0
+    added = 0.0
     rows = []
     for step in range(STEPS):
-        of_ranks = [row_of(_gradient_rows(layers, samples(own, step)), p) for own in seeds.own]
+        of_ranks = [row_of([twin.gradient(samples(own, step))], p) for own in seeds.own]
         mean = sum(of_ranks) / p
         added = added + mean
         own_parts = torch.cat([row.chunk(p)[k] for k, row in enumerate(of_ranks)])
@@ -117,10 +126,8 @@ def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
             "first": of_ranks[0],
             "adds up": added,
         }[mode]
-        velocity = MOMENTUM * velocity + gradient
-        row = row_of(parameters_of(layers), p) - RATE * velocity
-        nn.utils.vector_to_parameters(row, parameters_of(layers))
-        rows.append(row.tolist())
+        twin.move(gradient[: len(twin.old)])
+        rows.append(row_of(list(twin.model.parameters()), p).tolist())
     return rows
 
 

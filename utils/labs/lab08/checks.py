@@ -384,8 +384,7 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
             form="two tensors",
             tolerance=replays.precision(center),
         )
-    text = "outer_step changes a tensor that it was given: make new ones"
-    yield facts({text: result["changed"]})
+    yield facts({"outer_step changes a tensor that it was given: make new ones": result["changed"]})
 
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:

@@ -181,11 +181,10 @@ def weight_steps(
     result = answer.value
     expected = replay()[answer.place]
     notes = expected.notes
-    wrong = _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)])
     yield value(
         result["notes"],
         notes,
-        wrong,
+        _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)]),
         what=f"the weights that it has noted, with {expected.rates}",
         form="the weights",
         tolerance=expected.exact,
@@ -197,11 +196,10 @@ def weight_steps(
     end = notes[-1] if notes else expected.first
     form = "the weights after the last step"
     yield value(result["result"], end, ends, what="the result", form=form, tolerance=expected.exact)
-    text = (
+    yield facts({
         "the tensor w that it was given has changed: the next run would not begin where this one "
-        "did. Make new tensors: w = w - …, or work on w.clone()"
-    )
-    yield facts({text: result["changed"]})
+        "did. Make new tensors: w = w - …, or work on w.clone()": result["changed"]
+    })
 
 
 def _wrong_notes(

@@ -291,12 +291,11 @@ def local_replayed(
 def _lengths(steps: int, tau: int, variant: str) -> list[int]:
     """Return how many local steps each round has."""
     begins = range(0, steps, tau)
-    variants = {
+    return {
         "early": [min(tau, begin + 1) for begin in begins],
         "whole last round": [tau for _ in begins],
         "forgets the rest": [tau] * (steps // tau),
-    }
-    return variants.get(variant, [min(tau, steps - begin) for begin in begins])
+    }.get(variant, [min(tau, steps - begin) for begin in begins])
 
 
 def _descended(
@@ -326,7 +325,7 @@ def _pseudo_gradients(
     size = len(centers)
     changes = [center - w for center, w in zip(centers, weights, strict=True)]
     mean = sum(changes) / size
-    variants = {
+    return {
         "sum": [mean * size] * size,
         "world": [mean * size / WORLD] * size,
         "own": changes,
@@ -334,8 +333,7 @@ def _pseudo_gradients(
         "over tau": [mean / tau] * size,
         "inner rate": [mean * eta] * size,
         "summed weights": [center - sum(weights) for center in centers],
-    }
-    return variants.get(variant, [mean] * size)
+    }.get(variant, [mean] * size)
 
 
 # -- what to say of each variant ------------------------------------------------------------------

@@ -57,7 +57,6 @@ def _wrong_workers(
     distance = w - center
     pull = eta * rho * distance
     descended = w - eta * gradient
-    late = w - moved_center(center, w, eta, rho)
     return {
         "nothing pulls the worker to the centre: the term ρ(W − W̄) is missing": descended,
         "the pull has the wrong sign, and drives the worker away from the centre: it moves by "
@@ -66,7 +65,7 @@ def _wrong_workers(
         - rho * distance,
         "the pull is multiplied by η twice: α = ηρ": descended - eta * pull,
         "the pull goes to the centre after it has moved; equation (1) has the old W̄": descended
-        - eta * rho * late,
+        - eta * rho * (w - moved_center(center, w, eta, rho)),
         "the gradient has the wrong sign: the worker climbs": w + eta * gradient - pull,
         "the gradient is missing: only the spring acts": w - pull,
         "the gradient is not multiplied by η": w - gradient - pull,
@@ -80,7 +79,6 @@ def _wrong_centers(
 ) -> dict[str, Tensor]:
     distance = w - center
     pull = eta * rho * distance
-    late = moved_worker(w, center, gradient, eta, rho) - center
     return {
         "nothing pulls the centre": center,
         "the centre moves away from the worker: the sign is +ηρ(W − W̄)": center - pull,
@@ -88,7 +86,7 @@ def _wrong_centers(
         "multiplied by η twice: α = ηρ": center + eta * pull,
         "multiplied by η alone: ρ is missing": center + eta * distance,
         "this follows from the worker's new weights; equation (2) has the old ones, W": center
-        + eta * rho * late,
+        + eta * rho * (moved_worker(w, center, gradient, eta, rho) - center),
         "the centre descends along the gradient, too. "
         "It has no gradient: only the springs move it": center - eta * gradient + pull,
         "divided by the number of workers: the sum over the workers is no mean": center + pull / 3,
@@ -127,12 +125,11 @@ def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[St
     yield _unchanged(result)
     before = (arguments["w"] + arguments["center"]).tolist()
     after = _sum_of(*result["moved"])
-    text = (
-        "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
-        f"{short(before)}, and is {short(after)}"
-    )
     # Where nothing was returned, the step by hand has said so.
-    yield facts({text: after is not None and not same(after, before)})
+    yield facts({
+        "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
+        f"{short(before)}, and is {short(after)}": after is not None and not same(after, before)
+    })
 
 
 def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:

@@ -245,8 +245,7 @@ def class_parallel_loss(ranks: Ranks, report: Report) -> None:
     runs = list(itertools.product(PARTITIONS, (1.0, 900.0)))
     for seed, (partition, scale) in zip(report.seeds(len(runs)), runs, strict=True):
         judge = functools.partial(_loss_of_classes, seed=seed, scale=scale)
-        case = _loss_case(seed, partition, scale)
-        if not judge_groups(ranks, report, probe_loss, [case], judge):
+        if not judge_groups(ranks, report, probe_loss, [_loss_case(seed, partition, scale)], judge):
             break
 
 
@@ -322,8 +321,7 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
 
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
     shifted = logits - logits.amax(1, keepdim=True)
-    total = shifted.exp().sum(1).log()
-    losses = dict.fromkeys(("everywhere", "near", "below"), total)
+    losses = dict.fromkeys(("everywhere", "near", "below"), shifted.exp().sum(1).log())
     first = 0
     for part in shifted.tensor_split(p, dim=1):
         count = part.shape[1]
@@ -356,14 +354,13 @@ def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) ->
     largest = logits.tensor_split(p, dim=1)[place].argmax(1, keepdim=True)
     of_maximum = right.scatter_add(1, largest, -right.sum(1, keepdim=True))
     exponentials = (logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
-    gradients = {
+    return flat_table({
         f"{p} times too large: it was summed over ranks that have the same loss": right * p,
         "a sum over the samples": right * samples,
         "the exponentials' part only: the label's logit was cut off, by detach or in "
         "place": exponentials,
         "the maximum has a gradient here: detach the logits that it is taken of": of_maximum,
-    }
-    return flat_table(gradients)
+    })
 
 
 # -- 9.8: the same with DTensor ---------------------------------------------------------------
@@ -450,8 +447,7 @@ def _block(
     twin = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
     yield numbers(result["y"], twin.y, where=f"output {where}")
     yield numbers(result["dx"], twin.x.grad, where=f"gradient of x {where}")
-    place = members.index(answer.rank)
-    yield from shard_gradients(twin, result["gradients"], len(members), place)
+    yield from shard_gradients(twin, result["gradients"], len(members), members.index(answer.rank))
     yield facts(_wrong_reductions(result, where))
 
 

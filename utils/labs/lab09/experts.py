@@ -274,7 +274,7 @@ def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
     by_own_expert = gate * twin.modules[place](x).detach()
     of_gated = kept * _outputs(twin.modules, gate * x, choice)
     mixed = y[choice.argsort(stable=True)]
-    by_mistake = {
+    yield from flat_table({
         "all tokens went to this rank's own expert": by_own_expert * kept,
         "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
         "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
@@ -289,8 +289,7 @@ def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
         "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
         "the tokens come back in the order of the experts; each belongs into its old place": mixed,
         "the first tokens of an expert have to be kept, not the surest": weighted * surest,
-    }
-    yield from flat_table(by_mistake)
+    })
     overwritten = gate * outputs[_overwritten(choice, capacity)]
     yield Mistake(
         one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),

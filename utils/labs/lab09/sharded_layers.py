@@ -51,8 +51,7 @@ def seeds_of(case: dict[str, Any], members: Sequence[int]) -> list[int]:
 
 def drawn(seed: int, *shape: int) -> Tensor:
     """Return numbers of a normal distribution; the same for the same seed."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
@@ -259,8 +258,7 @@ def probe_layer(
         with behind:
             return layer(x)
 
-    result = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    return result | {
+    return both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT)) | {
         "held": held,
         "behind": behind.found,
         "frozen": frozen,

@@ -149,11 +149,10 @@ def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
         complete = sum(done) == sum(map(len, schedule))
         right = in_order(all_spans) if complete else None
         yield value(in_order(spans), right, wrong_plans(schedule, times, right), what=call)
-        text = (
+        yield facts({
             f"{call}: the schedule itself was changed; it is run later: copy the lists before you "
-            "take something out"
-        )
-        yield facts({text: not same})
+            "take something out": not same
+        })
 
 
 #: More held than forwards one after the other.
@@ -355,7 +354,7 @@ def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
 
 
 def _wrong_versions(p: int, n: int) -> list[Mistake]:
-    by_mistake = {
+    return table({
         "there is no version for a microbatch: self.used[k] = self.version in forward": [None] * n,
         "all have version 0: done counts self.version up": [0] * n,
         "this is the number of the microbatch, not the version of the weights": [
@@ -363,8 +362,7 @@ def _wrong_versions(p: int, n: int) -> list[Mistake]:
         ],
         "this is the version at the backward; note it in forward": [k + (p == 1) for k in range(n)],
         "this is the version after the update: note it in forward": list(range(1, n + 1)),
-    }
-    return table(by_mistake)
+    })
 
 
 def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:

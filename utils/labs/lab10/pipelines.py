@@ -186,15 +186,14 @@ def _wrong_gradients(
         "zero. Does the stage before run backward from the gradient that it receives?",
     )
     yield Mistake(summed, "this is the gradient of a sum over the samples; the loss is their mean")
-    factors = {
+    for text, factor in {
         f"{m} times too large: worker.loss divides by the number of microbatches already, so that "
         "the losses add up. Is something else than worker.loss used, or something scaled?": m,
         f"divided by {m} microbatches once too often: worker.loss does it": 1 / m,
         f"divided by {p} stages: they share the layers, not the samples": 1 / p,
         "the sign is wrong": -1,
         "everything was counted twice": 2,
-    }
-    for text, factor in factors.items():
+    }.items():
         if factor != 1:
             yield Mistake([factor * g for g in right], text)
     if place < p - 1:
@@ -207,12 +206,11 @@ def _wrong_gradients(
 
 
 def _wrong_losses(loss: float, p: int, n: int) -> list[Mistake]:
-    by_mistake = {
+    return table({
         "this is the sum over the samples; cross_entropy has the mean": loss * n,
         f"divided by {p} stages": loss / p if p > 1 else None,
         "return a number: loss.item()": lambda result: isinstance(result, str | list),
-    }
-    return table(by_mistake)
+    })
 
 
 def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
@@ -300,7 +298,7 @@ def probe_run(
         losses, calls = recorded(function, *arguments, **keywords(partition, group))
         tensors = isinstance(losses, list) and any(isinstance(loss, Tensor) for loss in losses)
         of_stage = worker.piece.log
-        result = {
+        results.append({
             "losses": ["<Tensor>"] if tensors else told(losses),
             "calls": calls,
             "gradient": gradient_of(worker.piece),
@@ -309,8 +307,7 @@ def probe_run(
             "early": any(_is_early(call, of_stage.times) for call in log.since(mark)),
             "asked": worker.asked,
             "most": of_stage.most,
-        }
-        results.append(result)
+        })
     return results
 
 
@@ -453,7 +450,7 @@ def _wrong_lists_of_losses(
     m = len(schedule[0]) // 2
     place = answer.place
     order = [k for kind, k in schedule[place] if kind == "F"]
-    by_mistake = {
+    return table({
         "the losses are undone: worker.loss divides by the number of microbatches, and so they "
         "add up": [m * loss for loss in losses],
         "this is their sum: a list with one for each microbatch": sum(losses),
@@ -469,5 +466,4 @@ def _wrong_lists_of_losses(
         f"expected {len(losses)} losses on stage {place} of {len(answer.members)}": lambda result: (
             isinstance(result, list) and len(result) != len(losses)
         ),
-    }
-    return table(by_mistake)
+    })

@@ -304,14 +304,13 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
 
     to_last = idle_in(p * last)
     to_last_of_list = idle_in(p * (last_of_list - first))
-    of_list = idle_in(p * (last_of_list - spans[0][3] or length))
-    by_mistake = {
+    return table({
         "this is the share of the time in which stages are busy": 1 - idle(spans),
         "in percent; a share is between 0 and 1": 100 * idle(spans),
         "the spans do not begin at 0: the length is from the first start to the last end": to_last,
         "the length goes to the last span of the list; the list has no order": to_last_of_list,
         "the length goes from the first span of the list to the last; the list has no "
-        "order": of_list,
+        "order": idle_in(p * (last_of_list - spans[0][3] or length)),
         "all stages are busy together: their number is missing in the denominator": idle_in(length),
         "each stage was counted from its own first start to its own last end; the time before "
         "and after is idle, too": 1 - sum(busy[s] / lengths[s] for s in stages) / p,
@@ -322,8 +321,7 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
         "this is the idle time, not its share": p * length - total,
         "this is a formula for equal times; count what is in the spans": (p - 1) / (m + p - 1),
         "divided by the number of actions; divide by that of stages": idle_in(len(spans) * length),
-    }
-    return table(by_mistake)
+    })
 
 
 def _begin_and_end(spans: list[list]) -> tuple[float, float]:

@@ -232,13 +232,11 @@ def _wrong_gradients(
         }
         yield from table(wrong)
     if p > 1:
-        first = (0, images // p)
-        last = (images - images // p, images)
         wrong = {
             f"divided by {p} once too often: by all ranks, or by the stages. A mean over the "
             "replicas is asked for; stages share the layers, not the samples": gradient / p,
             "the minibatch was cut by stages: each replica has a piece, and its stages share "
-            "it": gradient_by(part=first, labelled=last),
+            "it": gradient_by(part=(0, images // p), labelled=(images - images // p, images)),
         }
         yield from table(wrong)
     if m > 1:
@@ -259,12 +257,11 @@ def _wrong_losses(
 ) -> Iterator[Mistake]:
     n = len(place.dp)
     _, loss_here = twin(seeds, n=images, part=place.part_of(images))
-    wrong = {
+    yield from table({
         "this is the loss of this replica's samples; average it over dp": loss_here,
         f"the sum over {n} replicas: divide by their number": n * loss,
         "only the last stage has a loss; return None on the others": None,
-    }
-    yield from table(wrong)
+    })
     yield NO_NUMBER
 
 

@@ -114,7 +114,7 @@ def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
         lambda reply: any(isinstance(members, str) for members in reply),
         "line returns another type: return a list of ranks",
     )
-    wrong = {
+    yield from table({
         "the axes are swapped: these are the lines along another axis": lines_of_all(shape, other),
         "the coordinates within the line; global ranks are asked for": [
             list(range(shape[axis])) for _ in every
@@ -123,8 +123,7 @@ def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
         "neighbours along the last axis": lines_of_all(shape[::-1], n - 1 - axis),
         "these are all ranks, not those of one line": [list(every) for _ in every],
         "the rank itself is on its line, too": [[q for q in right[r] if q != r] for r in every],
-    }
-    yield from table(wrong)
+    })
     yield Mistake(
         lambda reply: isinstance(reply, list) and _any_order(reply) == _any_order(right),
         "the right ranks in another order: sort them",
@@ -186,21 +185,19 @@ def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> I
     yield value(result["groups"], own_lines, mistakes, what=call, form="a list of groups")
     missing = [members for members in every_line if members not in asked]
     twice = [members for members in asked if asked.count(members) > every_line.count(members)]
-    wrong = {
+    yield facts({
         f"{call}: the group {missing[:1]} was never made": missing,
         f"{call}: the group of {twice[:1]} was made more than once, or is no line of this "
         "mesh": twice,
-    }
-    yield facts(wrong)
+    })
 
 
 def _asked_alike(shape: tuple[int, ...], meshes: dict[int, dict[str, Any]]) -> Iterator[Step]:
     """Judge whether all ranks ask for the same groups in the same order."""
     first = meshes[0]["asked"]
     for rank, result in meshes.items():
-        differs = (
+        yield facts({
             f"mesh_groups({shape}): rank 0 asks for {short(first)}, rank {rank} for "
             f"{short(result['asked'])}. new_group is collective: every rank has to make every "
-            "group, in the same order, or they wait for each other"
-        )
-        yield facts({differs: result["asked"] != first})
+            "group, in the same order, or they wait for each other": result["asked"] != first
+        })

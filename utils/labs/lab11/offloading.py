@@ -264,7 +264,6 @@ def _wrong_device(seen: list[list[int]], kept: int, most: int, pieces: int) -> d
     odd_order = order != list(range(pieces))
     surplus = [receives - min(k + 2, pieces) for k, (_, receives, *_) in enumerate(seen)] or [0]
     pending = [sends - waited_for for *_, sends, waited_for in seen] or [0]
-    first = (pieces - 1) // 2
     return {
         f"pieces were worked on in the order {short(order)}, expected 0 … {pieces - 1}": odd_order,
         "no prefetch: as piece n begins, the receive of piece n + 1 has to be started already": (
@@ -276,7 +275,7 @@ def _wrong_device(seen: list[list[int]], kept: int, most: int, pieces: int) -> d
         "you start the receive of piece n + 1, let go of the row of piece n − 1 (row = None), and "
         "of its request, which keeps the row": most > ROWS,
         "gradients are sent and waited for at once: start the next piece meanwhile, and wait "
-        "before the next gradient is sent": not any(pending[first + 1 :]),
+        "before the next gradient is sent": not any(pending[(pieces + 1) // 2 :]),
         "more than one gradient is under way: before you send one, wait for the one before": (
             max(pending) > 1
         ),

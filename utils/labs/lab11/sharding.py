@@ -166,13 +166,12 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
         yield communication(result["calls"], inside(answer.members), *_pair(BYTES * len(begin)))
         yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
         yield exactly(result["shard"], weights[part], table(wrong_shards), f"shard after {where}")
-        wrong = {
+        yield facts({
             f"after {where} the parameters have other memory: put the weights into the tensors "
             "that are there (copy_back)": result["moved"],
             f"after {where} the shard, or its gradient, is a view of a whole row, and so all of "
             "the row stays in memory: copy this rank's part": result["held"] > 1,
-        }
-        yield facts(wrong)
+        })
 
 
 def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> Iterator[Mistake]:
@@ -193,15 +192,14 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
         text = "these are the gradients: gather the shards, which are weights"
         yield Mistake([(b - a) / RATE for b, a in zip(begin, right, strict=True)], text)
     own_gradient = "each part was updated by the gradient of its own rank's samples alone"
-    modes = {
+    for mode, text in {
         "sum": f"the gradient is a sum over {p} ranks; a mean is asked for",
         "twice divided": f"the gradient was divided by {p} once too often",
         "own": f"{own_gradient}: reduce_scatter sums over the group",
         "own, divided": f"{own_gradient}, divided: reduce_scatter sums over the group",
         "first": "all parts were updated by the first rank's gradient",
         "adds up": "the gradient of the step before is still in shard.grad: replace it",
-    }
-    for mode, text in modes.items():
+    }.items():
         yield Mistake(trained(seeds, mode)[step], text)
 
 
@@ -260,12 +258,11 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     # Parts of all layers, a layer's gradients, their row, what backward needs, and what is freed
     # with some delay; who keeps all gradients has 24 more.
     most = CHAIN / p + 12
-    too_much = (
+    yield facts({
         f"{on(answer.members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' "
         f"worth of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as "
-        "they are reduce-scattered, and keep no row"
-    )
-    yield facts({too_much: p > 1 and result["rows"] > most})
+        "they are reduce-scattered, and keep no row": p > 1 and result["rows"] > most
+    })
     if p == WORLD:
         scatters = made("reduce_scatter_tensor", CHAIN, f" in backward of {CHAIN} equal layers")
         yield communication(result["calls again"], only("reduce_scatter_tensor"), scatters)
@@ -283,12 +280,11 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
     yield communication(result["calls"], made("reduce_scatter_tensor", n, why), waited)
     yield from _shard_gradients(answer, result["gradients"], step, f", {where}")
     left = result["left"]
-    wrong = {
+    yield facts({
         f"{where}: {left} parameters still have a gradient: set .grad = None": left,
         f"{where}: all parameters of layer {result['behind'][:1]} had their gradients, and still "
         "had them after their hooks: reduce-scatter and free them at once": result["behind"],
-    }
-    yield facts(wrong)
+    })
 
 
 def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str) -> Iterator[Step]:
@@ -462,30 +458,27 @@ def _wrong_outputs(layers: list[nn.Linear], x: Tensor, p: int) -> Iterator[Mista
         for layer, end in zip(layers, ends, strict=True)
     ]
     of_padded = chained(padded, x).detach().reshape(-1)
-    wrong = {
+    yield from table({
         "the bias is missing": chained(no_bias, x).detach().reshape(-1),
         "the bias is not the end of the row: zeros may follow it": of_padded,
-    }
-    yield from table(wrong)
+    })
 
 
 def _wrong_slopes(slope: Tensor, p: int, n: int) -> Iterator[Mistake]:
     """Yield which gradients of the input mistakes lead to, with n layers over p ranks."""
     if p > 1:
-        wrong = {
+        yield from table({
             f"divided by {p}: each rank has samples of its own, and only the shard's gradient is a "
             "mean": slope / p,
             f"divided by {p} in each layer: only the shard's gradient is a mean": slope / p**n,
-        }
-        yield from table(wrong)
+        })
     yield Mistake(None, "there is none: return it first")
 
 
 def _kept(p: int, where: str, when: str, rows: float, most: float) -> Step:
     """Judge whether more layers than these were whole at once."""
-    too_much = (
+    return facts({
         f"{when} of {CHAIN} equal layers {where} made {rows:.1f} layers' worth of bytes at its "
         f"peak, {most:.1f} are enough: forget the gathered weights after each layer. What "
-        "ctx keeps stays until backward: the shard, not the whole weight"
-    )
-    return facts({too_much: p > 1 and rows > most})
+        "ctx keeps stays until backward: the shard, not the whole weight": p > 1 and rows > most
+    })

@@ -79,13 +79,11 @@ def parallel_mlp(ranks: Ranks, report: Report) -> None:
 
 def _judge_layer(ranks: Ranks, report: Report, name: str) -> bool:
     """Judge a layer in groups whose ranks know their own shard only; return if it is right."""
-    given = {"name": name, "common": report.seed}
-    cases = [case | given for case in cases_apart(report)]
+    cases = [case | {"name": name, "common": report.seed} for case in cases_apart(report)]
     return judge_groups(ranks, report, probe_layer, cases, layer_of)
 
 
 def _linears() -> nn.Module:
-    """Return the layers that are cut by columns and by rows."""
     return nn.ModuleDict({name: nn.Linear(WIDE, NARROW) for name in ("up", "down")})
 
 
@@ -155,15 +153,10 @@ def traffic(ranks: Ranks, report: Report) -> None:
 
 
 def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) -> Case:
-    """Return the case of a model whose layers are cut."""
     share = 2 * (p - 1) / p
     nbytes = 4 * batch * tokens * width
     count = 4 * depth
     sent = count * share * nbytes
-    half = (
-        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
-        "backward has as many as forward"
-    )
     by_bytes = {
         "the bytes are those of one all_reduce": share * nbytes,
         "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them": count * nbytes,
@@ -172,15 +165,16 @@ def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) ->
         "each token has a row of its own: batch · tokens · width numbers": sent / tokens,
         "every rank has all of x, and all of x is summed: don't divide by p": sent / p,
     }
-    by_mistake = {half: [count / 2, sent / 2]}
-    by_mistake |= {text: [count, nbytes] for text, nbytes in by_bytes.items()}
+    by_mistake = {
+        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
+        "backward has as many as forward": [count / 2, sent / 2]
+    } | {text: [count, nbytes] for text, nbytes in by_bytes.items()}
     sizes = [depth, batch, tokens, width, p]
     form = "(number of all_reduces, bytes that each rank sends)"
     return Case("tensor_parallel_traffic", sizes, [count, sent], table(by_mistake), form)
 
 
 def _data_parallel(parameters: int, p: int) -> Case:
-    """Return the case of a model of which each rank has a replica."""
     nbytes = 4 * parameters
     sent = 2 * (p - 1) / p * nbytes
     by_mistake = {
@@ -253,7 +247,8 @@ def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[S
     """Yield what the loss and the gradient have to be on a rank, and how much may travel."""
     members = answer.members
     result = answer.value
-    p, place = len(members), answer.place
+    p = len(members)
+    place = answer.place
     logits, labels = _logits(seed, scale)
     logits.requires_grad_()
     loss = functional.cross_entropy(logits, labels)
@@ -312,7 +307,7 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
         "that of all ranks (ReduceOp.MAX)": own_maxima.mean(),
     }
     infinite = Mistake(
-        lambda result: not _finite(result),
+        lambda result: isinstance(result, list) and not all(map(math.isfinite, result)),
         "not a finite number. exp() of a large logit is inf: subtract the largest logit of each "
         "sample first",
     )
@@ -320,33 +315,26 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
 
 
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
+    """Return the loss where a mask lets through more than the label's class."""
     shifted = logits - logits.amax(1, keepdim=True)
-    losses = dict.fromkeys(("everywhere", "near", "below"), shifted.exp().sum(1).log())
+    everywhere = near = below = shifted.exp().sum(1).log()
     first = 0
     for part in shifted.tensor_split(p, dim=1):
         count = part.shape[1]
         picked = part.gather(1, (labels - first).clamp(0, count - 1)[:, None]).squeeze(1)
-        losses["everywhere"] = losses["everywhere"] - picked
-        near = (first <= labels) & (labels <= first + count)
-        losses["near"] = losses["near"] - picked * near
-        losses["below"] = losses["below"] - picked * (labels < count)
+        everywhere = everywhere - picked
+        near = near - picked * ((first <= labels) & (labels <= first + count))
+        below = below - picked * (labels < count)
         first += count
-    return {_WRONG_MASKS[name]: loss.mean() for name, loss in losses.items()}
-
-
-#: What to say of a mask that lets through more than the label's class.
-_WRONG_MASKS = {
-    "everywhere": "the label's logit also comes from ranks that do not have its class: multiply it "
-    "by a mask",
-    "near": "a class at the border is counted by two ranks: this rank has the classes from first "
-    "to first + count − 1",
-    "below": "labels are numbers of all classes: compare them with first and first + count",
-}
-
-
-def _finite(result: object) -> bool:
-    """Return whether a list has finite numbers only."""
-    return not isinstance(result, list) or all(map(math.isfinite, result))
+    return {
+        "the label's logit also comes from ranks that do not have its class: multiply it by a "
+        "mask": everywhere.mean(),
+        "a class at the border is counted by two ranks: this rank has the classes from first to "
+        "first + count − 1": near.mean(),
+        "labels are numbers of all classes: compare them with first and first + count": (
+            below.mean()
+        ),
+    }
 
 
 def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) -> list[Mistake]:
@@ -434,16 +422,13 @@ def _block(
     members = meshes[answer.rank]
     where = on(members)
     returned, missing, odd = (result.get(name) for name in ("returned", "missing", "odd"))
-    text = f"parallelize returned {returned}: change the block itself, and return the block"
-    yield facts({text: returned})
-    text = f"{', '.join(missing or ())}: no DTensors, the plan has no style for them"
-    yield facts({text: missing})
-    text = (
+    yield facts({
+        f"parallelize returned {returned}: change the block itself, and return the block": returned,
+        f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
         f"{where}: {', '.join(odd or ())}: cut in another way. q, k, v and up go by columns "
         "(ColwiseParallel), out and down by rows (RowwiseParallel), all of them over the mesh that "
-        "was handed in"
-    )
-    yield facts({text: odd})
+        "was handed in": odd,
+    })
     twin = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
     yield numbers(result["y"], twin.y, where=f"output {where}")
     yield numbers(result["dx"], twin.x.grad, where=f"gradient of x {where}")

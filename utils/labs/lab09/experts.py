@@ -52,7 +52,7 @@ class Routed:
 
 
 def _sizes(capacity: int) -> tuple[int, int]:
-    """Return the number of tokens of a rank, and of features of each."""
+    """Return the tokens of a rank, and the features of each."""
     return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
 
 
@@ -72,7 +72,6 @@ def _routed(seed: int, p: int, capacity: int) -> Routed:
 
 
 def _expert(seed: int, capacity: int) -> nn.Module:
-    """Return the expert of the rank with this seed."""
     _, features = _sizes(capacity)
     return nn.Sequential(made_module(seed + 7, nn.Linear, features, features), nn.Tanh())
 
@@ -95,16 +94,15 @@ def probe_experts(
     """Send this rank's tokens to the experts, both ways."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
-    choice = routed.choice
     gate = routed.gate.requires_grad_()
     expert = _expert(seed, capacity)
     named = keywords(partition, group)
+
+    def travel(x: Tensor) -> Tensor:
+        return function(x, routed.choice.clone(), gate, expert, capacity, **named)
+
     with _memory_of_nan():
-        result = both_ways(
-            lambda own: function(own, choice.clone(), gate, expert, capacity, **named),
-            routed.x,
-            routed.upstream,
-        )
+        result = both_ways(travel, routed.x, routed.upstream)
     grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
     return result | {"grads": [None if g is None else flat(g) for g in grads]}
 
@@ -131,6 +129,11 @@ def _overwritten(choice: Tensor, capacity: int) -> Tensor:
     return tokens
 
 
+def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
+    """Return what the expert of each token says to it."""
+    return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
+
+
 @dataclass(frozen=True)
 class Twin:
     """All experts of a group in one process, after forward and backward.
@@ -149,7 +152,6 @@ class Twin:
 
 
 def _twin(seeds: Sequence[int], capacity: int) -> Twin:
-    """Return what ranks with these seeds have to get."""
     modules = [_expert(seed, capacity) for seed in seeds]
     routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
     for parameter in (q for module in modules for q in module.parameters()):
@@ -191,7 +193,6 @@ _EXCHANGES = only("all_to_all_single", "all_to_all")
 
 
 def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank has to return."""
     capacity = answer.case["capacity"]
     yield communication(answer.value["forward"], _EXCHANGES, inside(answer.members))
     mistakes = _wrong_routes(twin, answer.place, capacity)
@@ -207,24 +208,14 @@ def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
     nbytes = BYTES * len(members) * capacity * _sizes(capacity)[1]
     yield communication(result["forward"], _there_and_back("forward", nbytes))
     routed = twin.routed[answer.place]
-    weight, bias = twin.modules[answer.place].parameters()
-    sources = {
-        "x": routed.x,
-        "the gates": routed.gate,
-        "the expert's weight": weight,
-        "the expert's bias": bias,
-    }
-    gradients = [result["dx"], *result["grads"]]
-    for (name, source), gradient in zip(sources.items(), gradients, strict=True):
+    sources = (routed.x, routed.gate, *twin.modules[answer.place].parameters())
+    names = ("x", "the gates", "the expert's weight", "the expert's bias")
+    gradients = (result["dx"], *result["grads"])
+    for name, source, gradient in zip(names, sources, gradients, strict=True):
         where = f"gradient of {name}, capacity {capacity}, {on(members)}"
         yield numbers(gradient, source.grad, _cut_off(source.grad), where=where)
     backward = _there_and_back("backward", nbytes)
     yield communication(result["backward"], _EXCHANGES, inside(members), backward)
-
-
-def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
-    """Return what the expert of each token says to it."""
-    return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
 
 def _there_and_back(way: str, nbytes: int) -> Rule:
@@ -245,7 +236,6 @@ def _there_and_back(way: str, nbytes: int) -> Rule:
 
 
 def _cut_off(gradient: Tensor) -> list[Mistake]:
-    """Return where no gradient comes back."""
     zeros = numbers_of(0 * gradient)
     return [
         Mistake(

@@ -38,7 +38,8 @@ from .sharded_layers import (
 
 # -- 9.1: shards ------------------------------------------------------------------------------
 
-WIDE, NARROW = 8, 12  # of the layer that is cut
+WIDE = 8  # of the layer that is cut
+NARROW = 12
 
 
 @in_group
@@ -70,7 +71,6 @@ def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
 
 
 def _layer(seed: int, partition: Partition) -> nn.Linear:
-    """Return what is cut; a larger layer where there is no group."""
     larger = 4 * (partition is None)
     return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
 
@@ -83,10 +83,11 @@ def shards(ranks: Ranks, report: Report) -> None:
 
 
 def _shards(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what both functions have to return on a rank."""
-    p, place = len(answer.members), answer.place
+    p = len(answer.members)
+    place = answer.place
     linear = _layer(answer.case["seed"], answer.case["partition"])
-    weight, bias = linear.weight.detach(), linear.bias.detach()
+    weight = linear.weight.detach()
+    bias = linear.bias.detach()
     for name, cut in (("column_shard", 0), ("row_shard", 1)):
         where = f"{name} {on(answer.members)}"
         result = answer.value[name]
@@ -127,18 +128,15 @@ def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake
 def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
     part = bias.chunk(p)[place]
     right = bias if cut else part
+    other = {"the whole bias: a rank has a bias for its own outputs only": bias}
+    if cut:
+        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
     by_mistake = {
         "the bias is divided by the number of ranks. That would do, if it were added before the "
         "sum; this one is added once, afterwards": bias / p,
         "the bias is zero here: it is replicated, as every rank adds it after the sum": 0 * right,
     }
-    if p == 1:
-        return table(by_mistake)
-    if cut:
-        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
-    else:
-        other = {"the whole bias: a rank has a bias for its own outputs only": bias}
-    return table(other | by_mistake)
+    return table(by_mistake if p == 1 else other | by_mistake)
 
 
 # -- 9.2: f and g -----------------------------------------------------------------------------
@@ -189,7 +187,6 @@ def operators(ranks: Ranks, report: Report) -> None:
 
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what f and g have to do on a rank."""
     seeds = seeds_of(answer.case, answer.members)
     inputs = {"y": [drawn(seed, *_SHAPE) for seed in seeds]}
     inputs["dx"] = [drawn(seed + 50, *_SHAPE) for seed in seeds]

@@ -96,7 +96,7 @@ def numbers(result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, 
 
 
 def flat_table(by_mistake: Mapping[str, Tensor]) -> list[Mistake]:
-    """Return mistakes from what to say of each, and the tensor whose numbers it gives."""
+    """Return mistakes, each from what to say of it and the tensor that it gives."""
     return table({text: numbers_of(tensor) for text, tensor in by_mistake.items()})
 
 
@@ -115,15 +115,15 @@ def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict[str, Any]
     x = x.clone().requires_grad_()
     y, forward = recorded(function, x)
     result = {"y": flat(y), "dx": None, "forward": forward, "backward": []}
-    if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
-        mark = log.mark()
-        y.backward(upstream)
-        result |= {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
-    elif isinstance(y, Tensor) and y.shape != upstream.shape:
-        result["y"] = f"a tensor of shape {list(y.shape)}"
-    elif isinstance(y, Tensor):
-        result["dx"] = "nothing: the result is cut off from the input"
-    return result
+    if not isinstance(y, Tensor):
+        return result
+    if y.shape != upstream.shape:
+        return result | {"y": f"a tensor of shape {list(y.shape)}"}
+    if not y.requires_grad:
+        return result | {"dx": "nothing: the result is cut off from the input"}
+    mark = log.mark()
+    y.backward(upstream)
+    return result | {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
 
 
 class WrittenBehind(TorchFunctionMode):
@@ -146,9 +146,9 @@ class WrittenBehind(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
             self._look()  # no operation for autograd
-        for one in tree_leaves((args, out)):
-            if isinstance(one, Tensor) and one.grad_fn is not None:
-                self._known[id(one)] = one, one.detach().clone()
+        for leaf in tree_leaves((args, out)):
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                self._known[id(leaf)] = leaf, leaf.detach().clone()
         return out
 
     def __exit__(self, *error: object) -> None:
@@ -171,7 +171,10 @@ def of_size(op: str, nbytes: int, when: str) -> Rule:
 
 # -- layers -----------------------------------------------------------------------------------
 
-WIDTH, HEADS, HIDDEN, INPUT = 16, 8, 24, (2, 3, 16)
+WIDTH = 16
+HEADS = 8
+HIDDEN = 24
+INPUT = (2, 3, WIDTH)
 KINDS = {
     "ParallelMLP": (models.FeedForward, WIDTH, HIDDEN),
     "ParallelAttention": (models.Attention, WIDTH, HEADS),
@@ -408,7 +411,8 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     name = answer.case["name"]
     members = answer.members
     result = answer.value
-    place, p = answer.place, len(answer.members)
+    place = answer.place
+    p = len(members)
     twin = uncut(name, answer.case["common"], tuple(seeds_of(answer.case, members)))
     where = on(members) + answer.values[0].get("when", "")
     yield facts(_other_parameters(result["held"], shapes(twin.layer, p), where))

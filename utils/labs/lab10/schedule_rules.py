@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -38,12 +39,8 @@ def is_lists(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, list) for row in value)
 
 
-def is_legal(schedule: list) -> bool:
-    """Return whether stages do not wait for each other, and nothing is missing."""
-    return faults(schedule) is None
-
-
-_NOT_LEGAL = "this schedule is not legal: stages wait for each other"
+#: What to say of stages that wait for each other, and how it is recognized.
+_NOT_LEGAL = {"this schedule is not legal: stages wait for each other": faults}
 
 
 def malformed(p: int, m: int) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def wrong_gpipes(p: int, m: int) -> list[Mistake]:
     }
     schedules: dict[str, Any] = {text: [actions] * p for text, actions in of_stage.items()}
     schedules["this is 1F1B: in GPipe all forwards come first"] = as_lists(one_f_one_b(p, m))
-    return table(malformed(p, m) | schedules | {_NOT_LEGAL: lambda value: not is_legal(value)})
+    return table(malformed(p, m) | schedules | _NOT_LEGAL)
 
 
 def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
@@ -120,8 +117,7 @@ def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
         "gradient comes. Stage s needs p − 1 − s forwards": warmed(m, [p - 1] * p),
         "the stages are the wrong way round: the first one warms up longest, p − 1 − s": turned,
     }
-    odd = {
-        _NOT_LEGAL: lambda value: not is_legal(value),
+    odd = _NOT_LEGAL | {
         "the backwards go in the order 0, 1, 2, …; the oldest microbatch first": backwards_turned,
         "a stage holds more than min(m, p − s) microbatches: too many forwards before a "
         "backward": holds_more,
@@ -184,34 +180,24 @@ def in_order(spans: Any) -> Any:
 Need = tuple[int, str, int] | None
 
 
-def _backward_alone(p: int, stage: int, kind: str, k: int) -> Need:
-    """Make a mistake: on the last stage a backward needs nothing."""
-    return None if kind == "B" and stage == p - 1 else needs(p, stage, kind, k)
-
-
-def _forwards_only(p: int, stage: int, kind: str, k: int) -> Need:
-    """Make a mistake: no backward needs anything."""
-    return needs(p, stage, kind, k) if kind == "F" else None
-
-
-def _reversed_needs(p: int, stage: int, kind: str, k: int) -> Need:
-    """Make a mistake: a backward needs that of the stage before."""
-    if kind == "B":
+def _mistaken(mistake: str, p: int, stage: int, kind: str, k: int) -> Need:
+    """Return what an action waits for by mistake."""
+    backward = kind == "B"
+    if mistake == "nothing" or (mistake == "forwards only" and backward):
+        return None
+    if mistake == "backward alone" and backward and stage == p - 1:
+        return None
+    if mistake == "reversed" and backward:
         return (stage - 1, "B", k) if stage else None
     return needs(p, stage, kind, k)
 
 
-def _nothing(*_: Any) -> None:
-    """Make a mistake: no action needs anything."""
-
-
 #: What to say of plans by other needs.
 _OTHER_NEEDS = {
-    "a backward on the last stage needs its own forward": _backward_alone,
-    "a backward waits for nobody here; it needs the backward of the stage behind": _forwards_only,
-    "a backward needs the gradient of the stage behind, s + 1, not of the one "
-    "before": _reversed_needs,
-    "stages wait for nobody here: an action also needs what comes from the stage beside": _nothing,
+    "a backward on the last stage needs its own forward": "backward alone",
+    "a backward waits for nobody here; it needs the backward of the stage behind": "forwards only",
+    "a backward needs the gradient of the stage behind, s + 1, not of the one before": "reversed",
+    "stages wait for nobody here: an action also needs what comes from the stage beside": "nothing",
 }
 
 
@@ -227,7 +213,8 @@ def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Itera
             "these are the actions before all were stuck: there are more in the lists, so the "
             "schedule is not legal, and the answer is None",
         )
-    for text, needed in _OTHER_NEEDS.items():
+    for text, mistake in _OTHER_NEEDS.items():
+        needed = functools.partial(_mistaken, mistake)
         yield Mistake(in_order(planned(schedule, *times, needs=needed)[0]), text)
     if right is None:
         text = "this schedule is not legal, it can never be completed: return None"
@@ -325,7 +312,6 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
 
 
 def _begin_and_end(spans: list[list]) -> tuple[float, float]:
-    """Return the first start and the last end."""
     return min(span[3] for span in spans), max(span[4] for span in spans)
 
 
@@ -336,7 +322,7 @@ def wrong_held(schedule: Schedule) -> list[Mistake]:
     most = held(schedule)
     rows = ["".join(kind for kind, _ in actions) for actions in schedule]
     in_front = [row.index("B") for row in rows]
-    by_mistake = {
+    return table({
         "these are the forwards in front of the first backward; later more may be held": in_front,
         "this is the maximum over the stages; each has its own": max(most),
         "this is the sum over the stages; each has its own": sum(most),
@@ -349,7 +335,7 @@ def wrong_held(schedule: Schedule) -> list[Mistake]:
         "the stages are in reverse": most[::-1],
         "this is the longest row of forwards; a backward in between frees one microbatch, not "
         "all": [max(map(len, row.split("B"))) for row in rows],
-    }
-    text = f"expected {p} numbers, one for each stage"
-    other_length = Mistake(lambda value: isinstance(value, list) and len(value) != p, text)
-    return [*table(by_mistake), other_length]
+        f"expected {p} numbers, one for each stage": lambda value: (
+            isinstance(value, list) and len(value) != p
+        ),
+    })

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from utils.checks.calls import only
 from utils.checks.clock import NotEnded, ends_within
 from utils.checks.functions import Case, judge_calls
@@ -182,7 +180,6 @@ def count(ranks: Ranks, report: Report) -> None:
 
 
 def _counts(cases: list[Case], results: list) -> Iterator[Step]:
-    """Yield what each case has to result in."""
     for case, result in zip(cases, results, strict=True):
         call = f"{case.name}({short(case.arguments[0], 60)})"
         yield value(result, case.right, case.mistakes, what=call, form=case.form)
@@ -205,14 +202,10 @@ def _count_cases(seed: int) -> list[Case]:
     other_kinds = [[s, {"F": "F", "B": "I"}[kind], k, a, e] for s, kind, k, a, e in first]
     hours = [[s, kind, k, 1e5 + a / 1e3, 1e5 + e / 1e3] for s, kind, k, a, e in first]
     of_spans = [*plans, backwards, moved(first, 1000), noisy, late, other_kinds, hours]
-    cases = [
-        Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number") for spans in of_spans
-    ]
     form = "a list with a number for each stage"
-    for schedule in schedules:
-        arguments = [as_lists(schedule)]
-        cases.append(Case("most_held", arguments, held(schedule), wrong_held(schedule), form))
-    return cases
+    return [
+        Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number") for spans in of_spans
+    ] + [Case("most_held", [as_lists(s)], held(s), wrong_held(s), form) for s in schedules]
 
 
 @task("10.5", "the schedule of 1F1B", points=2)
@@ -231,37 +224,33 @@ class StashLog:
 
     Attributes:
         most: how many microbatches had weights in it at once.
-        apart: whether these were copies, and not the stage's own tensors.
+        copies: whether these were copies, and not the stage's own tensors.
         missing: whether a forward has stored none.
         alive: of how many microbatches there were copies in memory at once.
     """
 
     most: int = 0
-    apart: bool = True
+    copies: bool = True
     missing: bool = False
     alive: int = 0
-    _copies: list[list[weakref.ref]] = field(default_factory=list)
+    _refs: list[list[weakref.ref]] = field(default_factory=list)
 
     def look(self, stage: Piece, stash: dict, action: str, k: int) -> None:
         """Note how a stage's stash is after an action for microbatch k."""
         self.most = max(self.most, len(stash))
         if action == "B":
             return
-        weights = stash.get(k, {})
-        if not isinstance(weights, dict):
-            kind = type(weights).__name__
-            raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        if k in stash:
-            self._look_at_copies(stage, weights)
-        else:
+        if k not in stash:
             self.missing = True
-
-    def _look_at_copies(self, stage: Piece, weights: dict[str, Tensor]) -> None:
+            return
+        if not isinstance(stash[k], dict):
+            kind = type(stash[k]).__name__
+            raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
         parameters = dict(stage.named_parameters())
-        pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
-        self.apart &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
-        self._copies.append([weakref.ref(w) for _, w in pairs])
-        alive = sum(any(ref() is not None for ref in refs) for refs in self._copies)
+        pairs = [(parameters[name], w) for name, w in stash[k].items() if name in parameters]
+        self.copies &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
+        self._refs.append([weakref.ref(w) for _, w in pairs])
+        alive = sum(any(ref() is not None for ref in refs) for refs in self._refs)
         self.alive = max(self.alive, alive)
 
 
@@ -286,7 +275,7 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse:
             "version": told(worker.version),
             "left": len(worker.stash),
             "most": log.most,
-            "copies": log.apart,
+            "copies": log.copies,
             "missing": log.missing,
             "alive": log.alive,
         }
@@ -336,18 +325,17 @@ def _stashes_are_right(report: Report, case: dict[str, Any], answers: list[Reply
 
 def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
     """Yield what each stage has to have at the end, and held on the way."""
-    seed, p, n, reverse = (case[name] for name in ("seed", "p", "n", "reverse"))
+    p, n, reverse = (case[name] for name in ("p", "n", "reverse"))
     order = ", the last one's backward first" if reverse else ""
     for s, stage in zip(range(p), result["stages"], strict=True):
         where = f"stage {s} of {p} after {n} microbatches{order}"
         used = [0 if reverse else max(0, k - (p - 1 - s)) for k in range(n)]
         mistakes = (
-            Mistake(weights_by(mode, seed, p, n, reverse)[s], text)
-            for text, mode in WRONG_STASHES.items()
+            Mistake(weights_by(mode, **case)[s], text) for text, mode in WRONG_STASHES.items()
         )
-        right = weights_by("stash", seed, p, n, reverse)[s]
-        text = f"weights of {where}"
-        yield value(stage["weights"], right, mistakes, what=text, tolerance=1e-12)
+        right = weights_by("stash", **case)[s]
+        what = f"weights of {where}"
+        yield value(stage["weights"], right, mistakes, what=what, tolerance=1e-12)
         yield value(stage["used"], used, _wrong_versions(p, n), what=f"self.used of {where}")
         yield value(stage["version"], n, what=f"self.version of {where}")
         yield facts(_wasted(where, stage, n if reverse else min(n, p - s)))

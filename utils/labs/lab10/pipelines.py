@@ -52,7 +52,8 @@ def probe_naive(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
 ) -> dict:
     """Run a minibatch of n samples through the stages. Each has layers of its own seed."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
+    place = dist.get_rank(group)
+    p = dist.get_world_size(group)
     piece = Piece(seed, place, p)
     x, labels = drawn(seed, n)
     if single:
@@ -88,7 +89,6 @@ def train_naively(ranks: Ranks, report: Report) -> None:
 
 
 def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a stage has to do with one minibatch."""
     members = answer.members
     place = answer.place
     result = answer.value
@@ -96,41 +96,35 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     single = answer.case["single"]
     where = on(members)
     traffic = _traffic([("F", 0), ("B", 0)], members, place)
-    yield communication(
-        result["calls"],
-        only("send", "recv"),
-        inside(members),
-        messages(*((op, peer) for op, peer, *_ in traffic), in_order=False),
-        _bytes(traffic, {n}, BYTES // 2 if single else BYTES),
-        waited,
-    )
+    sides = messages(*((op, peer) for op, peer, *_ in traffic), in_order=False)
+    sizes = _bytes(traffic, {n}, BYTES // 2 if single else BYTES)
+    always = (only("send", "recv"), inside(members))
+    yield communication(result["calls"], *always, sides, sizes, waited)
     order = " ".join(result["events"]) or "nothing"
-    text = f"{where}: the stage was called for {order}, expected one forward, one backward"
-    yield facts({text: result["events"] != ["F", "B"]})
+    yield facts({
+        f"{where}: the stage was called for {order}, expected one forward, one backward": (
+            result["events"] != ["F", "B"]
+        )
+    })
     seeds = _seeds_of(answer)
     gradients, loss = twin(seeds, n=n)
-    yield value(
-        result["gradient"],
-        gradients[place],
-        _wrong_gradients(seeds, place, n=n),
-        what=f"gradients of stage {place} {where}",
-        tolerance=1e-4 if single else EXACT,
-    )
+    what = f"gradients of stage {place} {where}"
+    mistakes = _wrong_gradients(seeds, place, n=n)
+    exact = 1e-4 if single else EXACT
+    yield value(result["gradient"], gradients[place], mistakes, what=what, tolerance=exact)
     if place == len(members) - 1:
         mistakes = _wrong_losses(loss, len(members), n)
         form = "the loss on the last stage"
         yield value(result["loss"], loss, mistakes, what=f"the loss {where}", form=form)
     else:
-        text = (
+        yield facts({
             f"stage {place} {where} returned {result['loss']!r}; only the last stage has a loss, "
-            "the others return None"
-        )
-        yield facts({text: result["loss"] is not None})
+            "the others return None": result["loss"] is not None
+        })
     yield facts(_marked([["F", 0], ["B", 0]], result))
 
 
 def _seeds_of(answer: GroupAnswer) -> tuple[int, ...]:
-    """Return the seeds that the ranks of a group were told."""
     return tuple(answer.case["each"][rank]["seed"] for rank in answer.members)
 
 
@@ -281,7 +275,8 @@ def probe_run(
     """Run schedules for as many stages as this group has."""
     from torch_mpi.record import log
 
-    place, p = dist.get_rank(group), dist.get_world_size(group)
+    place = dist.get_rank(group)
+    p = dist.get_world_size(group)
     function = answer_named(user_ns, "run_schedule")
     marks = answer_named(user_ns, "marks")
     results = []
@@ -340,7 +335,6 @@ def execute(ranks: Ranks, report: Report) -> None:
 
 
 def _runs(answer: GroupAnswer, runs: Runs) -> Iterator[Step]:
-    """Yield what a stage has to do in one run after the other."""
     for (name, (schedule, n)), result in zip(runs.items(), answer.value, strict=True):
         yield from _run(answer, f"{name}, {on(answer.members)}", schedule, n, result)
 
@@ -355,42 +349,32 @@ def _run(
     m = len(schedule[0]) // 2
     seeds = _seeds_of(answer)
     traffic = _traffic(actions, members, place)
-    yield communication(
-        result["calls"],
-        only("send", "recv"),
-        inside(members),
-        *_as_wanted([message[:3] for message in traffic]),
-        _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)}),
-        _sends_do_not_block,
-        waited,
-    )
-    text = (
+    always = (only("send", "recv"), inside(members))
+    wanted = _as_wanted([message[:3] for message in traffic])
+    sizes = _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)})
+    yield communication(result["calls"], *always, *wanted, sizes, _sends_do_not_block, waited)
+    yield facts({
         f"{where}: this stage waits for the request of isend before it goes on with its list, and "
-        "computes nothing meanwhile. Put the request into the outbox, and wait at the end"
-    )
-    yield facts({text: result["early"]})
+        "computes nothing meanwhile. Put the request into the outbox, and wait at the end": (
+            result["early"]
+        )
+    })
     yield facts(_out_of_order(where, actions, result["asked"]))
-    yield value(
-        result["gradient"],
-        twin(seeds, n=n)[0][place],
-        _wrong_gradients(seeds, place, m, n),
-        what=f"{where}: gradients of stage {place}",
-        tolerance=EXACT,
-    )
-    enough = held([actions])[0]
-    text = (
+    right = twin(seeds, n=n)[0][place]
+    mistakes = _wrong_gradients(seeds, place, m, n)
+    what = f"{where}: gradients of stage {place}"
+    yield value(result["gradient"], right, mistakes, what=what, tolerance=EXACT)
+    (enough,) = held([actions])
+    yield facts({
         f"{where}: activations of {result['most']} microbatches were held at once, {enough} are "
-        "enough: forget those of a microbatch after its backward (held.pop(k))"
-    )
-    yield facts({text: result["most"] > enough + 1})
+        "enough: forget those of a microbatch after its backward (held.pop(k))": (
+            result["most"] > enough + 1
+        )
+    })
     losses = losses_of(seeds, m, n) if place == len(members) - 1 else []
-    yield value(
-        result["losses"],
-        losses,
-        _wrong_lists_of_losses(losses, answer, schedule),
-        what=f"{where}: losses",
-        form="the losses on the last stage, [] on the others",
-    )
+    mistakes = _wrong_lists_of_losses(losses, answer, schedule)
+    form = "the losses on the last stage, [] on the others"
+    yield value(result["losses"], losses, mistakes, what=f"{where}: losses", form=form)
     yield facts(_marked([list(action) for action in actions], result))
 
 
@@ -449,17 +433,13 @@ def _wrong_lists_of_losses(
 ) -> list[Mistake]:
     m = len(schedule[0]) // 2
     place = answer.place
-    order = [k for kind, k in schedule[place] if kind == "F"]
+    in_order_of_work = [losses[k] for kind, k in schedule[place] if kind == "F"] if losses else []
     return table({
         "the losses are undone: worker.loss divides by the number of microbatches, and so they "
         "add up": [m * loss for loss in losses],
         "this is their sum: a list with one for each microbatch": sum(losses),
         "only the last stage has losses; the others return []": [0.0] * m,
-        "the losses are in the order of the work; return them in the order of k": [
-            losses[k] for k in order
-        ]
-        if losses
-        else [],
+        "the losses are in the order of the work; return them in the order of k": in_order_of_work,
         "numbers are asked for: loss.item()": lambda result: any(
             isinstance(loss, str | list) for loss in result
         ),

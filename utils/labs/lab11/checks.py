@@ -162,7 +162,8 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     place = place_in(case["grid"], answer.rank)
     m = case["microbatches"]
     images = case["samples"]
-    stages, replicas = len(place.pp), len(place.dp)
+    stages = len(place.pp)
+    replicas = len(place.dp)
     seeds = tuple(case["each"][other]["seed"] for other in place.pp)
     where = f"{replicas} pipelines of {stages} stages"
     order = [kind for kind, _ in one_f_one_b(stages, m)[place.stage]]
@@ -325,122 +326,115 @@ def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
         for rank in range(WORLD):
             k, d = (mine(partition, rank).index(rank) for partition in grid)
             gradients.append({n: gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
-        case = {"each": to_each(gradients=gradients), "grid": grid, "most": most}
-        yield case | {"most": most or _between(case)}
+        case = {"each": to_each(gradients=gradients), "grid": grid}
+        alone = max(Clipping(case, rank).alone for rank in mine(grid[0], 0))
+        # A bound that the norm is above, and what each rank has by itself is below.
+        yield case | {"most": most or (Clipping(case, 0).norm + alone) / 2}
 
 
-def _between(case: dict[str, Any]) -> float:
-    """Return a bound that the norm is above, and what each rank has by itself is below."""
-    alone = [_norm_alone(case, rank) for rank in mine(case["grid"][0], 0)]
-    return (_norm(case, 0) + max(alone)) / 2
+class Clipping:
+    """What averaging and clipping give on one rank.
 
+    Attributes:
+        tp, dp: the ranks along both axes.
+        row: the mean over the replicas of the gradients that the rank has.
+        alone: the norm of this row.
+        cut: the squares of the averaged shards, of each rank of tp.
+        whole: the squares of the parameters that are not cut.
+        norm: of the whole gradient, before it is clipped.
+    """
 
-def _held(case: dict[str, Any], rank: int) -> Tensor:
-    """Return the gradients that a rank has, in one row."""
-    gradients = case["each"][rank]["gradients"]
-    parts = [torch.tensor(gradients[name], dtype=torch.float64) for name in NAMES]
-    return torch.cat([part.reshape(-1) for part in parts])
+    def __init__(self, case: dict[str, Any], rank: int):
+        self.case = case
+        self.rank = rank
+        self.tp, self.dp = (mine(partition, rank) for partition in case["grid"])
+        self.row = self._mean(rank)
+        self.alone = self.row.norm().item()
+        self.cut = [self._mean(other).square()[IS_CUT].sum().item() for other in self.tp]
+        self.whole = self.row.square()[~IS_CUT].sum().item()
+        self.norm = math.sqrt(sum(self.cut) + self.whole)
 
+    def held(self, rank: int) -> Tensor:
+        """Return the gradients that a rank has, in one row."""
+        gradients = self.case["each"][rank]["gradients"]
+        parts = [torch.tensor(gradients[name], dtype=torch.float64) for name in NAMES]
+        return torch.cat([part.reshape(-1) for part in parts])
 
-def _average(case: dict[str, Any], rank: int) -> Tensor:
-    """Return the mean over the replicas that a rank has."""
-    replicas = [_held(case, other) for other in mine(case["grid"][1], rank)]
-    return sum(replicas) / len(replicas)
+    def _mean(self, rank: int) -> Tensor:
+        replicas = [self.held(other) for other in mine(self.case["grid"][1], rank)]
+        return sum(replicas) / len(replicas)
 
+    def wrong_norms(self) -> dict[str, float]:
+        """Return which norms mistakes lead to."""
+        p = len(self.tp)
+        n = len(self.dp)
+        total = sum(self.cut) + self.whole
+        raw = sum(self.held(other)[IS_CUT].square().sum().item() for other in self.tp)
+        raw += self.held(self.rank)[~IS_CUT].square().sum().item()
+        return {
+            "this is the norm of what this rank has: the squares of the shards have to be summed "
+            "over tp": self.alone,
+            f"the whole parameters were counted {p} times: their gradients are the same on all "
+            "ranks of tp, so their squares are not summed": (
+                math.sqrt(sum(self.cut) + p * self.whole)
+            ),
+            "norms were added over tp: sum the squares, and take the root at the end": sum(
+                math.sqrt(square + self.whole) for square in self.cut
+            ),
+            "norms of the shards were added over tp: sum their squares": math.sqrt(
+                sum(map(math.sqrt, self.cut)) ** 2 + self.whole
+            ),
+            "the squares were summed over dp as well: after averaging, all replicas have the same "
+            "gradients": math.sqrt(n * total),
+            "this is the square of the norm": total,
+            "the whole parameters are missing in the norm": math.sqrt(sum(self.cut)),
+            "the gradients were summed over dp, not averaged": n * self.norm,
+            f"the gradients were divided by {WORLD // p}: the number of replicas is the size of "
+            f"dp, {n}": n * self.norm / (WORLD // p),
+            "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
+        }
 
-def _squares(case: dict[str, Any], rank: int) -> tuple[dict[int, float], float]:
-    """Return the squares of the averaged shards, by rank of tp, and those of whole parameters."""
-    squares = {other: _average(case, other).square() for other in mine(case["grid"][0], rank)}
-    shards = {other: row[IS_CUT].sum().item() for other, row in squares.items()}
-    return shards, squares[rank][~IS_CUT].sum().item()
-
-
-def _norm(case: dict[str, Any], rank: int) -> float:
-    shards, whole = _squares(case, rank)
-    return math.sqrt(sum(shards.values()) + whole)
-
-
-def _norm_alone(case: dict[str, Any], rank: int) -> float:
-    """Return the norm of what a rank has by itself."""
-    return _average(case, rank).norm().item()
-
-
-def _wrong_norms(case: dict[str, Any], rank: int) -> dict[str, float]:
-    shards, whole = _squares(case, rank)
-    tp, dp = (mine(partition, rank) for partition in case["grid"])
-    p = len(tp)
-    n = len(dp)
-    cut = list(shards.values())
-    total = sum(cut) + whole
-    norm = math.sqrt(total)
-    raw = sum(_held(case, other)[IS_CUT].square().sum().item() for other in tp)
-    raw += _held(case, rank)[~IS_CUT].square().sum().item()
-    return {
-        "this is the norm of what this rank has: the squares of the shards have to be summed over "
-        "tp": _norm_alone(case, rank),
-        f"the whole parameters were counted {p} times: their gradients are the same on all ranks "
-        "of tp, so their squares are not summed": math.sqrt(sum(cut) + p * whole),
-        "norms were added over tp: sum the squares, and take the root at the end": sum(
-            math.sqrt(square + whole) for square in cut
-        ),
-        "norms of the shards were added over tp: sum their squares": math.sqrt(
-            sum(map(math.sqrt, cut)) ** 2 + whole
-        ),
-        "the squares were summed over dp as well: after averaging, all replicas have the same "
-        "gradients": math.sqrt(n * total),
-        "this is the square of the norm": total,
-        "the whole parameters are missing in the norm": math.sqrt(sum(cut)),
-        "the gradients were summed over dp, not averaged": n * norm,
-        f"the gradients were divided by {WORLD // p}: the number of replicas is the size of dp, "
-        f"{n}": n * norm / (WORLD // p),
-        "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
-    }
+    def wrong_rows(self, most: float) -> list[Mistake]:
+        """Return which gradients mistakes lead to, where the bound is so large."""
+        n = len(self.dp)
+        factor = min(1.0, most / self.norm)
+        clipped = self.row * factor
+        wrong = {
+            "each rank has clipped by the norm of its own part: one factor for all": (
+                self.row * min(1.0, most / self.alone)
+            ),
+            "these are the gradients of this replica: average over dp": (
+                self.held(self.rank) * factor
+            ),
+            f"a sum over the replicas: divide by {n}": n * clipped,
+        }
+        if factor < 1:
+            text = "the gradients were not clipped: multiply each by most / norm, in place"
+            return table({text: self.row} | wrong | {"clipped twice": self.row * factor**2})
+        text = "the norm is smaller than most, and the gradients were made longer: leave them"
+        return table({text: self.row * (most / self.norm)} | wrong)
 
 
 def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    rank = answer.rank
     result = answer.value
     calls = result["calls"]
-    tp, dp = (mine(partition, rank) for partition in case["grid"])
+    right = Clipping(case, answer.rank)
     most = case["most"]
-    norm = _norm(case, rank)
-    where = f"most = {most:g}, tp {tp}, dp {dp}"
-    wrong_norms = _wrong_norms(case, rank).items()
+    where = f"most = {most:g}, tp {right.tp}, dp {right.dp}"
+    norms = right.wrong_norms().items()
     mistakes = [
-        *table({text: other for text, other in wrong_norms if abs(other - norm) > 1e-9}),
-        Mistake(min(norm, most), "this is the norm after clipping: return that from before"),
+        *table({text: norm for text, norm in norms if abs(norm - right.norm) > 1e-9}),
+        Mistake(min(right.norm, most), "this is the norm after clipping: return that from before"),
         NO_NUMBER,
     ]
-    yield communication(calls, _on_mesh(tp, dp), only("all_reduce"), waited)
+    yield communication(calls, _on_mesh(right.tp, right.dp), only("all_reduce"), waited)
+    what = f"norm, {where}"
     form = "the norm before clipping"
-    yield value(result["norm"], norm, mistakes, what=f"norm, {where}", form=form, tolerance=1e-7)
-    row = _average(case, rank)
-    clipped = (row * min(1.0, most / norm)).tolist()
+    yield value(result["norm"], right.norm, mistakes, what=what, form=form, tolerance=1e-7)
+    row = (right.row * min(1.0, most / right.norm)).tolist()
     what = f"gradients, {where}"
-    yield value(result["gradient"], clipped, _wrong_clips(case, rank), what=what, tolerance=1e-6)
-    yield communication([call for call in calls if call["group"] == dp], _reduced(BYTES * len(row)))
-
-
-def _wrong_clips(case: dict[str, Any], rank: int) -> Iterator[Mistake]:
-    most = case["most"]
-    norm = _norm(case, rank)
-    n = len(mine(case["grid"][1], rank))
-    row = _average(case, rank)
-    factor = min(1.0, most / norm)
-    wrong = {
-        "each rank has clipped by the norm of its own part: one factor for all": (
-            row * min(1.0, most / _norm_alone(case, rank))
-        ),
-        "these are the gradients of this replica: average over dp": _held(case, rank) * factor,
-        f"a sum over the replicas: divide by {n}": n * row * factor,
-    }
-    if factor < 1:
-        text = "the gradients were not clipped: multiply each by most / norm, in place"
-        wrong = {text: row} | wrong | {"clipped twice": row * factor**2}
-    else:
-        text = "the norm is smaller than most, and the gradients were made longer: leave them"
-        wrong = {text: row * (most / norm)} | wrong
-    yield from table(wrong)
+    yield value(result["gradient"], row, right.wrong_rows(most), what=what, tolerance=1e-6)
+    yield communication([c for c in calls if c["group"] == right.dp], _reduced(BYTES * len(row)))
 
 
 def _on_mesh(tp: list[int], dp: list[int]) -> Rule:

@@ -334,8 +334,7 @@ def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
             Mistake(weights_by(mode, **case)[s], text) for text, mode in WRONG_STASHES.items()
         )
         right = weights_by("stash", **case)[s]
-        what = f"weights of {where}"
-        yield value(stage["weights"], right, mistakes, what=what, tolerance=1e-12)
+        yield value(stage["weights"], right, mistakes, what=f"weights of {where}", tolerance=1e-12)
         yield value(stage["used"], used, _wrong_versions(p, n), what=f"self.used of {where}")
         yield value(stage["version"], n, what=f"self.version of {where}")
         yield facts(_wasted(where, stage, n if reverse else min(n, p - s)))

@@ -53,8 +53,7 @@ def probe_naive(
 ) -> dict:
     """Run a minibatch of n samples through the stages. Each has layers of its own seed."""
     place = dist.get_rank(group)
-    p = dist.get_world_size(group)
-    piece = Piece(seed, place, p)
+    piece = Piece(seed, place, dist.get_world_size(group))
     x, labels = drawn(seed, n)
     if single:
         piece = piece.float()

@@ -170,13 +170,12 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     forwards = result["events"].count("F")
     in_axes = _on_axes(place.pp, place.dp)
     yield communication(calls, in_axes, only("send", "recv", "all_reduce"), waited)
-    wrong = {
+    yield facts({
         f"{where}: {forwards} forwards on this rank, {m} microbatches were asked for: does each go "
         "through once?": forwards != m,
         f"{where}: this stage worked in the order {' '.join(result['events'])}; one_f_one_b has "
         f"{' '.join(order)}": result["events"] != order,
-    }
-    yield facts(wrong)
+    })
     gradients, loss = twin(seeds, n=images)
     gradient = gradients[place.stage]
     mistakes = _wrong_gradients(place, seeds, images, m, result["images"])
@@ -185,13 +184,12 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(calls, _reduced(BYTES * len(gradient)))
     own_images = drawn(seeds[0], images)[0].chunk(replicas)[place.replica]
     others = place.stage == 0 and result["piece"] != fingerprint(own_images)
-    wrong = {
+    yield facts({
         _other_images(place, images, result["images"]): result["images"] != images // replicas,
         f"these are not the images of piece {place.replica}: cut the minibatch in order": others,
         f"the stage had parameters of float32, and has {result['dtype']} now: leave its "
         "type": result["dtype"] != "torch.float32",
-    }
-    yield facts(wrong)
+    })
     loss_of = f"the loss, {where}"
     if place.stage == stages - 1:
         mistakes = _wrong_losses(place, seeds, images, loss)
@@ -223,23 +221,21 @@ def _wrong_gradients(
     gradient = torch.tensor(gradient_by(), dtype=torch.float64)
     if n > 1:
         alone = gradient_by(part=place.part_of(images))
-        wrong = {
+        yield from table({
             f"{n} times too large: the sum over the replicas; divide by their number": n * gradient,
             f"divided once too often by {n}, the number of replicas": gradient / n,
             "this is the gradient of this replica's samples alone: average over dp, and give the "
             "piece of the minibatch by the place in dp, not by the place in the pipeline": alone,
             "all replicas have trained on the first piece of the minibatch: replica d has the "
             "d-th": gradient_by(part=(0, size)),
-        }
-        yield from table(wrong)
+        })
     if p > 1:
-        wrong = {
+        yield from table({
             f"divided by {p} once too often: by all ranks, or by the stages. A mean over the "
             "replicas is asked for; stages share the layers, not the samples": gradient / p,
             "the minibatch was cut by stages: each replica has a piece, and its stages share "
             "it": gradient_by(part=(0, images // p), labelled=(images - images // p, images)),
-        }
-        yield from table(wrong)
+        })
     if m > 1:
         said = f"{m} times too small: run_schedule divides by the microbatches already"
         yield Mistake((gradient / m).tolist(), said)
@@ -398,7 +394,6 @@ class Clipping:
         """Return which gradients mistakes lead to, where the bound is so large."""
         n = len(self.dp)
         factor = min(1.0, most / self.norm)
-        clipped = self.row * factor
         wrong = {
             "each rank has clipped by the norm of its own part: one factor for all": (
                 self.row * min(1.0, most / self.alone)
@@ -406,7 +401,7 @@ class Clipping:
             "these are the gradients of this replica: average over dp": (
                 self.held(self.rank) * factor
             ),
-            f"a sum over the replicas: divide by {n}": n * clipped,
+            f"a sum over the replicas: divide by {n}": n * (self.row * factor),
         }
         if factor < 1:
             text = "the gradients were not clipped: multiply each by most / norm, in place"

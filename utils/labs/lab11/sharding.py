@@ -308,7 +308,7 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     right = row.chunk(p)[k]
     if p > 1:
         alone = row_of([rows_at(seeds, k, step)[i]], p).chunk(p)[k]
-        wrong = {
+        yield from table({
             f"a sum over {p} ranks; a mean is asked for": p * right,
             f"divided by {p} once too often": right / p,
             "the gradient of this rank's samples alone: reduce_scatter over the group": alone,
@@ -316,26 +316,23 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
             "group": alone / p,
             "the gradient of the whole layer: this rank's part is asked for": row,
             "the part of another place of the group": row.chunk(p)[(k + 1) % p],
-        }
-        yield from table(wrong)
+        })
     wide, narrow = SMALL[i : i + 2]
     weight, bias, padding = row.split([wide * narrow, narrow, len(row) - (wide + 1) * narrow])
     transposed = weight.view(narrow, wide).t().reshape(-1)
     bias_first = torch.cat([bias, weight, padding]).chunk(p)[k]
     turned = torch.cat([transposed, bias, padding]).chunk(p)[k]
-    wrong = {
+    yield from table({
         "the bias stands in front of the weight: the row's order is weight, then bias": bias_first,
         "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]": turned,
-    }
-    yield from table(wrong)
+    })
     if step:
         before = _means(seeds, step - 1, i).chunk(p)[k]
-        wrong = {
+        yield from table({
             "the gradient of the backward before is still in it": right + before,
             "this is the gradient of the backward before: does the hook work a second "
             "time?": before,
-        }
-        yield from table(wrong)
+        })
 
 
 # -- 11.6: ZeRO-3 -----------------------------------------------------------------------------

@@ -316,8 +316,7 @@ class GroupStep:
         made_by = (*self.batch, len(self.members), place)
         likely = named(mistakes[0], self.twin.wrong_steps, *made_by)
         weights = self.twin.after(self.twin.gradient(*self.batch))
-        what = f"{self.where}: not the sequential step"
-        yield value(step["weights"], weights, likely, what=what)
+        yield value(step["weights"], weights, likely, what=f"{self.where}: not the sequential step")
         likely = named(mistakes[1], self.twin.wrong_losses, *made_by)
         loss = self.twin.loss(*self.batch)
         what = f"{self.where}: the loss"

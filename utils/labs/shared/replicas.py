@@ -47,8 +47,8 @@ def weights_of(model: nn.Module) -> Tensor:
 
 def gradient_of(model: nn.Module) -> Tensor:
     """Return all gradients in one row; zeros for those that are ``None``."""
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([gradient.detach().reshape(-1) for gradient in found]).clone()
+    rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([row.detach().reshape(-1) for row in rows]).clone()
 
 
 def multiple(gradient: list[float], expected: list[float]) -> Iterator[Mistake]:

@@ -159,7 +159,6 @@ def asynchronous(ranks: Ranks, report: Report) -> None:
 
 
 def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what messages a rank has to exchange, and how many gradients a worker computes."""
     if answer.place:
         yield each_of([_exchanges(answer)], [_gradients(answer)])
     else:
@@ -169,7 +168,6 @@ def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what weights a rank has to have, in the order in which the master has served."""
     order = [call["peer"] for call in _of(answer.values[0]["calls"], "send")]
     texts = ({} if answer.place else replays.SERVE_MISTAKES) | replays.WORK_MISTAKES
     return weight_steps(answer, _replay_in_order(answer, order), texts)
@@ -196,7 +194,6 @@ def _exchanges(answer: GroupAnswer) -> Step:
 
 
 def _of(calls: Calls, op: str) -> Calls:
-    """Return the calls of an operation in the order in which they began."""
     return sorted((call for call in calls if call["op"] == op), key=lambda call: call["start"])
 
 
@@ -263,7 +260,6 @@ def momentum(ranks: Ranks, report: Report) -> None:
 
 
 def _with_momentum(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a worker has to do beside a right master, which is not judged."""
     if answer.place == 0:
         return
     yield _exchanges(answer)
@@ -357,7 +353,6 @@ def diloco(ranks: Ranks, report: Report) -> None:
 
 
 def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
-    """Yield what `outer_step` has to return, and to leave alone."""
     form = result.get("form")
     yield facts({
         f"outer_step returned {form}, expected two tensors: return center, velocity": form

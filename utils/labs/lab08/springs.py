@@ -114,14 +114,12 @@ def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterato
 
 
 def _unchanged(result: dict[str, Any]) -> Step:
-    """Return the step that the arguments are as they were."""
     changed = result["changed"]
     text = f"{', '.join(changed)} has changed: return a new tensor, leave arguments alone"
     return facts({text: changed})
 
 
 def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
-    """Yield that without a gradient the sum of the weights stays."""
     yield _unchanged(result)
     before = (arguments["w"] + arguments["center"]).tolist()
     after = _sum_of(*result["moved"])
@@ -133,7 +131,6 @@ def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[St
 
 
 def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
-    """Yield where both ends of the spring have to move."""
     yield _unchanged(result)
     w, center, eta, rho = (arguments[name] for name in ("w", "center", "eta", "rho"))
     new_w, new_center = result["moved"]

@@ -108,7 +108,6 @@ def probe_linears(
 
 
 def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what both layers have to give, and which of them communicates."""
     common = answer.case["common"]
     seeds = seeds_of(answer.case, answer.members)
     linears = composed(common, seeds, _linears)
@@ -244,7 +243,6 @@ def class_parallel_loss(ranks: Ranks, report: Report) -> None:
 
 
 def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[Step]:
-    """Yield what the loss and the gradient have to be on a rank, and how much may travel."""
     members = answer.members
     result = answer.value
     p = len(members)
@@ -417,7 +415,6 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
 def _block(
     case: dict[str, Any], answer: Reply, meshes: list[list[int]], seeds: list[int]
 ) -> Iterator[Step]:
-    """Yield what a rank's part of the block has to be, to give, and to communicate."""
     result = answer.value
     members = meshes[answer.rank]
     where = on(members)

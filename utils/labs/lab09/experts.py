@@ -201,7 +201,6 @@ def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what has to come back to a rank, and how much may travel for it."""
     capacity = answer.case["capacity"]
     members = answer.members
     result = answer.value

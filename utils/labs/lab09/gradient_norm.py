@@ -138,7 +138,6 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
 
 
 def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
-    """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
     members = answer.members
     place = answer.place
     result = answer.value
@@ -210,7 +209,6 @@ def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistak
 
 
 def _one_number(calls: Calls) -> str | None:
-    """Say of calls in which more than one number travels that one is enough."""
     for call in calls:
         if call["nbytes"] > BYTES:
             size = call["nbytes"]

@@ -18,7 +18,6 @@ from utils.checks.probe import answer_named, recorded
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
 
-from .gradient_norm import clip_gradients as clip_gradients
 from .sharded_layers import (
     BYTES,
     EXACT,

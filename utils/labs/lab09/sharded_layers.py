@@ -439,7 +439,6 @@ def _as_given(answer: GroupAnswer) -> list[nn.Module]:
 def _other_parameters(
     held: dict[str, list[int]], expected: dict[str, list[int]], where: str
 ) -> dict[str, bool]:
-    """Return what is wrong with the shapes of a rank's parameters, by their names."""
     names = sorted(expected)
     if sorted(held) != names:
         return {f"the parameters are {sorted(held)}, expected {names}": True}

@@ -139,7 +139,6 @@ def _plans_are_right(ranks: Ranks, report: Report, asked: list[list]) -> bool:
 
 
 def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
-    """Yield what `plan` has to return for these schedules with these times."""
     for (schedule, times), (spans, same) in zip(asked, plans, strict=True):
         call = f"plan of [{'; '.join(written(schedule).splitlines())}]"
         call += f" with times {times}" if times else ""
@@ -324,7 +323,6 @@ def _stashes_are_right(report: Report, case: dict[str, Any], answers: list[Reply
 
 
 def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
-    """Yield what each stage has to have at the end, and held on the way."""
     p, n, reverse = (case[name] for name in ("p", "n", "reverse"))
     order = ", the last one's backward first" if reverse else ""
     for s, stage in zip(range(p), result["stages"], strict=True):
@@ -353,7 +351,6 @@ def _wrong_versions(p: int, n: int) -> list[Mistake]:
 
 
 def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:
-    """Return what is wrong with what a stage has kept, where so many versions are enough."""
     wrong = {
         "the stash holds the stage's own tensors, which are updated in place: keep copies, "
         "detach().clone()": not stash["copies"],

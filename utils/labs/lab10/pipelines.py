@@ -341,7 +341,6 @@ def _runs(answer: GroupAnswer, runs: Runs) -> Iterator[Step]:
 def _run(
     answer: GroupAnswer, where: str, schedule: Schedule, n: int, result: dict[str, Any]
 ) -> Iterator[Step]:
-    """Yield what a stage has to do with n samples: messages, order, gradients, memory, losses."""
     members = answer.members
     place = answer.place
     actions = schedule[place]
@@ -414,7 +413,6 @@ def _sends_do_not_block(calls: Calls) -> str | None:
 
 
 def _out_of_order(where: str, actions: Sequence[tuple], asked: list[list]) -> dict[str, bool]:
-    """Return what is wrong with what a worker was asked for, where it should be these actions."""
     early = any(kind.startswith("done") for kind, _ in asked)
     only_forwards = all(kind == "F" for kind, _ in asked)
     return {

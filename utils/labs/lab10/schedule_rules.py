@@ -237,7 +237,6 @@ def _wrong_times(schedule: Schedule, times: Sequence[float]) -> Iterator[Mistake
 
 
 def _two_at_once(spans: list) -> bool:
-    """Return whether a stage does two actions at the same time."""
     rows = sorted((s[0], s[3], s[4]) for s in spans)
     return any(a[0] == b[0] and b[1] < a[2] - 1e-9 for a, b in itertools.pairwise(rows))
 

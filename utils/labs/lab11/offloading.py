@@ -5,13 +5,12 @@ Ranks work in pairs. The device computes a step of ten layers; the host has the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +25,7 @@ from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Twin
 
 from .layers import Layers, rows_of
-from .sharding import WORLD, exactly, explain_errors
+from .sharding import WORLD, exactly, explain_errors, patched
 from .twins import BYTES, MOMENTUM, RATE, STEPS, layers_of, list_of, momentum, sequential
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
@@ -178,19 +177,14 @@ def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: in
     return result | {"weights": [list_of(row) for row in rows]}
 
 
-@contextlib.contextmanager
-def _receives_noted(worker: Watched) -> Iterator[None]:
+def _receives_noted(worker: Watched) -> AbstractContextManager[None]:
     irecv = dist.irecv
 
     def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         worker.receive(tensor)
         return irecv(tensor, *args, **kwargs)
 
-    with (
-        mock.patch.object(dist, "irecv", noting),
-        mock.patch.object(dist.distributed_c10d, "irecv", noting),
-    ):
-        yield
+    return patched("irecv", noting)
 
 
 @task("11.7", "offload with prefetch and early update", points=4)
@@ -238,21 +232,18 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     wanted += [(gradients, n, sizes[n]) for n in range(last, len(order))]
 
     def rule(calls: Calls) -> str | None:
-        made_here = [(c["op"], c["tag"], c["nbytes"]) for c in calls if c["peer"] == other]
-        for op, tag, size in made_here:
-            if (op, tag, size) not in wanted:
-                return (
-                    f"a {op} with tag {tag} and {size} bytes: weights of piece n have tag n, and "
-                    f"so has its gradient; of piece {tag} that is "
-                    f"{dict(enumerate(sizes)).get(tag)} bytes"
-                )
-        for op, tag, size in wanted:
+        made = [(c["op"], c["tag"], c["nbytes"]) for c in calls if c["peer"] == other]
+        odd = next((message for message in made if message not in wanted), None)
+        if odd:
+            op, tag, size = odd
+            return (
+                f"a {op} with tag {tag} and {size} bytes: weights of piece n have tag n, and so "
+                f"has its gradient; of piece {tag} that is {dict(enumerate(sizes)).get(tag)} bytes"
+            )
+        for op, tag, _ in (message for message in wanted if made.count(message) != 1):
             content = "weights" if op == weights else "the gradient"
-            count = made_here.count((op, tag, size))
-            if count != 1:
-                return (
-                    f"{content} of piece {tag}: expected one {op} with tag {tag}, it made {count}"
-                )
+            count = sum(message[:2] == (op, tag) for message in made)
+            return f"{content} of piece {tag}: expected one {op} with tag {tag}, it made {count}"
         return None
 
     return rule

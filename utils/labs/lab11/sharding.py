@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -78,6 +80,16 @@ def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -
     return value(reply, expected, mistakes, what=what, tolerance=EXACT)
 
 
+@contextlib.contextmanager
+def patched(name: str, function: Callable) -> Iterator[None]:
+    """Put a function into the place of one of `torch.distributed`, wherever that is called from."""
+    with (
+        mock.patch.object(dist, name, function),
+        mock.patch.object(dist.distributed_c10d, name, function),
+    ):
+        yield
+
+
 def explain_errors(report: Report) -> None:
     """Add to an error of PyTorch what is behind it."""
     if explanation := report.behind_errors(ERRORS):
@@ -94,7 +106,6 @@ def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Calla
 
 
 def _seeds_of(answer: GroupAnswer) -> Seeds:
-    """Return the seed of the model, and those of the samples of each rank of the group."""
     datas = tuple(answer.case["each"][rank]["data"] for rank in answer.members)
     return Seeds(answer.case["seed"], datas)
 
@@ -105,7 +116,8 @@ def _seeds_of(answer: GroupAnswer) -> Seeds:
 @in_group
 def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> list:
     """Take two steps on a small model."""
-    k, p = dist.get_rank(group), dist.get_world_size(group)
+    k = dist.get_rank(group)
+    p = dist.get_world_size(group)
     first, *others = layers_of(seed)
     layers = nn.ModuleList([Named(first, 0), *others])
     (shard,) = shards_of([layers], p, k)
@@ -119,7 +131,7 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         parts = [q for q in (shard, shard.grad) if q is not None]
         steps.append({
-            "weights": row_of(list(layers.parameters()), p).tolist(),
+            "weights": row_of(layers.parameters(), p).tolist(),
             "shard": list_of(shard),
             "calls": calls,
             "moved": places != [q.data_ptr() for q in layers.parameters()],
@@ -209,7 +221,8 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
 @in_group
 def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
     """Run two backwards of a small model, and one of a chain with the meter."""
-    k, p = dist.get_rank(group), dist.get_world_size(group)
+    k = dist.get_rank(group)
+    p = dist.get_world_size(group)
     steps = []
     function = reading_answer(user_ns, "zero2_hooks")
     layers = [Named(layer, i % 2) for i, layer in enumerate(layers_of(seed))]
@@ -343,7 +356,8 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int,
     """Run forward and backward of a small model, and of a chain with the meter."""
     from torch_mpi.record import log
 
-    k, p = dist.get_rank(group), dist.get_world_size(group)
+    k = dist.get_rank(group)
+    p = dist.get_world_size(group)
     function = answer_named(user_ns, "Gathered")
 
     def gathered(sizes: Sequence[int]) -> tuple[list, list]:
@@ -394,7 +408,6 @@ _BOTH = only("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def _zero_three(answer: GroupAnswer) -> Iterator[Step]:
-    """Judge forward, backward, and what of the gathered weights is kept in between."""
     layers = layers_of(answer.case["seed"])
     x = samples(_seeds_of(answer).own[answer.place], 0).requires_grad_()
     y = chained(layers, x)
@@ -447,9 +460,8 @@ def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
 
 
 def _wrong_outputs(layers: list[nn.Linear], x: Tensor, p: int) -> Iterator[Mistake]:
-    """Yield which outputs mistakes lead to, with the weights over p ranks."""
     no_bias = [lambda x, weight=layer.weight: x @ weight.t() for layer in layers]
-    ends = [row_of(list(layer.parameters()), p)[-layer.out_features :] for layer in layers]
+    ends = [row_of(layer.parameters(), p)[-layer.out_features :] for layer in layers]
     padded = [
         lambda x, weight=layer.weight, end=end: x @ weight.t() + end
         for layer, end in zip(layers, ends, strict=True)
@@ -462,7 +474,6 @@ def _wrong_outputs(layers: list[nn.Linear], x: Tensor, p: int) -> Iterator[Mista
 
 
 def _wrong_slopes(slope: Tensor, p: int, n: int) -> Iterator[Mistake]:
-    """Yield which gradients of the input mistakes lead to, with n layers over p ranks."""
     if p > 1:
         yield from table({
             f"divided by {p}: each rank has samples of its own, and only the shard's gradient is a "

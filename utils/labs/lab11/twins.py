@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +59,7 @@ def loss_of(y: Tensor) -> Tensor:
     return (torch.sin(y) + y**2).mean()
 
 
-def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
+def row_of(tensors: Iterable[Tensor], p: int) -> Tensor:
     """Return all numbers in a row, padded to a multiple of p."""
     row = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     return nn.functional.pad(row, (0, -len(row) % p))
@@ -67,7 +67,7 @@ def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
 
 def shards_of(layers: Sequence[nn.Module], p: int, k: int) -> list[nn.Parameter]:
     """Return the k-th of p parts of each layer's row, as a parameter."""
-    rows = [row_of(list(layer.parameters()), p) for layer in layers]
+    rows = [row_of(layer.parameters(), p) for layer in layers]
     return [nn.Parameter(row.chunk(p)[k].clone()) for row in rows]
 
 
@@ -127,7 +127,7 @@ def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
             "adds up": added,
         }[mode]
         twin.move(gradient[: len(twin.old)])
-        rows.append(row_of(list(twin.model.parameters()), p).tolist())
+        rows.append(row_of(twin.model.parameters(), p).tolist())
     return rows
 
 

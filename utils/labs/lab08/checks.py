@@ -176,8 +176,7 @@ def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
 def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -> replays.Replay:
     """Return the replay of a case in which workers come in this order of ranks."""
     places = [answer.members.index(rank) for rank in order]
-    case = answer.case
-    rounds = (case["steps"], case["tau"])
+    rounds = (answer.case["steps"], answer.case["tau"])
     return replay_of(replays.asynchronous_replayed, answer, places, *rounds, **momentum)
 
 

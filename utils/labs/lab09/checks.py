@@ -108,10 +108,9 @@ def probe_linears(
 
 
 def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
-    common = answer.case["common"]
     seeds = seeds_of(answer.case, answer.members)
-    linears = composed(common, seeds, _linears)
-    x = drawn(common + 1, 2, WIDE)
+    linears = composed(answer.case["common"], seeds, _linears)
+    x = drawn(answer.case["common"] + 1, 2, WIDE)
     part = linears["up"](x).chunk(len(seeds), 1)[answer.place]
     for name, reduced, y in (("ColumnLinear", 0, part), ("RowLinear", 1, linears["down"](x))):
         result = answer.value[name]

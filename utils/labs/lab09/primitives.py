@@ -217,13 +217,12 @@ def _operator(
         summed: which of the two, by its name in the reply.
         inputs: of each of the two, what the ranks of the group hand in.
     """
-    members = answer.members
     result = answer.value[name]
-    allowed = only("all_reduce"), inside(members)
+    allowed = only("all_reduce"), inside(answer.members)
     right = {key: sum(of) if key == summed else of[answer.place] for key, of in inputs.items()}
     for key, when in _WHEN.items():
         calls = result[when]
-        where = f"{name} {when} {on(members)}"
+        where = f"{name} {when} {on(answer.members)}"
         yield communication(calls, *allowed, waited)
         mistakes = _wrong_operators(name, key, summed, inputs[key], answer.place)
         yield numbers(result[key], right[key], mistakes, where=where)

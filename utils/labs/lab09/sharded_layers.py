@@ -408,12 +408,11 @@ _BEHIND = (
 
 def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank's part of a layer has to hold, to give, and to communicate."""
-    name = answer.case["name"]
     members = answer.members
     result = answer.value
     place = answer.place
     p = len(members)
-    twin = uncut(name, answer.case["common"], tuple(seeds_of(answer.case, members)))
+    twin = uncut(answer.case["name"], answer.case["common"], tuple(seeds_of(answer.case, members)))
     where = on(members) + answer.values[0].get("when", "")
     yield facts(_other_parameters(result["held"], shapes(twin.layer, p), where))
     apart = _as_given(answer)
@@ -423,7 +422,7 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     yield numbers(result["y"], twin.y, mistakes, where=f"output {where}")
     yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
     yield communication(result["backward"], *always)
-    mistakes = _wrong_inputs(name, apart, twin, place)
+    mistakes = _wrong_inputs(answer.case["name"], apart, twin, place)
     yield numbers(result["dx"], twin.x.grad, mistakes, where=f"gradient of x {where}")
     yield from shard_gradients(twin, result["gradients"], p, place)
     yield _once_each_way(result, where)

@@ -92,11 +92,10 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     place = answer.place
     result = answer.value
     n = answer.case["n"]
-    single = answer.case["single"]
     where = on(members)
     traffic = _traffic([("F", 0), ("B", 0)], members, place)
     sides = messages(*((op, peer) for op, peer, *_ in traffic), in_order=False)
-    sizes = _bytes(traffic, {n}, BYTES // 2 if single else BYTES)
+    sizes = _bytes(traffic, {n}, BYTES // 2 if answer.case["single"] else BYTES)
     always = (only("send", "recv"), inside(members))
     yield communication(result["calls"], *always, sides, sizes, waited)
     order = " ".join(result["events"]) or "nothing"
@@ -109,7 +108,7 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     gradients, loss = twin(seeds, n=n)
     what = f"gradients of stage {place} {where}"
     mistakes = _wrong_gradients(seeds, place, n=n)
-    exact = 1e-4 if single else EXACT
+    exact = 1e-4 if answer.case["single"] else EXACT
     yield value(result["gradient"], gradients[place], mistakes, what=what, tolerance=exact)
     if place == len(members) - 1:
         mistakes = _wrong_losses(loss, len(members), n)

@@ -265,14 +265,13 @@ def local_replayed(
     mom: float = 0.0,
 ) -> list[Replayed]:
     """Replay rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    first = start(seed)
     eta = rates(seed, variant)[0]
-    toys = [Toy(valley, len(first)) for valley in valleys]
+    weights: Sequence[Tensor] = [start(seed)] * len(valleys)
+    centers = weights
+    velocities: Sequence[Tensor] = [torch.zeros_like(w) for w in weights]
+    toys = [Toy(valley, len(w)) for valley, w in zip(valleys, weights, strict=True)]
     words = "η = {:.3g}" + (f", rate {rate:.3g}, momentum {mom:.3g}" if mom > 0 else "")
     replayed = [begun(seed, words) for _ in valleys]
-    weights: Sequence[Tensor] = [first] * len(valleys)
-    centers: Sequence[Tensor] = weights
-    velocities: Sequence[Tensor] = [torch.zeros_like(first)] * len(valleys)
     for length in _lengths(steps, tau, variant):
         weights = _descended(weights, toys, length, eta, shared=variant == "gradients")
         before = weights if variant == "aliased" else centers
@@ -280,7 +279,9 @@ def local_replayed(
         moves = zip(before, means, velocities, strict=True)
         moved = [moved_outer(*each, rate, mom, variant) for each in moves]
         centers, velocities = zip(*moved, strict=True)
-        centers = _centers(centers, weights, variant)
+        divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
+        if divisor:
+            centers = [sum(weights) / divisor] * len(weights)
         for run, w, center in zip(replayed, weights, centers, strict=True):
             noted = w if variant in ("gradients", "notes local") else center
             run.notes.append(noted.tolist())
@@ -308,14 +309,6 @@ def _descended(
             slopes = [sum(slopes) / len(toys)] * len(toys)
         weights = [w - eta * slope for w, slope in zip(weights, slopes, strict=True)]
     return weights
-
-
-def _centers(
-    centers: Sequence[Tensor], weights: Sequence[Tensor], variant: str
-) -> Sequence[Tensor]:
-    """Return what each rank takes for the centre after the outer step."""
-    divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
-    return centers if divisor is None else [sum(weights) / divisor] * len(weights)
 
 
 def _pseudo_gradients(

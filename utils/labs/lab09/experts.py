@@ -114,12 +114,6 @@ def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
     return torch.tensor(kept).flip(0) if last else torch.tensor(kept)
 
 
-def _surest(choice: Tensor, gate: Tensor, capacity: int) -> Tensor:
-    """Return whether each token is among the so many of its expert that have the largest gates."""
-    order = gate.argsort(descending=True)
-    return _kept(choice[order], capacity)[order.argsort()]
-
-
 def _overwritten(choice: Tensor, capacity: int) -> Tensor:
     """Return each token's token if those beyond the capacity overwrite the last place."""
     tokens = torch.arange(len(choice))
@@ -257,7 +251,8 @@ def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
     outputs = twin.outputs[place].detach()
     kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
     last = _kept(choice, capacity, last=True)[:, None]
-    surest = _surest(choice, gate[:, 0], capacity)[:, None]
+    order = gate[:, 0].argsort(descending=True)  # the surest of an expert, not its first
+    surest = _kept(choice[order], capacity)[order.argsort()][:, None]
     weighted = gate * outputs
     y = weighted * kept
     by_own_expert = gate * twin.modules[place](x).detach()

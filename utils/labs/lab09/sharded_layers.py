@@ -311,7 +311,12 @@ def _heads(
     """Return what the heads of one of p ranks give, by its own parameters."""
     names = INSTEAD.get(cut, "qkv")
     if cut == "fused":
-        layers = list(zip(*_fused(module, p, place), strict=True))
+        # Of stacked Q, K and V a rank has one block of rows.
+        stacks = (
+            torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
+            for key in ("weight", "bias")
+        )
+        layers = list(zip(*(stack.chunk(p)[place].chunk(3) for stack in stacks), strict=True))
     else:
         layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in names]
     size = module.head_size
@@ -322,13 +327,6 @@ def _heads(
     inputs = [x] * 3 if isinstance(x, Tensor) else x
     qkv = (functional.linear(t, *layer) for t, layer in zip(inputs, layers, strict=True))
     return models.attend(*qkv, size)
-
-
-def _fused(module: models.Attention, p: int, place: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the weights and the biases that a rank has of stacked Q, K and V."""
-    for key in ("weight", "bias"):
-        stacked = torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
-        yield stacked.chunk(p)[place].chunk(3)
 
 
 def _without_f(

@@ -12,6 +12,7 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 from utils.checks.calls import only
@@ -175,13 +176,12 @@ def count(ranks: Ranks, report: Report) -> None:
     cases = _count_cases(report.seed)
     calls = [[case.name, *case.arguments] for case in cases]
     for answer in report.answers(ranks, probe_counts, calls=calls):
-        report.follow(answer.rank, _counts(cases, answer.value))
+        report.follow(answer.rank, starmap(_counted, zip(cases, answer.value, strict=True)))
 
 
-def _counts(cases: list[Case], results: list) -> Iterator[Step]:
-    for case, result in zip(cases, results, strict=True):
-        call = f"{case.name}({short(case.arguments[0], 60)})"
-        yield value(result, case.right, case.mistakes, what=call, form=case.form)
+def _counted(case: Case, result: Any) -> Step:
+    call = f"{case.name}({short(case.arguments[0], 60)})"
+    return value(result, case.right, case.mistakes, what=call, form=case.form)
 
 
 def _count_cases(seed: int) -> list[Case]:

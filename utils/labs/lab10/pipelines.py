@@ -36,7 +36,7 @@ from utils.labs.shared.reference_pipeline import (
 )
 from utils.labs.shared.schedules import Schedule, held, written
 
-from .schedule_rules import Runs, odd_runs, usual_runs
+from .schedule_rules import odd_runs, usual_runs
 
 PARTITIONS = ([[0, 1, 2], [3]], [[0, 2], [1, 3]], None)
 #: What float64 may lose; a mistake is off by much more.
@@ -326,15 +326,12 @@ def execute(ranks: Ranks, report: Report) -> None:
 
     def judge(answer: GroupAnswer) -> Iterator[Step]:
         of_size = odd if answer.case is cases[-1] else usual
-        return _runs(answer, of_size[len(answer.members)])
+        runs = of_size[len(answer.members)].items()
+        for (name, (schedule, n)), result in zip(runs, answer.value, strict=True):
+            yield from _run(answer, f"{name}, {on(answer.members)}", schedule, n, result)
 
     judge_groups(ranks, report, probe_run, cases, judge)
     explained(report)
-
-
-def _runs(answer: GroupAnswer, runs: Runs) -> Iterator[Step]:
-    for (name, (schedule, n)), result in zip(runs.items(), answer.value, strict=True):
-        yield from _run(answer, f"{name}, {on(answer.members)}", schedule, n, result)
 
 
 def _run(

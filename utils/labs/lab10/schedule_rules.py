@@ -236,16 +236,15 @@ def _wrong_times(schedule: Schedule, times: Sequence[float]) -> Iterator[Mistake
             yield Mistake(in_order(planned(schedule, *other)[0]), text)
 
 
-def _two_at_once(spans: list) -> bool:
-    rows = sorted((s[0], s[3], s[4]) for s in spans)
-    return any(a[0] == b[0] and b[1] < a[2] - 1e-9 for a, b in itertools.pairwise(rows))
-
-
 def _wrong_spans(schedule: Schedule, right: list[list]) -> dict[str, Callable]:
     starts = {tuple(span[:3]): span[3] for span in right}
 
     def late(spans: list) -> bool:
         return all(span[3] >= starts.get(tuple(span[:3]), 0) for span in spans)
+
+    def two_at_once(spans: list) -> bool:
+        rows = sorted((s[0], s[3], s[4]) for s in spans)
+        return any(a[0] == b[0] and b[1] < a[2] - 1e-9 for a, b in itertools.pairwise(rows))
 
     def out_of_order(spans: list) -> bool:
         by_start = sorted(spans, key=lambda span: span[3])
@@ -258,7 +257,7 @@ def _wrong_spans(schedule: Schedule, right: list[list]) -> dict[str, Callable]:
         "there are more spans than actions": lambda spans: len(spans) > len(right),
         "a span is (…, start, end)": lambda spans: any(s[4] <= s[3] for s in spans),
         "a stage does two actions at the same time: an action begins when its stage is free, and "
-        "what it needs is there, whichever is later": _two_at_once,
+        "what it needs is there, whichever is later": two_at_once,
         "a stage does not keep the order of its list": out_of_order,
         "an action starts later than it could: as soon as its stage is free and what it needs has "
         "ended": late,

@@ -23,7 +23,8 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by, weights_of
+from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by
+from utils.labs.shared.replicas import weights_of
 from utils.labs.shared.schedules import (
     Schedule,
     gpipe,

@@ -30,10 +30,10 @@ from utils.labs.shared.reference_pipeline import (
     Piece,
     Worker,
     drawn,
-    gradient_of,
     losses_of,
     twin,
 )
+from utils.labs.shared.replicas import gradient_of
 from utils.labs.shared.schedules import Schedule, held, written
 
 from .schedule_rules import odd_runs, usual_runs

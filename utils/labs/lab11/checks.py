@@ -22,7 +22,8 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin
+from utils.labs.shared.reference_pipeline import Piece, drawn, twin
+from utils.labs.shared.replicas import gradient_of
 from utils.labs.shared.schedules import one_f_one_b
 
 from .meshes import mesh as mesh

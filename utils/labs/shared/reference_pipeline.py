@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from utils.checks.probe import in_double
-from utils.labs.shared import replicas
+from utils.labs.shared.replicas import Twin, weights_of
 from utils.labs.shared.schedules import gpipe, one_f_one_b, planned
 
 FEATURES = (6, 5, 7, 4, 3)
@@ -52,7 +52,8 @@ class StageLog:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.times: list[float] = []  # of the events, by time.perf_counter
-        self.alive = self.most = 0
+        self.most = 0
+        self._tokens: list[weakref.ref] = []
 
     def note(self, event: str) -> None:
         """Note that a forward or a backward happens now."""
@@ -62,12 +63,8 @@ class StageLog:
     def forward(self, token: Token) -> None:
         """Note that a graph with this token has come to life."""
         self.note("F")
-        self.alive += 1
-        self.most = max(self.most, self.alive)
-        weakref.finalize(token, self._gone)
-
-    def _gone(self) -> None:
-        self.alive -= 1
+        self._tokens.append(weakref.ref(token))
+        self.most = max(self.most, sum(ref() is not None for ref in self._tokens))
 
 
 class Piece(nn.Module):
@@ -100,23 +97,13 @@ def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, CLASSES, (n,), generator=draw)
 
 
-def gradient_of(module: nn.Module) -> list[float]:
-    """Return all gradients in one row; zeros for those that are ``None``."""
-    return replicas.gradient_of(module).tolist()
-
-
-def weights_of(module: nn.Module) -> list[float]:
-    """Return all parameters in one row."""
-    return replicas.weights_of(module).tolist()
-
-
-def _whole(seeds: tuple[int, ...], n: int) -> tuple[replicas.Twin, list[Piece], Tensor, Tensor]:
+def _whole(seeds: tuple[int, ...], n: int) -> tuple[Twin, list[Piece], Tensor, Tensor]:
     """Return the twin of all stages, these stages, and the samples with their labels.
 
     The first stage has the samples, the last one their labels.
     """
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
-    twin_of_all = replicas.Twin(nn.Sequential(*pieces), rate=0.0)
+    twin_of_all = Twin(nn.Sequential(*pieces), rate=0.0)
     return twin_of_all, pieces, drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1]
 
 
@@ -264,4 +251,4 @@ def played(
 def weights_by(mode: str, seed: int, p: int, n: int, reverse: bool) -> list[list[float]]:
     """Return the weights of each stage after all microbatches."""
     workers = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
-    return [weights_of(worker.piece) for worker in workers]
+    return [weights_of(worker.piece).tolist() for worker in workers]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.mistakes import Mistake, is_number, same, short, table
+from utils.checks.mistakes import is_number, same, short, table
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks
@@ -150,15 +150,12 @@ def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iter
 
 def _end(name: str, moved: Any, expected: Tensor, by_mistake: dict[str, Tensor]) -> Step:
     """Return the step that an end of the spring has moved as it should."""
-    single = Mistake(is_number, "this is a single number: return a tensor of the shape of w")
-    return value(
-        moved,
-        expected.tolist(),
-        [single, *table(by_mistake)],
-        what=name,
-        form="the new weights",
-        tolerance=precision(expected),
-    )
+    mistakes = {"this is a single number: return a tensor of the shape of w": is_number}
+    mistakes |= by_mistake
+    right = expected.tolist()
+    form = "the new weights"
+    exact = precision(expected)
+    return value(moved, right, table(mistakes), what=name, form=form, tolerance=exact)
 
 
 def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dict[str, Tensor]:

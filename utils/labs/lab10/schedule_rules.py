@@ -207,12 +207,11 @@ def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Itera
     text = "returned None: return a list of spans. This schedule is legal"
     yield Mistake(lambda spans: spans is None, text)
     if right is None:
-        yield Mistake([], "an empty list. A schedule that is not legal gives None")
-        yield Mistake(
-            in_order(planned(schedule, *times)[0]),
+        yield from table({
+            "an empty list. A schedule that is not legal gives None": [],
             "these are the actions before all were stuck: there are more in the lists, so the "
-            "schedule is not legal, and the answer is None",
-        )
+            "schedule is not legal, and the answer is None": in_order(planned(schedule, *times)[0]),
+        })
     for text, mistake in _OTHER_NEEDS.items():
         needed = functools.partial(_mistaken, mistake)
         yield Mistake(in_order(planned(schedule, *times, needs=needed)[0]), text)

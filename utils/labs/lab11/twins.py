@@ -161,18 +161,17 @@ def overdue(layers: Sequence[nn.Module]) -> list[int]:
     The list grows in each backward.
     """
     late: list[int] = []
+    arrivals = [0] * len(layers)
 
-    def watch(i: int, parameters: list[nn.Parameter]) -> None:
-        arrivals = itertools.count(1)
-
-        def look(_: nn.Parameter) -> None:
-            complete = next(arrivals) % len(parameters) == 0
-            if complete and any(q.grad is not None for q in parameters):
-                late.append(i)
-
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(look)
+    def look(i: int, parameters: list[nn.Parameter], _: nn.Parameter) -> None:
+        arrivals[i] += 1
+        complete = arrivals[i] % len(parameters) == 0
+        if complete and any(q.grad is not None for q in parameters):
+            late.append(i)
 
     for i, layer in enumerate(layers):
-        watch(i, list(layer.parameters()))
+        parameters = list(layer.parameters())
+        for parameter in parameters:
+            hook = functools.partial(look, i, parameters)
+            parameter.register_post_accumulate_grad_hook(hook)
     return late

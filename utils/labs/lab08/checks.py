@@ -359,10 +359,10 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
     for case, moved in zip(cases, result["moved"], strict=True):
         center, _, _, rate, mom = case
         right = [tensor.tolist() for tensor in replays.moved_outer(*case)]
-        what = f"outer_step, rate {rate:.3g}, momentum {mom:.3g}"
+        name = f"outer_step, rate {rate:.3g}, momentum {mom:.3g}"
         exact = replays.precision(center)
         mistakes = _wrong_outer_steps(case)
-        yield value(moved, right, mistakes, what=what, form="two tensors", tolerance=exact)
+        yield value(moved, right, mistakes, what=name, form="two tensors", tolerance=exact)
     yield facts({"outer_step changes a tensor that it was given: make new ones": result["changed"]})
 
 

@@ -182,10 +182,10 @@ def weight_steps(
     expected = replay()[answer.place]
     notes = expected.notes
     mistakes = _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)])
-    what = f"the weights that it has noted, with {expected.rates}"
+    name = f"the weights that it has noted, with {expected.rates}"
     exact = expected.exact
     form = "the weights"
-    yield value(result["notes"], notes, mistakes, what=what, form=form, tolerance=exact)
+    yield value(result["notes"], notes, mistakes, what=name, form=form, tolerance=exact)
     ends = [
         Mistake(expected.first, "these are the weights of the start: return those of the end"),
         Mistake(notes.__contains__, "these are earlier weights: return the last ones"),

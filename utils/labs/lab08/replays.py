@@ -268,8 +268,8 @@ def local_replayed(
     eta = rates(seed, variant)[0]
     weights: Sequence[Tensor] = [start(seed)] * len(valleys)
     centers = weights
-    velocities: Sequence[Tensor] = [torch.zeros_like(w) for w in weights]
-    toys = [Toy(valley, len(w)) for valley, w in zip(valleys, weights, strict=True)]
+    velocities: Sequence[Tensor] = [torch.zeros_like(weights[0])] * len(valleys)
+    toys = [Toy(valley, len(weights[0])) for valley in valleys]
     words = "η = {:.3g}" + (f", rate {rate:.3g}, momentum {mom:.3g}" if mom > 0 else "")
     replayed = [begun(seed, words) for _ in valleys]
     for length in _lengths(steps, tau, variant):
@@ -279,9 +279,7 @@ def local_replayed(
         moves = zip(before, means, velocities, strict=True)
         moved = [moved_outer(*each, rate, mom, variant) for each in moves]
         centers, velocities = zip(*moved, strict=True)
-        divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
-        if divisor:
-            centers = [sum(weights) / divisor] * len(weights)
+        centers = _centers(centers, weights, variant)
         for run, w, center in zip(replayed, weights, centers, strict=True):
             noted = w if variant in ("gradients", "notes local") else center
             run.notes.append(noted.tolist())
@@ -309,6 +307,14 @@ def _descended(
             slopes = [sum(slopes) / len(toys)] * len(toys)
         weights = [w - eta * slope for w, slope in zip(weights, slopes, strict=True)]
     return weights
+
+
+def _centers(
+    centers: Sequence[Tensor], weights: Sequence[Tensor], variant: str
+) -> Sequence[Tensor]:
+    """Return what each rank takes for the centre after the outer step."""
+    divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
+    return centers if divisor is None else [sum(weights) / divisor] * len(weights)
 
 
 def _pseudo_gradients(

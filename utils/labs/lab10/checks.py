@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Any
 
+from torch import Tensor
+
 from utils.checks.calls import only
 from utils.checks.clock import NotEnded, ends_within
 from utils.checks.functions import Case, judge_calls
@@ -246,8 +248,10 @@ class StashLog:
         if not isinstance(stash[k], dict):
             kind = type(stash[k]).__name__
             raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        parameters = dict(stage.named_parameters())
-        pairs = [(parameters[name], w) for name, w in stash[k].items() if name in parameters]
+        self._look_at_copies(dict(stage.named_parameters()), stash[k])
+
+    def _look_at_copies(self, parameters: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
+        pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
         self.copies &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
         self._refs.append([weakref.ref(w) for _, w in pairs])
         alive = sum(any(ref() is not None for ref in refs) for refs in self._refs)

@@ -106,10 +106,10 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     })
     seeds = _seeds_of(answer)
     gradients, loss = twin(seeds, n=n)
-    what = f"gradients of stage {place} {where}"
+    name = f"gradients of stage {place} {where}"
     mistakes = _wrong_gradients(seeds, place, n=n)
     exact = 1e-4 if answer.case["single"] else EXACT
-    yield value(result["gradient"], gradients[place], mistakes, what=what, tolerance=exact)
+    yield value(result["gradient"], gradients[place], mistakes, what=name, tolerance=exact)
     if place == len(members) - 1:
         mistakes = _wrong_losses(loss, len(members), n)
         form = "the loss on the last stage"
@@ -356,8 +356,8 @@ def _run(
     yield facts(_out_of_order(where, actions, result["asked"]))
     right = twin(seeds, n=n)[0][place]
     mistakes = _wrong_gradients(seeds, place, m, n)
-    what = f"{where}: gradients of stage {place}"
-    yield value(result["gradient"], right, mistakes, what=what, tolerance=EXACT)
+    name = f"{where}: gradients of stage {place}"
+    yield value(result["gradient"], right, mistakes, what=name, tolerance=EXACT)
     (enough,) = held([actions])
     yield facts({
         f"{where}: activations of {result['most']} microbatches were held at once, {enough} are "

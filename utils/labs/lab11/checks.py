@@ -424,12 +424,12 @@ def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         NO_NUMBER,
     ]
     yield communication(calls, _on_mesh(right.tp, right.dp), only("all_reduce"), waited)
-    what = f"norm, {where}"
+    name = f"norm, {where}"
     form = "the norm before clipping"
-    yield value(result["norm"], right.norm, mistakes, what=what, form=form, tolerance=1e-7)
+    yield value(result["norm"], right.norm, mistakes, what=name, form=form, tolerance=1e-7)
     row = (right.row * min(1.0, most / right.norm)).tolist()
-    what = f"gradients, {where}"
-    yield value(result["gradient"], row, right.wrong_rows(most), what=what, tolerance=1e-6)
+    name = f"gradients, {where}"
+    yield value(result["gradient"], row, right.wrong_rows(most), what=name, tolerance=1e-6)
     yield communication([c for c in calls if c["group"] == right.dp], _reduced(BYTES * len(row)))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import html
-import itertools
 import json
 import os
 import time
@@ -186,11 +185,13 @@ def _read(path: Path) -> tuple[Texts, str]:
         return {}, f"{FILE} can't be read: it is damaged."
     if isinstance(content, dict) and content.get("format") == FORMAT:
         schemes = content.get("schemes")
-        rows = schemes.values() if isinstance(schemes, dict) else [None]
-        texts = [row.values() if isinstance(row, dict) else [None] for row in rows]
-        if all(isinstance(text, str) for text in itertools.chain(*texts)):
+        if isinstance(schemes, dict) and all(map(_is_row, schemes.values())):
             return schemes, ""
     return {}, f"{FILE} is not a table of the five metrics: something else has that name."
+
+
+def _is_row(row: object) -> bool:
+    return isinstance(row, dict) and all(isinstance(text, str) for text in row.values())
 
 
 def _put_aside(path: Path) -> str:

@@ -92,7 +92,8 @@ def probe_linears(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
 ) -> dict:
     """Return what `ColumnLinear` and `RowLinear` give alone, and what they communicate."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
+    place = dist.get_rank(group)
+    p = dist.get_world_size(group)
     linears = composed(common, [seed] * p, _linears)
     x = drawn(common + 1, 2, WIDE)
     upstream = drawn(common + 2, 2, NARROW)

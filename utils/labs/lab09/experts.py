@@ -130,13 +130,9 @@ def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Twin:
-    """All experts of a group in one process, after forward and backward.
+    """All experts of a group in one process, after forward and backward, and so with gradients.
 
-    Attributes:
-        modules: the expert of each rank, with the gradients of its parameters.
-        routed: of each rank, with the gradients of its tokens and gates.
-        outputs: what the experts say to the tokens of each rank.
-        ys: the result on each rank.
+    The outputs are what the experts say to the tokens of each rank, `ys` the results there.
     """
 
     modules: list[nn.Module]

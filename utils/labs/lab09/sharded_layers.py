@@ -130,10 +130,8 @@ class WrittenBehind(TorchFunctionMode):
     """Finds results in a graph that change, though no operation of PyTorch changes them.
 
     A collective writes into a tensor's memory, also by way of ``y.data`` or ``y.detach()``;
-    autograd learns nothing of it. Seen are the operations of this thread inside of ``with``.
-
-    Attributes:
-        found: whether there was one.
+    autograd learns nothing of it. Seen are the operations of this thread inside of ``with``;
+    `found` says whether there was such a result.
     """
 
     def __init__(self) -> None:
@@ -200,14 +198,7 @@ def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class Uncut:
-    """A layer that was not split, after one forward and backward.
-
-    Attributes:
-        layer: with the gradients of its parameters.
-        x: the input, with its gradient.
-        y: the output.
-        upstream: the gradient of the output.
-    """
+    """A layer that was not split after one forward and backward, whose gradient is `upstream`."""
 
     layer: nn.Module
     x: Tensor

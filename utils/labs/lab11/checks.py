@@ -60,8 +60,7 @@ class Place(NamedTuple):
     Attributes:
         pp: the ranks of its pipeline.
         dp: the ranks with the same stage, one for each replica.
-        stage: its place in `pp`.
-        replica: its place in `dp`.
+        stage, replica: its places in `pp` and in `dp`.
     """
 
     pp: list[int]

@@ -338,14 +338,9 @@ class GroupStep:
 
 @dataclass(frozen=True)
 class GroupTraining:
-    """Training steps of a group, and what is needed to judge them.
+    """Training steps of a group, and what is needed to judge them; see :class:`GroupStep`.
 
-    Attributes:
-        twin: as it is before the first step; it takes each step that is right.
-        members: the global ranks of the group.
-        steps: for each step and each member what :func:`taken` told.
-        minibatches: for each step and each member the minibatch of its own samples.
-        where: each step, in words.
+    The twin takes each step that is right. There are minibatches for each step and each member.
     """
 
     twin: Twin

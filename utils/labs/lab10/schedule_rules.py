@@ -182,14 +182,14 @@ Need = tuple[int, str, int] | None
 
 def _mistaken(mistake: str, p: int, stage: int, kind: str, k: int) -> Need:
     """Return what an action waits for by mistake."""
-    backward = kind == "B"
-    if mistake == "nothing" or (mistake == "forwards only" and backward):
-        return None
-    if mistake == "backward alone" and backward and stage == p - 1:
-        return None
-    if mistake == "reversed" and backward:
-        return (stage - 1, "B", k) if stage else None
-    return needs(p, stage, kind, k)
+    right = needs(p, stage, kind, k)
+    if kind == "F":
+        return None if mistake == "nothing" else right
+    backwards = {
+        "backward alone": right if stage < p - 1 else None,
+        "reversed": (stage - 1, "B", k) if stage else None,
+    }
+    return backwards.get(mistake)
 
 
 #: What to say of plans by other needs.

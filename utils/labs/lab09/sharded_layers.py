@@ -180,8 +180,15 @@ KINDS = {
 }
 ROWWISE = ("down.weight", "out.weight")
 WHOLE = ("down.bias", "out.bias")
-#: Mistakes in which an attention uses other layers than Q, K and V, and those that it uses.
-INSTEAD = {"kv": "qvk", "qq": "qqv"}
+#: Mistakes in the heads of an attention, and what to say of them.
+WRONG_HEADS = {
+    "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut each of "
+    "the three by itself",
+    "small heads": "the heads are too small: a rank has fewer heads, of the same size",
+    "one head": "all columns of this rank were taken as one head; head_size stays as it is",
+    "kv": "K and V are swapped: attend takes q, k, v",
+    "qq": "attend got Q twice: its second argument is K",
+}
 
 
 def shard(name: str, tensor: Tensor, p: int, place: int) -> Tensor:
@@ -300,7 +307,6 @@ def _heads(
     cut: str,
 ) -> Tensor:
     """Return what the heads of one of p ranks give, by its own parameters."""
-    names = INSTEAD.get(cut, "qkv")
     if cut == "fused":
         # Of stacked Q, K and V a rank has one block of rows.
         stacks = (
@@ -309,7 +315,8 @@ def _heads(
         )
         layers = list(zip(*(stack.chunk(p)[place].chunk(3) for stack in stacks), strict=True))
     else:
-        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in names]
+        used = {"kv": "qvk", "qq": "qqv"}.get(cut, "qkv")
+        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in used]
     size = module.head_size
     if cut == "small heads":
         size = max(size // p, 1)
@@ -326,10 +333,8 @@ def _without_f(
     """Return the gradients of x if f is in front of one or two of Q, K and V only, on one rank."""
     three = [x.detach().clone().requires_grad_() for _ in "qkv"]
     parts = _parts(modules, three)
-    summed, alone = (
-        torch.autograd.grad(part, three, upstream, retain_graph=True)
-        for part in (sum(parts), parts[place])
-    )
+    summed = torch.autograd.grad(sum(parts), three, upstream, retain_graph=True)
+    alone = torch.autograd.grad(parts[place], three, upstream)
     gradients = {}
     for names in [*"qkv", *itertools.combinations("qkv", 2)]:
         text = f"f is in front of {' and '.join(names)} only: q, k and v all read x"
@@ -354,38 +359,23 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
         "this is the mean of the parts; g is the sum": total / p + bias,
         "the mean of the parts, the bias among them; g is the sum": total / p + bias / p,
     }
-    of_kind = _wrong_activations if isinstance(modules[0], models.FeedForward) else _wrong_heads
-    yield from flat_table(outputs | of_kind(modules, x, bias))
 
+    def output(**mistake: Any) -> Tensor:
+        return sum(_parts(modules, x, **mistake)) + bias
 
-def _wrong_activations(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-
-    def output(act: Callable) -> Tensor:
-        return sum(_parts(modules, x, act=act)) + bias
-
-    linear = output(lambda t: t)
-    by_tanh = output(functools.partial(functional.gelu, approximate="tanh"))
-    late = functional.gelu(linear)
-    return {
-        "there is no GELU between the two layers": linear,
-        "this is ReLU; functional.gelu(x) is asked for": output(functional.relu),
-        "this is GELU's approximation by tanh; functional.gelu(x) is asked for": by_tanh,
-        "the GELU comes after the second layer; it belongs between the two": late,
-    }
-
-
-def _wrong_heads(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    return {
-        text: sum(_parts(modules, x, cut)) + bias
-        for cut, text in {
-            "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut "
-            "each of the three by itself",
-            "small heads": "the heads are too small: a rank has fewer heads, of the same size",
-            "one head": "all columns of this rank were taken as one head; head_size stays as it is",
-            "kv": "K and V are swapped: attend takes q, k, v",
-            "qq": "attend got Q twice: its second argument is K",
-        }.items()
-    }
+    if isinstance(modules[0], models.FeedForward):
+        linear = output(act=lambda t: t)
+        by_tanh = output(act=functools.partial(functional.gelu, approximate="tanh"))
+        late = functional.gelu(linear)
+        outputs |= {
+            "there is no GELU between the two layers": linear,
+            "this is ReLU; functional.gelu(x) is asked for": output(act=functional.relu),
+            "this is GELU's approximation by tanh; functional.gelu(x) is asked for": by_tanh,
+            "the GELU comes after the second layer; it belongs between the two": late,
+        }
+    else:
+        outputs |= {text: output(cut=cut) for cut, text in WRONG_HEADS.items()}
+    yield from flat_table(outputs)
 
 
 _BEHIND = (

@@ -261,17 +261,12 @@ class StashLog:
 def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse: bool) -> dict:
     """Run `Stashed` on all stages of a pipeline in this process."""
     kind = answer_named(user_ns, "Stashed")
-    stages: list[Piece] = []
     logs = [StashLog() for _ in range(p)]
 
-    def made(piece: Piece, rate: float) -> Any:
-        stages.append(piece)
-        return kind(piece, rate)
+    def look(s: int, *seen: Any) -> None:
+        logs[s].look(*seen)
 
-    def look(s: int, action: str, k: int, worker: Any) -> None:
-        logs[s].look(stages[s], worker.stash, action, k)
-
-    workers, calls = recorded(played, made, seed, p, n, look, reverse=reverse)
+    (stages, workers), calls = recorded(played, kind, seed, p, n, look, reverse=reverse)
     of_stages = [
         {
             "weights": weights_of(piece),

@@ -218,15 +218,16 @@ def played(
     look: Callable = lambda *_: None,
     *,
     reverse: bool = False,
-) -> list[Any]:
-    """Return workers of p stages in one process, after PipeDream with n microbatches.
+) -> tuple[list[Piece], list[Any]]:
+    """Return p stages and their workers in one process, after PipeDream with n microbatches.
 
     Args:
         reverse: all forwards first, then the backwards, the last microbatch first.
     """
     x, labels = drawn(seed, 4 * n)
     rate = 0.11 + seed % 8 / 20
-    workers = [kind(Piece(seed, s, p), rate) for s in range(p)]
+    pieces = [Piece(seed, s, p) for s in range(p)]
+    workers = [kind(piece, rate) for piece in pieces]
     schedule = gpipe(p, n) if reverse else one_f_one_b(p, n)
     inputs: dict[tuple, Tensor] = {(0, k): one for k, one in enumerate(x.chunk(n))}
     outputs: dict[tuple, Tensor] = {}
@@ -243,12 +244,12 @@ def played(
             gradient = None if s == p - 1 else inputs.pop((s + 1, k)).grad
             outputs.pop((s, k)).backward(gradient)
             worker.done(number_of(k))
-        look(s, action, number_of(k), worker)
-    return workers
+        look(s, pieces[s], worker.stash, action, number_of(k))
+    return pieces, workers
 
 
 @functools.cache
 def weights_by(mode: str, seed: int, p: int, n: int, reverse: bool) -> list[list[float]]:
     """Return the weights of each stage after all microbatches."""
-    workers = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
-    return [weights_of(worker.piece).tolist() for worker in workers]
+    pieces, _ = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
+    return [weights_of(piece).tolist() for piece in pieces]

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils import models
 from utils.checks.calls import Calls, Rule, inside, made, only, some, waited
 from utils.checks.functions import Case, judge_calls
 from utils.checks.groups import (
@@ -45,11 +44,9 @@ from .primitives import operators as operators
 from .primitives import shards as shards
 from .sharded_layers import (
     BYTES,
-    HEADS,
-    HIDDEN,
     INPUT,
+    KINDS,
     PARTITIONS,
-    WIDTH,
     both_ways,
     cases_apart,
     composed,
@@ -362,7 +359,7 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
     from torch.distributed.device_mesh import DeviceMesh
 
     meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, WORLD, size)]
-    block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
+    block = composed(common, seeds, KINDS["Block"])
     result = answer_named(user_ns, "parallelize")(block, meshes[rank // size])
     if not isinstance(result, nn.Module):
         return {"returned": "nothing" if result is None else f"a {type(result).__name__}"}
@@ -386,11 +383,10 @@ def _local(tensor: Tensor | None) -> Tensor | None:
 def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
     """Return the names of parameters that are no DTensors, and of those with another shape."""
     parameters = {name: p for name, p in block.named_parameters() if "norm" not in name}
-    whole = models.Block(WIDTH, HEADS, HIDDEN)
     missing = [name for name, p in parameters.items() if _local(p) is p]
     odd = [
         name
-        for name, shape in shapes(whole, size).items()
+        for name, shape in shapes(KINDS["Block"](), size).items()
         if name in parameters and list(_local(parameters[name]).shape) != shape
     ]
     return {"missing": missing, "odd": odd}

@@ -65,15 +65,13 @@ def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Mo
     return module
 
 
-def composed(
-    common: int, seeds: Sequence[int], kind: Callable[..., nn.Module], *sizes: int
-) -> nn.Module:
+def composed(common: int, seeds: Sequence[int], kind: Callable[[], nn.Module]) -> nn.Module:
     """Return a layer whose shards follow from a seed each: who knows one of them has one shard.
 
     What all ranks have whole follows from the common seed.
     """
-    whole = made_module(common, kind, *sizes)
-    modules = [made_module(seed, kind, *sizes) for seed in seeds]
+    whole = made_module(common, kind)
+    modules = [made_module(seed, kind) for seed in seeds]
     with torch.no_grad():
         for name, parameter in whole.named_parameters():
             if not name.endswith(WHOLE) and "norm" not in name:
@@ -169,14 +167,12 @@ def of_size(op: str, nbytes: int, when: str) -> Rule:
 
 # -- layers -----------------------------------------------------------------------------------
 
-WIDTH = 16
-HEADS = 8
-HIDDEN = 24
-INPUT = (2, 3, WIDTH)
+INPUT = (2, 3, 16)
+#: By name how a layer is made: of 16 features, with 8 heads and 24 hidden features.
 KINDS = {
-    "ParallelMLP": (models.FeedForward, WIDTH, HIDDEN),
-    "ParallelAttention": (models.Attention, WIDTH, HEADS),
-    "Block": (models.Block, WIDTH, HEADS, HIDDEN),
+    "ParallelMLP": functools.partial(models.FeedForward, 16, 24),
+    "ParallelAttention": functools.partial(models.Attention, 16, 8),
+    "Block": functools.partial(models.Block, 16, 8, 24),
 }
 ROWWISE = ("down.weight", "out.weight")
 WHOLE = ("down.bias", "out.bias")
@@ -216,8 +212,7 @@ class Uncut:
 @functools.lru_cache(maxsize=4)
 def uncut(name: str, common: int, seeds: tuple[int, ...]) -> Uncut:
     """Return the layer of a name of :data:`KINDS`, whose shards follow from these seeds."""
-    kind, *sizes = KINDS[name]
-    layer = composed(common, seeds, kind, *sizes)
+    layer = composed(common, seeds, KINDS[name])
     x = drawn(common + 1, *INPUT).requires_grad_()
     upstream = drawn(common + 2, *INPUT)
     y = layer(x)
@@ -242,9 +237,8 @@ def probe_layer(
         seed: of this rank's shard. In place of the other shards it is given others than those
             ranks.
     """
-    kind, *sizes = KINDS[name]
     p = dist.get_world_size(group)
-    whole = composed(common, [seed] * p, kind, *sizes)
+    whole = composed(common, [seed] * p, KINDS[name])
     layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
     if not isinstance(layer, nn.Module):
         raise TypeError(f"{name} must be a torch.nn.Module")
@@ -409,9 +403,9 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
 
 def _as_given(answer: GroupAnswer) -> list[nn.Module]:
     """Return the layer that each rank of a group was given: all its shards are of one seed."""
-    kind, *sizes = KINDS[answer.case["name"]]
-    seeds = seeds_of(answer.case, answer.members)
-    return [composed(answer.case["common"], [seed] * len(seeds), kind, *sizes) for seed in seeds]
+    case = answer.case
+    seeds = seeds_of(case, answer.members)
+    return [composed(case["common"], [seed] * len(seeds), KINDS[case["name"]]) for seed in seeds]
 
 
 def _other_parameters(

@@ -128,33 +128,68 @@ def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
     return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
 
-@dataclass(frozen=True)
 class Twin:
     """All experts of a group in one process, after forward and backward, and so with gradients.
 
     The outputs are what the experts say to the tokens of each rank, `ys` the results there.
     """
 
-    modules: list[nn.Module]
-    routed: list[Routed]
-    outputs: list[Tensor]
-    ys: list[Tensor]
+    def __init__(self, seeds: Sequence[int], capacity: int):
+        self.capacity = capacity
+        self.modules = [_expert(seed, capacity) for seed in seeds]
+        self.routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
+        self.outputs: list[Tensor] = []
+        self.ys: list[Tensor] = []
+        for parameter in (q for module in self.modules for q in module.parameters()):
+            parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
+        for each in self.routed:
+            each.x.requires_grad_()
+            each.gate.requires_grad_()
+            outputs = _outputs(self.modules, each.x, each.choice)
+            self.outputs.append(outputs)
+            self.ys.append(_kept(each.choice, capacity)[:, None] * each.gate[:, None] * outputs)
+        pairs = zip(self.ys, self.routed, strict=True)
+        sum((y * each.upstream).sum() for y, each in pairs).backward()
 
-
-def _twin(seeds: Sequence[int], capacity: int) -> Twin:
-    modules = [_expert(seed, capacity) for seed in seeds]
-    routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
-    for parameter in (q for module in modules for q in module.parameters()):
-        parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
-    outputs = []
-    ys = []
-    for each in routed:
-        each.x.requires_grad_()
-        each.gate.requires_grad_()
-        outputs.append(_outputs(modules, each.x, each.choice))
-        ys.append(_kept(each.choice, capacity)[:, None] * each.gate[:, None] * outputs[-1])
-    sum((y * each.upstream).sum() for y, each in zip(ys, routed, strict=True)).backward()
-    return Twin(modules, routed, outputs, ys)
+    def wrong_routes(self, place: int) -> Iterator[Mistake]:
+        """Yield what a rank gets by mistake."""
+        capacity = self.capacity
+        routed = self.routed[place]
+        x = routed.x.detach()
+        choice = routed.choice
+        gate = routed.gate.detach()[:, None]
+        outputs = self.outputs[place].detach()
+        kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
+        last = _kept(choice, capacity, last=True)[:, None]
+        order = gate[:, 0].argsort(descending=True)  # the surest of an expert, not its first
+        surest = _kept(choice[order], capacity)[order.argsort()][:, None]
+        weighted = gate * outputs
+        y = weighted * kept
+        by_own_expert = gate * self.modules[place](x).detach()
+        of_gated = kept * _outputs(self.modules, gate * x, choice)
+        mixed = y[choice.argsort(stable=True)]
+        yield from flat_table({
+            "all tokens went to this rank's own expert": by_own_expert * kept,
+            "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
+            "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
+            "the gate counts twice": gate * y,
+            "tokens beyond the capacity were computed, too: "
+            "leave them behind, with the output 0": weighted,
+            "tokens beyond the capacity must give 0 (the residual connection carries them on), "
+            "not the token": y + x * ~kept,
+            "tokens beyond the capacity must give 0, not the weighted token": y + gate * x * ~kept,
+            "the first tokens of an expert have to be kept, not the last": weighted * last,
+            "one token fewer than the capacity was kept: places 0 … capacity − 1": weighted * fewer,
+            "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
+            "the tokens come back in the order of the experts; each belongs into its old "
+            "place": mixed,
+            "the first tokens of an expert have to be kept, not the surest": weighted * surest,
+        })
+        overwritten = gate * outputs[_overwritten(choice, capacity)]
+        yield Mistake(
+            one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
+            "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
+        )
 
 
 @task("9.9", "experts on other ranks", points=2)
@@ -171,7 +206,7 @@ def _judge(report: Report, case: dict[str, Any], members: list[int], values: lis
 
     All outputs come first: one that is right by chance has gradients of others' wrong ones.
     """
-    twin = _twin(seeds_of(case, members), case["capacity"])
+    twin = Twin(seeds_of(case, members), case["capacity"])
     for steps in (_output, _gradients):
         for place, rank in enumerate(members):
             if not report.follow(rank, steps(twin, GroupAnswer(case, members, place, values))):
@@ -183,10 +218,9 @@ _EXCHANGES = only("all_to_all_single", "all_to_all")
 
 
 def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
-    capacity = answer.case["capacity"]
     yield communication(answer.value["forward"], _EXCHANGES, inside(answer.members))
-    mistakes = _wrong_routes(twin, answer.place, capacity)
-    where = f"output, capacity {capacity}, {on(answer.members)}"
+    where = f"output, capacity {twin.capacity}, {on(answer.members)}"
+    mistakes = twin.wrong_routes(answer.place)
     yield numbers(answer.value["y"], twin.ys[answer.place], mistakes, where=where)
 
 
@@ -237,41 +271,3 @@ def _cut_off(gradient: Tensor) -> list[Mistake]:
             "not a number: pad the blocks that are not full with zeros, not with new_empty()",
         ),
     ]
-
-
-def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
-    routed = twin.routed[place]
-    x = routed.x.detach()
-    choice = routed.choice
-    gate = routed.gate.detach()[:, None]
-    outputs = twin.outputs[place].detach()
-    kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
-    last = _kept(choice, capacity, last=True)[:, None]
-    order = gate[:, 0].argsort(descending=True)  # the surest of an expert, not its first
-    surest = _kept(choice[order], capacity)[order.argsort()][:, None]
-    weighted = gate * outputs
-    y = weighted * kept
-    by_own_expert = gate * twin.modules[place](x).detach()
-    of_gated = kept * _outputs(twin.modules, gate * x, choice)
-    mixed = y[choice.argsort(stable=True)]
-    yield from flat_table({
-        "all tokens went to this rank's own expert": by_own_expert * kept,
-        "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
-        "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
-        "the gate counts twice": gate * y,
-        "tokens beyond the capacity were computed, too: "
-        "leave them behind, with the output 0": weighted,
-        "tokens beyond the capacity must give 0 (the residual connection carries them on), "
-        "not the token": y + x * ~kept,
-        "tokens beyond the capacity must give 0, not the weighted token": y + gate * x * ~kept,
-        "the first tokens of an expert have to be kept, not the last": weighted * last,
-        "one token fewer than the capacity was kept: places 0 … capacity − 1": weighted * fewer,
-        "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
-        "the tokens come back in the order of the experts; each belongs into its old place": mixed,
-        "the first tokens of an expert have to be kept, not the surest": weighted * surest,
-    })
-    overwritten = gate * outputs[_overwritten(choice, capacity)]
-    yield Mistake(
-        one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
-        "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
-    )

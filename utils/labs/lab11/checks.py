@@ -142,10 +142,9 @@ def _reduced(nbytes: int) -> Rule:
 @task("11.2", "pipeline × data", points=3)
 def pipeline_data(ranks: Ranks, report: Report) -> None:
     """Judge gradients and loss by the twin; messages and averages by their axes."""
-    if not enough(ranks, report, WORLD):
-        return
-    report.judge_cases(ranks, probe_hybrid, _hybrid_cases(report), _hybrid)
-    explain_errors(report)
+    if enough(ranks, report, WORLD):
+        report.judge_cases(ranks, probe_hybrid, _hybrid_cases(report), _hybrid)
+        explain_errors(report)
 
 
 def _hybrid_cases(report: Report) -> Iterator[dict[str, Any]]:
@@ -286,7 +285,7 @@ NAMES = [name for name, _ in _Cut().named_parameters()]
 IS_CUT = torch.cat([torch.full((q.numel(),), n in CUT) for n, q in _Cut().named_parameters()])
 
 
-def gradient(seed: int, name: str, k: int, d: int) -> Tensor:
+def _gradient(seed: int, name: str, k: int, d: int) -> Tensor:
     """Return that of a parameter, on place k of tp, of replica d's samples."""
     place = sorted(CUT | WHOLE).index(name)
     draw = torch.Generator().manual_seed(seed + 97 * place + 7 * d + (k + 1) * (name in CUT) * 1009)
@@ -307,10 +306,9 @@ def probe_clip(user_ns: dict, *, rank: int, gradients: dict, grid: list, most: f
 @task("11.3", "tensor × data: average and clip", points=3)
 def tensor_data(ranks: Ranks, report: Report) -> None:
     """Judge the mean over the replicas, and the norm of the whole gradient."""
-    if not enough(ranks, report, WORLD):
-        return
-    report.judge_cases(ranks, probe_clip, _clip_cases(report), _clip)
-    explain_errors(report)
+    if enough(ranks, report, WORLD):
+        report.judge_cases(ranks, probe_clip, _clip_cases(report), _clip)
+        explain_errors(report)
 
 
 def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
@@ -321,7 +319,7 @@ def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
         gradients = []
         for rank in range(WORLD):
             k, d = (mine(partition, rank).index(rank) for partition in grid)
-            gradients.append({n: gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
+            gradients.append({n: _gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
         case = {"each": to_each(gradients=gradients), "grid": grid}
         alone = max(Clipping(case, rank).alone for rank in mine(grid[0], 0))
         # A bound that the norm is above, and what each rank has by itself is below.

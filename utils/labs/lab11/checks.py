@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.calls import Calls, Rule, only, waited
-from utils.checks.groups import enough, group_of
+from utils.checks.groups import enough, group_of, members_of
 from utils.checks.mistakes import NO_NUMBER, Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
@@ -27,7 +27,6 @@ from utils.labs.shared.replicas import gradient_of
 from utils.labs.shared.schedules import one_f_one_b
 
 from .meshes import mesh as mesh
-from .meshes import mine
 from .offloading import offload as offload
 from .sharding import EXACT, WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
@@ -76,7 +75,7 @@ class Place(NamedTuple):
 
 def place_in(grid: Sequence, rank: int) -> Place:
     """Return a rank's place in a grid."""
-    pp, dp = (mine(partition, rank) for partition in grid)
+    pp, dp = (members_of(partition, rank, WORLD) for partition in grid)
     return Place(pp, dp, pp.index(rank), dp.index(rank))
 
 
@@ -318,10 +317,10 @@ def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
         (seed,) = report.seeds(1)
         gradients = []
         for rank in range(WORLD):
-            k, d = (mine(partition, rank).index(rank) for partition in grid)
+            k, d = (members_of(partition, rank, WORLD).index(rank) for partition in grid)
             gradients.append({n: _gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
         case = {"each": to_each(gradients=gradients), "grid": grid}
-        alone = max(Clipping(case, rank).alone for rank in mine(grid[0], 0))
+        alone = max(Clipping(case, rank).alone for rank in members_of(grid[0], 0, WORLD))
         # A bound that the norm is above, and what each rank has by itself is below.
         yield case | {"most": most or (Clipping(case, 0).norm + alone) / 2}
 
@@ -341,7 +340,7 @@ class Clipping:
     def __init__(self, case: dict[str, Any], rank: int):
         self.case = case
         self.rank = rank
-        self.tp, self.dp = (mine(partition, rank) for partition in case["grid"])
+        self.tp, self.dp = (members_of(partition, rank, WORLD) for partition in case["grid"])
         self.row = self._mean(rank)
         self.alone = self.row.norm().item()
         self.cut = [self._mean(other).square()[IS_CUT].sum().item() for other in self.tp]
@@ -355,7 +354,7 @@ class Clipping:
         return torch.cat([part.reshape(-1) for part in parts])
 
     def _mean(self, rank: int) -> Tensor:
-        replicas = [self.held(other) for other in mine(self.case["grid"][1], rank)]
+        replicas = [self.held(other) for other in members_of(self.case["grid"][1], rank, WORLD)]
         return sum(replicas) / len(replicas)
 
     def wrong_norms(self) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.groups import enough
+from utils.checks.groups import enough, members_of
 from utils.checks.mistakes import Mistake, short, table
 from utils.checks.probe import answer_named, kind_of, told
 from utils.checks.task import Report, Step, facts, task, value
@@ -32,13 +32,8 @@ def lines(shape: Sequence[int], axis: int) -> list[list[int]]:
 
 def lines_of_all(shape: Sequence[int], axis: int) -> list[list[int]]:
     """Return each rank's line along an axis."""
-    along = lines(shape, axis)
-    return [mine(along, rank) for rank in range(math.prod(shape))]
-
-
-def mine(partition: Sequence[Sequence[int]], rank: int) -> list[int]:
-    """Return the group of a partition that a rank is in."""
-    return list(next(members for members in partition if rank in members))
+    of_ranks = {rank: line for line in lines(shape, axis) for rank in line}
+    return [of_ranks[rank] for rank in sorted(of_ranks)]
 
 
 class _Group:
@@ -151,7 +146,7 @@ def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> I
     call = f"mesh_groups({shape})"
     asked = sorted(result["asked"])
     axes = [lines(shape, axis) for axis in range(len(shape))]
-    own_lines = [mine(axis, rank) for axis in axes]
+    own_lines = [members_of(axis, rank, WORLD) for axis in axes]
     every_line = sorted(itertools.chain(*axes))
     alone = (
         f"{call}: this rank makes only the groups that it is in. new_group is collective: every "

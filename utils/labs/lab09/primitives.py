@@ -246,15 +246,11 @@ def _wrong_operators(
         "there is no gradient for x: backward returns one value for each argument of forward, that "
         "of x first",
     )
-    own = inputs[place]
-    total = sum(inputs)
-    if key == summed:
-        right = total
-        wrong = own
-        text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
-    else:
-        right = own
-        wrong = total
+    right = sum(inputs)
+    wrong = inputs[place]
+    text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
+    if key != summed:
+        right, wrong = wrong, right
         text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
         text += f"{_WHEN[key]} it hands on what it gets"
     by_mistake = {

@@ -219,10 +219,6 @@ def _offload(answer: GroupAnswer) -> Iterator[Step]:
         yield from _rows(result["weights"], device, host)
 
 
-#: Operation, tag and bytes of each message.
-Messages = list[tuple[str, int, int]]
-
-
 def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     """Return the rule of the messages of a step, with their tags and sizes."""
     last = len(DEEP) - 2
@@ -232,29 +228,23 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
     wanted = [(weights, n, size) for n, size in enumerate(sizes)]
     wanted += [(gradients, n, sizes[n]) for n in range(last, len(order))]
 
-    def foreign(made: Messages) -> str | None:
-        for op, tag, size in made:
+    def rule(calls: Calls) -> str | None:
+        made_here = [(c["op"], c["tag"], c["nbytes"]) for c in calls if c["peer"] == other]
+        for op, tag, size in made_here:
             if (op, tag, size) not in wanted:
                 return (
                     f"a {op} with tag {tag} and {size} bytes: weights of piece n have tag n, and "
                     f"so has its gradient; of piece {tag} that is "
                     f"{dict(enumerate(sizes)).get(tag)} bytes"
                 )
-        return None
-
-    def missing(made: Messages) -> str | None:
         for op, tag, size in wanted:
             content = "weights" if op == weights else "the gradient"
-            count = made.count((op, tag, size))
+            count = made_here.count((op, tag, size))
             if count != 1:
                 return (
                     f"{content} of piece {tag}: expected one {op} with tag {tag}, it made {count}"
                 )
         return None
-
-    def rule(calls: Calls) -> str | None:
-        made = [(c["op"], c["tag"], c["nbytes"]) for c in calls if c["peer"] == other]
-        return foreign(made) or missing(made)
 
     return rule
 

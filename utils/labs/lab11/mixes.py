@@ -117,12 +117,10 @@ def _sharded(weights: float, replicas: float) -> float:
 
 def fastest(parameters: float, devices: int, machine: Machine) -> str:
     """Return the name of the fastest mix that fits; of equal ones the first, which is simplest."""
-    fitting = {
-        name: seconds
-        for name, (held, seconds) in estimates(parameters, devices, machine).items()
-        if held <= machine.memory
-        and (name != "offload" or 16 * parameters / devices <= machine.host)
-    }
+    mixes = estimates(parameters, devices, machine)
+    if 16 * parameters / devices > machine.host:
+        mixes.pop("offload", None)
+    fitting = {name: seconds for name, (held, seconds) in mixes.items() if held <= machine.memory}
     if not fitting:
         return DOES_NOT_FIT
     least = min(fitting.values())

@@ -141,19 +141,16 @@ def history_of_twin(
     same_order: bool = False,
 ) -> dict:
     """Return the twin's history on these images; of one rank's part of each minibatch only."""
-    model = small_mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    twin = replicas.Twin(small_mlp(), rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
     for epoch, images in enumerate(epochs):
         draw = torch.Generator().manual_seed(0 if same_order else epoch)
         loader = data.InMemoryLoader(images["trained"], 128, shuffle=True, generator=draw)
         for pixels, labels in loader:
-            optimizer.zero_grad()
-            losses = functional.cross_entropy(model(pixels), labels, reduction="none")
-            losses.mean().backward()
-            optimizer.step()
-            history["loss"].append(losses[part].mean().item())
-        for key, result in zip(KEYS[1:], metrics_of(model, images["tested"], part), strict=True):
+            history["loss"].append(twin.loss(pixels[part], labels[part]))
+            twin.step(pixels, labels)
+        metrics = metrics_of(twin.model, images["tested"], part)
+        for key, result in zip(KEYS[1:], metrics, strict=True):
             history[key].append(result)
     return history
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
 from utils.checks.calls import Calls
 from utils.checks.mistakes import Mistake, table
@@ -25,6 +24,7 @@ from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
+from utils.labs.shared.replicas import Twin, weights_of
 
 from .clients import facts_about, has_other_length, seeded
 from .clients import run_round as run_round
@@ -251,17 +251,15 @@ def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "")
     model = small_model(seed)
     if how not in ("not loaded", "own start"):
         vector_to_parameters(weights.clone(), model.parameters())
-    first = parameters_to_vector(model.parameters()).detach().clone()
+    first = weights_of(model)
+    alone = Twin(model, {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate))
     reduction = "sum" if how in ("sum", "sum / batch") else "mean"
-    step = {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate)
+    before = 0.0  # the gradients that are still there
     for part in _minibatches(seed, n, epochs, batch, how):
-        if how != "adds up":
-            model.zero_grad()
-        functional.cross_entropy(model(images[part]), labels[part], reduction=reduction).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= step * parameter.grad
-    after = parameters_to_vector(model.parameters()).detach()
+        gradient = before + alone.gradient(images[part], labels[part], reduction=reduction)
+        alone.move(gradient)
+        before = gradient if how == "adds up" else 0.0
+    after = weights_of(alone.model)
     return after if how == "weights" else after - (weights if how == "not loaded" else first)
 
 

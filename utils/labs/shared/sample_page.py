@@ -67,8 +67,7 @@ class SamplePage(Page):
         """Draw a thick frame around samples from one place to another."""
         corner = (first + _LEFT - 0.1, self.y - TALL - 0.1)
         look: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.2}
-        frame = Rectangle(corner, last - first + 1.2, TALL + 0.2, zorder=4, **look)
-        self.axes.add_patch(frame)
+        self.axes.add_patch(Rectangle(corner, last - first + 1.2, TALL + 0.2, zorder=4, **look))
 
     def legend(self, names: Sequence[str], others: Mapping[str, str], note: str) -> None:
         """Draw an entry per rank, and per other kind of box; the note stands behind them."""

@@ -17,11 +17,10 @@ from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
 from utils.grading import gradebook, inspection, kernel, pages, worklist
-from utils.grading.cells import body
 from utils.grading.grader import grade
 from utils.grading.inspection import MOST_CODE
 from utils.grading.pages import feedback, summary
-from utils.grading.reference import Reference
+from utils.grading.reference import Reference, body
 from utils.grading.results import Result, TaskResult, load
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import File, Student

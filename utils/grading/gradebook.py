@@ -206,11 +206,7 @@ def read_explain(path: Path) -> Grades:
         student, lab, task = (clean(row.get(name, "")) for name in HEADER[:3])
         key = student, lab, task
         try:
-            if "".join(cells[len(names) :]).strip():
-                raise RowError(
-                    f"{path.name}, line {line}: more cells than columns: put text with a comma in "
-                    "quotes"
-                )
+            _require_columns(cells, len(names), f"{path.name}, line {line}")
             if key in seen:
                 grades.pop(key, None)
                 raise RowError(
@@ -222,6 +218,11 @@ def read_explain(path: Path) -> Grades:
         except RowError as error:
             grades.bad.append(str(error))
     return grades
+
+
+def _require_columns(cells: list[str], count: int, where: str) -> None:
+    if "".join(cells[count:]).strip():
+        raise RowError(f"{where}: more cells than columns: put text with a comma in quotes")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:

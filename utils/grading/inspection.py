@@ -133,8 +133,8 @@ def _inspected(
             answers[task.number] = {
                 "code": codes.get(task.number, ""),
                 "passed": task.number in codes and bool(result.task(task.number).points),
-                "stub": reference.stub_of(task),
-                "model": reference.model_of(task),
+                "stub": task.stub,
+                "model": task.model,
             }
     lab = {"answers": answers, "provided": reference.provided}
     text = json.dumps({"parts": list(codes), "lab": lab})
@@ -143,8 +143,7 @@ def _inspected(
         done = subprocess.run(
             command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
         )
-        remarks: dict[str, list[str]] = json.loads(done.stdout)
-        return remarks
+        return dict(json.loads(done.stdout))
     return None
 
 
@@ -267,8 +266,7 @@ class Allowed:
         self.names = METHODS.union(*(names for tree in used for names in scopes(tree)))
         self._allow_modules(imports)
         self._allow_words(every(ast.Attribute, *answers, *cells), words(ast.Attribute, *used))
-        one_of = [family for family in FAMILIES if any(map(family.fullmatch, self.words))]
-        self.families = one_of if passed else list(FAMILIES)
+        self.families = [family for family in FAMILIES if not passed or self._has_one_of(family)]
         self.names |= BUILTINS | {name for name, real in imports if self.imports(real)}
 
     def _allow_modules(self, imports: list[tuple[str, str]]) -> None:
@@ -286,6 +284,9 @@ class Allowed:
         if "os" in self.modules:
             self.modules |= FILES
             self.words |= {"load", "save"} | public(*map(importlib.import_module, FILES))
+
+    def _has_one_of(self, family: re.Pattern[str]) -> bool:
+        return any(map(family.fullmatch, self.words))
 
     def has(self, word: str) -> bool:
         """Return whether an answer may use an attribute."""

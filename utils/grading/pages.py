@@ -314,11 +314,10 @@ def _long_models(reference: Reference) -> dict[str, str]:
     """Return the shapes of the solutions that nobody has by coincidence, by task."""
     shapes = {}
     for task in reference.tasks.values():
-        model = reference.model_of(task)
         if task.by_hand:
-            shapes[task.number] = text_shape(model)
-        elif size(model) - size(reference.stub_of(task)) >= LEAST_OF_MODEL:
-            shapes[task.number] = code_shape(model)
+            shapes[task.number] = text_shape(task.model)
+        elif size(task.model) - size(task.stub) >= LEAST_OF_MODEL:
+            shapes[task.number] = code_shape(task.model)
     return {number: shape for number, shape in shapes.items() if shape}
 
 

@@ -38,6 +38,8 @@ class Task:
         answers: The grade_ids of its answers.
         checks: Points by the id of each check cell.
         foundation: Whether other tasks stand on it, such as joining the process group.
+        model: Its solution as one text.
+        stub: What is handed out, as one text.
     """
 
     number: str
@@ -47,6 +49,8 @@ class Task:
     answers: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
     foundation: bool = False
+    model: str = ""
+    stub: str = ""
 
 
 class Reference:
@@ -109,23 +113,12 @@ class Reference:
     @cached_property
     def provided(self) -> list[str]:
         """Return the code that the lab itself runs on the ranks, around the answers."""
-        cells = [cell for cell in self.nb.cells if cell.cell_type == "code"]
-        cells = [cell for cell in cells if not is_solution(cell)]
-        return [body(cell.source) for cell in cells if cell.source.startswith("%%px")]
+        cells = [cell for cell in self.nb.cells if cell.source.startswith("%%px")]
+        return [body(cell.source) for cell in cells if not is_solution(cell)]
 
     def fingerprint(self) -> str:
         """Return what changes with anything that the grade may depend on; notes are not."""
         return hashlib.sha256(dumps(self.nb).encode()).hexdigest()
-
-    def model_of(self, task: Task) -> str:
-        """Return a task's solution as one text."""
-        cells = [self.answer_cells[grade_id] for grade_id in task.answers]
-        return "\n\n".join(body(cell.source) for cell in cells)
-
-    def stub_of(self, task: Task) -> str:
-        """Return a task's stub as one text."""
-        cells = [self.answer_cells[grade_id] for grade_id in task.answers]
-        return "\n\n".join(body(self.stubs[cell.id]) for cell in cells)
 
     def _find_tasks(self) -> dict[str, Task]:
         tasks: dict[str, Task] = {}
@@ -146,6 +139,9 @@ class Reference:
             if about.get("check"):
                 task.checks[cell.id] = float(about.get("points", 0))
         for task in tasks.values():
+            cells = [self.answer_cells[grade_id] for grade_id in task.answers]
+            task.model = "\n\n".join(body(cell.source) for cell in cells)
+            task.stub = "\n\n".join(body(self.stubs[cell.id]) for cell in cells)
             task.points = sum(task.checks.values()) or task.points
         return tasks
 

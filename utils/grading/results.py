@@ -350,10 +350,11 @@ def shown(records: list[Record], reference: Reference) -> list[Shown]:
 
 def _pictures(records: list[Record], reference: Reference) -> list[Shown]:
     checks = [record for record in records if record["cell"] in reference.expected]
-    outputs = [output for record in checks for output in record["outputs"] if output.get("png")]
+    outputs = [output for record in checks for output in record["outputs"]]
     return [
         Shown("The check", shortened(output["text"].strip()) or output["type"], output["png"])
         for output in outputs
+        if output.get("png")
     ]
 
 

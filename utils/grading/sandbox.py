@@ -177,7 +177,7 @@ class Box:
         wanted.add(Path(utils.__file__).parent)
         if mpiexec := shutil.which("mpiexec"):
             wanted |= {Path(mpiexec).parents[1], Path(mpiexec).resolve().parents[1]}
-        wanted |= set(self.paths) | ({self.data} if self.data else set())
+        wanted |= {*self.paths, *filter(None, [self.data])}
         kept: list[Path] = []
         for path in sorted(wanted, key=lambda path: len(path.parts)):
             inside = [Path("/usr"), *kept]

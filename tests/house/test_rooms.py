@@ -54,7 +54,7 @@ BUDGETS = {
     "data": 670,
     "doctor": 1500,
     "figures": 750,
-    "grading": 5990,
+    "grading": 5870,
     "jobs": 3270,
     "labs": 140,
     "labs/lab00": 60,

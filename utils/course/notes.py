@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from nbformat import NotebookNode
 
 from .notebook import NotebookError, lab
-from .release import is_solution
+from .release import rubric_cells
 
 KINDS = RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
 #: Keeps a cell off pages that are made of the solutions: myst-nb and nbconvert know it.
@@ -101,13 +101,6 @@ def read(nb: NotebookNode, name: str) -> Notes:
         _cuts(shorter.source),
         {lab(answer)["task"]: _rubric(answer, cell) for answer, cell in rubric_cells(nb) if cell},
     )
-
-
-def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
-    """Yield each written answer, and the cell of its rubric; None where the next cell is none."""
-    for cell, following in zip(nb.cells, [*nb.cells[1:], None], strict=True):
-        if is_solution(cell) and cell.cell_type == "markdown":
-            yield cell, following if following and kind(following) == RUBRIC else None
 
 
 def kind(cell: NotebookNode) -> str:

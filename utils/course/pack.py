@@ -27,7 +27,7 @@ from .notebook import ROOT, NotebookError, lab
 from .notes import Cut
 from .page_templates import environment, html_of
 from .pictures import Picture, pictures_of, save, seconds
-from .release import is_solution
+from .release import is_solution, rubric_cells
 
 #: Words of text and lines of code that are read in a minute. Silent reading of English non-fiction
 #: is 238 words a minute in the mean of 190 studies (Brysbaert, Journal of Memory and Language 109,
@@ -274,7 +274,7 @@ def written(nb: NotebookNode) -> list[Written]:
     """Return every written answer, with the question from the last text above it that asks it."""
     rubrics = notes.read(nb, "").rubrics
     answers = []
-    for answer, _ in notes.rubric_cells(nb):
+    for answer, _ in rubric_cells(nb):
         about = lab(answer)
         above = nb.cells[: nb.cells.index(answer)]
         asks = [cell.source for cell in above if f"**Explain {about['task']}.**" in cell.source]

@@ -163,6 +163,13 @@ def without_notes(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
+def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
+    """Yield each written answer, and the cell of its rubric; None where the next cell is none."""
+    for cell, below in zip(nb.cells, [*nb.cells[1:], None], strict=True):
+        if is_solution(cell) and cell.cell_type == "markdown":
+            yield cell, below if below and lab(below).get("instructor") == "rubric" else None
+
+
 def student_text(path: Path) -> str:
     """Return the student's notebook that follows from a solution, as the text of its file."""
     return dumps(student_version(read(path), path.name))

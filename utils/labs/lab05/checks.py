@@ -7,7 +7,6 @@ what it fits are times that the check made up.
 from __future__ import annotations
 
 import contextlib
-import functools
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,17 +24,7 @@ from utils.checks.functions import Case, judge_calls, probe_calls
 from utils.checks.mistakes import Mistake, is_number, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, told
-from utils.checks.task import (
-    Report,
-    Step,
-    communication,
-    each_of,
-    facts,
-    passed,
-    task,
-    to_each,
-    value,
-)
+from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .law_fits import fit_amdahl as fit_amdahl
@@ -158,7 +147,9 @@ def time_rounds(ranks: Ranks, report: Report) -> None:
         each = to_each(late=trial.late, takes=trial.takes)
         answers = report.answers(ranks, probe_stopwatch, each=each, **asked)
         results = [answer.value["result"] for answer in answers]
-        if not passed(report, answers, functools.partial(_stopwatch, trial, results)):
+        for answer in answers:
+            report.follow(answer.rank, _stopwatch(trial, results, answer))
+        if report.found:
             return
 
 
@@ -257,7 +248,7 @@ def _wrong_stopwatches(
     def is_one_step(times: list) -> bool:
         return all(0.98 * seconds.min(1) <= times) and all(times <= 1.01 * seconds.max(1))
 
-    wrong = {
+    return table({
         f"return a list of {rounds} numbers": lambda times: not _numbers(times),
         f"{too_few_calls}.": lambda _: made <= rounds * steps,
         "the first round warms up and is not in the list": lambda times: len(times) == rounds + 1,
@@ -275,8 +266,7 @@ def _wrong_stopwatches(
         "rank's": lambda _: not alike,
         "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
         "dist.ReduceOp.MAX": lambda _: True,
-    }
-    return table(wrong)
+    })
 
 
 def _numbers(result: Any, count: int | None = None) -> bool:
@@ -360,7 +350,7 @@ def _wrong_bands(
     def has_middle(*middles: float) -> Callable:
         return lambda band: any(same(band[1], float(middle)) for middle in middles)
 
-    wrong = {
+    return table({
         "return three numbers: (low, middle, high)": lambda band: not _numbers(band, 3),
         "that is T(p) / T(1), upside down": q2 / q1[::-1],
         "the ends pair quartiles of the same side: pair slow with fast": q1 / q2,
@@ -376,8 +366,7 @@ def _wrong_bands(
             *(median(alone) / median(together) for median in _MEDIANS)
         ),
         "equal times are counted once: set() drops the others": has_middle(unequal[0] / unequal[1]),
-    }
-    return table(wrong)
+    })
 
 
 @task("5.5", "predict a step", points=3)
@@ -415,7 +404,7 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
     def counts(value: float) -> Callable:
         return lambda pair: same(pair[0], value)
 
-    wrong = {
+    return table({
         "return a pair of numbers: (messages, sent)": lambda pair: not _numbers(pair, 2),
         "one rank sends nothing": lambda _: p == 1,
         "the two are exchanged: (messages, sent)": [sent, messages],
@@ -426,8 +415,7 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
         "these are the bytes of one round of the ring: there are two": [messages, sent / 2],
         "that is one message: give the bytes of all": [messages, n / p],
         "these are the bytes of all ranks together: count those of one": [messages, sent * p],
-    }
-    return table(wrong)
+    })
 
 
 def _steps(

@@ -19,18 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.checks.calls import inside, only, some
-from utils.checks.groups import (
-    EVERYWHERE,
-    WORLD,
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    keywords,
-    on,
-    tried,
-)
+from utils.checks.groups import EVERYWHERE, WORLD, GroupAnswer, in_group, judge_groups, on, tried
 from utils.checks.mistakes import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, reading_answer, recorded
@@ -65,17 +54,9 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 
 @in_group
 def probe_step(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    data_seed: int,
-    awkward: bool,
-    rate: float,
+    user_ns: dict, *, rank: int, named: dict, data_seed: int, awkward: bool, rate: float
 ) -> dict:
     """Have a model of this rank's own seed wrapped, then take steps on samples of that seed."""
-    named = keywords(partition, group)
     module = _step_model(data_seed, awkward)
     model = answer_named(user_ns, "replicate")(module, **named)
     if not isinstance(model, DistributedDataParallel):
@@ -195,15 +176,14 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     """Yield what a rank has to do beside the right step."""
     yield communication(step["calls"], only("all_reduce"), inside(members))
     yield from compared
-    wrong = {
+    yield facts({
         f"the gradients were reduced {step['times']} times. backward() of a DDP model has averaged "
         "them already": step["times"] > 1,
         "DDP did not average the gradients: call the DDP model, not model.module, and outside of "
         "no_sync(). Its backward() communicates while it computes": step["called"] != [True],
         f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the "
         "weights": step["taken"] != 1,
-    }
-    yield facts(wrong)
+    })
     yield communication(step["calls"], some(members))
 
 
@@ -220,19 +200,12 @@ def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @in_group
 def probe_accumulate(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    data_seed: int,
-    seed: int,
-    ks: list,
+    user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, ks: list
 ) -> list:
     """Ask to `accumulate` on one model, for each number of microbatches of this seed of data."""
     function = reading_answer(user_ns, "accumulate")
     answers = []
-    model = DistributedDataParallel(replicas.net(seed), process_group=group)
+    model = DistributedDataParallel(replicas.net(seed), process_group=named.get("group"))
     before = replicas.weights_of(model)
     passes = []
     called = noted_calls(model)
@@ -307,7 +280,6 @@ def _accumulation_steps(
 def _wrong_accumulations(
     gradients: dict[int, list[torch.Tensor]], rank: int, k: int
 ) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
     p = len(gradients)
 
     def mean_of(part: slice) -> torch.Tensor:
@@ -320,7 +292,7 @@ def _wrong_accumulations(
     all_but_last = mean_of(slice(0, -1)) if k > 1 else 0 * mine
     first_and_own = mean_of(slice(0, 1)) + sum(gradients[rank][1:])
     zero_grad = "counts: zero_grad() belongs before the first"
-    wrong = {
+    yield from table({
         f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
         "the gradients are this rank's own mean: the last backward must communicate": mine / k,
         "the gradients are this rank's own sum: the last backward must communicate, and each "
@@ -334,8 +306,7 @@ def _wrong_accumulations(
         "only the first microbatch was communicated: the last backward is the one that "
         "must": first_and_own / k,
         "there are no gradients: call backward() for each microbatch": 0 * mine,
-    }
-    yield from table(wrong)
+    })
 
 
 def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:

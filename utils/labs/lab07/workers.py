@@ -295,8 +295,9 @@ def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: li
     jobs = jobs_of(report.seed, workers, 2)
     # The servers alone know the weights before they send them.
     seed, *seeds = report.seeds(1 + WORLD)
-    each = [seed if rank in servers else seeds[rank] for rank in range(WORLD)]
-    answers = answers_of(ranks, report, probe_sharded, each, servers=servers, jobs=jobs)
+    for server in servers:
+        seeds[server] = seed
+    answers = answers_of(ranks, report, probe_sharded, seeds, servers=servers, jobs=jobs)
     hint_if_stuck(
         report,
         f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "

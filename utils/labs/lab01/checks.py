@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import threading
@@ -386,4 +387,5 @@ def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
 def _is_sent_while_received(calls: Calls) -> bool:
     sends = [call for call in calls if call["op"] == "send" and not call["blocking"]]
     receives = [call for call in calls if call["op"] == "recv"]
-    return any(r["start"] < s["end"] and s["start"] < r["end"] for s in sends for r in receives)
+    pairs = itertools.product(sends, receives)
+    return any(r["start"] < s["end"] and s["start"] < r["end"] for s, r in pairs)

@@ -134,7 +134,7 @@ def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
     made_by_rank = [group["groups"] for group in groups]
     if not all(names) or not all(known and all(known.values()) for known in made_by_rank):
         raise ValueError("a group without a name or a member, or a rank without a group")
-    of_one_call = {tuple(known[name]) for known in made_by_rank for name in names if name in known}
+    of_one_call = {tuple(known[name]) for known in made_by_rank for name in names & known.keys()}
     different = len(of_one_call) > 1
     groups_made = " and ".join(map(str, sorted(of_one_call)))
     return {

@@ -161,43 +161,35 @@ def same_minibatches(ranks: Ranks, report: Report) -> None:
     # In another order in each case: in a group of its own a rank sees which are damaged.
     names = list(_scenarios(1, 0, report.seed))
     draw = random.Random(report.seed)
-    cases = []
-    orders = []
     for partition in (*partitions(ranks.n), None):
         order = draw.sample(names, len(names))
         of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
         given = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
-        orders.append(order)
-        cases.append({"partition": partition, "each": to_each(scenarios=given)})
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        order = orders[cases.index(answer.case)]
-        outcomes = dict(zip(order, answer.value, strict=True))
-        for name, (overlooked, expected) in _truth(len(answer.members), report.seed).items():
-            yield from _verdict_steps(outcomes[name], answer.members, name, expected, overlooked)
-
-    judge_groups(ranks, report, probe_same, cases, judge, group_in_words, ranks.n)
+        case = {"partition": partition, "each": to_each(scenarios=given)}
+        judge = functools.partial(_verdict_steps, order, report.seed)
+        if not judge_groups(ranks, report, probe_same, [case], judge, group_in_words, ranks.n):
+            return
 
 
-def _verdict_steps(
-    outcome: dict[str, Any], members: list[int], name: str, expected: bool, overlooked: str
-) -> Iterator[Step]:
-    """Yield what a rank of a group has to communicate, and to find in a scenario."""
-    calls = outcome["calls"]
-    result = outcome["result"]
-    yield communication(calls, inside(members))
-    silent = len(members) > 1 and not calls
-    yield facts({
-        f"{on(members)}: it communicated nothing; a rank knows its own microbatches only": silent,
-        f"returned {short(result)}, expected True or False": not isinstance(result, bool),
-    })
-    if expected:
-        overlooked = "Compare without regard to the order of the samples"
-        if ALONE in name:
-            overlooked = "Ranks may have different numbers of microbatches"
-    hint = f". {overlooked}" if overlooked else ""
-    text = f"{on(members)}: {name}. Expected {expected}, got {result}{hint}"
-    yield facts({text: result is not expected})
+def _verdict_steps(order: list[str], seed: int, answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank of a group has to communicate, and to find in each scenario."""
+    members = answer.members
+    outcomes = dict(zip(order, answer.value, strict=True))
+    for name, (overlooked, expected) in _truth(len(members), seed).items():
+        calls = outcomes[name]["calls"]
+        result = outcomes[name]["result"]
+        yield communication(calls, inside(members))
+        silent = len(members) > 1 and not calls
+        knows = f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
+        no_bool = f"returned {short(result)}, expected True or False"
+        yield facts({knows: silent, no_bool: not isinstance(result, bool)})
+        if expected:
+            overlooked = "Compare without regard to the order of the samples"
+            if ALONE in name:
+                overlooked = "Ranks may have different numbers of microbatches"
+        hint = f". {overlooked}" if overlooked else ""
+        text = f"{on(members)}: {name}. Expected {expected}, got {result}{hint}"
+        yield facts({text: result is not expected})
 
 
 def _makes_minibatches(ranks: Ranks, report: Report) -> bool:

@@ -414,33 +414,28 @@ def replicas_in_sync(ranks: Ranks, report: Report) -> None:
     """Check that it is True exactly when the group's replicas agree bit by bit, on all ranks."""
     # In another order in each case: in a group of its own a rank sees all damages.
     draw = random.Random(report.seeds(1)[0])
-    cases = []
-    orders = []
     for partition in EVERYWHERE:
         order = draw.sample(range(len(DAMAGES)), len(DAMAGES))
         at = places(partition)
         damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
         each = to_each(damages=damages)
-        orders.append(order)
-        cases.append({"partition": partition, "seed": report.seed, "each": each})
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        outcomes = dict(zip(orders[cases.index(answer.case)], answer.value, strict=True))
-        for k, damage in enumerate(DAMAGES):
-            yield from _sync_steps(outcomes[k], answer.members, damage, report.seed)
-
-    judge_groups(ranks, report, probe_sync, cases, judge)
+        case = {"partition": partition, "seed": report.seed, "each": each}
+        judge = functools.partial(_sync_steps, order)
+        if not judge_groups(ranks, report, probe_sync, [case], judge):
+            return
 
 
-def _sync_steps(
-    outcome: dict[str, Any], members: list[int], damage: str, seed: int
-) -> Iterator[Step]:
-    """Yield what a rank has to communicate and to find, of replicas with this damage."""
-    yield communication(outcome["calls"], inside(members), waited)
-    yield facts({"the model was changed: compare with a copy": outcome["changed"]})
-    expected = damage in ("none", "nan") or len(members) == 1
+def _sync_steps(order: list[int], answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank has to communicate and to find, of replicas with each damage."""
+    members = answer.members
+    outcomes = dict(zip(order, answer.value, strict=True))
     no_bool = "return True or False, a Python bool: .item() makes one of a tensor"
     mistakes = [Mistake(lambda got: isinstance(got, str), no_bool)]
-    what = f"{on(members)}: {_damage_in_words(damage, members, seed)}"
-    yield value(outcome["result"], expected, mistakes, what=what, form="True or False")
-    yield communication(outcome["calls"], some(members))
+    for k, damage in enumerate(DAMAGES):
+        outcome = outcomes[k]
+        yield communication(outcome["calls"], inside(members), waited)
+        yield facts({"the model was changed: compare with a copy": outcome["changed"]})
+        expected = damage in ("none", "nan") or len(members) == 1
+        what = f"{on(members)}: {_damage_in_words(damage, members, answer.case['seed'])}"
+        yield value(outcome["result"], expected, mistakes, what=what, form="True or False")
+        yield communication(outcome["calls"], some(members))

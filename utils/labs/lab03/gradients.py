@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,16 +124,11 @@ class GradientCall:
         return sum(self.samples[r] for r in self.members)
 
 
-#: Of a call of an answer: what likely mistakes give.
-WrongGradients = Callable[[GradientCall], Iterator[Mistake]]
-
-
 def _judge_gradients(
     ranks: Ranks,
     report: Report,
     counts: Iterable[tuple[Partition, list[list[int]]]],
-    mistakes: WrongGradients,
-    weighted: bool = False,
+    weighted: bool,
 ) -> None:
     """Judge an answer that averages gradients, call by call, on each rank of each group.
 
@@ -146,14 +141,10 @@ def _judge_gradients(
         each = to_each(seed=report.seeds(WORLD), counts=list(zip(*samples, strict=True)))
         cases.append({"partition": partition, "each": each} | alike)
 
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
-            yield from _gradient_steps(call, outcome, mistakes(call), weighted)
-
     def hint(case: dict[str, Any]) -> str:
         return _samples(of_calls(case, "counts")[-1])
 
-    judge_groups(ranks, report, probe_average, cases, judge, hint)
+    judge_groups(ranks, report, probe_average, cases, _gradient_steps, hint)
 
 
 def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
@@ -168,27 +159,28 @@ def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
         yield GradientCall(gradients, samples, counts[0], answer.members, answer.rank)
 
 
-def _gradient_steps(
-    call: GradientCall, outcome: dict[str, Any], likely: Iterator[Mistake], weighted: bool
-) -> Iterator[Step]:
-    """Yield what a rank has to communicate, and what its gradients are afterwards."""
-    count = outcome["count"]
-    members = call.members
-    yield communication(outcome["calls"], *rules(members))
-    yield facts({
-        "a parameter without gradient got one: leave it alone": outcome["others"],
-        "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
-        "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
-        "in its own type": _reduces_less(outcome),
-    })
-    expected = (call.weighted / call.total).tolist()
-    mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
-    where = on(members) + weighted * f", {_samples(call.samples)}"
-    yield value(outcome["gradient"], expected, mistakes, what=where)
+def _gradient_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank has to communicate, and what its gradients are after each call."""
+    members = answer.members
+    weighted = answer.case["weighted"]
+    wrong = _wrong_weighted if weighted else _wrong_averages
     why = ": one for each parameter that has a gradient" + weighted * ", and one for the samples"
-    yield communication(
-        outcome["calls"], made("all_reduce", range(count, count + weighted + 1), why)
-    )
+    for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
+        calls = outcome["calls"]
+        count = outcome["count"]
+        yield communication(calls, *rules(members))
+        yield facts({
+            "a parameter without gradient got one: leave it alone": outcome["others"],
+            "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
+            "some all_reduces are of fewer bytes than the gradients have: reduce each whole "
+            "gradient, in its own type": _reduces_less(outcome),
+        })
+        expected = (call.weighted / call.total).tolist()
+        multiple = replicas.multiple(outcome["gradient"], expected)
+        mistakes = itertools.chain(wrong(call), multiple)
+        where = on(members) + weighted * f", {_samples(call.samples)}"
+        yield value(outcome["gradient"], expected, mistakes, what=where)
+        yield communication(calls, made("all_reduce", range(count, count + weighted + 1), why))
 
 
 def _reduces_less(outcome: dict[str, Any]) -> bool:
@@ -215,7 +207,7 @@ def _samples(counts: Sequence[int]) -> str:
 def average_gradients(ranks: Ranks, report: Report) -> None:
     """Check the mean of the group's gradients, by one all_reduce per parameter that has one."""
     counts = [(partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
-    _judge_gradients(ranks, report, counts, _wrong_averages)
+    _judge_gradients(ranks, report, counts, weighted=False)
 
 
 def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
@@ -244,7 +236,7 @@ def average_gradients_weighted(ranks: Ranks, report: Report) -> None:
         (partition, [sample_counts(seed, empty) for seed in seeds])
         for partition, seeds, empty in unequal_calls(report.seed)
     ]
-    _judge_gradients(ranks, report, counts, _wrong_weighted, weighted=True)
+    _judge_gradients(ranks, report, counts, weighted=True)
 
 
 def unequal_calls(seed: int) -> Iterator[tuple[Partition, list[int], bool]]:

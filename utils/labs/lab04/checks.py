@@ -71,16 +71,16 @@ def probe_step(
     taken = []
     optimizer.register_step_post_hook(lambda *_: taken.append(True))
     step_with = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
+    nbytes = sum(p.nbytes for p in trained)
     with replicas.network():
-        batches = [_minibatch(data_seed, number, awkward) for number in range(len(MINIBATCHES))]
-        for batch in batches:
+        for number in range(len(MINIBATCHES)):
             taken.clear()
             called.clear()
+            batch = _minibatch(data_seed, number, awkward)
             step = replicas.taken(*step_with, batch, **named)
+            calls = of_gradients(step["calls"])
+            step |= {"calls": calls, "times": reduced_bytes(calls) // nbytes}
             steps.append(step | {"taken": len(taken), "called": list(called)})
-    for step in steps:
-        step["calls"] = of_gradients(step["calls"])
-        step["times"] = reduced_bytes(step["calls"]) // sum(p.nbytes for p in trained)
     return {"returned": "DDP", "wraps": wraps, "group": members, "start": start, "steps": steps}
 
 
@@ -233,19 +233,12 @@ def probe_accumulate(
 def accumulate(ranks: Ranks, report: Report) -> None:
     """Check the gradient of one large batch; all_reduces for one backward."""
     ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
-    seeds = report.seeds(WORLD)
-    given = {"seed": report.seed, "each": to_each(data_seed=seeds)}
+    given = {"seed": report.seed, "each": to_each(data_seed=report.seeds(WORLD))}
     cases = [
         {"partition": partition, "ks": of_case} | given
         for partition, of_case in zip(EVERYWHERE, ks, strict=True)
     ]
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        for k, outcome in zip(answer.case["ks"], answer.value, strict=True):
-            gradients = {r: _gradients(report.seed, seeds[r], k) for r in answer.members}
-            yield from _accumulation_steps(outcome, gradients, answer.rank, k)
-
-    judge_groups(ranks, report, probe_accumulate, cases, judge)
+    judge_groups(ranks, report, probe_accumulate, cases, _accumulation_steps)
 
 
 @functools.lru_cache(64)
@@ -255,26 +248,22 @@ def _gradients(model_seed: int, seed: int, k: int) -> list[torch.Tensor]:
     return [twin.gradient(*part) for part in _microbatches(seed, k)]
 
 
-def _accumulation_steps(
-    outcome: dict[str, Any], gradients: dict[int, list[torch.Tensor]], rank: int, k: int
-) -> Iterator[Step]:
-    """Yield what a rank's gradients are after k microbatches, and how they come about.
-
-    Args:
-        gradients: by rank of the group, of each of its microbatches.
-    """
-    members = list(gradients)
-    where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
-    changed = "the weights have changed: accumulate makes gradients, no step"
-    yield facts({changed: outcome["changed"]})
-    yield communication(outcome["calls"], inside(members))
-    expected = (sum(map(sum, gradients.values())) / k / len(members)).tolist()
-    mistakes = itertools.chain(
-        _wrong_accumulations(gradients, rank, k), replicas.multiple(outcome["gradient"], expected)
-    )
-    yield value(outcome["gradient"], expected, mistakes, what=where)
-    wrong = _wrong_communication(outcome) | _wrong_passes(outcome, k)
-    yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
+def _accumulation_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's gradients are after k microbatches, and how they come about."""
+    case = answer.case
+    members = answer.members
+    for k, outcome in zip(case["ks"], answer.value, strict=True):
+        where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
+        changed = "the weights have changed: accumulate makes gradients, no step"
+        yield facts({changed: outcome["changed"]})
+        yield communication(outcome["calls"], inside(members))
+        gradients = {r: _gradients(case["seed"], case["each"][r]["data_seed"], k) for r in members}
+        expected = (sum(map(sum, gradients.values())) / k / len(members)).tolist()
+        likely = _wrong_accumulations(gradients, answer.rank, k)
+        mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
+        yield value(outcome["gradient"], expected, mistakes, what=where)
+        wrong = _wrong_communication(outcome) | _wrong_passes(outcome, k)
+        yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
 
 
 def _wrong_accumulations(

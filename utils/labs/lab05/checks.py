@@ -282,7 +282,7 @@ def speedup_band(ranks: Ranks, report: Report) -> None:
     cases = [case for trial in range(3) for case in _speedup_cases(report.seed, trial)]
     if not judge_calls(ranks, report, cases):
         return
-    bands = [case for case in cases if case.name == "speedup_band"]
+    bands = cases[::2]  # those of efficiency lie between them
     expected = [case.right for case in bands]
     kept = (
         "speedup_band does not notice that there are other times in a list that it has had before: "

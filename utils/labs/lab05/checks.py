@@ -163,15 +163,16 @@ def _trials(seed: int) -> Iterator[Trial]:
         late = [chance.uniform(500, 900), chance.uniform(10, 40)]
         if first_is_slow == (number == 1):
             about.reverse()
-        if number == 1:
-            late.reverse()
         shares = _shares_of_steps(chance, rounds + 1, steps)
         takes = [[share * seconds for share in shares] for seconds in about]
-        if number == 1:  # in one round the other rank is the slow one
+        warm = WARM
+        if number == 1:
+            warm = 0.0  # the round that warms up need not be the longest
+            late.reverse()
+            # In one round the other rank is the slow one.
             changed = slice(2 * steps, 3 * steps)
             takes[0][changed], takes[1][changed] = takes[1][changed], takes[0][changed]
-        # Without a slow first step, too: the round that warms up need not be the longest.
-        yield Trial(rounds, steps, about, late, takes, warm=0.0 if number else WARM)
+        yield Trial(rounds, steps, about, late, takes, warm)
 
 
 def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[Step]:

@@ -116,7 +116,7 @@ def probe_server(
         seed: of the server's weights, or of this worker's gradients.
         more: further arguments; JSON has no infinity, which is `None` here.
     """
-    mine = next((job for job in jobs if job[0] == rank), None)
+    mine = {worker: how for worker, *how in jobs}.get(rank)
     if rank == SERVER:
         weights = filled(seed, len(jobs))
         workers = [worker for worker, *_ in reversed(jobs)]
@@ -126,7 +126,7 @@ def probe_server(
         result, calls = recorded(function, weights, workers, rate, *bounds)
         moved = weights.data_ptr() != memory
         return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
-    return {"got": _toy_worker(seed, len(jobs), *mine[1:])} if mine else {}
+    return {"got": _toy_worker(seed, len(jobs), *mine)} if mine else {}
 
 
 @dataclass

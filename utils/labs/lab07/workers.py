@@ -176,8 +176,7 @@ def _conduct(worker: Worked) -> Iterator[Step]:
 
 def _hint_of_work(report: Report) -> None:
     """Say what the protocol is, if messages are left over or ranks wait for each other."""
-    left_over = [problem for problem in report.problems if problem.kind == "unreceived"]
-    senders = {rank for problem in left_over for rank in problem.ranks}
+    senders = {rank for _, kind, rank in report.found if kind == "unreceived"}
     if senders == {SERVER}:
         report.problem(
             "(the last weights were sent, and not received: receive first, then ask more())"
@@ -286,33 +285,25 @@ def _received_late(calls: list) -> bool:
 def work_sharded(ranks: Ranks, report: Report) -> None:
     """Check that all parts come and go at once, and in their places."""
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
-        if not _judge_sharded(ranks, report, servers, workers):
+        jobs = jobs_of(report.seed, workers, 2)
+        # The servers alone know the weights before they send them.
+        seed, *seeds = report.seeds(1 + WORLD)
+        for server in servers:
+            seeds[server] = seed
+        answers = answers_of(ranks, report, probe_sharded, seeds, servers=servers, jobs=jobs)
+        hint_if_stuck(
+            report,
+            f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
+            "From each a part comes; to each goes a header and its part of the gradient; leave() "
+            "says goodbye to each. What came of it:",
+        )
+        for rank, steps, _ in jobs if answers else ():
+            came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
+            handed = [answers[server].value["handed"][str(rank)] for server in servers]
+            worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
+            report.follow(rank, _sharded(worked))
+        if report.found:
             return
-
-
-def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: list[int]) -> bool:
-    """Ask workers with these servers; return whether all is right."""
-    jobs = jobs_of(report.seed, workers, 2)
-    # The servers alone know the weights before they send them.
-    seed, *seeds = report.seeds(1 + WORLD)
-    for server in servers:
-        seeds[server] = seed
-    answers = answers_of(ranks, report, probe_sharded, seeds, servers=servers, jobs=jobs)
-    hint_if_stuck(
-        report,
-        f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
-        "From each a part comes; to each goes a header and its part of the gradient; leave() "
-        "says goodbye to each. What came of it:",
-    )
-    if not answers:
-        return False
-    right = []
-    for rank, steps, _ in jobs:
-        came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
-        handed = [answers[server].value["handed"][str(rank)] for server in servers]
-        worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
-        right.append(report.follow(rank, _sharded(worked)))
-    return all(right)
 
 
 def _sharded(worked: Worked) -> Iterator[Step]:
@@ -372,9 +363,9 @@ def _parts(worked: Worked) -> Iterator[Step]:
         expected = [parts[place].tolist() for parts in gradients]
         beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in gradients]
         said = "every server got the beginning of the gradient: cut it like weights"
-        mistakes = [Mistake(beginnings, said)] if place else []
+        mistakes = [Mistake(beginnings, said), elsewhere]
         what = f"the part of the gradient that server {server} got"
-        yield value(worked.handed[place], expected, [*mistakes, elsewhere], what=what)
+        yield value(worked.handed[place], expected, mistakes, what=what)
 
 
 def _not_blocking(calls: list[dict]) -> str | None:

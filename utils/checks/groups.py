@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,14 +67,21 @@ def group_of(partition: Partition, rank: int) -> Iterator[Group]:
 
 
 def in_group(probe: Callable[..., Any]) -> Callable[..., Any]:
-    """Make of a function with a keyword `group` one that is asked with a `partition`."""
+    """Make of a probe one that is asked with a `partition`.
+
+    It gets those of these keywords that it has: `group`, `partition`, and `named`, which is the
+    argument `group` of an answer, or no argument if there is no partition.
+    """
+    wanted = inspect.signature(probe).parameters
 
     @functools.wraps(probe)
     def in_group_of(
         user_ns: dict[str, Any], *, rank: int, partition: Partition, **kwargs: Any
     ) -> Any:
         with group_of(partition, rank) as group, _names_of_ranks_explained():
-            return probe(user_ns, rank=rank, partition=partition, group=group, **kwargs)
+            known = {"group": group, "partition": partition, "named": keywords(partition, group)}
+            kwargs |= {name: value for name, value in known.items() if name in wanted}
+            return probe(user_ns, rank=rank, **kwargs)
 
     return in_group_of
 

@@ -336,14 +336,6 @@ def each_of(*parts: Iterable[Step]) -> Step:
     return lambda report, rank: all([report.follow(rank, steps) for steps in parts])
 
 
-def passed(
-    report: Report, answers: Sequence[Reply], judge: Callable[[Reply], Iterable[Step]]
-) -> bool:
-    """Judge the answers of all ranks; return whether all have come and are right."""
-    right = [report.follow(answer.rank, judge(answer)) for answer in answers]
-    return all_came(answers) and all(right)
-
-
 def all_came(answers: Sequence[Reply]) -> bool:
     """Return whether all ranks answered, and no message is left over."""
     return bool(answers) and not any(answer.unreceived for answer in answers)

@@ -28,7 +28,6 @@ def right_neighbour(ranks: Ranks, report: Report) -> None:
 
 
 def _all_neighbours(neighbours: list) -> Iterator[Step]:
-    """Judge the neighbour of each case."""
     for (rank, size), neighbour in zip(CASES, neighbours, strict=True):
         mistakes = [
             Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),

@@ -40,8 +40,18 @@ from utils.checks.verdict import Problem, Verdict
 from utils.cluster.notebook_words import show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
 
-from .calls import Calls, Rule, broken, disagreement, forgery
-from .mistakes import TOLERANCE, Mistake, recognise, same, short
+from .comparison import (
+    TOLERANCE,
+    Calls,
+    Mistake,
+    Rule,
+    broken,
+    disagreement,
+    forgery,
+    recognise,
+    same,
+    short,
+)
 from .probe import definitions, digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
@@ -150,7 +160,7 @@ class Report:
         form: str = "",
         tolerance: float = TOLERANCE,
     ) -> bool:
-        """Compare, and say which mistake it is: see :func:`utils.checks.mistakes.recognise`.
+        """Compare, and say which mistake it is: see :func:`utils.checks.comparison.recognise`.
 
         ``what`` was computed, in words, where a task has several results.
         """

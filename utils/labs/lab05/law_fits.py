@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.checks.mistakes import same, short, table
+from utils.checks.comparison import same, short, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, each_of, passed, task, value
 from utils.cluster.questions import Ranks, Reply

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Rule, only, waited
-from utils.checks.mistakes import Mistake, same
+from utils.checks.comparison import Mistake, Rule, only, same, waited
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, all_came, communication, facts, to_each, value
 from utils.cluster.questions import Ranks

@@ -16,12 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.calls import Calls, Rule, only, waited
-from utils.checks.groups import enough, group_of
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
+from utils.checks.comparison import NO_NUMBER, Calls, Mistake, Rule, only, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import enough, group_of
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
 from utils.labs.shared.schedules import one_f_one_b

@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.groups import enough
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, short, table
 from utils.checks.probe import answer_named, kind_of, told
 from utils.checks.task import Report, Step, facts, task, value
+from utils.checks.trials import enough
 from utils.cluster.questions import Ranks
 
 from .offloading import offload as offload

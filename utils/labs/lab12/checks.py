@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from utils.checks.calls import Calls
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Calls, Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value

@@ -20,11 +20,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, only, some
-from utils.checks.groups import enough
-from utils.checks.mistakes import is_number, same
+from utils.checks.comparison import Calls, is_number, only, same, some
 from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
+from utils.checks.trials import enough
 from utils.cluster.questions import Ranks, Reply
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.mistakes import NO_NUMBER, Mistake, one_of, table
+from utils.checks.comparison import NO_NUMBER, Mistake, one_of, table
 from utils.checks.probe import number, reading_answer, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, same, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks

@@ -28,10 +28,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import TOGETHER, inside, some, waited
-from utils.checks.groups import Group, in_group, keywords, on, tried
+from utils.checks.comparison import TOGETHER, inside, some, waited
 from utils.checks.probe import as_dict, reading_answer
 from utils.checks.task import Report, Step, communication, facts, task
+from utils.checks.trials import Group, in_group, keywords, on, tried
 from utils.cluster.questions import Ranks
 
 #: Of a rank's folder: what is in each file, by its path.

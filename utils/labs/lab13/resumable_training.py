@@ -19,8 +19,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.checks.calls import inside, only, some, waited
-from utils.checks.groups import (
+from utils.checks.comparison import Mistake, inside, only, some, table, waited
+from utils.checks.probe import answer_named, kept, reading_answer, recorded
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     WORLD,
     Group,
     GroupAnswer,
@@ -32,9 +34,6 @@ from utils.checks.groups import (
     places,
     tried,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.probe import answer_named, kept, reading_answer, recorded
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8

@@ -104,18 +104,8 @@ def _shards(
     """Judge whether shards have each image once, of few classes, in pieces of the right size."""
     n, _, count, each = case
     pieces = count * each
-    are_lists = isinstance(shards, list) and all(isinstance(shard, list) for shard in shards)
-    said = "return a list with one tensor of indices for each client"
-    yield facts_about(about, {said: not are_lists})
-    join = " (these are the pieces: join each client's)" if len(shards) == pieces else ""
+    yield from _are_indices(shards, n, count, pieces, about)
     indices = [k for shard in shards for k in shard]
-    wrong = {
-        f"{len(shards)} shards for {count} clients{join}": len(shards) != count,
-        f"a shard has entries that are no index in range({n}): return indices of images": (
-            not all(isinstance(k, int) and 0 <= k < n for k in indices)
-        ),
-    }
-    yield facts_about(about, wrong)
     repeats = len(set(indices)) != len(indices)
     least, most = each * (n // pieces), each * -(-n // pieces)
     sizes = sorted(map(len, shards))
@@ -133,6 +123,22 @@ def _shards(
         "does, and chunk() does not": sizes[0] < least or sizes[-1] > most,
         f"a client has {kinds} classes: the images have to be sorted by class before they are cut, "
         "and the pieces dealt out whole": n % pieces == 0 and kinds > each,
+    }
+    yield facts_about(about, wrong)
+
+
+def _are_indices(shards: Any, n: int, count: int, pieces: int, about: str) -> Iterator[Step]:
+    """Judge whether there is a list for each client, and indices of images are in them."""
+    are_lists = isinstance(shards, list) and all(isinstance(shard, list) for shard in shards)
+    said = "return a list with one tensor of indices for each client"
+    yield facts_about(about, {said: not are_lists})
+    join = " (these are the pieces: join each client's)" if len(shards) == pieces else ""
+    are_indices = all(isinstance(k, int) and 0 <= k < n for shard in shards for k in shard)
+    wrong = {
+        f"{len(shards)} shards for {count} clients{join}": len(shards) != count,
+        f"a shard has entries that are no index in range({n}): return indices of images": (
+            not are_indices
+        ),
     }
     yield facts_about(about, wrong)
 
@@ -177,19 +183,13 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
     wanted = max(1, round(fraction * n))
     lengths = [len(choice) for choice in many if len(choice) != wanted] or [wanted]
     chosen = {client for choice in many for client in choice}
-    pairs = {pair for choice in many for pair in itertools.combinations(sorted(choice), 2)}
-    # Two clients with consecutive numbers. If all sets have the same chance, each pair has it.
-    neighbours = sum((client + 1) % n in set(choice) for choice in many for client in choice)
-    usual_neighbours = CALLS * wanted * (wanted - 1) / max(n - 1, 1)
-    among = math.comb(n, 2)
-    usual_pairs = among * (1 - (1 - math.comb(wanted, 2) / among) ** CALLS)
     return {
         f"chose {lengths[0]} clients, expected {wanted}: round the share "
-        "of the n that was handed in as round() does, and take at least one": (lengths != [wanted]),
+        "of the n that was handed in as round() does, and take at least one": lengths != [wanted],
         "chose a client twice: choose without replacement": (
             any(len(set(choice)) < len(choice) for choice in many)
         ),
-        f"chose a number outside of 0 … {n - 1}": (not all(0 <= client < n for client in chosen)),
+        f"chose a number outside of 0 … {n - 1}": not all(0 <= client < n for client in chosen),
         "chose the same clients in each call: use draw, and make no new generator": (
             1 < wanted < n and len({tuple(sorted(choice)) for choice in many}) == 1
         ),
@@ -197,6 +197,18 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
         f"left some clients out in {CALLS} calls: all have to have the same chance": (
             wanted > 1 and len(chosen) < n
         ),
+    } | _unequal_chances(wanted, n, many)
+
+
+def _unequal_chances(wanted: int, n: int, many: list) -> dict[str, bool]:
+    """Return what is wrong if some sets of clients are chosen more often than others."""
+    pairs = {pair for choice in many for pair in itertools.combinations(sorted(choice), 2)}
+    among = math.comb(n, 2)
+    usual_pairs = among * (1 - (1 - math.comb(wanted, 2) / among) ** CALLS)
+    # Two clients with consecutive numbers. If all sets have the same chance, each pair has it.
+    neighbours = sum((client + 1) % n in choice for choice in many for client in choice)
+    usual_neighbours = CALLS * wanted * (wanted - 1) / max(n - 1, 1)
+    return {
         "chooses neighbours together: all sets of clients have to have the same chance": (
             wanted > 1 and neighbours > 1.6 * usual_neighbours
         ),
@@ -293,7 +305,7 @@ def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
                 parameter.grad = torch.ones_like(parameter) if results else None
             result, calls = recorded(function, *arguments, **named)
             graph = isinstance(result, Tensor) and result.requires_grad
-            results.append(told(result.detach() if graph else result))
+            results.append(told(result))
         changed = not torch.equal(weights, before)
         updates.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
     return updates

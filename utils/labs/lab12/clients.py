@@ -53,6 +53,8 @@ SERVER = 0
 NOTE = 0
 OVER = 900_000
 WEIGHTS = 20_000
+#: What a client sends, and its tag.
+Message = tuple[Tensor, int]
 #: Seconds that a slow client, or a busy rank, waits for the end of a round before it goes on.
 LIMIT = 2.5
 
@@ -117,39 +119,43 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
     Returns:
         "said": what came wrong, in words; "got": (t, client, fingerprint of the weights).
     """
-    home = user_ns["home"]
     tag_of = user_ns["tag_of"]
-    late: list[tuple[Tensor, int]] = []  # messages of the round before, and their tags
+    late: list[Message] = []  # of the round before
     wrong: list[str] = []
     received: list[tuple[int, int, str]] = []
     for t, plan in enumerate(ROUNDS, first):
         over = dist.irecv(torch.empty(1), SERVER, tag=OVER + t)
         if plan.busy == rank:
             _wait_for(over)
-        expected = [client for client in plan.chosen if home(client) == rank]
-        for _ in expected:
+        clients = [client for client in plan.chosen if user_ns["home"](client) == rank]
+        for _ in clients:
             note, weights = _receive(t, tag_of)
-            if note[0] != t or note[1] not in expected:
+            if note[0] != t or note[1] not in clients:
                 wrong.append(f"a note of round {t} was {note}, expected [{t}, client]")
             received.append((t, note[1], fingerprint(weights)))
         now = late
-        later = []
-        for client in expected:
+        later: list[Message] = []
+        for client in clients:
             n, delta = update_of(t, client, seed)
             message = torch.cat([torch.tensor([n]), delta]), tag_of(t, client)
             (later if client in plan.slow else now).append(message)
-        sends = [dist.isend(message, SERVER, tag=tag) for message, tag in now]
-        _wait_for(over)
-        if not over.is_completed():  # the server waits for the straggler: let it go on
-            sends += [dist.isend(message, SERVER, tag=tag) for message, tag in later]
-            later = []
-            over.wait()
-        for send in sends:
-            send.wait()
-        late = later
+        late = _hand_in(now, later, over)
     for message, tag in late:
         dist.send(message, SERVER, tag=tag)
     return {"said": wrong, "got": received}
+
+
+def _hand_in(now: list[Message], later: list[Message], over: dist.Work) -> list[Message]:
+    """Send messages in a round; return those that are for the time after it."""
+    sends = [dist.isend(message, SERVER, tag=tag) for message, tag in now]
+    _wait_for(over)
+    if not over.is_completed():  # the server waits for the straggler: let it go on
+        sends += [dist.isend(message, SERVER, tag=tag) for message, tag in later]
+        later = []
+        over.wait()
+    for send in sends:
+        send.wait()
+    return later
 
 
 def _receive(t: int, tag_of: Callable[[int, int], int]) -> tuple[list[int], Tensor]:
@@ -186,15 +192,10 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
         if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
             patience = 0.2
         calls = [as_dict(call) for call in log.since(mark)]
-        is_pair = isinstance(result, tuple | list) and len(result) == 2
-        updates, late = result if is_pair else (None, None)
-        if not _are_requests(late):
-            late = None
-        open_requests += late or ()
+        about, requests = _about(result)
+        open_requests += requests
         rounds.append({
-            "kind": type(updates if is_pair else result).__name__,
-            "updates": _summed_up(updates),
-            "late": None if late is None else len(late),
+            **about,
             "open": sum(call["end"] == 0 for call in calls),
             "seconds": seconds,
             "slept": bool(sleeps),
@@ -229,8 +230,17 @@ def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
         user_ns.update(named)
 
 
-def _are_requests(late: Any) -> bool:
-    return isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
+def _about(result: Any) -> tuple[dict[str, Any], list[dist.Work]]:
+    """Return what to tell of a round's result, and the requests in it."""
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    updates, late = result if is_pair else (result, None)
+    are_requests = isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
+    about = {
+        "kind": type(updates).__name__,
+        "updates": _summed_up(updates) if is_pair else None,
+        "late": len(late) if are_requests else None,
+    }
+    return about, list(late) if are_requests else []
 
 
 def _summed_up(updates: Any) -> dict | None:
@@ -283,7 +293,6 @@ NEEDS = (
 
 def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
     """Tell the server which weights the ranks of clients lack; return whether all came."""
-    right = not any(answer.unreceived for answer in answers)
     wanted = [(t, client) for t, plan in enumerate(ROUNDS, first) for client in plan.chosen]
     for answer in answers[1:]:
         received = answer.value["got"]
@@ -294,13 +303,11 @@ def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: 
         ]
         for text in (*answer.value["said"], *others):
             report.problem(text, SERVER, "communication")
-            right = False
         pairs = [(t, client) for t, client, _ in received]
         wanted_here = [(t, client) for t, client in wanted if _home(client) == answer.rank]
-        if right and sorted(pairs) != sorted(wanted_here):
+        if not report.found and sorted(pairs) != sorted(wanted_here):
             report.problem(f"rank {answer.rank} had weights for {pairs}", SERVER)
-            right = False
-    return right
+    return not report.found
 
 
 def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:

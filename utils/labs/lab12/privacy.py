@@ -194,10 +194,10 @@ TOP_BITS = 4
 CHI2 = 60.0
 
 
-def _plain(seed: int) -> list[Tensor]:
-    """Return the updates of all clients that take part."""
+def _plain(seed: int) -> dict[int, Tensor]:
+    """Return the update of each client that takes part."""
     draw = seeded(seed)
-    return [0.02 * torch.randn(LENGTH, generator=draw) for _ in TAKING_PART]
+    return {client: 0.02 * torch.randn(LENGTH, generator=draw) for client in TAKING_PART}
 
 
 def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
@@ -205,37 +205,43 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
     mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
     me = TAKING_PART[0]
     scale = user_ns["SCALE"]
-    pair_mask = user_ns["pair_mask"]
     t = seed % 1000
     updates = _plain(seed)
-    by_client = list(zip(TAKING_PART, updates, strict=True))
-    hidden = [mask(update.clone(), client, list(TAKING_PART), t) for client, update in by_client]
+
+    def hide(update: Tensor, client: int = me, clients: list[int] = TAKING_PART, t: int = t) -> Any:
+        return mask(update.clone(), client, list(clients), t)
+
+    hidden = [hide(update, client) for client, update in updates.items()]
     kinds = [_kind(message) for message in hidden]
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
-    bare = [(update * scale).round().to(torch.int32) for update in updates]
-    few = mask(updates[0][:50].clone(), me, list(TAKING_PART), t)
-    alone = mask(updates[0].clone(), me, [me], t)
-    again = mask(updates[0].clone(), me, list(TAKING_PART), t + 1)
-    result = back(hidden[0] + hidden[1] + hidden[2] + hidden[3])
-    worst = (result - sum(updates)).abs().max().item() if isinstance(result, Tensor) else None
-    expected = [
-        _masked(client, update, t, pair_mask)
-        for client, update in zip(TAKING_PART, bare, strict=True)
-    ]
+    bare = {client: (update * scale).round().to(torch.int32) for client, update in updates.items()}
+    expected = [_masked(client, bare[client], t, user_ns["pair_mask"]) for client in bare]
+    few = hide(updates[me][:50])
+    alone = hide(updates[me], clients=[me])
+    again = hide(updates[me], t=t + 1)
+    dtype, worst = _dtype_and_error(back(sum(hidden)), sum(updates.values()))
+    unhidden = [torch.equal(*pair) for pair in zip(hidden, bare.values(), strict=True)]
     return {
         "kinds": kinds,
         "back": told(back(torch.tensor([scale, -3 * scale // 2, 0], dtype=torch.int32))),
-        "float": None if worst is None else str(result.dtype),
+        "float": dtype,
         "worst": worst,
         "chi2": [_chi2(message) for message in hidden],
         "pairs": _chi2_of_pairs(hidden),
-        "bare": [k for k, update in enumerate(bare) if torch.equal(hidden[k], update)],
-        "alone": (alone - bare[0]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "bare": unhidden,
+        "alone": (alone - bare[me]).abs().max().item() if alone.dtype == torch.int32 else None,
         "few": list(few.shape),
         "renewed": not torch.equal(again, hidden[0]),
         "as told": [torch.equal(*pair) for pair in zip(hidden, expected, strict=True)],
     }
+
+
+def _dtype_and_error(result: Any, right: Tensor) -> tuple[str | None, float | None]:
+    """Return the dtype of a result and its largest error; nothing of what is no tensor."""
+    if not isinstance(result, Tensor):
+        return None, None
+    return str(result.dtype), (result - right).abs().max().item()
 
 
 def _kind(message: Any) -> str:
@@ -285,9 +291,11 @@ def _masks(result: dict[str, Any]) -> Iterator[Step]:
     yield from _unmasked(result["back"])
     if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
         raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")
-    for k in result["bare"]:
-        said = f"the message of client {TAKING_PART[k]} is its update without any mask: one for "
-        yield facts({f"{said}each other": True})
+    for client, is_bare in zip(TAKING_PART, result["bare"], strict=True):
+        without_mask = (
+            f"the message of client {client} is its update without any mask: one for each other"
+        )
+        yield facts({without_mask: is_bare})
     alone = result["alone"]
     wrong = {
         f"the message of an update of 50 numbers has the shape {result['few']}": (

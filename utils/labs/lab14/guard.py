@@ -3,7 +3,7 @@
 The clock of the played machine counts gradients and messages. An entry that computes gradients in
 another way, or exchanges weights through a file, would do both in no time. The guard stops what is
 easily written by accident or on purpose; a person who is determined to cheat can get around it, so
-the judge also compares the weights with the number of images (:mod:`.judge`).
+the judge also compares the weights with the number of images (:mod:`.entry_judge`).
 """
 
 from __future__ import annotations

@@ -49,16 +49,13 @@ def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     waiting = sorted(entries, key=lambda entry: (*_class(entry), entry.seconds or 0.0))
     while waiting:
         first = waiting[0]
-        tied = [
-            entry
-            for entry in waiting
-            if _class(entry) == _class(first)
-            and (entry.seconds or 0.0) <= (1 + TIE) * (first.seconds or 0.0)
-        ]
+        most = (1 + TIE) * (first.seconds or 0.0)
+        of_class = [entry for entry in waiting if _class(entry) == _class(first)]
+        tied = [entry for entry in of_class if (entry.seconds or 0.0) <= most]
         order += sorted(
             tied, key=lambda entry: (entry.slow_bytes, entry.lost or 0, entry.seconds or 0.0)
         )
-        waiting = [entry for entry in waiting if entry not in tied]
+        waiting = waiting[len(tied) :]
     return tuple(order)
 
 

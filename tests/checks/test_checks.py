@@ -23,7 +23,7 @@ from mpi4py import MPI
 from torch_mpi.record import Call
 from utils.checks import comparison
 from utils.checks.clock import moved_clocks
-from utils.checks.comparison import Mistake, explain, made, same
+from utils.checks.comparison import Mistake, made, recognise, same
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
@@ -102,27 +102,28 @@ def test_the_first_mistake_that_gives_the_result_is_told_with_expected_and_got()
         Mistake([2.0, 3.0], "this is the sum: divide it"),
         Mistake([2.0, 3.0], "never reached"),
     ]
-    said = explain([2.0, 3.0], [1.0, 1.5], mistakes)
+    said, _ = recognise([2.0, 3.0], [1.0, 1.5], mistakes)
     assert said == "this is the sum: divide it. Expected [1.0, 1.5], got [2.0, 3.0]"
 
 
 def test_a_right_result_is_no_mistake_even_if_a_mistake_would_give_it_too():
-    assert explain(3, 3, [Mistake(3, "wrong")]) is None
+    assert recognise(3, 3, [Mistake(3, "wrong")]) is None
 
 
 def test_who_returns_nothing_is_told_what_to_return():
-    assert explain(None, [1], form="a list") == "returned None: return a list"
+    said, _ = recognise(None, [1], form="a list")
+    assert said == "returned None: return a list"
 
 
 def test_of_long_lists_the_first_difference_is_shown():
-    said = explain(list(range(40)), [*range(39), 0])
+    said, _ = recognise(list(range(40)), [*range(39), 0])
     assert said == "entry 39: expected 0, got 39"
 
 
 def test_of_long_texts_that_begin_alike_the_place_where_they_differ_is_shown():
     expected = [["F", k] for k in range(60)]
     got = [*expected[:55], ["B", 1], *expected[56:]]
-    said = explain({"a": got}, {"a": expected})
+    said, _ = recognise({"a": got}, {"a": expected})
     assert "['F', 55]" in said
     assert "['B', 1]" in said
 

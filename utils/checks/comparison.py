@@ -1,7 +1,7 @@
 """What an answer has communicated and returned, compared with what its task asks for.
 
-A rule is made from what a task asks for, and gets the calls of one rank, as
-:func:`utils.checks.probe.as_dict` has them. It answers with what is wrong, or with ``None``::
+A rule is made from what a task asks for. It gets the calls of one rank, as
+:func:`utils.checks.probe.as_dict` has them, and returns what is wrong, or ``None``::
 
     broken(calls, only("all_reduce"), inside(members), made("all_reduce", 1))
 
@@ -9,14 +9,8 @@ The first rule that is broken is told: what comes after it follows from that, as
 
 A task also lists the mistakes that students make: what each of them gives, and what to say then::
 
-    explain(
-        result,
-        total,
-        [
-            Mistake(total / n, "this is the mean: the task asks for the sum"),
-            Mistake(is_nested, "this is a list of lists: make one flat list of it"),
-        ],
-    )
+    Mistake(total / n, "this is the mean: the task asks for the sum")
+    Mistake(is_nested, "this is a list of lists: make one flat list of it")
 
 The first one that fits is told; without one, what was expected and what came. What to say is what
 is wrong, why, and what to try, in that order, and begins in small letters, as it may follow on
@@ -47,6 +41,7 @@ FIELDS = {
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 # Collectives that no rank leaves before all have come.
 TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
+DISAGREE = "the records of the ranks do not agree"
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
@@ -222,16 +217,19 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
         }
         for op in POINT_TO_POINT
     )
-    for _, _, source, to, nbytes in sorted(received - sent, key=str):
-        return (
-            f"the records of the ranks do not agree: rank {to} has received {nbytes} bytes of "
-            f"rank {source}, which rank {source} has not sent"
-        )
-    for _, _, source, to, nbytes in sorted(sent - received, key=str):
-        return (
-            f"the records of the ranks do not agree: rank {source} has sent {nbytes} bytes to "
-            f"rank {to}, which rank {to} has not received"
-        )
+    for messages, words in (
+        (
+            received - sent,
+            "rank {1} has received {2} bytes of rank {0}, which rank {0} has not sent",
+        ),
+        (
+            sent - received,
+            "rank {0} has sent {2} bytes to rank {1}, which rank {1} has not received",
+        ),
+    ):
+        if messages:
+            _, _, source, to, nbytes = min(messages, key=str)
+            return f"{DISAGREE}: {words.format(source, to, nbytes)}"
     return None
 
 
@@ -255,8 +253,8 @@ def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
             if lacking := each[rank] - each[other]:
                 _, op, _ = min(lacking, key=str)
                 return (
-                    f"the records of the ranks do not agree: rank {rank} has called {op}, and rank "
-                    f"{other}, of the same group, has not called the same"
+                    f"{DISAGREE}: rank {rank} has called {op}, and rank {other}, of the same "
+                    "group, has not called the same"
                 )
     return None
 
@@ -307,19 +305,6 @@ def table(wrong: Mapping[str, Any]) -> list[Mistake]:
 def one_of(*results: Any) -> Callable[[Any], bool]:
     """Return a function that recognizes several results of the same mistake."""
     return lambda got: any(same(got, result) for result in results)
-
-
-def explain(
-    result: Any,
-    expected: Any,
-    mistakes: Iterable[Mistake] = (),
-    *,
-    form: str = "",
-    tolerance: float = TOLERANCE,
-) -> str | None:
-    """Return what is wrong with a result; `None` for a right one. See :func:`recognise`."""
-    wrong = recognise(result, expected, mistakes, form=form, tolerance=tolerance)
-    return wrong and wrong[0]
 
 
 def recognise(
@@ -378,39 +363,34 @@ def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
     pairs = enumerate(zip(*texts, strict=False))
     differ = next((k for k, (one, other) in pairs if one != other), 0)
     begin = differ - 20 if differ > most - 20 else 0
-    cut = [f"…{text[begin:]}" if begin else text for text in texts]
-    first, second = (text if len(text) <= most else f"{text[: most - 1]}…" for text in cut)
-    return first, second
+    first, second = (f"…{text[begin:]}" if begin else text for text in texts)
+    return _cut(first, most), _cut(second, most)
 
 
 def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
     """Return whether values are equal: numbers within a relative tolerance; nan equals nothing."""
-    if isinstance(expected, list | tuple):
-        return (
-            isinstance(result, list | tuple)
-            and len(result) == len(expected)
-            and all(same(g, e, tolerance) for g, e in zip(result, expected, strict=True))
-        )
     if isinstance(expected, dict):
-        return (
-            isinstance(result, dict)
-            and result.keys() == expected.keys()
-            and all(same(result[key], expected[key], tolerance) for key in expected)
-        )
-    if isinstance(expected, bool) or isinstance(result, bool) or expected is None:
+        if not isinstance(result, dict) or result.keys() != expected.keys():
+            return False
+        return same([result[key] for key in expected], list(expected.values()), tolerance)
+    if isinstance(expected, list | tuple):
+        if not isinstance(result, list | tuple) or len(result) != len(expected):
+            return False
+        return all(same(*pair, tolerance) for pair in zip(result, expected, strict=True))
+    if isinstance(expected, bool | None) or isinstance(result, bool):
         return result is expected
-    if is_number(result) and is_number(expected):
-        return bool(result == expected) or _near(result, expected, tolerance)
-    return bool(result == expected)
+    return bool(result == expected) or _near(result, expected, tolerance)
 
 
-def _near(result: float, expected: float, tolerance: float) -> bool:
-    """Return whether two finite numbers are near; every number is within a share of infinity."""
+def _near(result: Any, expected: Any, tolerance: float) -> bool:
+    """Return whether these are near numbers; every number is within a share of infinity."""
+    if not (is_number(result) and is_number(expected)):
+        return False
     try:
         apart = abs(result - expected)
+        return math.isfinite(expected) and apart <= tolerance * max(1.0, abs(expected))
     except OverflowError:  # an integer that no float holds
         return False
-    return math.isfinite(expected) and apart <= tolerance * max(1.0, abs(expected))
 
 
 def is_number(value: Any) -> bool:
@@ -422,8 +402,11 @@ def is_number(value: Any) -> bool:
 
 def short(value: Any, most: int = 160, digits: int = 6) -> str:
     """Return a value for a message, with rounded numbers; a long text is cut."""
-    text = str(_rounded(value, digits))
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return _cut(str(_rounded(value, digits)), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _rounded(value: Any, digits: int) -> Any:

@@ -117,10 +117,6 @@ class Report:
             ranks.setdefault((text, kind), []).extend([] if rank is None else [rank])
         return [Problem(text, tuple(sorted(of)), kind) for (text, kind), of in ranks.items()]
 
-    def of(self, rank: int) -> bool:
-        """Return whether this rank has a problem."""
-        return any(one == rank for *_, one in self.found)
-
     def problem(self, text: str, rank: int | None = None, kind: str = "mistake") -> None:
         """Add a problem, of one rank or of all together."""
         if (text, kind, rank) not in self.found:
@@ -191,7 +187,7 @@ class Report:
         return problem is None
 
     def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:
-        """Take steps until one fails; return whether none did (see :mod:`.steps`)."""
+        """Take steps until one fails; return whether none did."""
         return all(step(self, rank) for step in steps)
 
     def answers(
@@ -226,13 +222,17 @@ class Report:
         if failed := [reply for reply in replies if reply.status != "ok"]:
             self._add_errors(failed, patience)
             return []
-        for reply in replies:
-            if said := reply.forged or forgery(reply.rank, reply.value):
-                self.problem(f"{said}. {FORGED}", reply.rank, "forged")
-        if any(kind == "forged" for _, kind, _ in self.found):
+        if self._is_forged(replies):
             return []
         self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
         return replies
+
+    def _is_forged(self, replies: list[Reply]) -> bool:
+        """Return whether a reply, of these or of earlier ones, shows that somebody forged it."""
+        for reply in replies:
+            if words := reply.forged or forgery(reply.rank, reply.value):
+                self.problem(f"{words}. {FORGED}", reply.rank, "forged")
+        return any(kind == "forged" for _, kind, _ in self.found)
 
     def judge_cases(
         self,
@@ -261,27 +261,21 @@ class Report:
     def _add_errors(self, failed: list[Reply], patience: float) -> None:
         """Add the errors of ranks, then which ranks stopped because of them."""
         causes = [reply for reply in failed if reply.kind != STOPPED]
-        explanation = ""
-        for reply in causes or failed:
-            said = reply.error or f"no answer within {patience:.0f} s"
-            # After its first line an error of communication explains all ranks: shown once.
-            first, _, rest = said.partition("\n")
-            explanation = explanation or rest
+        stopped = [reply for reply in failed if reply.kind == STOPPED]
+        for reply in causes or stopped:
+            words = reply.error or f"no answer within {patience:.0f} s"
             # A loop without an end was ended somewhere.
-            somewhere = reply.kind == NotEnded.__name__
-            at = f" (at {reply.line})" if reply.line and not somewhere else ""
-            self.problem(f"{first}{at}", reply.rank, _kind_of(reply))
-        for reply in failed if causes else ():
-            if reply.kind == STOPPED:
-                explanation = explanation or (reply.error or "").partition("\n")[2]
-                self.problem("stopped waiting, because of that", reply.rank, "error")
-        if explanation:
-            self.problem(explanation, kind="error")
-
-    def settle(self) -> None:
-        """Add the doubt about the ranks' records as a problem if nothing else is wrong."""
-        if self.doubt and not self.found:
-            self.problem(f"{self.doubt}. {FORGED}", kind="forged")
+            has_place = reply.line and reply.kind != NotEnded.__name__
+            at = f" (at {reply.line})" if has_place else ""
+            self.problem(words.partition("\n")[0] + at, reply.rank, _kind_of(reply))
+        for reply in stopped if causes else ():
+            self.problem("stopped waiting, because of that", reply.rank, "error")
+        # After its first line an error of communication explains all ranks: shown once.
+        for reply in (*causes, *stopped):
+            _, _, explanation = (reply.error or "").partition("\n")
+            if explanation:
+                self.problem(explanation, kind="error")
+                break
 
 
 def _kind_of(reply: Reply) -> str:
@@ -402,14 +396,17 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                     f"{error}): does your answer return what the task asks for?",
                     kind="error",
                 )
-            report.settle()
+            if report.doubt and not report.found:
+                report.problem(f"{report.doubt}. {FORGED}", kind="forged")
             if report.found and not report.open:
                 _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
             Verdict(number, title, points, not problems, still, problems).show()
             if problems:
-                _show_no_traceback()
+                shell = get_ipython()
+                if shell is not None:  # the kernel ends the cell, and those that wait, in silence
+                    show_errors(shell, CheckFailed, lambda *_: None)
                 raise CheckFailed(
                     f"Task {number} · {title}: {len(problems)} problem(s), listed above"
                 )
@@ -465,10 +462,3 @@ def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
         and value.__module__ == "__main__"
         and not name.startswith("_")
     }
-
-
-def _show_no_traceback() -> None:
-    """Let the kernel end the cell, and the waiting cells, without a traceback."""
-    shell = get_ipython()
-    if shell is not None:
-        show_errors(shell, CheckFailed, lambda *_: None)

@@ -144,11 +144,10 @@ def tried(
         for members in (case["partition"] or [range(world)]) if answers else ():
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
-            if not answers and hint and (said := hint(case)):
-                report.problem(f"({said})")
+            if not answers and hint and (words := hint(case)):
                 # The hint first, then what concerns all ranks: a long report is cut at its end.
-                *others, of_case = report.found
-                report.found = [of_case, *sorted(others, key=lambda found: found[2] is not None)]
+                report.found.sort(key=lambda found: found[2] is not None)
+                report.begin_with(f"({words})")
             return
 
 

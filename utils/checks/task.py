@@ -2,23 +2,11 @@
 
 A check runs in the kernel. The answers run on the ranks, called by functions of the same
 checks module that :meth:`utils.cluster.Ranks.ask` runs there; JSON text is all that comes
-back. So the student's code has no hold on the verdict.
-
-    @task("1.4", "all_reduce", points=3)
-    def sum_over_ranks(ranks, report):
-        seeds = report.seeds(ranks.n)
-        for answer in report.answers(ranks, probe_sum, each=to_each(seed=seeds)):
-            report.judge(answer.rank, answer.value, expected, mistakes)
+back. So the student's code has no hold on the verdict. CONTRIBUTING.md builds a check.
 
 What has to be right is a generator of steps, so a step that follows a failed one is never computed:
-
-    def _sum(answer: Reply) -> Iterator[Step]:
-        yield communication(answer.value["calls"], only("all_reduce"), made("all_reduce", 1))
-        yield value(answer.value["result"], expected, mistakes, form="the tensor")
-        yield facts({"an argument was changed: work on a copy": answer.value["changed"]})
-
-`Report.follow` takes the steps. The three verbs say what was communicated, what came out, and which
-facts hold.
+`Report.follow` takes them. The verbs `communication`, `value` and `facts` say what was
+communicated, what came out, and which facts hold.
 
 The student's code runs in the process of its rank, and may read there what the probe knows. So a
 rank is told nothing that a right answer gets from the others: the seed of its own data only.
@@ -260,22 +248,25 @@ class Report:
 
     def _add_errors(self, failed: list[Reply], patience: float) -> None:
         """Add the errors of ranks, then which ranks stopped because of them."""
-        causes = [reply for reply in failed if reply.kind != STOPPED]
-        stopped = [reply for reply in failed if reply.kind == STOPPED]
-        for reply in causes or stopped:
-            words = reply.error or f"no answer within {patience:.0f} s"
-            # A loop without an end was ended somewhere.
-            has_place = reply.line and reply.kind != NotEnded.__name__
-            at = f" (at {reply.line})" if has_place else ""
-            self.problem(words.partition("\n")[0] + at, reply.rank, _kind_of(reply))
-        for reply in stopped if causes else ():
-            self.problem("stopped waiting, because of that", reply.rank, "error")
+        failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
+        is_caused = failed[0].kind != STOPPED
+        for reply in failed:
+            if is_caused and reply.kind == STOPPED:
+                self.problem("stopped waiting, because of that", reply.rank, "error")
+            else:
+                self.problem(_first_line(reply, patience), reply.rank, _kind_of(reply))
         # After its first line an error of communication explains all ranks: shown once.
-        for reply in (*causes, *stopped):
-            _, _, explanation = (reply.error or "").partition("\n")
-            if explanation:
-                self.problem(explanation, kind="error")
-                break
+        explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
+        if any(explanations):
+            self.problem(next(filter(None, explanations)), kind="error")
+
+
+def _first_line(reply: Reply, patience: float) -> str:
+    """Return what became of a rank that gave no value, and where."""
+    words = (reply.error or f"no answer within {patience:.0f} s").partition("\n")[0]
+    # A loop without an end was ended somewhere.
+    has_place = reply.line and reply.kind != NotEnded.__name__
+    return f"{words} (at {reply.line})" if has_place else words
 
 
 def _kind_of(reply: Reply) -> str:

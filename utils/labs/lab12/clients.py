@@ -68,9 +68,9 @@ class Round:
     slow: Sequence[int] = ()
     busy: int = -1
 
-    def in_time(self, home: Callable[[int], int]) -> list[int]:
+    def in_time(self) -> list[int]:
         """Return the clients whose updates come before the deadline."""
-        return sorted(c for c in self.chosen if c not in self.slow and home(c) != self.busy)
+        return sorted(c for c in self.chosen if c not in self.slow and _home(c) != self.busy)
 
 
 #: The three rounds of the check; client c lives on rank 1 + c % 3.
@@ -234,20 +234,16 @@ def _about(result: Any) -> tuple[dict[str, Any], list[dist.Work]]:
     """Return what to tell of a round's result, and the requests in it."""
     is_pair = isinstance(result, tuple | list) and len(result) == 2
     updates, late = result if is_pair else (result, None)
+    numbers_of = None
+    if is_pair and isinstance(updates, dict):
+        numbers_of = {str(int(client)): _as_numbers(update) for client, update in updates.items()}
     are_requests = isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
     about = {
         "kind": type(updates).__name__,
-        "updates": _summed_up(updates) if is_pair else None,
+        "updates": numbers_of,
         "late": len(late) if are_requests else None,
     }
     return about, list(late) if are_requests else []
-
-
-def _summed_up(updates: Any) -> dict | None:
-    """Return of each client n, and three numbers of its update: enough to tell which it was."""
-    if not isinstance(updates, dict):
-        return None
-    return {str(int(client)): _as_numbers(update) for client, update in updates.items()}
 
 
 def _as_numbers(update: Any) -> Any:
@@ -317,7 +313,7 @@ def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Ite
     seconds = result["seconds"]
     no_pair = f"returned {result['kind']}: return (updates, late), updates a dict "
     yield facts_about(about, {no_pair + "{client: (n, delta)}": updates is None})
-    in_time = plan.in_time(_home)
+    in_time = plan.in_time()
     returned = {int(client) for client in updates}
     for client in sorted(returned - set(in_time)):
         too_late = (

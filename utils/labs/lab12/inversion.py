@@ -104,7 +104,7 @@ def _all_readings(results: list, seed: int) -> Iterator[Step]:
 
 def _wrong_labels(gradients: list[Tensor]) -> Iterator[Mistake]:
     last = gradients[-1]
-    wrong = {
+    yield from table({
         "label: this is told by the gradient of the last weights, whose sign depends on the "
         "outputs of the layer before, negative ones with tanh. Take the gradient of the last bias, "
         "gradients[-1]": gradients[-2].sum(1).argmin(),
@@ -112,8 +112,7 @@ def _wrong_labels(gradients: list[Tensor]) -> Iterator[Mistake]:
         "one": last.argmax(),
         "label: the last layer's gradients are at the end of the list": gradients[1].argmin(),
         "label: the entry of largest size may be another class's": last.abs().argmax(),
-    }
-    yield from table(wrong)
+    })
     yield NO_NUMBER
 
 
@@ -121,7 +120,7 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
     weight, bias = gradients[:2]
     best = bias.abs().argmax()
     row = weight[best]
-    wrong = {
+    yield from table({
         "image: upside down: weight gradient divided by bias gradient": bias[best] / row,
         "image: this is the gradient of a row of weights: divide it by the neuron's bias "
         "gradient": row,
@@ -129,8 +128,7 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
         "image: divided by all the bias gradients together": row / bias.sum(),
         "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones are "
         "right: leave them as they are": image.clamp(0, 1),
-    }
-    yield from table(wrong)
+    })
     neurons = [row / slope for row, slope in zip(weight, bias, strict=True) if slope]
     neurons.append(torch.stack(neurons).mean(0))
     yield Mistake(
@@ -201,7 +199,7 @@ def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     result = answer.value
     distance, slope, mistakes = _distance(**case)
     yield value(result["value"], distance, mistakes, form="the sum, a tensor with one number")
-    wrong = {
+    yield facts({
         "return a tensor, not a number: item() cuts the graph off": not result["tensor"],
         "something was added to .grad of the parameters: use torch.autograd.grad, which "
         "returns gradients, and not backward": result["left"],
@@ -210,8 +208,7 @@ def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         ],
         "the result can't be differentiated with respect to guess: create_graph=True, and no "
         "detach": result["slope"] is None,
-    }
-    yield facts(wrong)
+    })
     said = "the derivative with respect to guess is another one: is a part of it detached?"
     yield value(result["slope"], slope, [Mistake(lambda _: True, said)], tolerance=1e-8)
 

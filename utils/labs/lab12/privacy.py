@@ -110,7 +110,7 @@ def _shortened(delta: Tensor, bound: float) -> Tensor:
 
 def _wrong_clips(delta: Tensor) -> Iterator[Mistake]:
     length, largest = (max(x.item(), 1e-30) for x in (delta.norm(), delta.abs().max()))
-    wrong = {
+    yield from table({
         "it is longer than the bound and unchanged": delta,
         "each entry was cut for itself: scale the whole update by one factor, so that it keeps "
         "its direction": delta.clamp(-1, 1),
@@ -118,8 +118,7 @@ def _wrong_clips(delta: Tensor) -> Iterator[Mistake]:
         "divided by the square of its length": delta / length**2,
         "scaled by the largest entry: its length is the root of the sum of all squares, "
         "delta.norm()": delta * min(1.0, 1 / largest),
-    }
-    yield from table(wrong)
+    })
     yield Mistake(has_nan, "an update of length 0 is divided by 0: it stays as it is")
 
 
@@ -129,11 +128,10 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
     expected = z * bound / m
     std, mean = noise["std"], noise["mean"]
     about = f"{m} updates, S = {bound:g}, z = {z:g}"
-    wrong = {
+    yield facts({
         f"an update of 7 weights gave a mean of {result['few']}": result["few"] != 7,
         f"{about}: expected {MANY} entries, got {noise['size']}": noise["size"] != MANY,
-    }
-    yield facts(wrong)
+    })
     # All is written as `not … <=`, so nan is wrong. 55 of 40,000 numbers are beyond 3.2 deviations;
     # 20,000 pairs of independent numbers have a correlation below 0.03.
     wrong = {
@@ -149,7 +147,7 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
         "numbers of the noise follow from each other: draw each anew": not noise["alike"] <= 0.05,
     }
     yield facts_about(about, wrong)
-    wrong = {
+    yield facts({
         "the same seed gave other noise: draw is the generator, generator=draw": (
             not result["again"]
         ),
@@ -158,8 +156,7 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
         "own": result["next"],
         f"{about}: more numbers were drawn than there are weights: one draw for the mean, whatever "
         "the number of updates": not result["one draw"],
-    }
-    yield facts(wrong)
+    })
 
 
 def _why_so_much(noise: dict[str, float]) -> str:
@@ -283,21 +280,20 @@ def masked_sum(ranks: Ranks, report: Report) -> None:
 
 def _masks(result: dict[str, Any]) -> Iterator[Step]:
     for kind in result["kinds"]:
-        other_type = (
+        yield facts({
             f"masked returned {kind}, expected an int32 tensor: int32 wraps around modulo 2**32, "
-            "as the masks do; longer numbers and floats do not"
-        )
-        yield facts({other_type: kind != "int32"})
+            "as the masks do; longer numbers and floats do not": kind != "int32"
+        })
     yield from _unmasked(result["back"])
     if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
         raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")
     for client, is_bare in zip(TAKING_PART, result["bare"], strict=True):
-        without_mask = (
-            f"the message of client {client} is its update without any mask: one for each other"
-        )
-        yield facts({without_mask: is_bare})
+        yield facts({
+            f"the message of client {client} is its update without any mask: one for each "
+            "other": is_bare
+        })
     alone = result["alone"]
-    wrong = {
+    yield facts({
         f"the message of an update of 50 numbers has the shape {result['few']}": (
             result["few"] != [50]
         ),
@@ -305,10 +301,9 @@ def _masks(result: dict[str, Any]) -> Iterator[Step]:
         "loop. `me` and `clients` are numbers of clients, not places in a list": (
             alone is None or alone > 1
         ),
-    }
-    yield facts(wrong)
+    })
     yield from _sum(result["worst"])
-    wrong = {
+    yield facts({
         "two messages together are not uniform: they share a mask. Each pair of clients has a "
         "mask of its own, pair_mask(i, j, t, size)": (
             max(result["pairs"], default=math.inf) > CHI2
@@ -324,8 +319,7 @@ def _masks(result: dict[str, Any]) -> Iterator[Step]:
         "a larger number, and subtracts it for each with a smaller one": (
             result["as told"] != [True] * len(TAKING_PART)
         ),
-    }
-    yield facts(wrong)
+    })
 
 
 def _unmasked(numbers: Any) -> Iterator[Step]:
@@ -343,14 +337,13 @@ def _unmasked(numbers: Any) -> Iterator[Step]:
 def _sum(worst: Any) -> Iterator[Step]:
     quantum = 2.0**-20
     half = len(TAKING_PART) * quantum / 2
-    far = (
+    yield facts({
         f"the sum is off by {worst or 0:.3g}: the masks do not vanish in it. Of each pair the one "
         "with the smaller number adds the mask, the other subtracts it; `me` has no mask with "
-        "itself; and masks are whole numbers, as floats lose the low digits"
-    )
-    yield facts({far: worst is None or not worst <= 1000 * half})  # so nan is wrong
-    cut = (
+        "itself; and masks are whole numbers, as floats lose the low digits": worst is None
+        or not worst <= 1000 * half,  # so nan is wrong
+    })
+    yield facts({
         f"the sum is off by {worst / quantum:.1f} / SCALE, and with rounding by at most "
-        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first"
-    )
-    yield facts({cut: worst > 1.02 * half})
+        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first": worst > 1.02 * half
+    })

@@ -13,6 +13,7 @@ far as they must be, or at most can be, by the collectives between them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import stat
@@ -284,17 +285,12 @@ def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
     save = reading_answer(user_ns, "save")
     place, p = dist.get_rank(group), dist.get_world_size(group)
     mark = log.mark()
-    known = {}
+    content_of = functools.cache(_content)
 
     def calls() -> tuple[int, int]:
         made = [c for c in log.since(mark) if c.op not in ("send", "recv")]
         sure = [k + 1 for k, c in enumerate(made) if c.op in TOGETHER and c.waited]
         return len(made), max(sure, default=0)
-
-    def content_of(path: str, content: bytes) -> str:
-        if (path, content) not in known:
-            known[path, content] = _content(path, content)
-        return known[path, content]
 
     with tempfile.TemporaryDirectory() as parent, written_by_python():
         folder = Path(parent, "checkpoints")
@@ -444,21 +440,19 @@ def _loaded(left: dict[str, str], p: int, kill: bool, done: bool, where: str) ->
         else "without file.flush() and os.fsync before the renaming, the name may be there and its "
         "content not"
     )
-    wrong = {
+    yield facts({
         f"{end} may leave `latest` empty or missing: {why}": not marker,
         f"{end} may leave {marker!r} in `latest`; expected {NEW_FOLDER!r}, the folder's name, "
         "whole: write it to another file, then os.replace": marker not in (OLD_FOLDER, NEW_FOLDER),
-    }
-    yield facts(wrong)
+    })
     for place in range(p):
         content = left.get(f"{marker}/rank-{place}.pt", "missing")
         yield _file(marker, place, content, kill, where)
-    not_forced = (
+    yield facts({
         f"{where}: save has returned on all ranks, and after a power failure `latest` is the old "
         "one: one rank writes it, then os.fsync, os.replace, and flush_folder(folder), so that the "
-        "new name is on the disk"
-    )
-    yield facts({not_forced: done and marker == OLD_FOLDER})
+        "new name is on the disk": done and marker == OLD_FOLDER
+    })
 
 
 def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step:
@@ -474,11 +468,10 @@ def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step
         "after, and all that before the marker"
     )
     wrong = content != f"{OLD if old else NEW} of {place}"
-    problems = {
+    return facts({
         f"{end} in the middle leaves `latest` at {marker}, whose {name} is {content}: the only "
         "whole checkpoint was overwritten. Write into a new folder": wrong and old,
         f"{where}: {marker}/{name} holds the state of step {content}: each rank writes its "
         "own": wrong and " of " in content,
         f"{end} may leave `latest` at {marker}, whose {name} is {content}: {why}": wrong,
-    }
-    return facts(problems)
+    })

@@ -32,7 +32,6 @@ from utils.checks.trials import (
     keywords,
     on,
     places,
-    tried,
 )
 from utils.cluster.questions import Ranks
 
@@ -157,11 +156,8 @@ _FORGOTTEN = {
 def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Run a training that goes on, and one that goes on from its state."""
     capture, restore = (reading_answer(user_ns, name) for name in ("capture", "restore"))
-    before = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         return _resumed(capture, restore, seed, seed + 1 + rank)
-    finally:
-        torch.set_rng_state(before)
 
 
 def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dict[str, Any]:
@@ -227,7 +223,7 @@ def resume(ranks: Ranks, report: Report) -> None:
 def _captured(result: dict[str, Any]) -> Iterator[Step]:
     """Judge whether the state is a dict with all of it, and capturing it changes nothing."""
     yield facts({"capture returned no dict: return the state, a dict": not result["is state"]})
-    wrong = {
+    yield facts({
         "capture changes the training: it draws random numbers, or sets something. It has to "
         "look only": not result["unchanged"],
         "the state is smaller than weights, momentum and random state are: all of them have to "
@@ -235,26 +231,23 @@ def _captured(result: dict[str, Any]) -> Iterator[Step]:
         "the state has changed since it was captured: state_dict() holds the weights "
         "themselves, not copies of them, and the training went on. "
         "copy.deepcopy(…)": result["aliased"],
-    }
-    yield facts(wrong)
+    })
 
 
 def _restored_again(result: dict[str, Any]) -> Iterator[Step]:
     """Judge whether the same state gives the same job once more."""
     for name in result["changed"]:
-        first_changed_it = (
+        yield facts({
             f"a second job restored from the same state has another {name}: the training of the "
             "first has changed the state. An optimizer keeps the momentum tensors that "
-            "load_state_dict gives it, so restore from copy.deepcopy(state)"
-        )
-        yield facts({first_changed_it: True})
+            "load_state_dict gives it, so restore from copy.deepcopy(state)": True
+        })
     for name in result["elsewhere"]:
-        kept_outside = (
+        yield facts({
             f"after another job was captured, the first state gives a job with another {name}: "
             "capture keeps something outside of the state, in a global name or an attribute. All "
-            "of it has to be in the dict"
-        )
-        yield facts({kept_outside: True})
+            "of it has to be in the dict": True
+        })
 
 
 # -- 13.6: with those that live ---------------------------------------------------------------
@@ -348,24 +341,15 @@ def _flat(model: nn.Module) -> list[float]:
 @task("13.6", "go on with fewer", points=4)
 def survive(ranks: Ranks, report: Report) -> None:
     """Judge the state that survivors agree on, and gradients weighted by samples."""
-    if not _all_agree(ranks, report):
+    cases = [_agree_case(report, partition) for partition in PARTITIONS]
+    cases.append(_agree_case(report, None, ahead=True))
+    if not judge_groups(ranks, report, probe_agree, cases, _agreed):
         return
     draw = random.Random(report.seeds(1)[0])
     shares = [draw.randrange(5, 40) for _ in range(WORLD)]
     each = to_each(seed=report.seeds(WORLD), samples=shares)
     cases = [{"partition": partition, "each": each} for partition in PARTITIONS]
     judge_groups(ranks, report, probe_mean, cases, _mean)
-
-
-def _all_agree(ranks: Ranks, report: Report) -> bool:
-    """Judge what survivors agree on; return whether every rank is right in each case."""
-    cases = [_agree_case(report, partition) for partition in PARTITIONS]
-    cases.append(_agree_case(report, None, ahead=True))
-    right = 0
-    for case, members, values in tried(ranks, report, probe_agree, cases):
-        for place, rank in enumerate(members):
-            right += report.follow(rank, _agreed(GroupAnswer(case, members, place, values)))
-    return right == WORLD * len(cases)
 
 
 def _agree_case(report: Report, partition: Partition, ahead: bool = False) -> dict:
@@ -391,15 +375,14 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
     what = f"{where}: weights and momentum"
     yield communication(result["calls"], inside(members), waited)
     yield value(result["tensors"], states_by_step[most], mistakes, what=what)
-    wrong = {
+    yield facts({
         f"{where}: job.tensors() are near those of the furthest rank, and not the same bits: hand "
         "them over as they are, one of them is float64": result["tensors"] != states_by_step[most],
         f"{where}: job.tensors() has other tensors now: fill those that are there, broadcast "
         "does": not result["same objects"],
         f"{where}: job.go_to(step) was called with {result['asked']}, expected {most} on every "
         "rank: sampler and learning rate have to be at that step": result["asked"][-1:] != [most],
-    }
-    yield facts(wrong)
+    })
     yield communication(result["calls"], some(members))
 
 
@@ -413,7 +396,7 @@ def _wrong_states(
     means = [
         [sum(numbers) / len(steps) for numbers in zip(*tensors, strict=True)] for tensors in columns
     ]
-    wrong = {
+    yield from table({
         "this rank's own tensors, unchanged": state if steps[place] > min(steps) else None,
         "this is the state of the smallest step: it is consistent, but throws away an update that "
         "some ranks have": states_by_step[min(steps)],
@@ -424,8 +407,7 @@ def _wrong_states(
         "the state of the group's first rank, which is not the one that is furthest": (
             states_by_step[steps[0]]
         ),
-    }
-    yield from table(wrong)
+    })
 
 
 def _mean(answer: GroupAnswer) -> Iterator[Step]:
@@ -453,7 +435,7 @@ def _mean(answer: GroupAnswer) -> Iterator[Step]:
 def _wrong_means(gradients: list[torch.Tensor], shares: list[int], place: int) -> Iterator[Mistake]:
     p = len(shares)
     weighted = sum(n * gradient for n, gradient in zip(shares, gradients, strict=True))
-    wrong = {
+    yield from table({
         "this rank's own gradient, unchanged": gradients[place],
         "the sum of samples · gradient, not divided by the number of all samples": weighted,
         "each rank counts the same, though they have different numbers of samples": (
@@ -468,5 +450,4 @@ def _wrong_means(gradients: list[torch.Tensor], shares: list[int], place: int) -
         ),
         "divided by this rank's own number of samples": weighted / shares[place],
         "divided by the ranks as well": weighted / sum(shares) / p if p > 1 else None,
-    }
-    yield from table(wrong)
+    })

@@ -76,12 +76,11 @@ class Entry:
     def __str__(self) -> str:
         from tabulate import tabulate
 
-        head, row = self.columns()
-        return tabulate([row], headers=head, tablefmt="simple", disable_numparse=True)
+        return tabulate([self.cells()], headers=HEADS, tablefmt="simple", disable_numparse=True)
 
-    def columns(self) -> tuple[list[str], list[str]]:
-        """Return heads and texts of the entry's line."""
-        return list(HEADS), [
+    def cells(self) -> list[str]:
+        """Return the texts of the entry's line."""
+        return [
             self.name,
             self.scheme,
             "–" if self.accuracy is None else f"{100 * self.accuracy:.1f} %",

@@ -106,14 +106,11 @@ class Job:
             loss.backward()
         return loss.item()
 
-    def show(self, model: nn.Module) -> None:
+    def show(self, model: nn.Module | dict[str, Tensor]) -> None:
         """Submit the weights as they are now, in no time. The last submission counts.
 
         The first ones that reach the target say when it was reached. At most 60 times on a rank.
         """
-        self._show(model)
-
-    def _show(self, model: object) -> None:
         if self._shown == MOST_SHOWN:
             raise RuntimeError(f"show() more than {MOST_SHOWN} times on a rank")
         weights = weights_of(model)
@@ -219,7 +216,7 @@ def main() -> None:
             raise TypeError("the file has no function train(job)")
         result = train(job)
         if result is not None:
-            job._show(result)
+            job.show(result)
         job.close("done")
     except BaseException as error:
         job.close("raised", _last_words(error, entry))

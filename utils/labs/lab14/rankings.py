@@ -97,26 +97,22 @@ class Scoreboard:
         return cls(ranked(entries), problem)
 
     def __repr__(self) -> str:
-        from tabulate import tabulate
-
-        rows = [entry.columns()[1] for entry in self.entries]
-        shown = tabulate(
-            rows,
-            headers=HEADS,
-            tablefmt="simple_grid",
-            disable_numparse=True,
-            maxcolwidths=[16, 22, None, None, None, None, None, 36],
+        shown = self._table(
+            tablefmt="simple_grid", maxcolwidths=[16, 22, None, None, None, None, None, 36]
         )
         return "\n".join([shown, *([self.problem] if self.problem else [])])
 
     def _repr_html_(self) -> str:
-        from tabulate import tabulate
-
-        rows = [entry.columns()[1] for entry in self.entries]
-        shown = tabulate(rows, headers=HEADS, tablefmt="html", disable_numparse=True)
         look = 'style="text-align: left; vertical-align: top"'
+        shown = self._table(tablefmt="html")
         shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
         return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
+
+    def _table(self, **layout) -> str:
+        from tabulate import tabulate
+
+        rows = [entry.cells() for entry in self.entries]
+        return tabulate(rows, headers=HEADS, disable_numparse=True, **layout)
 
     def picture(self, rules: Rules | None = None):
         """Draw accuracy over the bytes between the nodes, beside the budget."""

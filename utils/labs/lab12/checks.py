@@ -279,11 +279,13 @@ def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "")
 def _minibatches(seed: int, n: int, epochs: int, batch: int, how: str) -> Iterator[Tensor]:
     """Yield the samples of each step."""
     draw = seeded(seed)
-    for epoch in range(1 if how == "one epoch" else epochs):
-        if how == "no shuffle":
-            order = torch.arange(n)
-        elif epoch == 0 or how != "same order":
-            order = torch.randperm(n, generator=draw)
+    orders = [torch.randperm(n, generator=draw) for _ in range(epochs)]
+    of_mistakes = {
+        "one epoch": orders[:1],
+        "same order": orders[:1] * epochs,
+        "no shuffle": [torch.arange(n)] * epochs,
+    }
+    for order in of_mistakes.get(how, orders):
         for part in order.split(n if how == "one batch" else batch):
             if how != "drop last" or len(part) == batch:
                 yield part
@@ -438,33 +440,30 @@ def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
     """Yield what mistakes make of the weights; with no update at all, none is known."""
     if not updates:
         return
-    pairs = list(updates.values())
-    mean = _mean(weights, updates)
-    counts = [n for n, _ in pairs]
-    total = sum(counts)
-    plain = sum(delta for _, delta in pairs)
-    learned = sum(n for n, delta in pairs if delta.any())
-    sum_of_numbers = max(sum(updates), 1)
-    by_number = [client / sum_of_numbers * delta for client, (_, delta) in updates.items()]
-    sums_so_far = itertools.accumulate(counts)
-    by_sum_so_far = [n / s * delta for (n, delta), s in zip(pairs, sums_so_far, strict=True)]
+    counts, deltas = zip(*updates.values(), strict=True)
+    n = torch.tensor(counts, dtype=torch.float32)
+    numbers = torch.tensor(list(updates), dtype=torch.float32)
+    changes = torch.stack(deltas)
+    total = n.sum()
+    mean = n / total @ changes
+    learned = n[changes.any(1)].sum()
     yield from table({
         "this is the mean of the updates alone: add it to the weights": mean,
         "the weights are unchanged": weights,
         "a client whose update is zero has to count as well": (
-            weights + total / max(learned, 1) * mean
+            weights + total / learned.clamp(1) * mean
         ),
-        "all clients count alike here: weight each update by its n": weights + plain / len(pairs),
-        "this is the sum of the updates: weight each by n / sum of all n": weights + plain,
+        "all clients count alike here: weight each update by its n": weights + changes.mean(0),
+        "this is the sum of the updates: weight each by n / sum of all n": weights + changes.sum(0),
         "the factors n have to be divided by their sum": weights + total * mean,
         "divided by the number of clients as well: the factors sum to 1 already": (
-            weights + mean / len(pairs)
+            weights + mean / len(n)
         ),
         "the sign: updates are added": weights - mean,
-        "only the last client's update": weights + pairs[-1][1],
+        "only the last client's update": weights + changes[-1],
         "weighted by the numbers of the clients: these are the keys of the dict, and n is the "
-        "first of each pair": weights + sum(by_number),
+        "first of each pair": weights + numbers / numbers.sum().clamp(1) @ changes,
         "each update was divided by the sum of those n that came before it: sum up all n first, "
-        "then add the updates": weights + sum(by_sum_so_far),
+        "then add the updates": weights + n / n.cumsum(0) @ changes,
         "all entries are nan: with no update at all the weights stay": float("nan") * weights,
     })

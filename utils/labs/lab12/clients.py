@@ -9,6 +9,7 @@ over. So the order of events is certain, whatever the machine does meanwhile.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -68,9 +69,9 @@ class Round:
     slow: Sequence[int] = ()
     busy: int = -1
 
-    def in_time(self) -> list[int]:
+    def in_time(self, home: Callable[[int], int]) -> list[int]:
         """Return the clients whose updates come before the deadline."""
-        return sorted(c for c in self.chosen if c not in self.slow and _home(c) != self.busy)
+        return sorted(c for c in self.chosen if c not in self.slow and home(c) != self.busy)
 
 
 #: The three rounds of the check; client c lives on rank 1 + c % 3.
@@ -271,11 +272,10 @@ def run_round(ranks: Ranks, report: Report) -> None:
             # Before what came of it: advice of a deadlock may mislead here.
             report.begin_with(NEEDS)
         return
-    if not _all_is_handed_out(report, answers, first, seeds):
-        return
-    for t, (plan, result) in enumerate(zip(ROUNDS, answers[0].value, strict=True), first):
-        if not report.follow(SERVER, _round(t, plan, result, seeds)):
-            return
+    if _all_is_handed_out(report, answers, first, seeds):
+        rounds = enumerate(zip(ROUNDS, answers[0].value, strict=True), first)
+        steps = (_round(t, plan, result, seeds) for t, (plan, result) in rounds)
+        report.follow(SERVER, itertools.chain.from_iterable(steps))
 
 
 NEEDS = (
@@ -291,19 +291,21 @@ def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: 
     """Tell the server which weights the ranks of clients lack; return whether all came."""
     wanted = [(t, client) for t, plan in enumerate(ROUNDS, first) for client in plan.chosen]
     for answer in answers[1:]:
-        received = answer.value["got"]
-        others = [
-            f"round {t}: client {client} got other weights than the argument"
-            for t, client, weights in received
-            if weights != fingerprint(weights_of(t, seeds[SERVER]))
-        ]
-        for text in (*answer.value["said"], *others):
+        for text in _wrong_notes(answer, seeds[SERVER]):
             report.problem(text, SERVER, "communication")
-        pairs = [(t, client) for t, client, _ in received]
+        pairs = [(t, client) for t, client, _ in answer.value["got"]]
         wanted_here = [(t, client) for t, client in wanted if _home(client) == answer.rank]
         if not report.found and sorted(pairs) != sorted(wanted_here):
             report.problem(f"rank {answer.rank} had weights for {pairs}", SERVER)
     return not report.found
+
+
+def _wrong_notes(answer: Reply, seed: int) -> Iterator[str]:
+    """Yield what a rank of clients got wrong from the server with this seed."""
+    yield from answer.value["said"]
+    for t, client, weights in answer.value["got"]:
+        if weights != fingerprint(weights_of(t, seed)):
+            yield f"round {t}: client {client} got other weights than the argument"
 
 
 def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:
@@ -313,7 +315,7 @@ def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Ite
     seconds = result["seconds"]
     no_pair = f"returned {result['kind']}: return (updates, late), updates a dict "
     yield facts_about(about, {no_pair + "{client: (n, delta)}": updates is None})
-    in_time = plan.in_time()
+    in_time = plan.in_time(_home)
     returned = {int(client) for client in updates}
     for client in sorted(returned - set(in_time)):
         too_late = (

@@ -172,13 +172,22 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     distance = function(net, guess, label, seen)
     left = any(p.grad is not None and not bool((p.grad == 1).all()) for p in net.parameters())
     modes = all(module.training for module in net.modules())
-    result = {"value": told(distance), "slope": None, "left": left, "tensor": False, "modes": modes}
-    if not isinstance(distance, Tensor) or distance.numel() != 1:
-        return result
-    if distance.requires_grad:
-        (slope,) = torch.autograd.grad(distance.sum(), guess, allow_unused=True)
-        result["slope"] = None if slope is None else told(slope.flatten())
-    return result | {"value": distance.item(), "tensor": True}
+    is_number = isinstance(distance, Tensor) and distance.numel() == 1
+    return {
+        "value": distance.item() if is_number else told(distance),
+        "slope": _slope(distance, guess) if is_number else None,
+        "left": left,
+        "tensor": is_number,
+        "modes": modes,
+    }
+
+
+def _slope(distance: Tensor, guess: Tensor) -> Any:
+    """Return the derivative of a distance; nothing if the guess is not in its graph."""
+    if not distance.requires_grad:
+        return None
+    (slope,) = torch.autograd.grad(distance.sum(), guess, allow_unused=True)
+    return None if slope is None else told(slope.flatten())
 
 
 @task("12.7", "gradient inversion", points=2)

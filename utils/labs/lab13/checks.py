@@ -6,6 +6,7 @@ that go on in :mod:`utils.labs.lab13.resumable_training`.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 import random
@@ -114,6 +115,16 @@ def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
         _reads("rank", lambda r: r != rank and isinstance(r, int) and f"{rank}".startswith(f"{r}")),
         "only the first digit of the rank: jobs have more than ten of them",
     )
+    yield from _wrong_entries(rank, signal)
+    silent = (
+        ": the launcher is silent, but the survivors say 'rank … died'; the signal is None then"
+    )
+    said = f"a rank died, and None came back{'' if signal else silent}"
+    yield Mistake(lambda death: death is None, said)
+
+
+def _wrong_entries(rank: int, signal: int | None) -> Iterator[Mistake]:
+    """Yield mistakes in one entry of a death."""
     another_rank = (
         "rank 0 died first: it is a rank like the others, and what comes later in the log is "
         "another death"
@@ -133,11 +144,6 @@ def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
         else "another signal: it stands behind 'exited on', in the launcher's words only"
     )
     yield Mistake(_reads("signal", lambda s: s != signal), another_signal)
-    silent = (
-        ": the launcher is silent, but the survivors say 'rank … died'; the signal is None then"
-    )
-    said = f"a rank died, and None came back{'' if signal else silent}"
-    yield Mistake(lambda death: death is None, said)
 
 
 def _reads(name: str, wrong: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -296,18 +302,17 @@ def replay(
     """Return the books of a job, or of one with a mistake in the bookkeeping (see `_BOOKS`)."""
     now = done = lost = 0.0
     count = 0
-    coming = [*sorted(failures), math.inf]
+    coming = collections.deque([*sorted(failures), math.inf])
     while done < work:
         piece = min(interval, work - done)
         is_last = done + piece >= work and wrong != "saves at the end"
         end = now + (piece if is_last else piece + save)
-        coming = _still_to_come(coming, now, restart, wrong)
-        failure = coming[0]
+        failure = _next_failure(coming, now, restart, wrong)
         if failure >= end:
             now = end
             done += piece
             continue
-        coming = coming[1:]
+        coming.popleft()
         count += 1
         if wrong == "kept in a save" and now + piece <= failure:
             done += piece
@@ -319,12 +324,14 @@ def replay(
     return {"seconds": now, "lost": lost, "failures": count}
 
 
-def _still_to_come(coming: list[float], now: float, restart: float, wrong: str) -> list[float]:
-    """Return the failures that hit something that runs from now on."""
+def _next_failure(
+    coming: collections.deque[float], now: float, restart: float, wrong: str
+) -> float:
+    """Return the next failure that hits something; drop those that are over."""
     awake = now - restart if wrong == "in restarts" else now
-    if wrong == "at a beginning":
-        return [time for time in coming if time >= awake and time != now]
-    return [time for time in coming if time >= awake]
+    while coming[0] < awake or (wrong == "at a beginning" and coming[0] == now):
+        coming.popleft()
+    return coming[0]
 
 
 def _lost(seconds: float, piece: float, done: float, wrong: str) -> float:

@@ -264,8 +264,10 @@ def _content(path: str, content: bytes) -> str:
     """Return what is in a file: its text, or which state it holds."""
     if path == "latest":
         return content.decode(errors="replace").strip()
-    if not content or content == REMAINS:
-        return "still what a crashed save left" if content else "empty"
+    if content == REMAINS:
+        return "still what a crashed save left"
+    if not content:
+        return "empty"
     try:
         state = torch.load(io.BytesIO(content))
         if not isinstance(state, dict):
@@ -329,20 +331,25 @@ def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
     for place, rank in enumerate(members):
         wrong = _wrong_files(members, results, place) | _shared_files(members, results, place)
         yield to_rank(rank, facts(wrong))
+    for left, place, kill, done in _ends(results):
+        for step in _loaded(left, len(members), kill, done, on(members)):
+            yield to_rank(members[place], step)
+    for rank, result in zip(members, results, strict=True):
+        yield to_rank(rank, communication(result["calls"], some(members)))
+
+
+def _ends(results: list[dict]) -> Iterator[tuple[dict[str, str], int, bool, bool]]:
+    """Yield once what may be left, who is told, whether by a kill, and whether all were done."""
     moments = [result["moments"] for result in results]
     last = [len(of_rank) - 1 for of_rank in moments]
     seen = set()
     for kind, place, chosen in [*states(moments), *((kind, 0, last) for kind in KINDS)]:
         left = _left(results, chosen, kind)
-        done = chosen == last
-        key = (kind == "kill", done, tuple(sorted(left.items())))
-        if key in seen:
-            continue
-        seen.add(key)
-        for step in _loaded(left, len(members), kind == "kill", done, on(members)):
-            yield to_rank(members[place], step)
-    for rank, result in zip(members, results, strict=True):
-        yield to_rank(rank, communication(result["calls"], some(members)))
+        how = kind == "kill", chosen == last
+        key = how, tuple(sorted(left.items()))
+        if key not in seen:
+            seen.add(key)
+            yield left, place, *how
 
 
 def _at_first(results: list[dict]) -> dict[str, str]:
@@ -358,11 +365,7 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
     changed = {name for name, text in last.items() if first.get(name) != text}
     others = [name for name in changed if name.endswith(".pt") and name != path]
     overwritten = [name for name in others if name.startswith(OLD_FOLDER)]
-    markers = [
-        rank
-        for rank, of_rank in zip(members, results, strict=True)
-        if any(moment["left"][0].get("latest") != OLD_FOLDER for moment in of_rank["moments"])
-    ]
+    markers = [rank for rank, other in zip(members, results, strict=True) if _writes_marker(other)]
     content = last.get(path)
     left_by_crash = content == first.get(path) is not None
     return {
@@ -380,6 +383,10 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
         "place_and_size(group), which need not be rank 0": not markers,
         f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,
     }
+
+
+def _writes_marker(result: dict) -> bool:
+    return any(moment["left"][0].get("latest") != OLD_FOLDER for moment in result["moments"])
 
 
 def _shared_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:

@@ -12,7 +12,7 @@ import io
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -36,6 +36,11 @@ from utils.checks.trials import (
 from utils.cluster.questions import Ranks
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8
+
+
+def lists(tensors: Iterable[torch.Tensor]) -> list:
+    """Return tensors as lists of numbers."""
+    return [tensor.tolist() for tensor in tensors]
 
 
 class Job:
@@ -85,11 +90,11 @@ class Job:
 
     def parts(self) -> dict[str, Any]:
         """Return all that a resumed job must have back, as numbers."""
-        buffers = [state.get("momentum_buffer") for state in self.optimizer.state.values()]
+        momentum = [state.get("momentum_buffer") for state in self.optimizer.state.values()]
         return {
-            "weights": [p.tolist() for p in self.model.parameters()],
-            "buffers": [b.tolist() for b in self.model.buffers()],
-            "momentum": [None if b is None else b.tolist() for b in buffers],
+            "weights": lists(self.model.parameters()),
+            "buffers": lists(self.model.buffers()),
+            "momentum": [None if b is None else b.tolist() for b in momentum],
             "rate": [
                 [group[name] for name in ("lr", "momentum", "weight_decay")]
                 for group in self.optimizer.param_groups
@@ -197,8 +202,8 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
         "unchanged": unchanged and losses == expected,
         "lacking": lacking,
         "aliased": aliased,
-        "changed": [] if lacking else changed,
-        "elsewhere": [] if lacking or changed else elsewhere,
+        "changed": changed,
+        "elsewhere": elsewhere,
         "resumed": resumed,
         "expected": expected[BEFORE:],
     }
@@ -304,7 +309,7 @@ def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int,
     function = reading_answer(user_ns, "agree")
     _, calls = recorded(function, job, **keywords(partition, group))
     return {
-        "tensors": [t.tolist() for t in job.tensors()],
+        "tensors": lists(job.tensors()),
         "same objects": objects == [id(t) for t in job.tensors()],
         "step": job.step,
         "asked": job.asked,
@@ -370,7 +375,7 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
     steps = [of_rank["step"] for of_rank in arguments]
     most = max(steps)
     survivors = [Survivor(of_rank["seed"], of_rank["step"]) for of_rank in arguments]
-    states_by_step = {job.step: [t.tolist() for t in job.tensors()] for job in survivors}
+    states_by_step = {job.step: lists(job.tensors()) for job in survivors}
     mistakes = _wrong_states(steps, states_by_step, answer.place)
     what = f"{where}: weights and momentum"
     yield communication(result["calls"], inside(members), waited)

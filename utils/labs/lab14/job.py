@@ -113,7 +113,14 @@ class Job:
         """
         if self._shown == MOST_SHOWN:
             raise RuntimeError(f"show() more than {MOST_SHOWN} times on a rank")
-        weights = weights_of(model)
+        module = getattr(model, "module", model)  # in DDP
+        weights = module.state_dict() if isinstance(module, nn.Module) else module
+        if not isinstance(weights, dict) or not all(
+            isinstance(t, Tensor) for t in weights.values()
+        ):
+            raise TypeError(
+                f"weights were expected, a model or its state_dict(), got {type(module).__name__}"
+            )
         name = f"shown-{self.born}-{self._shown}.pt"
         torch.save(
             {key: tensor.detach().clone() for key, tensor in weights.items()}, self._folder / name
@@ -181,20 +188,6 @@ def _fingerprint(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     return digest.hexdigest()
-
-
-def weights_of(model: object) -> dict[str, Tensor]:
-    """Return the weights by name of a model, of a model in DDP, or of a state dict.
-
-    Raises TypeError for anything else.
-    """
-    model = getattr(model, "module", model)
-    weights = model.state_dict() if isinstance(model, nn.Module) else model
-    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
-        raise TypeError(
-            f"weights were expected, a model or its state_dict(), got {type(model).__name__}"
-        )
-    return weights
 
 
 def main() -> None:

@@ -217,7 +217,7 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
         }
         for op in POINT_TO_POINT
     )
-    for messages, words in (
+    for unmatched, words in (
         (
             received - sent,
             "rank {1} has received {2} bytes of rank {0}, which rank {0} has not sent",
@@ -227,8 +227,8 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
             "rank {0} has sent {2} bytes to rank {1}, which rank {1} has not received",
         ),
     ):
-        if messages:
-            _, _, source, to, nbytes = min(messages, key=str)
+        if unmatched:
+            _, _, source, to, nbytes = min(unmatched, key=str)
             return f"{DISAGREE}: {words.format(source, to, nbytes)}"
     return None
 
@@ -388,7 +388,7 @@ def _near(result: Any, expected: Any, tolerance: float) -> bool:
         return False
     try:
         apart = abs(result - expected)
-        return math.isfinite(expected) and apart <= tolerance * max(1.0, abs(expected))
+        return math.isfinite(expected) and bool(apart <= tolerance * max(1.0, abs(expected)))
     except OverflowError:  # an integer that no float holds
         return False
 

@@ -217,18 +217,13 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
         }
         for op in POINT_TO_POINT
     )
-    for unmatched, words in (
-        (
-            received - sent,
-            "rank {1} has received {2} bytes of rank {0}, which rank {0} has not sent",
-        ),
-        (
-            sent - received,
-            "rank {0} has sent {2} bytes to rank {1}, which rank {1} has not received",
-        ),
-    ):
-        if unmatched:
-            _, _, source, to, nbytes = min(unmatched, key=str)
+    unmatched = {
+        "rank {1} has received {2} bytes of rank {0}, which rank {0} has not sent": received - sent,
+        "rank {0} has sent {2} bytes to rank {1}, which rank {1} has not received": sent - received,
+    }
+    for words, of_one_side in unmatched.items():
+        if of_one_side:
+            _, _, source, to, nbytes = min(of_one_side, key=str)
             return f"{DISAGREE}: {words.format(source, to, nbytes)}"
     return None
 

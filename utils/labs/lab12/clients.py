@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.checks.comparison import Calls, is_number, only, same, some
-from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
+from utils.checks.probe import fingerprint, numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
 from utils.checks.trials import enough
 from utils.cluster.questions import Ranks, Reply
@@ -177,22 +177,18 @@ def _wait_for(request: dist.Work) -> None:
 
 def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     """Play all rounds by the student's function; return what came of each."""
-    from torch_mpi.record import log
-
     run_round = reading_answer(user_ns, "run_round")
     rounds = []
     open_requests = []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
-        mark = log.mark()
         start = time.perf_counter()
         allowed = min(plan.seconds, patience)
         with _counted_sleeps(user_ns) as sleeps:
-            result = run_round(t, weights_of(t, seed), list(plan.chosen), allowed)
+            result, calls = recorded(run_round, t, weights_of(t, seed), list(plan.chosen), allowed)
         seconds = time.perf_counter() - start
         if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
             patience = 0.2
-        calls = [as_dict(call) for call in log.since(mark)]
         about, requests = _about(result)
         open_requests += requests
         rounds.append({

@@ -28,18 +28,8 @@ from utils.checks.verdict import Problem, Verdict
 from utils.cluster.notebook_words import show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
 
-from .comparison import (
-    TOLERANCE,
-    Calls,
-    Mistake,
-    Rule,
-    broken,
-    disagreement,
-    forgery,
-    recognise,
-    same,
-    short,
-)
+from . import comparison
+from .comparison import TOLERANCE, Calls, Mistake, Rule, same
 from .probe import definitions, digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
@@ -130,7 +120,8 @@ class Report:
         """Compare a JSON value with the expected one; tensors are given as lists."""
         if same(result, expected):
             return True
-        self.problem(f"{what}: expected {short(expected)}, got {short(result)}", rank, "value")
+        both = f"expected {comparison.short(expected)}, got {comparison.short(result)}"
+        self.problem(f"{what}: {both}", rank, "value")
         return False
 
     def judge(
@@ -148,7 +139,7 @@ class Report:
 
         ``what`` was computed, in words, where a task has several results.
         """
-        wrong = recognise(result, expected, mistakes, form=form, tolerance=tolerance)
+        wrong = comparison.recognise(result, expected, mistakes, form=form, tolerance=tolerance)
         if wrong:
             said, kind = wrong
             self.problem(f"{what}: {said}" if what else said, rank, kind)
@@ -156,7 +147,7 @@ class Report:
 
     def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
         """Return whether the calls keep all rules; the first broken rule becomes a problem."""
-        problem = broken(calls, *rules)
+        problem = comparison.broken(calls, *rules)
         if problem:
             self.problem(problem, rank, "communication")
         return problem is None
@@ -202,9 +193,9 @@ class Report:
             number, title = stub
             self.problem(f"Task {number} ({title}) is still open", kind="open")
             return []
-        self.missing |= {reply.missing for reply in replies} - {""}
-        self.kinds |= {reply.kind for reply in replies} - {""}
         for reply in replies:
+            self.missing |= {reply.missing} - {""}
+            self.kinds |= {reply.kind} - {""}
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
         if failed := [reply for reply in replies if reply.status != "ok"]:
@@ -212,13 +203,15 @@ class Report:
             return []
         if self._is_forged(replies):
             return []
-        self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
+        self.doubt = self.doubt or comparison.disagreement({
+            reply.rank: reply.value for reply in replies
+        })
         return replies
 
     def _is_forged(self, replies: list[Reply]) -> bool:
         """Return whether a reply, of these or of earlier ones, shows that somebody forged it."""
         for reply in replies:
-            if words := reply.forged or forgery(reply.rank, reply.value):
+            if words := reply.forged or comparison.forgery(reply.rank, reply.value):
                 self.problem(f"{words}. {FORGED}", reply.rank, "forged")
         return any(kind == "forged" for _, kind, _ in self.found)
 
@@ -403,9 +396,7 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                 )
 
         made = cast(Check, check)
-        made.number = number
-        made.title = title
-        made.points = points
+        vars(made).update(number=number, title=title, points=points)
         return made
 
     return decorate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from utils.checks.mistakes import Mistake
+from utils.checks.comparison import Mistake
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, value

@@ -16,8 +16,20 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Calls, Rule, blocking, made, messages, only, waited
-from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, same, table
+from utils.checks.comparison import (
+    EXACT,
+    TOLERANCE,
+    Calls,
+    Mistake,
+    Rule,
+    blocking,
+    made,
+    messages,
+    only,
+    same,
+    table,
+    waited,
+)
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, recorded
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value

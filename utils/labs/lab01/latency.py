@@ -15,9 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import in_words, only
 from utils.checks.clock import moved_clocks
-from utils.checks.mistakes import Mistake, is_number, table
+from utils.checks.comparison import Mistake, in_words, is_number, only, table
 from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply

@@ -10,8 +10,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import inside, made, only
-from utils.checks.mistakes import table
+from utils.checks.comparison import inside, made, only, table
 from utils.checks.probe import answer_named, fingerprint, numbers, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply

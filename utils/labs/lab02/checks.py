@@ -2,7 +2,7 @@
 
 Functions of numbers (n samples, p ranks, rank r) are called on every rank for the same list of
 calls, whatever the number of ranks here. Functions that communicate are tried in groups of 1, 2, 3
-and 4 ranks (`utils.checks.groups`).
+and 4 ranks (`utils.checks.trials`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from utils import data
-from utils.checks.mistakes import Mistake, one_of, table
+from utils.checks.comparison import Mistake, one_of, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, task
 from utils.cluster.questions import Ranks

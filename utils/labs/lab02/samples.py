@@ -13,10 +13,10 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import data
-from utils.checks.functions import Results
-from utils.checks.mistakes import Mistake, same, short
+from utils.checks.comparison import Mistake, same, short
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, facts, value
+from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from utils.checks.calls import inside
-from utils.checks.groups import GroupAnswer, in_group, judge_groups, on, partitions, places
-from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
+from utils.checks.comparison import Mistake, inside, is_number, one_of, same, short, table
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import GroupAnswer, in_group, judge_groups, on, partitions, places
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import one_number
 

@@ -1,6 +1,6 @@
 """Checks of lab 03: data parallel training, replicas in sync.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`), more than once each.
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`), more than once each.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.checks.calls import inside, made, some, waited
-from utils.checks.groups import (
+from utils.checks.comparison import Mistake, inside, made, some, table, waited
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, in_double, numbers, recorded, told
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
@@ -26,10 +29,6 @@ from utils.checks.groups import (
     places,
     tried,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, in_double, numbers, recorded, told
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin

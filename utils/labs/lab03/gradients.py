@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.checks.calls import Rule, inside, made, only, waited
-from utils.checks.groups import (
+from utils.checks.comparison import Mistake, Rule, inside, made, only, table, waited
+from utils.checks.probe import answer_named, recorded
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
@@ -21,9 +23,6 @@ from utils.checks.groups import (
     judge_groups,
     on,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.probe import answer_named, recorded
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 

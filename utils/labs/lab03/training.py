@@ -20,11 +20,10 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
-from utils.checks.calls import inside, some
-from utils.checks.groups import in_group, on
-from utils.checks.mistakes import Mistake, same
+from utils.checks.comparison import Mistake, inside, same, some
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report, Step, communication, facts, value
+from utils.checks.trials import in_group, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 

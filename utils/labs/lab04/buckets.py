@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.functions import Results
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, short, table
 from utils.checks.probe import reading_answer, recorded, told
 from utils.checks.task import Report, Step, task, value
+from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 

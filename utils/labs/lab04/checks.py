@@ -1,6 +1,6 @@
 """Checks of lab 04: DistributedDataParallel, buckets, overlap, hooks, accumulation.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`).
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`).
 What was communicated is read from the records of the ranks, in bytes and operations: no verdict
 depends on how long something took.
 """
@@ -18,12 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.calls import inside, only, some
-from utils.checks.groups import EVERYWHERE, WORLD, GroupAnswer, in_group, judge_groups, on, tried
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, inside, only, same, some, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, in_group, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupTraining, Twin

@@ -13,11 +13,10 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.calls import Calls, inside, only
-from utils.checks.groups import PARTITIONS, WORLD, Group, GroupAnswer, in_group, judge_groups, on
-from utils.checks.mistakes import table
+from utils.checks.comparison import Calls, inside, only, table
 from utils.checks.probe import answer_named, as_dict
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import PARTITIONS, WORLD, Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin

@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.groups import WORLD, enough, group_of
-from utils.checks.mistakes import Mistake, is_number, short, table
+from utils.checks.comparison import Mistake, is_number, short, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, task, value
+from utils.checks.trials import WORLD, enough, group_of
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 

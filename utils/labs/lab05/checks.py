@@ -18,13 +18,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import waited
 from utils.checks.clock import Clock, moved_clocks
-from utils.checks.functions import Case, judge_calls, probe_calls
-from utils.checks.mistakes import Mistake, is_number, same, table
+from utils.checks.comparison import Mistake, is_number, same, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, as_dict, told
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
+from utils.checks.trials import Case, judge_calls, probe_calls
 from utils.cluster.questions import Ranks, Reply
 
 from .law_fits import fit_amdahl as fit_amdahl

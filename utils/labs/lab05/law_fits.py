@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.checks.mistakes import same, short, table
+from utils.checks.comparison import Mistake, same, short, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, each_of, task, value
 from utils.cluster.questions import Ranks, Reply
@@ -81,15 +81,16 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     ps = case.ps
     law = case.law
     results = answer.value
-    # By chance several mistakes may give about the same.
-    near = {
-        text: functools.partial(same, expected=share, tolerance=2e-3)
+    # By chance several mistakes may give about the same: the one that gives just this goes first.
+    mistakes = [
+        Mistake(functools.partial(same, expected=share, tolerance=tolerance), text)
+        for tolerance in (1e-6, 2e-3)
         for text, share in case.fits.items()
-    }
+    ]
     fit = value(
         results["fit"],
         case.serial,
-        table(near),
+        mistakes,
         what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
         form="the serial fraction",
         tolerance=0.01,

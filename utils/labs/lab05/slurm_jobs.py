@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from utils.checks.mistakes import short
+from utils.checks.comparison import short
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, Wrong, none_of, task
 from utils.cluster.questions import Ranks, Reply

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.verdict import named

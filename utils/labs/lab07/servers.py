@@ -17,8 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import only, waited
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, only, same, table, waited
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, all_came, communication, facts, to_each, value
 from utils.cluster.questions import Ranks, Reply

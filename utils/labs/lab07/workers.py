@@ -11,8 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import blocking, broken, only, some, waited
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, blocking, broken, only, same, some, table, waited
 from utils.checks.probe import as_dict, numbers, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, each_of, facts, task, value
 from utils.cluster.questions import Ranks

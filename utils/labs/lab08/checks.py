@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import PARTITIONS, GroupAnswer, judge_groups, on, tried
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, same, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
+from utils.checks.trials import PARTITIONS, GroupAnswer, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 
 from . import replays

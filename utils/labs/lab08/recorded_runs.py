@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, Rule
-from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords
-from utils.checks.mistakes import Mistake, same
+from utils.checks.comparison import Calls, Mistake, Rule, same
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report, Step, facts, to_each, value
+from utils.checks.trials import WORLD, Group, GroupAnswer, Partition, in_group, keywords
 
 from . import replays
 from .replays import Replay, Toy

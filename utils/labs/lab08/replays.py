@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.groups import WORLD
-from utils.checks.mistakes import EXACT, TOLERANCE
+from utils.checks.comparison import EXACT, TOLERANCE
 from utils.checks.probe import numbers
+from utils.checks.trials import WORLD
 
 # -- the rules --------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.mistakes import is_number, same, short, table
+from utils.checks.comparison import is_number, same, short, table
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks

@@ -18,23 +18,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.calls import Calls, Rule, inside, made, only, some, waited
-from utils.checks.functions import Case, judge_calls
-from utils.checks.groups import (
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, some, table, waited
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, reading_answer
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     WORLD,
+    Case,
     Group,
     GroupAnswer,
     Partition,
     in_group,
+    judge_calls,
     judge_groups,
     keywords,
     on,
     places,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, reading_answer
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .experts import expert_parallel as expert_parallel

@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, inside, only
-from utils.checks.groups import Group, GroupAnswer, Partition, in_group, keywords, on, tried
-from utils.checks.mistakes import Mistake, one_of
+from utils.checks.comparison import Calls, Mistake, Rule, inside, one_of, only
 from utils.checks.probe import reading_answer
 from utils.checks.task import Report, Step, communication, task
+from utils.checks.trials import Group, GroupAnswer, Partition, in_group, keywords, on, tried
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import (

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, inside, made, only, waited
-from utils.checks.groups import (
+from utils.checks.comparison import NO_NUMBER, Calls, Mistake, inside, made, only, table, waited
+from utils.checks.probe import answer_named, number, recorded
+from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import (
     Group,
     GroupAnswer,
     Partition,
@@ -22,9 +24,6 @@ from utils.checks.groups import (
     on,
     places,
 )
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
-from utils.checks.probe import answer_named, number, recorded
-from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of

@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import inside, made, only, waited
-from utils.checks.groups import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Mistake, inside, made, only, table, waited
 from utils.checks.probe import answer_named, recorded
 from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import (

@@ -21,11 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from utils import models
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
 from utils.checks.task import Report, Step, communication, each_of, facts, to_each, value
+from utils.checks.trials import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
 PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)

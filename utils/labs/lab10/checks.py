@@ -17,13 +17,12 @@ from typing import Any
 
 from torch import Tensor
 
-from utils.checks.calls import only
 from utils.checks.clock import NotEnded, ends_within
-from utils.checks.functions import Case, judge_calls
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, only, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by
 from utils.labs.shared.replicas import weights_of

@@ -9,8 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
-from utils.checks.groups import (
+from utils.checks.comparison import (
+    Calls,
+    Mistake,
+    Rule,
+    blocking,
+    in_words,
+    inside,
+    messages,
+    only,
+    short,
+    table,
+    waited,
+)
+from utils.checks.probe import answer_named, number, reading_answer, recorded, told
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     WORLD,
     Group,
     GroupAnswer,
@@ -20,9 +34,6 @@ from utils.checks.groups import (
     keywords,
     on,
 )
-from utils.checks.mistakes import Mistake, short, table
-from utils.checks.probe import answer_named, number, reading_answer, recorded, told
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared.reference_pipeline import (
     FEATURES,

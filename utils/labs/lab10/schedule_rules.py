@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Mistake, table
 from utils.labs.shared.reference_pipeline import IMAGES
 from utils.labs.shared.schedules import (
     Schedule,

@@ -15,12 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, only, waited
-from utils.checks.groups import enough, group_of, members_of
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
+from utils.checks.comparison import NO_NUMBER, Calls, Mistake, Rule, only, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import enough, group_of, members_of
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.reference_pipeline import Piece, drawn, twin
 from utils.labs.shared.replicas import gradient_of

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.groups import enough, members_of
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, short, table
 from utils.checks.probe import answer_named, kind_of, told
 from utils.checks.task import Report, Step, facts, task, value
+from utils.checks.trials import enough, members_of
 from utils.cluster.questions import Ranks
 
 from .sharding import WORLD, patched

@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, inside, only, waited
-from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, only, short, table, waited
 from utils.checks.probe import answer_named, as_dict, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
+from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Twin
 

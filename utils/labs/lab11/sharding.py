@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups, keywords, on
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
 from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, keywords, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.mistakes import Mistake
+from utils.checks.comparison import Mistake
 from utils.checks.probe import fingerprint, recorded, told
 from utils.checks.task import Report, Step, value
 

@@ -126,12 +126,7 @@ class Timeline:
 
 
 def of(ranks: Ranks, title: str | None = None) -> Timeline:
-    """Return the timeline of the last cell that the ranks ran.
-
-    Args:
-        ranks: to ask.
-        title: of the figure.
-    """
+    """Return the timeline of the last cell that the ranks ran."""
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}
         for reply in ranks.ask(cell_log.report)

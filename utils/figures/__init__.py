@@ -1,6 +1,6 @@
 """The look of every figure, and the shapes that notebooks draw with."""
 
-from .charts import chart
+from .charts import chart, name_rows
 from .palette import (
     BLUE,
     CYCLE,
@@ -16,7 +16,7 @@ from .palette import (
     YELLOW,
     use_style,
 )
-from .shapes import arrow, box, canvas, fit_limits
+from .shapes import arrow, box, canvas, fit_limits, write_beside
 
 __all__ = [
     "BLUE",
@@ -36,5 +36,7 @@ __all__ = [
     "canvas",
     "chart",
     "fit_limits",
+    "name_rows",
     "use_style",
+    "write_beside",
 ]

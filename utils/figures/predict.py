@@ -76,11 +76,7 @@ class Prediction:
 
 
 def predict(
-    question: str,
-    answer: object,
-    *,
-    unit: str = "",
-    choices: Sequence[str] = (),
+    question: str, answer: object, *, unit: str = "", choices: Sequence[str] = ()
 ) -> Prediction:
     """Note a prediction, and print it.
 

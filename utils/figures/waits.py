@@ -39,15 +39,7 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     places = _places(size)
-    in_cycle = set(zip(diagnosis.cycle, diagnosis.cycle[1:], strict=False))
-    for rank, other in diagnosis.edges:
-        both_ways = (other, rank) in diagnosis.edges
-        color = RED if (rank, other) in in_cycle or rank == other else INK
-        if rank == other:
-            _loop(axes, places[rank], color)
-            continue
-        start, end = _shortened(places[rank], places[other])
-        arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
+    _draw_waits(axes, diagnosis, places)
     waiting = {rank for rank, _ in diagnosis.edges}
     for rank, place in enumerate(places):
         color = ORANGE if rank in waiting else PALE
@@ -61,6 +53,18 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
     axes.text(0.98, 0.03, "arrow: waits for", ha="right", **look)
     figure.alt_text = _in_words(diagnosis, size)
     return figure
+
+
+def _draw_waits(axes: Axes, diagnosis: Diagnosis, places: list[Point]) -> None:
+    in_cycle = set(zip(diagnosis.cycle, diagnosis.cycle[1:], strict=False))
+    for rank, other in diagnosis.edges:
+        color = RED if (rank, other) in in_cycle or rank == other else INK
+        if rank == other:
+            _loop(axes, places[rank], color)
+            continue
+        start, end = _shortened(places[rank], places[other])
+        both_ways = (other, rank) in diagnosis.edges
+        arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
 
 
 def _in_words(diagnosis: Diagnosis, size: int) -> str:
@@ -80,7 +84,7 @@ def _inches(size: int) -> tuple[float, float]:
     return width, 0.5 + width / 1.6
 
 
-def _places(size: int) -> list[tuple[float, float]]:
+def _places(size: int) -> list[Point]:
     if size == 2:
         return [(0.0, 0.0), (2.0, 0.0)]
     radius = max(1.0, size * (0.32 if size <= _FEW else 0.22))

@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY, YELLOW
-from utils.figures.charts import chart, finish, panels
+from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY, YELLOW, use_style
 
 from .results import KIND_LABELS
 
@@ -52,14 +52,15 @@ LINES = 2
 
 def points(class_: ClassResults) -> Figure:
     """Draw for each lab how many students have which share of the points."""
+    use_style()
     labs = class_.labs
     rows = -(-len(labs) // ACROSS)
     columns = min(len(labs), ACROSS)
-    figure, grid = panels(9, 2.8 * rows, rows=rows, columns=columns, sharey=True)
+    figure, grid = plt.subplots(rows, columns, figsize=(9, 2.8 * rows), squeeze=False, sharey=True)
     sentences = []
-    for axes in grid[len(labs) :]:
+    for axes in grid.flat[len(labs) :]:
         axes.set_axis_off()
-    for axes, lab in zip(grid, labs, strict=False):
+    for axes, lab in zip(grid.flat, labs, strict=False):
         counts = [0] * BINS
         for share in class_.shares(lab):
             counts[min(BINS - 1, int(BINS * share))] += 1
@@ -67,16 +68,20 @@ def points(class_: ClassResults) -> Figure:
         axes.set_title(f"{lab}: {sum(counts)} students", fontsize=11)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlim=(0, 1), xlabel="share of the points")
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("share of the points")
         sentences.append(f"{lab}, students by tenths of the points: {', '.join(map(str, counts))}.")
-    for axes in grid[::columns]:
-        axes.set_ylabel("students")
-    return finish(figure, " ".join(sentences))
+    for row in grid:
+        row[0].set_ylabel("students")
+    figure.tight_layout()
+    _describe(figure, " ".join(sentences))
+    return figure
 
 
 def tasks(rows: Sequence[Task]) -> Figure:
     """Draw for each task which share of the answers passed, was wrong, hung, is missing."""
-    figure, axes = chart(9, 1.3 + 0.42 * len(rows))
+    use_style()
+    figure, axes = plt.subplots(figsize=(9, 1.3 + 0.42 * len(rows)))
     names = [_cut(f"{task.number} · {task.title}") for task in rows]
     start = [0.0] * len(rows)
     for state, (words, color, hatch) in STATES.items():
@@ -86,19 +91,21 @@ def tasks(rows: Sequence[Task]) -> Figure:
         start = [a + b for a, b in zip(start, shares, strict=True)]
     for row, task in enumerate(rows):
         axes.text(1.01, row, f"{task.answers}", va="center", fontsize=9, color=GREY)
+    _finish(figure, axes, "share of the students; at the right, how many there are")
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    label = "share of the students; at the right, how many there are"
-    return _finish(figure, axes, label, "; ".join(map(_in_words, rows)) + ".")
+    _describe(figure, "; ".join(map(_in_words, rows)) + ".")
+    return figure
 
 
 def mistakes(rows: Sequence[Mistake]) -> Figure | None:
     """Draw what was said of wrong answers, and to how many; None if all were right."""
     if not rows:
         return None
+    use_style()
     texts = ["\n".join(_lines(f"{mistake.task}  {mistake.text}")) for mistake in rows]
     lines = sum(text.count("\n") + 1 for text in texts)
-    figure, axes = chart(9, 1.4 + 0.08 * len(rows) + 0.19 * lines)
+    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.08 * len(rows) + 0.19 * lines))
     for kind, (words, color, hatch) in KINDS.items():
         places = [row for row, mistake in enumerate(rows) if mistake.kind == kind]
         if places:
@@ -107,17 +114,23 @@ def mistakes(rows: Sequence[Mistake]) -> Figure | None:
     axes.set_yticks(range(len(rows)), texts, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.01)
+    _finish(figure, axes, "students who were told")
     each = " ".join(f"{one.task}: {one.text}: {one.students}." for one in rows)
-    words = f"Mistakes and how many students made them. {each}"
-    return _finish(figure, axes, "students who were told", words)
+    _describe(figure, f"Mistakes and how many students made them. {each}")
+    return figure
 
 
-def _finish(figure: Figure, axes: Axes, label: str, words: str) -> Figure:
+def _describe(figure: Figure, words: str) -> None:
+    """Say what a figure shows, where `utils.figures.alt` looks for that."""
+    figure.alt_text = words  # type: ignore[attr-defined]  # matplotlib has no place for it
+
+
+def _finish(figure: Figure, axes: Axes, label: str) -> None:
     axes.invert_yaxis()
     axes.grid(False, axis="y")
     axes.set_xlabel(label)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, fontsize=9)
-    return finish(figure, words)
+    figure.tight_layout()
 
 
 def _in_words(task: Task) -> str:

@@ -43,10 +43,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        reports: list[dict],
-        offsets: list[float] | None = None,
-        title: str | None = None,
+        self, reports: list[dict], offsets: list[float] | None = None, title: str | None = None
     ):
         self.title = title or TITLE
         self.lanes = activity.lanes(reports, offsets or [0.0] * len(reports))

@@ -138,14 +138,14 @@ def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) 
     return finish(figure)
 
 
-def memory(held: Mapping[str, Sequence[float]], what: str = "microbatches held at most") -> Figure:
+def memory(held: Mapping[str, Sequence[float]], label: str = "microbatches held at most") -> Figure:
     """Draw bars for each stage: how many microbatches it holds, or how many megabytes."""
     figure, axes = chart(7, 3.2)
     style = "%.1f" if any(isinstance(n, float) for row in held.values() for n in row) else "%d"
     stages = range(len(next(iter(held.values()))))
     for bars in group_bars(axes, held, [f"stage {s}" for s in stages]):
         axes.bar_label(bars, fmt=style, fontsize=10)
-    axes.set_ylabel(what)
+    axes.set_ylabel(label)
     axes.margins(y=0.15)
     legend_beside(axes)
     return finish(figure)

@@ -187,10 +187,10 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     return finish(figure, "; ".join(words) + ".")
 
 
-def schemes(found: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
+def schemes(situations: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
     """Draw accuracy over time: a panel for each situation, a curve for each scheme."""
-    figure, row = panels(11, 3.6, columns=len(found), sharey=True)
-    for axes, (situation, curves) in zip(row, found.items(), strict=True):
+    figure, row = panels(11, 3.6, columns=len(situations), sharey=True)
+    for axes, (situation, curves) in zip(row, situations.items(), strict=True):
         for k, (name, curve) in enumerate(curves.items()):
             seconds = [time for time, _ in curve]
             accuracy = [100 * share for _, share in curve]
@@ -208,33 +208,31 @@ def schemes(found: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
 def five_metrics(table: Table) -> Figure:
     """Draw the whole table of the five metrics."""
     widths = (13, 27, 27, 27, 27, 27)
-    wrapped = [
-        ["\n".join(textwrap.wrap(text, width)) for text, width in zip(row, widths, strict=True)]
-        for row in (["", *METRICS], *table.rows())
-    ]
-    heights = [max(1, *(text.count("\n") + 1 for text in row)) + 0.7 for row in wrapped]
+    rows = [["", *METRICS], *table.rows()]
+    wrapped = [list(map(textwrap.fill, row, widths)) for row in rows]
+    heights = [max(text.count("\n") for text in row) + 1.7 for row in wrapped]
     figure, axes = canvas(15, 0.2 * sum(heights) + 0.2)
     total = sum(widths) + 6
     y = 0.0
     for k, (row, height) in enumerate(zip(wrapped, heights, strict=True)):
-        color = SKY if k % 2 else "white"
-        look = {"color": PALE, "alpha": 1} if k == 0 else {"color": color, "alpha": 0.2}
-        cell(axes, 0, y + height / 2, total, height=height, **look, edgecolor=None, linewidth=0)
+        color, alpha = ((SKY if k % 2 else "white"), 0.2) if k else (PALE, 1)
+        look = {"alpha": alpha, "edgecolor": None, "linewidth": 0}
+        cell(axes, 0, y + height / 2, total, color, height=height, **look)
         for column, text in enumerate(row):
             x = sum(widths[:column]) + column
-            weight = "bold" if k == 0 or column == 0 else "normal"
-            color = GREY if text.startswith("lab ") and len(text) == 6 else INK
-            look = {"weight": weight, "color": color, "fontsize": 9.5, "va": "top"}
-            axes.text(x + 0.6, y + 0.35, text, **look)
+            head = k == 0 or column == 0
+            look = {"weight": "bold" if head else "normal", "fontsize": 9.5, "va": "top"}
+            is_open = text.startswith("lab ") and len(text) == 6
+            axes.text(x + 0.6, y + 0.35, text, color=GREY if is_open else INK, **look)
         y += height
     axes.set_xlim(0, total)
     axes.set_ylim(y, 0)
     figure.tight_layout(pad=0.2)
-    words = [
-        f"{name}: {', '.join(filter(None, texts))}"
-        for name, *texts in table.rows()
-        if not texts[0].startswith("lab ")
-    ]
-    in_words = "; ".join(words) or "None is filled in"
-    figure.alt_text = f"The schemes of the course by the five metrics. {in_words}."
+    figure.alt_text = f"The schemes of the course by the five metrics. {_filled_in(table)}."
     return figure
+
+
+def _filled_in(table: Table) -> str:
+    schemes = (row for row in table.rows() if not row[1].startswith("lab "))
+    words = [f"{name}: {', '.join(filter(None, texts))}" for name, *texts in schemes]
+    return "; ".join(words) or "None is filled in"

@@ -53,7 +53,7 @@ BUDGETS = {
     "course": 2080,
     "data": 670,
     "doctor": 1500,
-    "figures": 750,
+    "figures": 860,
     "grading": 5870,
     "jobs": 3270,
     "labs": 140,

@@ -13,7 +13,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -243,27 +243,16 @@ class Question:
             return self._without_answer(rank, result)
         try:
             answer = json.loads(after.partition("\n")[0])
-            status = answer["status"]
-            stdout = before + answer["stdout"]
+            answer["stdout"] = before + answer["stdout"]
+            if stub := answer.get("open"):
+                answer["open"] = tuple(stub)
+            forged = self._forged(after, answer["stdout"], answer.pop("late", 0))
+            reply = Reply(rank, forged=forged, **answer)
         except (ValueError, TypeError, KeyError):  # what an answer printed, not rank_side
             return Reply(rank, "error", error="its answer was cut off")
-        kind = answer.get("kind")
-        if self._interrupted and kind == "KeyboardInterrupt":
-            status = "silent"
-        return Reply(
-            rank,
-            status,
-            answer.get("value"),
-            answer.get("error"),
-            answer.get("line"),
-            stdout,
-            balance=answer.get(BALANCE, 0),
-            forged=self._forged(after, stdout, answer.get("late")),
-            kind=kind or "",
-            open=answer.get("open") and tuple(answer["open"]),
-            missing=answer.get("missing", ""),
-            lost=answer.get("lost", False),
-        )
+        if self._interrupted and reply.kind == "KeyboardInterrupt":
+            return replace(reply, status="silent")
+        return reply
 
     def _forged(self, after: str, stdout: str, late: object) -> str:
         """Return a sign of forgery: the token is used once; who knows it has read the question."""

@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 from tabulate import tabulate
 from tqdm import tqdm
@@ -33,13 +32,11 @@ _FIRST_REDUCE = (
 _NOTEBOOK = f"""
 import json, sys, time
 n, parts = int(sys.argv[1]), sys.argv[2].split(",")
-begin = time.perf_counter()
 from utils import cluster
-found = {{"import": time.perf_counter() - begin}}
 begin = time.perf_counter()
 ranks = cluster.start(n)
 ranks.view.execute({_FIRST_REDUCE!r}).get()
-found["start"] = time.perf_counter() - begin
+found = {{"start": time.perf_counter() - begin}}
 if "memory" in parts:
     def pss(pid):
         text = open(f"/proc/{{pid}}/smaps_rollup").read()
@@ -137,17 +134,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m utils.jobs.startup", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="medians of R rounds: 5")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="what has one of these words")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
     words = options.only or [""]
     names = [name for name in MEASUREMENTS if any(word in name for word in words)]
     # The first of each way warms the server and the files of the system.
     for way in WAYS:
         measure(next(iter(MEASUREMENTS)), way)
-    values = rounds(names, options.rounds)
-    print(table(values))
-    if options.json:
-        options.json.write_text(json.dumps(values, indent=1) + "\n")
+    print(table(rounds(names, options.rounds)))
     return 0
 
 

@@ -29,7 +29,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from torch_mpi import library
-from utils.jobs.forkserver.client import THREADS
+from utils.jobs.forkserver.client import THREADS, load_time
 
 # Read by PyTorch at its import.
 DEBUG = b"TORCH_DISTRIBUTED_DEBUG"
@@ -45,15 +45,20 @@ class CannotForkError(Exception):
 # --- before the fork ---------------------------------------------------------------------------
 
 
-def check(wanted: dict[str, Any]) -> None:
-    """Raise CannotForkError for a request that a fork of this process can't be made to fit."""
+def check(wanted: dict[str, Any], settings: Mapping[str, str]) -> None:
+    """Raise CannotForkError for a request that a fork of this process can't be made to fit.
+
+    Args:
+        settings: the variables of the environment that libraries have read in this process.
+    """
+    _check_environment(wanted["environment"], settings)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise CannotForkError(f"a library has started {threads - 1} threads in the fork server")
     program = os.fsdecode(wanted["arguments"][0])
     path = os.path.join(os.fsdecode(wanted["folder"]), program)
     if program not in ("-c", "-m") and not os.path.isfile(path):
         raise CannotForkError(f"{program} is an option of Python, or no file")
-    _threads(wanted["environment"])
-    if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
-        raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
         if _as_number(hard) > _as_number(resource.getrlimit(number)[1]):
             raise CannotForkError(f"its resource limit {number} is above the fork server's")
@@ -63,6 +68,16 @@ def check(wanted: dict[str, Any]) -> None:
         raise CannotForkError("it runs as another user or group")
     if hidden := shadowed(wanted):
         raise CannotForkError(f"{hidden} comes before a module that is imported already")
+
+
+def _check_environment(environment: dict[bytes, bytes], settings: Mapping[str, str]) -> None:
+    theirs = load_time({os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()})
+    for name in sorted(theirs.keys() | settings.keys()):
+        if theirs.get(name) != settings.get(name):
+            raise CannotForkError(f"{name} is another one than in the fork server")
+    _threads(environment)
+    if environment.get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
+        raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
 
 
 def _as_number(limit: int) -> float:
@@ -206,13 +221,13 @@ def _renew_streams() -> None:
 
 def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
     """Return a stream as `create_stdio` of CPython's pylifecycle.c makes it."""
-    mode = "rb" if number == 0 else "wb"
-    raw = io.FileIO(number, mode, closefd=False)
-    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     through = unbuffered and number > 0
-    buffer: Any = raw if through else open(number, mode, closefd=False)  # noqa: SIM115 - stays open
-    if not through:
-        buffer.raw.name = raw.name
+    # Not closed: it is the process's own.
+    buffer: Any = open(  # noqa: SIM115
+        number, "wb" if number else "rb", buffering=0 if through else -1, closefd=False
+    )
+    raw = buffer if through else buffer.raw
+    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     stream = io.TextIOWrapper(
         buffer,
         encoding=getattr(old, "encoding", "utf-8"),

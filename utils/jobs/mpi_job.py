@@ -83,10 +83,10 @@ class Python:
             return f"Each rank is a Python process of its own: {reason}."
         return "The ranks were forked from a process that had imported PyTorch (the fork server)."
 
-    def close(self, stay: bool = True) -> None:
-        """Give the lease back; `stay` as of `client.Lease.close`."""
+    def close(self) -> None:
+        """Give the lease back."""
         if self._lease is not None:
-            self._lease.close(stay)
+            self._lease.close()
 
 
 @dataclass(frozen=True)

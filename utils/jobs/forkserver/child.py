@@ -316,7 +316,9 @@ def run_program(arguments: list[bytes]) -> NoReturn:
     sys.orig_argv = [sys.executable, *words]
     # For a module, what stands there while Python looks for it; its file's path comes later.
     sys.argv = [words[0], *words[2:]] if words[0] in ("-m", "-c") else words
-    _put_first(words)
+    if not sys.flags.safe_path:
+        # In the place of the server's own; `-m` puts the full path of the current folder there.
+        sys.path[0] = os.getcwd() if words[0] == "-m" else _first_folder(arguments)
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = sys.modules["builtins"]
     main.__annotations__ = {}
@@ -351,15 +353,6 @@ def _run(words: list[str], main: ModuleType) -> None:
         exec(compile(words[1], "<string>", "exec"), vars(main))
     else:
         _run_script(words[0], main)
-
-
-def _put_first(words: list[str]) -> None:
-    """Put the program's folder in the place of the server's own on `sys.path`."""
-    if sys.flags.safe_path:
-        return
-    first = _first_folder([os.fsencode(words[0])])
-    # `-m` puts the full path of the current folder there, `-c` leaves it open.
-    sys.path[0] = os.getcwd() if words[0] == "-m" else first
 
 
 def _run_script(path: str, main: ModuleType) -> None:

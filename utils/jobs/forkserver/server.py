@@ -168,8 +168,7 @@ class Server:
 
 def _user_of(connection: socket.socket) -> int:
     """Return the effective user of the process at the other end, which the system knows."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
     return int(struct.unpack("3i", credentials)[1])
 
 

@@ -108,25 +108,11 @@ def measure(name: str, way: str) -> float:
     return float(json.loads(done.stdout.splitlines()[-1])[wanted])
 
 
-def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:
-    """Return all measurements, way after way, round after round; by name and way."""
-    values: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in names}
-    turns = [(name, way) for _ in range(number) for name in names for way in WAYS]
-    for name, way in tqdm(turns, unit="measurement"):
-        values[name][way].append(measure(name, way))
-    return values
-
-
-def table(values: dict[str, dict[str, list[float]]]) -> str:
-    """Return medians and their ratio, as text."""
-    rows = []
-    for name, ways in values.items():
-        medians = [statistics.median(ways[way]) for way in WAYS]
-        shown = [f"{median:.2f} s" for median in medians]
-        if name.startswith("memory"):
-            shown = [f"{median / 2**20:.0f} MiB" for median in medians]
-        rows.append([name, *shown, f"{medians[0] / medians[1]:.1f} ×"])
-    return str(tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github"))
+def _row(name: str, medians: list[float]) -> list[str]:
+    shown = [f"{median:.2f} s" for median in medians]
+    if name.startswith("memory"):
+        shown = [f"{median / 2**20:.0f} MiB" for median in medians]
+    return [name, *shown, f"{medians[0] / medians[1]:.1f} ×"]
 
 
 def main() -> int:
@@ -140,7 +126,11 @@ def main() -> int:
     # The first of each way warms the server and the files of the system.
     for way in WAYS:
         measure(next(iter(MEASUREMENTS)), way)
-    print(table(rounds(names, options.rounds)))
+    values: dict[tuple[str, str], list[float]] = {(name, way): [] for name in names for way in WAYS}
+    for name, way in tqdm([*values] * options.rounds, unit="measurement"):
+        values[name, way].append(measure(name, way))
+    rows = [_row(name, [statistics.median(values[name, way]) for way in WAYS]) for name in names]
+    print(tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github"))
     return 0
 
 

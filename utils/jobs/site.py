@@ -113,7 +113,6 @@ def decide(cpus: int, asked: str | None, site: DDLLabs) -> Way:
     """Return how to start ranks that need so many CPUs in all.
 
     Args:
-        cpus: number of CPUs.
         asked: a launcher by the user; None or "auto": by the site, DDL_LABS_LAUNCHER, or the place.
         site: its settings.
 

@@ -137,12 +137,7 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
 
 
 def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over what the stub was given.
-
-    Args:
-        wanted: the request.
-        descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
-    """
+    """Take over what the stub was given: its request, and the descriptors that came with it."""
     library.stand_in = wanted["stub"]
     _take_signals(wanted)
     _take_limits(wanted)
@@ -316,9 +311,7 @@ def run_program(arguments: list[bytes]) -> NoReturn:
     sys.orig_argv = [sys.executable, *words]
     # For a module, what stands there while Python looks for it; its file's path comes later.
     sys.argv = [words[0], *words[2:]] if words[0] in ("-m", "-c") else words
-    if not sys.flags.safe_path:
-        # In the place of the server's own; `-m` puts the full path of the current folder there.
-        sys.path[0] = os.getcwd() if words[0] == "-m" else _first_folder(arguments)
+    _put_first(arguments)
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = sys.modules["builtins"]
     main.__annotations__ = {}
@@ -353,6 +346,13 @@ def _run(words: list[str], main: ModuleType) -> None:
         exec(compile(words[1], "<string>", "exec"), vars(main))
     else:
         _run_script(words[0], main)
+
+
+def _put_first(arguments: list[bytes]) -> None:
+    """Put the program's folder in the place of the server's own on `sys.path`."""
+    if not sys.flags.safe_path:
+        # `-m` puts the full path of the current folder there, `-c` leaves it open.
+        sys.path[0] = os.getcwd() if arguments[0] == b"-m" else _first_folder(arguments)
 
 
 def _run_script(path: str, main: ModuleType) -> None:

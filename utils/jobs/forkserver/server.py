@@ -188,13 +188,9 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 
 
 def fork_rank(connection: socket.socket) -> list[int]:
-    """Fork the rank in a fresh fork of the server, and keep it. Return in the rank only.
+    """Fork the rank in a fresh fork of the server, and keep it; in the rank return its descriptors.
 
-    Args:
-        connection: to the stub.
-
-    Returns:
-        The rank's descriptors, in the order of the request.
+    They are in the order of the request.
     """
     os.setsid()
     child.close_all_but({connection.fileno()})

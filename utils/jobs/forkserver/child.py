@@ -216,12 +216,11 @@ def _renew_streams() -> None:
 
 def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
     """Return a stream as `create_stdio` of CPython's pylifecycle.c makes it."""
+    mode = "w" if number else "r"
     through = unbuffered and number > 0
-    # Not closed: it is the process's own.
-    buffer: Any = open(  # noqa: SIM115
-        number, "wb" if number else "rb", buffering=0 if through else -1, closefd=False
-    )
-    raw = buffer if through else buffer.raw
+    buffering = 0 if through else -1
+    buffer: Any = open(number, f"{mode}b", buffering, closefd=False)  # noqa: SIM115 - stays open
+    raw = getattr(buffer, "raw", buffer)
     raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     stream = io.TextIOWrapper(
         buffer,
@@ -231,7 +230,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
         line_buffering=not through and (number == 2 or raw.isatty()),
         write_through=unbuffered,
     )
-    stream.mode = "r" if number == 0 else "w"  # type: ignore[misc]  # CPython sets it as well
+    stream.mode = mode  # type: ignore[misc]  # CPython sets it as well
     return stream
 
 

@@ -378,13 +378,13 @@ def _cell_line(error: BaseException) -> str | None:
 def after_a_failure(user_ns: dict[str, Any], *, rank: int, meet: bool) -> dict[str, Any]:
     """Return what the ranks said of the last cell; with `meet`, have them get together again."""
     world = backend_world()
-    said = {"statuses": world.statuses() if world else [], "fresh": True}
+    state = {"statuses": world.statuses() if world else [], "fresh": True}
     if world and meet:
         try:
             world.recover(MEETING)
         except RuntimeError:  # the notebook says so
-            said["fresh"] = False
-    return said
+            state["fresh"] = False
+    return state
 
 
 def unreceived(user_ns: dict[str, Any], *, rank: int) -> list[dict[str, Any]]:

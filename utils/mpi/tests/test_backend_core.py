@@ -48,9 +48,8 @@ from torch_mpi.protocol.handshake import (
     signature,
 )
 from torch_mpi.protocol.interfaces import Waitable
-from torch_mpi.protocol.progress import Progress
+from torch_mpi.protocol.progress import Progress, Threads
 from torch_mpi.protocol.rendezvous import Rendezvous
-from torch_mpi.protocol.status import Threads
 from torch_mpi.protocol.wait_monitor import wait_for
 from torch_mpi.record import Call, Log
 
@@ -740,7 +739,7 @@ def test_what_nobody_waits_for_is_moved_along_all_the_same(moving):
 def test_steps_that_other_ranks_need_are_gone_on_with(moving):
     request = Request()
     steps = Steps(iter_of(request))
-    moving.detach("a group", steps)
+    moving.detach("a group", steps.poll)
     request.over = True
     deadline = time.monotonic() + 30
     while not steps.done and time.monotonic() < deadline:

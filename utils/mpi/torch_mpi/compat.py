@@ -1,4 +1,4 @@
-"""Which versions of PyTorch work, and everything that is used of it beyond its documentation.
+"""Which versions of PyTorch work, and what they have beyond PyTorch's documentation.
 
 A new version of PyTorch may take any of it away. :func:`check` is run before the first process
 group is made, and says which version lacks what; ``CONTRIBUTING.md`` has the matrix of versions
@@ -10,8 +10,8 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -27,8 +27,8 @@ LAST = (2, 15)
 _warned: set[str] = set()
 
 _C10D = distributed_c10d.__file__
-# Frames between PyTorch's function and ours, at most.
-_NEAR = 6
+# Frames from PyTorch's `send` or `recv` to ours, at most.
+_NEAR = 9
 _MAKER = "_new_process_group_helper"
 
 
@@ -130,26 +130,25 @@ def asked_of_pytorch() -> Announcement | None:
     return None if size is None and rank is None else Announcement(source, size, rank)
 
 
-def _locals_of(name: str) -> dict:
-    """Return the local variables of PyTorch's function ``name`` among the callers, if it is."""
-    frame = sys._getframe(2)
-    while frame is not None:
+def _frame_of(name: str, nearest: int) -> FrameType | None:
+    """Return the frame of PyTorch's function ``name``, if it is among the ``nearest`` callers."""
+    frame = sys._getframe(1)
+    while frame is not None and nearest:
         if frame.f_code.co_name == name and frame.f_code.co_filename == _C10D:
-            return frame.f_locals
+            return frame
         frame = frame.f_back
-    return {}
+        nearest -= 1
+    return None
+
+
+def _locals_of(name: str) -> dict:
+    frame = _frame_of(name, sys.maxsize)
+    return {} if frame is None else frame.f_locals
 
 
 def is_called_by(name: str) -> bool:
     """Return whether PyTorch's blocking ``name`` is a caller (it calls ``isend``, ``irecv``)."""
-    frame = sys._getframe(2)
-    for _ in range(_NEAR):
-        frame = frame.f_back
-        if frame is None:
-            return False
-        if frame.f_code.co_name == name and frame.f_code.co_filename == _C10D:
-            return True
-    return False
+    return _frame_of(name, _NEAR) is not None
 
 
 def leave_out_flight_recorder() -> None:
@@ -176,36 +175,3 @@ def never_compile(*classes: type) -> None:
         eval_frame.set_code_exec_strategy(method.__code__, skip)
         method._torchdynamo_disable = True
         method._torchdynamo_disable_msg = "the mpi backend runs as it is"
-
-
-def open_span(name: str, tensors: Sequence[torch.Tensor]) -> object:
-    """Begin an event of torch.profiler, as PyTorch's own backends do; ``None`` where it is off."""
-    if not torch.autograd._profiler_enabled():
-        return None
-    return torch._C._autograd._record_function_with_args_enter(name, *tensors)
-
-
-def close_span(span: object) -> None:
-    """End an event that :func:`open_span` has begun, on a thread of its own.
-
-    An event that ends on another thread is an asynchronous one: what the rank computes meanwhile is
-    then not taken for a part of it.
-    """
-    _closer.submit(torch._C._autograd._record_function_with_args_exit, span).result()
-
-
-_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
-
-
-def at_end_of_backward(function: Callable[[], None]) -> bool:
-    """Have the present backward pass call this at its end; return False outside of one."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(function)
-    except RuntimeError:
-        return False
-    return True
-
-
-def premul_factor(op: dist.ReduceOp) -> float | torch.Tensor:
-    """Return what a ``PREMUL_SUM`` multiplies by; PyTorch 2.13 has no other way to read it."""
-    return op.__getstate__()[1]

@@ -1,10 +1,4 @@
-"""A process group as PyTorch sees it: its names, its collectives, and calls on record.
-
-Each call makes a record and returns a work. Messages are non-blocking MPI operations which the work
-tests. A collective begins when all ranks of the group have announced the same call: with MPI's
-blocking one where all of them wait, else with non-blocking ones. That way a wait has a deadline and
-can be interrupted, and what was started moves on while the rank computes.
-"""
+"""A process group as PyTorch sees it: its names, its collectives, and calls on record."""
 
 from __future__ import annotations
 
@@ -221,8 +215,7 @@ class CollectiveGroup(ProcessGroup):
 
     # -- calls on record ------------------------------------------------------------------------
 
-    def check_alive(self, op: str) -> None:
-        """Raise CommunicationError where the ranks, or this group, cannot communicate."""
+    def _check_alive(self, op: str) -> None:
         if threading.current_thread() is not progress.thread:
             self.world.threads.communicates()
         self.world.recover_or_raise(op)
@@ -253,7 +246,7 @@ class CollectiveGroup(ProcessGroup):
         Raises:
             CommunicationError: the group is of no use any more, or an incident is on.
         """
-        self.check_alive(op)
+        self._check_alive(op)
         if blocking is None:
             # A caller without options, as PyTorch's C++ is, waits for the work.
             blocking = not getattr(opts, "asyncOp", True)
@@ -285,7 +278,7 @@ class CollectiveGroup(ProcessGroup):
 
     def forget_fast_path(self) -> None:
         """Have the next call look whether all is well."""
-        self._fast_path.forget()
+        self._fast_path.known.clear()
 
     def revoke(self) -> None:
         """Have no other rank wait inside of a call of MPI for one that has died."""

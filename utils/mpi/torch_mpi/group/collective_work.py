@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 # A collective that does not block is begun by the first wait for it; failing that, after so long by
 # the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
-# Where ranks and threads are more than the cores, it hides nothing.
 START_AFTER = 2e-3  # seconds
 START_AFTER_WITHOUT_CORE = 20e-3  # seconds
 
@@ -96,9 +95,7 @@ def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
 def start_after(cores: int, ranks: int) -> float:
     """Return the seconds after which the progress thread begins a collective.
 
-    Within a machine the data are moved by the rank's own processor. Begun early, that is hidden
-    behind computing only where a processor is idle. Where the ranks use all of them it takes its
-    time from computing, and some more for two threads that share one.
+    Begun early, it is hidden behind computing only where a processor is idle.
     """
     one_is_idle = cores >= ranks * (torch.get_num_threads() + 1)
     return START_AFTER if one_is_idle else START_AFTER_WITHOUT_CORE
@@ -108,12 +105,10 @@ class CollectiveWork(MPIWork):
     """A collective: begins when all ranks of the group have announced the same call.
 
     Args:
-        operation: what it consists of.
         may_block: whether MPI's blocking calls are used when all ranks are in blocking calls.
 
     Attributes:
         entry: where it stands in the handshake of its group.
-        may_block: see above.
     """
 
     is_collective = True
@@ -197,7 +192,9 @@ class CollectiveWork(MPIWork):
 
     def _cancel(self) -> bool:
         if self.entry.begun and self._steps is not None and not self._steps.done:
-            progress.detach(self.group, self._steps)  # the other ranks need this one's part in it
+            progress.detach(
+                self.group, self._steps.poll
+            )  # the other ranks need this one's part in it
             return False
         return True
 
@@ -306,18 +303,16 @@ class FastPath:
     """What one group remembers of its calls of ``all_reduce``.
 
     Args:
-        handshake: of the group.
-        data: the communicator of its collectives.
+        data: the communicator of the group's collectives.
+
+    Attributes:
+        known: by dtype and shape. Without it, the next call looks whether all is well.
     """
 
     def __init__(self, handshake: Handshake, data: MPI.Intracomm):
         self._handshake = handshake
         self._data = data
-        self._known: dict[tuple, Known] = {}
-
-    def forget(self) -> None:
-        """Have the next call look whether all is well."""
-        self._known.clear()
+        self.known: dict[tuple, Known] = {}
 
     def find(self, inputs: object) -> Known | None:
         """Return what is known of such a call; ``None`` where the fast path cannot be taken."""
@@ -325,7 +320,7 @@ class FastPath:
             return None
         tensor = inputs[0]
         try:
-            known = self._known.get((tensor.dtype, tensor.shape))
+            known = self.known.get((tensor.dtype, tensor.shape))
         except RuntimeError:  # a nested tensor has no shape: refused later
             return None
         # With a grad_fn, a backward pass will have to warn.
@@ -334,7 +329,7 @@ class FastPath:
     def remember(self, operation: Operation, code: int) -> None:
         """Have a call like this blocking one take the fast path, where possible."""
         call = operation.call
-        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self._known) >= _MOST:
+        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self.known) >= _MOST:
             return
         tensor = operation.result[0]
         if type(tensor) is not torch.Tensor or tensor.is_complex():
@@ -345,7 +340,7 @@ class FastPath:
         if op != MPI.SUM:
             return
         board = self._handshake.announcements.board
-        self._known[tensor.dtype, tensor.shape] = Known(
+        self.known[tensor.dtype, tensor.shape] = Known(
             fingerprint(0, code, blocking=True),
             call,
             tensor.numel(),

@@ -1,8 +1,6 @@
-"""The collectives.
+"""The collectives, one function each: it checks the tensors and returns an :class:`Operation`.
 
-Each one is one function, which :class:`~torch_mpi.group.collective_group.CollectiveGroup` makes
-a method. The function checks the tensors and returns an :class:`Operation`: what goes in and out,
-MPI's call for it, and the same as messages. PROTOCOL.md says how to add one.
+PROTOCOL.md says how to add one.
 """
 
 from __future__ import annotations
@@ -34,19 +32,7 @@ RING_FROM = 512 * 1024  # bytes
 
 @dataclass(slots=True)
 class Operation:
-    """One call of a collective on this rank, as data.
-
-    Attributes:
-        call: its record.
-        key: what has to be equal on all ranks, besides what ``call`` says.
-        result: the tensors that its future yields.
-        algorithm: the collective as messages between the ranks of a group.
-        mpi: MPI's blocking calls for it, ``(name, arguments)``; ``None`` where there is none.
-        finish: called once at the end: brings the results home.
-        keep: memory that MPI uses until then.
-        inputs: the tensors to show in a profile; without them, ``result``.
-        messages_from: bytes from which messages are faster than MPI's non-blocking call.
-    """
+    """One call of a collective on this rank, as data: PROTOCOL.md has a table of the fields."""
 
     call: Call
     key: tuple[object, ...]
@@ -194,11 +180,11 @@ def _all_gather(
         for part, piece in zip(parts, stage.split(counts), strict=True):
             part.detach().copy_(piece.view(part.shape))
 
-    key = call.parts
     if stage.numel() > tensors.MAX_COUNT:
         sends = [(rank, tensor) for rank in range(len(parts))]
         receives = list(enumerate(stage.split(counts)))
-        return replace(_exchange(group, call, key, sends, receives, deliver), result=outputs)
+        operation = _exchange(group, call, call.parts, sends, receives, deliver)
+        return replace(operation, result=outputs)
     memory = tensors.readable(tensor)
     if tensors.overlap(memory, stage):
         memory = memory.clone()
@@ -217,7 +203,7 @@ def _all_gather(
         chunks[ranks.rank].copy_(memory.view(-1))
         yield from algorithms.all_gather(ranks, chunks)
 
-    return Operation(call, key, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
+    return Operation(call, call.parts, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
 
 
 def all_to_all(
@@ -346,11 +332,7 @@ def reduce(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Oper
         flat = memory.view(-1) if is_root else memory.view(-1).clone()
         return algorithms.reduce(ranks, flat, combine(tensor.dtype, name), root)
 
-    def finish() -> None:
-        tensors.check_ops()
-        if is_root:
-            _deliver(tensor, memory, name, group)
-
+    finish = _reduced(group, name, [(tensor, memory)] if is_root else [])
     return Operation(call, (tuple(tensor.shape),), [tensor], algorithm, mpi, finish, memory)
 
 
@@ -390,11 +372,7 @@ def _all_reduce(group: CollectiveGroup, op: str, inputs: Tensors, opts: object) 
         for memory in memories:
             yield from algorithms.all_reduce(ranks, memory.view(-1), combine(memory.dtype, name))
 
-    def finish() -> None:
-        tensors.check_ops()
-        for tensor, memory in zip(inputs, memories, strict=True):
-            _deliver(tensor, memory, name, group)
-
+    finish = _reduced(group, name, list(zip(inputs, memories, strict=True)))
     key = tuple((tensors.dtype_name(t.dtype), tuple(t.shape)) for t in inputs)
     return Operation(call, key, inputs, algorithm, mpi, finish, memories, messages_from=RING_FROM)
 
@@ -451,12 +429,8 @@ def _reduce_scatter(
         yield from algorithms.reduce_scatter(ranks, chunks, combine(stage.dtype, name))
         memory.view(-1).copy_(chunks[ranks.rank])
 
-    def finish() -> None:
-        tensors.check_ops()
-        _deliver(output, memory, name, group)
-
-    key = call.parts
-    return Operation(call, key, [output], algorithm, mpi, finish, stage, inputs=parts)
+    finish = _reduced(group, name, [(output, memory)])
+    return Operation(call, call.parts, [output], algorithm, mpi, finish, stage, inputs=parts)
 
 
 def _reduce_each(
@@ -475,7 +449,16 @@ def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
     return [[tensors.address(p), p.numel(), datatype] for p in tensors.pieces(memory)]
 
 
-def _deliver(tensor: torch.Tensor, memory: torch.Tensor, name: str, group: CollectiveGroup) -> None:
-    if name == "AVG":
-        memory.div_(group.size())
-    tensors.deliver(tensor, memory)
+def _reduced(
+    group: CollectiveGroup, name: str, results: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Callable[[], None]:
+    """Return what brings reductions home: ``(tensor, memory)`` pairs."""
+
+    def finish() -> None:
+        tensors.check_ops()
+        for tensor, memory in results:
+            if name == "AVG":
+                memory.div_(group.size())
+            tensors.deliver(tensor, memory)
+
+    return finish

@@ -1,11 +1,6 @@
 """Point-to-point messages: an envelope that says what is inside, and the elements.
 
-The envelope lets a receive notice a sender that means something else, and carries what the slow
-network needs. A small message travels in its envelope. A large one follows it on a communicator
-of its own, under a tag of its own, so that it cannot meet another receive.
-
-MPI lets a send be over before its receive has come, and libraries do that for small messages: a
-program that relies on it works until its messages grow. :func:`synchronous_sends` shows it at once.
+PROTOCOL.md says how the two travel. The envelope also carries what the slow network needs.
 """
 
 from __future__ import annotations
@@ -46,9 +41,9 @@ every_send_waits = False
 def synchronous_sends() -> Iterator[None]:
     """Have every send of this rank, also a small one, wait until its receive has matched.
 
-    As with MPI's ``Issend`` (MPI 4.1, section 3.4): ``send`` returns, and the request of ``isend``
-    is complete, only then. Messages inside of collectives are as ever, and so are other ranks: each
-    enters a block of its own.
+    As with MPI's ``Issend`` (MPI 4.1, section 3.4). MPI lets a send be over before, and libraries
+    do that for small messages: a program that relies on it works until its messages grow. Messages
+    inside of collectives are as ever.
     """
     global every_send_waits
     before = every_send_waits
@@ -62,13 +57,11 @@ def synchronous_sends() -> Iterator[None]:
 class Tags:
     """The tags on the communicator of a group's data: the lower half for collectives.
 
-    All are smaller than the largest tag, which :mod:`torch_mpi.protocol.gathering` uses. It
-    differs between MPI libraries: 2,147,483,647 or 8,388,607, 1,048,575 or 524,287; 32,767 at
-    least (MPI 4.1, section 9.1.2). Tags come again after some thousand messages, which is no harm:
-    MPI keeps the order of messages with the same tag.
+    All are smaller than the largest tag, which :mod:`torch_mpi.protocol.gathering` uses. Tags come
+    again after some thousand messages: MPI keeps the order of messages with the same tag.
 
     Args:
-        largest: ``MPI_TAG_UB`` of the communicator, equal on all ranks.
+        largest: ``MPI_TAG_UB`` of the communicator; 32,767 at least (MPI 4.1, section 9.1.2).
     """
 
     def __init__(self, largest: int):
@@ -94,9 +87,7 @@ class Channels:
         members: global ranks.
         rank: this rank in the group.
         sent: how many messages this rank has sent.
-        balance: how many more it has sent than received. Of all ranks together: the messages that
-            nobody has received.
-        tags: of :attr:`data`.
+        balance: how many more it has sent than received.
     """
 
     envelopes: MPI.Intracomm

@@ -1,12 +1,7 @@
 """``send`` and ``recv`` of a process group: non-blocking MPI operations that a work tests.
 
-``TORCH_DISTRIBUTED_DEBUG=DETAIL``, PyTorch's own switch, turns on checks that take time. Two faults
-run through by luck, and come out when messages grow or the machine is busy:
-
-- Sends that rely on the library's tensors. Every send waits then until its receive has come, see
-  :func:`torch_mpi.group.messages.synchronous_sends`.
-- A tensor that is changed between ``isend`` and ``wait()``. A digest of what is to be sent is
-  compared with what is there at the wait (MPI 4.1, section 3.7.2: the sender must not modify it).
+``TORCH_DISTRIBUTED_DEBUG=DETAIL``, PyTorch's own switch, turns on checks that take time, of faults
+that run through by luck: :func:`torch_mpi.group.messages.synchronous_sends`, and :class:`Seal`.
 """
 
 from __future__ import annotations
@@ -50,10 +45,9 @@ def all_checks_are_on() -> bool:
 
 
 class Seal:
-    """A digest of what was to be sent, to be compared at the wait.
+    """A digest of what MPI sends from, to be compared at the wait.
 
-    Args:
-        memory: what MPI sends from.
+    The sender must not change it before (MPI 4.1, section 3.7.2).
     """
 
     def __init__(self, memory: torch.Tensor):

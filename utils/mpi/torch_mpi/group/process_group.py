@@ -175,10 +175,6 @@ class ProcessGroupMPI(CollectiveGroup):
         """Return what the other members have to know to begin anew together."""
         return Standing(*self.key, self.handshake.announcements.number, not self.closed, settled)
 
-    def poll_all(self) -> bool:
-        """Move on the collectives; return whether none is left."""
-        return progress.settled(self)
-
     def renew(self, standings: Sequence[Standing]) -> None:
         """Begin anew, after an incident; all members are here, and stand as told, in order."""
         self.handshake.start_anew()
@@ -223,17 +219,6 @@ class ProcessGroupMPI(CollectiveGroup):
         """Refuse further use: some members do not have this group any more, or never had it."""
         self._lost = reason
         self._abandoned = True
-
-    def give_up_all(self) -> None:
-        """End what is under way, so that the group can begin anew."""
-        for work in progress.works_of(self):
-            work.withdraw()
-
-    def end_blocking_calls(self) -> None:
-        """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
-        for work in progress.works_of(self):
-            if work.is_collective and work.call.blocking:
-                work.withdraw_or_take_part()
 
     # -- communication ----------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import torch
 from torch.distributed import ReduceOp
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import compat
 from ..errors import users_place
 from ..mpi import MPI
 from .arithmetic import combine
@@ -378,7 +377,8 @@ def premultiplied(memory: torch.Tensor, opts: object, name: str) -> torch.Tensor
     """
     if name != "PREMUL_SUM":
         return memory
-    factor = compat.premul_factor(getattr(opts, "reduceOp", opts))
+    # PyTorch 2.13 has no other way to read it.
+    factor = getattr(opts, "reduceOp", opts).__getstate__()[1]
     if isinstance(factor, torch.Tensor):
         factor = factor.detach().reshape(()).to("cpu", memory.dtype)
     return memory * factor

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Work
 
-from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
@@ -24,6 +25,9 @@ from .step_runner import Steps
 
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI
+
+_autograd = torch._C._autograd
+_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
 
 
 class WorkState(enum.Enum):
@@ -79,8 +83,12 @@ class MPIWork(Work):
         self._future: torch.futures.Future | None = None
         self._future_held = False
         self._monitor: WaitMonitor | None = None
-        name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
-        self._span = compat.open_span(f"mpi:{name}", result if inputs is None else inputs)
+        self._span = None
+        if torch.autograd._profiler_enabled():
+            # An event of torch.profiler, as PyTorch's own backends begin it.
+            name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
+            shown = result if inputs is None else inputs
+            self._span = _autograd._record_function_with_args_enter(f"mpi:{name}", *shown)
         progress.begin(self)
 
     def take_over(self, steps: Steps) -> MPIWork:
@@ -201,7 +209,9 @@ class MPIWork(Work):
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
-            compat.close_span(self._span)
+            # An event that ends on another thread is an asynchronous one: what the rank computes
+            # meanwhile is then not taken for a part of it.
+            _closer.submit(_autograd._record_function_with_args_exit, self._span).result()
             self._span = None
         self.state = state  # after _error: who sees it over must see how it ended
         progress.end(self)
@@ -286,7 +296,8 @@ class MPIWork(Work):
                     self._source = source
                     self.progress()
             future = self._future
-        compat.at_end_of_backward(self._wait_in_backward)
+        with contextlib.suppress(RuntimeError):  # outside of a backward pass
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait_in_backward)
         if not progress.available:
             self._block(self.group.timeout)
         return future

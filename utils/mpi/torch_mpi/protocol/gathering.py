@@ -7,9 +7,8 @@ sent for certain.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..mpi import MPI, largest_tag
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
 DEADLINE = 30.0
 
 
+@dataclass
 class Assembly(Waitable):
     """All ranks are here, and none of them leaves any more: something to wait for.
 
     Args:
-        call: for messages.
         board: of the world.
         here, acknowledged: indices of two words on it.
         ranks: returns who has to come, this rank among them. It is asked again and again, and so a
@@ -39,58 +38,50 @@ class Assembly(Waitable):
         check: raises an error when the ranks will not come.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        board: Board,
-        here: int,
-        acknowledged: int,
-        ranks: Callable[[], Sequence[int]],
-        number: int,
-        check: Callable[[], None],
-    ):
-        self.call = call
-        self._board = board
-        self._here = here
-        self._acknowledged = acknowledged
-        self._ranks = ranks
-        self._number = number
-        self._check = check
-        board.set(here, number)
+    call: Call
+    board: Board
+    here: int
+    acknowledged: int
+    ranks: Callable[[], Sequence[int]]
+    number: int
+    check: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.board.set(self.here, self.number)
 
     def poll(self) -> bool:
         """Return whether everybody is here for good."""
-        self._check()
-        if self._behind(self._here):
+        self.check()
+        if self.missing()[0]:
             # A rank that comes late may still be in a blocking call, and wait for what this one
             # has sent: that may leave only while this rank calls MPI.
             MPI.COMM_SELF.Iprobe()
             return False
-        self._board.set(self._acknowledged, self._number)
-        if self._behind(self._here):  # one has left just now
-            self._board.set(self._acknowledged, self._number - 1)
+        self.board.set(self.acknowledged, self.number)
+        if self.missing()[0]:  # one has left just now
+            self.board.set(self.acknowledged, self.number - 1)
             return False
         return True
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return who is not here."""
-        return self._behind(self._here), False, False
-
-    def _behind(self, index: int) -> list[int]:
-        """Return the ranks whose word has not reached the meeting's number."""
-        return [rank for rank in self._ranks() if not self._has_reached(index, rank)]
+        return (
+            [rank for rank in self.ranks() if not self._has_reached(self.here, rank)],
+            False,
+            False,
+        )
 
     def _has_reached(self, index: int, rank: int) -> bool:
-        self._board.refresh()
-        return self._board.of(index, rank) >= self._number
+        self.board.refresh()
+        return self.board.of(index, rank) >= self.number
 
     def withdraw(self) -> bool:
         """Leave; return False if all have come, and one relies on this rank."""
-        self._board.set(self._here, self._number - 1)
-        self._board.fence()
-        if not any(self._has_reached(self._acknowledged, rank) for rank in self._ranks()):
+        self.board.set(self.here, self.number - 1)
+        self.board.fence()
+        if not any(self._has_reached(self.acknowledged, rank) for rank in self.ranks()):
             return True
-        self._board.set(self._here, self._number)
+        self.board.set(self.here, self.number)
         return False
 
 
@@ -119,55 +110,45 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
 class Taken:
     """A message that was in a communicator: who sent it, under which tag.
 
-    Its data are there when the request is complete.
+    Its data are there when :meth:`Exchange.poll` returns True.
     """
 
     source: int
     tag: int
-    data: bytearray = field(repr=False)
-    request: MPI.Request = field(repr=False)
+    data: bytearray
 
 
-class _Messages(Waitable):
-    """Messages from and to some ranks of a communicator, as in both of the last steps.
+class Exchange(Waitable):
+    """A message from and to each rank of a communicator, also to oneself: something to wait for.
 
     Args:
-        ranks: of the communicator.
+        members: the communicator's ranks as ranks of the world.
+        tag, data: of this rank's messages.
         check: raises an error when another rank has given up.
-        names: the same as ranks of the world, for messages.
+
+    Attributes:
+        taken: the messages of the others; of a :class:`Flush`, those that nobody had received.
     """
+
+    purpose = "the ranks' exchange after an error"
 
     def __init__(
         self,
-        purpose: str,
         communicator: MPI.Intracomm,
-        ranks: Sequence[int],
+        members: Sequence[int],
+        tag: int,
+        data: bytes,
         check: Callable[[], None],
-        names: Sequence[int] = (),
     ):
-        self._check = check
-        self.call = Call(purpose, tuple(names or ranks))
+        self.call = Call(self.purpose, tuple(members))
+        self.taken: list[Taken] = []
         self._communicator = communicator
-        self._names = dict(zip(ranks, names or ranks, strict=True))
-        self._awaited = list(ranks)
-        self._requests: list[MPI.Request] = []
-
-    def _send(self, data: bytes, tag: int) -> None:
-        self._requests += [
-            self._communicator.Isend([data, len(data), MPI.BYTE], rank, tag)
-            for rank in self._awaited
+        self._tag = tag
+        self._check = check
+        self._awaited = list(range(communicator.size))
+        self._requests: list[MPI.Request] = [
+            communicator.Isend([data, len(data), MPI.BYTE], rank, tag) for rank in self._awaited
         ]
-
-    def _take(self, source: int, tag: int = MPI.ANY_TAG) -> Taken | None:
-        """Take the next message of a rank, if there is one."""
-        status = MPI.Status()
-        message = self._communicator.Improbe(source, tag, status)
-        if message is None:
-            return None
-        data = bytearray(status.Get_count(MPI.BYTE))
-        request = message.Irecv([data, len(data), MPI.BYTE])
-        self._requests.append(request)
-        return Taken(source, status.tag, data, request)
 
     def poll(self) -> bool:
         """Return whether everything is here, and what this rank has sent was taken."""
@@ -176,91 +157,70 @@ class _Messages(Waitable):
         self._requests = [request for request in self._requests if not request.Test()]
         return not self._awaited and not self._requests
 
-    @abc.abstractmethod
     def _has_come(self, rank: int) -> bool:
         """Look once; return whether everything of a rank is here."""
+        taken = self._take(rank, self._tag)
+        if taken is not None:
+            self.taken.append(taken)
+        return taken is not None
+
+    def _take(self, source: int, tag: int) -> Taken | None:
+        """Take the next message of a rank, if there is one."""
+        status = MPI.Status()
+        message = self._communicator.Improbe(source, tag, status)
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(MPI.BYTE))
+        self._requests.append(message.Irecv([data, len(data), MPI.BYTE]))
+        return Taken(source, status.tag, data)
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return from whom something is missing."""
-        return [self._names[rank] for rank in self._awaited], False, False
+        return [self.call.group[rank] for rank in self._awaited], False, False
 
 
-class Exchange(_Messages):
-    """A text from and to every other rank: something to wait for."""
-
-    def __init__(
-        self,
-        communicator: MPI.Intracomm,
-        ranks: Sequence[int],
-        tag: int,
-        text: str,
-        check: Callable[[], None],
-    ):
-        others = [rank for rank in ranks if rank != communicator.rank]
-        super().__init__("the ranks' exchange after an error", communicator, others, check)
-        self._tag = tag
-        data = text.encode()
-        self._data: dict[int, bytes | bytearray] = {communicator.rank: data}
-        self._send(data, tag)
-
-    def _has_come(self, rank: int) -> bool:
-        taken = self._take(rank, self._tag)
-        if taken is not None:
-            self._data[rank] = taken.data
-        return taken is not None
-
-    def texts(self) -> dict[int, str]:
-        """Return the text of each rank, this rank's among them."""
-        return {rank: data.decode() for rank, data in self._data.items()}
-
-
-def exchange(world: World, text: str) -> dict[int, str]:
-    """Return the text of each rank; all of them call this.
+def exchange(world: World, text: str) -> list[str]:
+    """Return the text of each rank, in order; all of them call this.
 
     Raises:
         CommunicationTimeout: one did not come.
         CommunicationError: one is dead, or has given up.
     """
     tag = (world.epoch + 1) % largest_tag(world.control)
-    texts = Exchange(world.control, range(world.size), tag, text, world.refuse_if_not_whole)
+    everybody = range(world.size)
+    texts = Exchange(world.control, everybody, tag, text.encode(), world.refuse_if_not_whole)
     wait_for(texts, DEADLINE)
-    return texts.texts()
+    return [taken.data.decode() for taken in sorted(texts.taken, key=lambda taken: taken.source)]
 
 
-class Flush(_Messages):
+class Flush(Exchange):
     """Everything that was sent before is out of a communicator: something to wait for.
 
-    All its ranks do this together. Each tells itself, too: a rank may have sent to itself.
-
     Args:
+        communicator, members, check: see :class:`Exchange`.
         all_sent: returns whether everything that this rank has sent was taken; a large message
             moves only while its sender calls MPI.
-
-    Attributes:
-        taken: the messages that nobody had received.
     """
+
+    purpose = "the end of what was under way"
 
     def __init__(
         self,
         communicator: MPI.Intracomm,
         members: Sequence[int],
         check: Callable[[], None],
-        all_sent: Callable[[], bool],
+        all_sent: Callable[[], bool] = lambda: True,
     ):
-        purpose = "the end of what was under way"
-        super().__init__(purpose, communicator, range(communicator.size), check, members)
-        self.taken: list[Taken] = []
         # Under the largest tag nobody else sends an empty message.
-        self._tag = largest_tag(communicator)
+        super().__init__(communicator, members, largest_tag(communicator), b"", check)
         self._all_sent = all_sent
-        self._send(b"", self._tag)
 
     def poll(self) -> bool:
         """Return whether nothing of before is left."""
         return super().poll() & self._all_sent()
 
     def _has_come(self, rank: int) -> bool:
-        while (taken := self._take(rank)) is not None:
+        while (taken := self._take(rank, MPI.ANY_TAG)) is not None:
             if taken.tag == self._tag and not taken.data:
                 return True
             self.taken.append(taken)
@@ -272,8 +232,8 @@ class GroupFlush:
 
     Args:
         communicators: of the user's messages, and of data.
-        members, check: see :class:`Flush`.
-        all_sent: of the second.
+        members, check: see :class:`Exchange`.
+        all_sent: of the second, see :class:`Flush`.
     """
 
     # MPI may need several calls to find a message that is here already.
@@ -287,10 +247,7 @@ class GroupFlush:
         all_sent: Callable[[], bool],
     ):
         envelopes, data = communicators
-        self._flushes = [
-            Flush(envelopes, members, check, lambda: True),
-            Flush(data, members, check, all_sent),
-        ]
+        self._flushes = [Flush(envelopes, members, check), Flush(data, members, check, all_sent)]
 
     def is_over(self) -> bool:
         """Look, without waiting, whether every member has flushed both."""

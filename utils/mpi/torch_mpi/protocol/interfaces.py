@@ -48,19 +48,17 @@ class Work(Waitable, Protocol):
         is_collective: whether all ranks of the group have to call it.
         is_watched: whether the progress thread tests it.
         has_future: whether somebody has asked for its future, which may call back.
+        not_before: when the progress thread tests it at the earliest (``time.perf_counter``).
     """
 
     is_collective: bool
     is_watched: bool
     has_future: bool
+    not_before: float
 
     @property
     def group(self) -> Group:
         """Return the group it is a communication of."""
-
-    @property
-    def not_before(self) -> float:
-        """Return when the progress thread tests it at the earliest (``time.perf_counter``)."""
 
     @property
     def is_over(self) -> bool:
@@ -73,20 +71,13 @@ class Work(Waitable, Protocol):
         """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
 
     def withdraw_or_take_part(self) -> None:
-        """Leave; or, where another rank relies on this one, take part."""
+        """Leave; or, where another rank relies on this one, take part: all have come already."""
 
     def is_free(self) -> bool:
         """Return whether MPI has let go of the memory of one that was given up."""
 
     def expected_until(self) -> float:
         """Return until when it is worth to move it on without a pause; 0 where it is not."""
-
-
-class Pollable(Protocol):
-    """Steps of a communication that nobody waits for any more."""
-
-    def poll(self) -> bool:
-        """Move them on; return whether they have ended."""
 
 
 class Owner(Protocol):
@@ -121,8 +112,6 @@ class Group(Protocol):
     def balance(self) -> int:
         """Return how many more messages this rank has sent in it than received."""
 
-    # -- at any time ------------------------------------------------------------------------
-
     def called(self) -> dict[str, Side]:
         """Return what this rank has called that has not begun, by the name of the collective."""
 
@@ -132,22 +121,7 @@ class Group(Protocol):
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way."""
 
-    def shutdown(self) -> None:
-        """Destroy it on this rank."""
-
-    def revoke(self) -> None:
-        """Have no other rank wait inside of a call of MPI for one that has died."""
-
     # -- after an incident ------------------------------------------------------------------
-
-    def give_up_all(self) -> None:
-        """End what is under way, so that the group can begin anew."""
-
-    def end_blocking_calls(self) -> None:
-        """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
-
-    def poll_all(self) -> bool:
-        """Move on the collectives; return whether none is left."""
 
     def standing(self, settled: bool) -> Standing:
         """Return what the other members have to know to begin anew together."""

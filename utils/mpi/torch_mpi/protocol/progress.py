@@ -16,14 +16,16 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 
+from ..errors import in_library
 from ..mpi import MPI
-from .interfaces import Group, Pollable, Work
+from .interfaces import Group, Work
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds
@@ -181,9 +183,9 @@ class Progress:
         self._leaked.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
-    def detach(self, group: Group, steps: Pollable) -> None:
+    def detach(self, group: Group, poll: Callable[[], bool]) -> None:
         """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
-        self._detached.append(_Detached(group, steps))
+        self._detached.append(_Detached(group, poll))
         self._wake_up()
 
     def has_futures(self) -> bool:
@@ -312,9 +314,9 @@ def _has_ended(work: Work) -> bool:
 class _Detached:
     """Steps that nobody waits for any more, and that more than one thread moves on."""
 
-    def __init__(self, group: Group, steps: Pollable) -> None:
+    def __init__(self, group: Group, poll: Callable[[], bool]) -> None:
         self.group = group
-        self._steps = steps
+        self._poll = poll
         self._lock = threading.Lock()
 
     def is_over(self) -> bool:
@@ -323,11 +325,72 @@ class _Detached:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._steps.poll()
+            return self._poll()
         except Exception:  # nobody is left who could be told
             return True
         finally:
             self._lock.release()
+
+
+# -- which threads of a rank may communicate, besides the one that waits -------------------------
+
+# They run functions of the user's when these are due, or something has ended.
+_CALLERS = tuple(
+    os.path.join(os.path.dirname(os.__file__), *path.split("/"))
+    for path in ("asyncio/", "multiprocessing/pool.py", "concurrent/futures/process.py")
+)
+
+
+class Threads:
+    """The threads of this process: those that have communicated, and those that could.
+
+    A rank that waits can be called stuck for certain only when nobody else in its process can still
+    send what the others wait for. A thread that exists is no sign: progress bars, data loaders and
+    executors keep threads that never communicate. One that runs a function of the user's may.
+    """
+
+    def __init__(self) -> None:
+        # Threads that were there before are none of the user's.
+        self._first = set(threading.enumerate())
+        self._communicated: set[int] = set()
+
+    def communicates(self) -> None:
+        """Note that the present thread communicates."""
+        self._communicated.add(threading.get_ident())
+
+    def alone(self, but: Collection[threading.Thread | None]) -> bool:
+        """Return whether the present thread is the only one that may communicate.
+
+        Args:
+            but: threads of the backend's own.
+        """
+        frames = sys._current_frames()
+        # This frame, held by its own variable, would keep all tensors of its callers alive.
+        del frames[threading.get_ident()]
+        alive = threading.enumerate()
+        self._communicated &= {thread.ident for thread in alive if thread.ident}
+        for thread in alive:
+            if thread is threading.current_thread() or thread in but:
+                continue
+            if thread.ident in self._communicated:
+                return False
+            if thread not in self._first and _may_communicate(
+                thread, frames.get(thread.ident or 0)
+            ):
+                return False
+        return True
+
+
+def _may_communicate(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Return whether it runs the user's code now, or will without being told to."""
+    if isinstance(thread, threading.Timer):
+        return True
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not in_library(path) or path.startswith(_CALLERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 progress = Progress()

@@ -1,18 +1,16 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Four steps, see PROTOCOL.md: *assembly*, which takes as long as the slowest rank, and is the only
-one that a rank can leave; *settle*, in which no rank waits for another one; *exchange*; *flush*.
-MPI delivers the messages of a pair in their order, so that after the flush nothing of before can
-reach a receive of after, and the communicators are as good as new. When the last two are not over
-by a deadline all the same, the rank tells all ranks to restart.
+Four steps, see PROTOCOL.md: *assembly*, *settle*, *exchange*, *flush*. MPI delivers the messages of
+a pair in their order, so that after the flush nothing of before can reach a receive of after, and
+the communicators are as good as new.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CommunicationError
@@ -21,7 +19,7 @@ from ..record import Call, recorder
 from . import diagnosis
 from .gathering import Assembly, assemble, exchange
 from .interfaces import Group
-from .progress import guard
+from .progress import guard, progress
 from .status import ACKNOWLEDGED, HERE
 
 if TYPE_CHECKING:
@@ -78,10 +76,10 @@ class Unreceived:
         return {"to": self.destination, "what": what, "where": call.where if call else ""}
 
 
-def settle(poll_all: Callable[[], bool]) -> bool:
+def settle(group: Group) -> bool:
     """Have what has begun come to its end, which takes all of its ranks; return whether it did."""
     deadline = time.monotonic() + SETTLING
-    while not poll_all():
+    while not progress.settled(group):
         if time.monotonic() > deadline:
             return False
         time.sleep(1e-4)
@@ -134,11 +132,10 @@ def _finish(world: World) -> None:
     world.incident_is_over()
 
 
-def _exchange_standings(world: World, standings: Iterable[Standing]) -> dict[int, _Told]:
+def _exchange_standings(world: World, standings: Iterable[Standing]) -> list[_Told]:
     """Return what each rank tells of its groups; all of them call this."""
-    groups = [[s.members, s.count, s.number, s.open, s.settled] for s in standings]
-    texts = exchange(world, json.dumps([groups, list(world.groups.made.items())]))
-    return {rank: _told(text) for rank, text in texts.items()}
+    told = [[astuple(standing) for standing in standings], list(world.groups.made.items())]
+    return [_told(text) for text in exchange(world, json.dumps(told))]
 
 
 def _told(text: str) -> _Told:
@@ -154,19 +151,21 @@ def _renew_groups(world: World) -> None:
     """Bring the groups of all their members to one state; leave the others."""
     groups = world.groups
     mine = {group.key: group for group in [*groups, *groups.closed]}
-    settled = {key: settle(group.poll_all) for key, group in mine.items()}
+    settled = {key: settle(group) for key, group in mine.items()}
     standings = (group.standing(settled[key]) for key, group in mine.items())
     by_rank = _exchange_standings(world, standings)
-    for rank in by_rank:
-        for members, count in by_rank[rank].made.items():
+    for told in by_rank:
+        for members, count in told.made.items():
             if world.rank in members:
                 groups.made[members] = max(count, groups.made.get(members, 0))
     for key, group in mine.items():
         _renew_or_leave(group, settled[key], by_rank)
-    groups.keep_closed()
+    # What is destroyed and could not be freed.
+    groups.kept += groups.closed
+    groups.closed.clear()
 
 
-def _renew_or_leave(group: Group, settled: bool, by_rank: dict[int, _Told]) -> None:
+def _renew_or_leave(group: Group, settled: bool, by_rank: list[_Told]) -> None:
     lost = [member for member in group.members if group.key not in by_rank[member].standings]
     if not lost:
         group.renew([by_rank[member].standings[group.key] for member in group.members])
@@ -202,7 +201,7 @@ def sweep(world: World) -> list[dict[str, object]]:
 def _sweep_all(world: World) -> list[Unreceived]:
     """Return what nobody had received, on any rank."""
     mine = {group.key: group for group in world.groups}
-    standings = (group.standing(group.poll_all()) for group in mine.values())
+    standings = (group.standing(progress.settled(group)) for group in mine.values())
     by_rank = _exchange_standings(world, standings)
     swept: list[Unreceived] = []
     for key, group in mine.items():
@@ -210,4 +209,4 @@ def _sweep_all(world: World) -> list[Unreceived]:
         if all(standing and standing.open and standing.settled for standing in theirs):
             swept += group.sweep()
     texts = exchange(world, json.dumps([asdict(message) for message in swept]))
-    return [Unreceived(**message) for text in texts.values() for message in json.loads(text)]
+    return [Unreceived(**message) for text in texts for message in json.loads(text)]

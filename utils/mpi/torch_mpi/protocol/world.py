@@ -1,9 +1,6 @@
 """All ranks together: who they are, their groups, and what becomes of all when one fails.
 
-An *incident* begins when a rank fails: an error in the user's code, a deadlock, a mismatch, a
-Ctrl-C. It puts its status on the board and raises the incident's number there. Whoever waits sees
-that within milliseconds and stops waiting, too. Before the next communication all ranks meet, and
-throw away what was under way (:mod:`torch_mpi.protocol.recovery`).
+PROTOCOL.md says what an *incident* is, and how the ranks recover from it.
 """
 
 from __future__ import annotations
@@ -17,8 +14,8 @@ from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery
-from .interfaces import Group, Waitable
-from .progress import guard, progress
+from .interfaces import Group, Waitable, Work
+from .progress import Threads, guard, progress
 from .rendezvous import rendezvous
 from .status import (
     INCIDENT,
@@ -26,7 +23,6 @@ from .status import (
     Side,
     Status,
     Statuses,
-    Threads,
     of_history,
     of_messages,
     of_wait,
@@ -85,7 +81,7 @@ class Groups:
         closed: destroyed and not freed yet, because another member has not destroyed the group, or
             because an incident came between. Recovery frees the latter.
         kept: destroyed groups in which something never ends. MPI may still write to their memory.
-        balance_of_closed: see :meth:`balance`.
+        balance_of_closed: see :meth:`World.balance`.
     """
 
     def __init__(self) -> None:
@@ -115,18 +111,9 @@ class Groups:
         for group in list(self.closed):
             group.free_if_flushed()
 
-    def keep_closed(self) -> None:
-        """Give up freeing the destroyed groups that are left."""
-        self.kept += self.closed
-        self.closed.clear()
-
     def freed(self, group: Group) -> None:
         """Note that a group's communicators are given back."""
         self.closed = [other for other in self.closed if other is not group]
-
-    def balance(self) -> int:
-        """Return how many more messages this rank has sent than received in the groups in use."""
-        return sum(group.balance for group in self)
 
 
 class World:
@@ -135,13 +122,9 @@ class World:
     Attributes:
         base: the communicator of all ranks; in it they have their numbers.
         timeout: of the first group, in seconds.
-        rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
         cores: processors that the ranks may use together, on one machine.
         control: the communicator of the protocol's own messages.
-        status: what the ranks say of themselves.
-        groups: the process groups of this rank.
-        threads: which of this rank's threads may communicate.
         stopped: this rank has left a communication, or failed, in the present incident.
         unheard: the incident is of a communication that nobody waits for: nobody was told of it.
     """
@@ -203,10 +186,8 @@ class World:
     def end_section(self) -> None:
         """Note that this rank has run its part of the section."""
         if not self.stopped:
-            balanced = not self.groups.balance()
-            self._write(
-                state="left", **({} if balanced else of_messages(recorder.since(self._mark)))
-            )
+            messages = of_messages(recorder.since(self._mark)) if self.balance() else {}
+            self._write(state="left", **messages)
 
     def ended(self, **more: object) -> None:
         """Note that this rank's program is over; ``more``: see :mod:`~.protocol.program_end`."""
@@ -222,8 +203,13 @@ class World:
         finally:
             # An interrupt may have come between an announcement and the wait for it: others may
             # rely on it, inside of MPI.
-            for group in self.groups:
-                group.end_blocking_calls()
+            for work in self._works():
+                if work.is_collective and work.call.blocking:
+                    work.withdraw_or_take_part()
+
+    def _works(self) -> list[Work]:
+        """Return the communications under way in the groups in use."""
+        return [work for group in self.groups for work in progress.works_of(group)]
 
     def waiting(self, waitable: Waitable, where: str) -> Status:
         """Note that this rank waits, for longer than a moment; return its status."""
@@ -296,8 +282,8 @@ class World:
         """Join the incident, and end what is under way."""
         if not self.stopped:
             self.join_incident()
-        for group in self.groups:
-            group.give_up_all()
+        for work in self._works():
+            work.withdraw()
 
     def incident(self) -> bool:
         """Return whether some rank has failed since the ranks last met."""
@@ -398,8 +384,8 @@ class World:
         progress.withdraw_receives(since)
 
     def balance(self) -> int:
-        """Return how many more messages this rank has sent than received."""
-        return self.groups.balance()
+        """Return how many more messages this rank has sent than received in the groups in use."""
+        return sum(group.balance for group in self.groups)
 
 
 def _reason(cause: Status) -> str:

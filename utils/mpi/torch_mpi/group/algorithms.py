@@ -9,16 +9,22 @@ All are generators for :class:`~.step_runner.Steps`, on plain one-dimensional te
 
 from __future__ import annotations
 
+import struct
+import time
 from collections.abc import Generator
 
 import torch
 
+from ..errors import CommunicationMismatch
+from ..mpi import MPI
+from ..network import link
 from ..record import Call
-from . import messages, tensors
+from . import tensors
 from .arithmetic import Combine
 from .messages import Channels
-from .step_runner import Steps
+from .step_runner import Steps, now
 
+_TIME = struct.Struct("<d")
 # Up to here the number of messages decides, above it their size.
 SMALL = 16 * 1024  # bytes
 
@@ -36,12 +42,53 @@ class Ranks:
         self.before = (self.rank - 1) % self.size
 
     def send(self, peer: int, memory: torch.Tensor) -> Steps:
-        """Start sending."""
-        return Steps(messages.ship(self._channels, peer, memory, self._tag, self._call))
+        """Start sending plain memory to a rank of the group."""
+        return Steps(self._send(peer, memory))
 
     def receive(self, peer: int, memory: torch.Tensor) -> Steps:
-        """Start receiving."""
-        return Steps(messages.fetch(self._channels, peer, memory, self._tag, self._call))
+        """Start receiving what :meth:`send` sends."""
+        return Steps(self._receive(peer, memory))
+
+    # The sizes are known; on the slow network the time is not, and goes before.
+
+    def _send(self, peer: int, memory: torch.Tensor) -> Generator:
+        data = self._channels.data
+        nbytes = tensors.nbytes(memory)
+        self._call.moved_out = (self._call.moved_out or 0) + nbytes
+        if (wire := self._channels.wire(peer)) is None:
+            yield [data.Isend(tensors.message(memory), peer, self._tag)]
+            if link.network is not None:
+                yield [time.perf_counter()]  # what follows counts from now
+            return
+        gone, arrives = wire.sends(nbytes, now())
+        yield [
+            data.Isend(_TIME.pack(arrives), peer, self._tag),
+            data.Isend(tensors.message(memory), peer, self._tag),
+        ]
+        yield [gone]
+
+    def _receive(self, peer: int, memory: torch.Tensor) -> Generator:
+        channels = self._channels
+        nbytes = tensors.nbytes(memory)
+        self._call.moved_in = (self._call.moved_in or 0) + nbytes
+        wire = channels.wire(peer)
+        arrives = bytearray(_TIME.size)
+        first = [] if wire is None else [channels.data.Irecv(arrives, peer, self._tag)]
+        second = [channels.data.Irecv(tensors.message(memory), peer, self._tag)]
+        arrival = None
+        if wire is not None:
+            yield first
+            arrival = wire.receives(nbytes, *_TIME.unpack(arrives))
+        (status,) = yield second
+        arrived = status.Get_elements(MPI.BYTE)
+        if arrived != nbytes:
+            raise CommunicationMismatch(
+                f"{self._call.describe()}: rank {channels.members[peer]} sent {arrived} bytes, "
+                f"rank {channels.members[channels.rank]} expects {nbytes}",
+                self._call,
+            )
+        if link.network is not None:
+            yield [arrival or time.perf_counter()]
 
 
 def barrier(ranks: Ranks) -> Generator:

@@ -1,26 +1,40 @@
-"""Point-to-point messages: an envelope that says what is inside, and the elements.
+"""``send`` and ``recv`` of a process group, and its communicators.
 
-PROTOCOL.md says how the two travel. The envelope also carries what the slow network needs.
+PROTOCOL.md says how envelope and elements travel. The envelope also carries what the slow network
+needs. ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, PyTorch's own switch, turns on checks that take time, of
+faults that run through by luck: :func:`synchronous_sends`, and :class:`Seal`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import os
 import struct
 import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
-from ..errors import CommunicationMismatch
+from .. import compat
+from ..errors import CommunicationError, CommunicationMismatch
 from ..mpi import MPI, largest_tag
 from ..network import Arrival, Wire, link
+from ..protocol.progress import guard
 from ..protocol.recovery import Unreceived
+from ..protocol.wait_monitor import LATE
 from ..record import Call
 from . import tensors
-from .step_runner import now
+from .step_runner import Steps
+from .tensors import Tensors
+from .work import DONE, DoneWork, MPIWork
+
+if TYPE_CHECKING:
+    from .process_group import ProcessGroupMPI
 
 # Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
 # at once, whether or not the receive has been posted (4 KiB in Open MPI's shared memory).
@@ -28,10 +42,17 @@ INLINE = 2048
 _HEAD = struct.Struct("<qqdHH")  # bytes of elements, number, arrival, dtype, dimensions
 _MOST_DIMENSIONS = 64
 _ROOM = _HEAD.size + 8 * _MOST_DIMENSIONS + INLINE
-_TIME = struct.Struct("<d")
 
 _DTYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+# How often a blocking recv looks for its message before it hands over to a patient wait; how often
+# it does so without giving up its core.
+_LOOKS = 200
+_BUSY_LOOKS = 10
+# A message that is due within that time is waited for on the spot.
+_MOMENT = 2e-3  # seconds
+_profiling = torch.autograd._profiler_enabled
 
 # Set for as long as a block of synchronous_sends lasts, or for good if all checks are on.
 every_send_waits = False
@@ -57,8 +78,8 @@ def synchronous_sends() -> Iterator[None]:
 class Tags:
     """The tags on the communicator of a group's data: the lower half for collectives.
 
-    All are smaller than the largest tag, which :mod:`torch_mpi.protocol.gathering` uses. Tags come
-    again after some thousand messages: MPI keeps the order of messages with the same tag.
+    All are smaller than the largest tag, which a flush uses. Tags come again after some thousand
+    messages: MPI keeps the order of messages with the same tag.
 
     Args:
         largest: ``MPI_TAG_UB`` of the communicator; 32,767 at least (MPI 4.1, section 9.1.2).
@@ -113,7 +134,7 @@ def _shape_struct(dimensions: int) -> struct.Struct:
     return struct.Struct(f"<{dimensions}q")
 
 
-def pack(
+def _pack(
     channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
 ) -> tuple[bytes, float]:
     """Return a message's envelope, with few elements in it, and when its last byte is gone."""
@@ -131,10 +152,10 @@ def pack(
     return envelope, gone
 
 
-def send(
+def _send_steps(
     channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float
 ) -> Generator:
-    """Send ``memory`` to ``call.peer``, as steps; see :func:`pack`."""
+    """Send ``memory`` to ``call.peer``, as steps; see :func:`_pack`."""
     begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
         yield [begin(envelope, call.peer, call.tag)]
@@ -163,7 +184,7 @@ class PendingReceive:
         return self.full
 
 
-def receive(
+def _receive_steps(
     channels: Channels,
     call: Call,
     tensor: torch.Tensor,
@@ -232,49 +253,146 @@ def _mismatch(
     )
 
 
-# -- messages inside of a collective: the sizes are known, the time may not be --------------------
+# -- what a process group sends and receives ---------------------------------------------------
 
 
-def ship(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
-    """Send plain memory to a rank of the group, as steps."""
-    nbytes = tensors.nbytes(memory)
-    call.moved_out = (call.moved_out or 0) + nbytes
-    if (wire := channels.wire(peer)) is None:
-        yield [channels.data.Isend(tensors.message(memory), peer, tag)]
-        if link.network is not None:
-            yield [time.perf_counter()]  # what follows counts from now
-        return
-    gone, arrives = wire.sends(nbytes, now())
-    yield [
-        channels.data.Isend(_TIME.pack(arrives), peer, tag),
-        channels.data.Isend(tensors.message(memory), peer, tag),
-    ]
-    yield [gone]
+def all_checks_are_on() -> bool:
+    """Return whether PyTorch was asked for all checks."""
+    return dist.get_debug_level() == dist.DebugLevel.DETAIL
 
 
-def fetch(channels: Channels, peer: int, memory: torch.Tensor, tag: int, call: Call) -> Generator:
-    """Receive what :func:`ship` sent, as steps.
+class Seal:
+    """A digest of what MPI sends from, to be compared at the wait.
 
-    Raises:
-        CommunicationMismatch: another number of bytes came.
+    The sender must not change it before (MPI 4.1, section 3.7.2).
     """
-    nbytes = tensors.nbytes(memory)
-    call.moved_in = (call.moved_in or 0) + nbytes
-    wire = channels.wire(peer)
-    arrives = bytearray(_TIME.size)
-    first = [] if wire is None else [channels.data.Irecv(arrives, peer, tag)]
-    second = [channels.data.Irecv(tensors.message(memory), peer, tag)]
-    arrival = None
-    if wire is not None:
-        yield first
-        arrival = wire.receives(nbytes, *_TIME.unpack(arrives))
-    (status,) = yield second
-    arrived = status.Get_elements(MPI.BYTE)
-    if arrived != nbytes:
-        raise CommunicationMismatch(
-            f"{call.describe()}: rank {channels.members[peer]} sent {arrived} bytes, "
-            f"rank {channels.members[channels.rank]} expects {nbytes}",
-            call,
+
+    def __init__(self, memory: torch.Tensor):
+        self._memory = memory
+        self._digest = self._present_digest()
+
+    def _present_digest(self) -> bytes:
+        return hashlib.blake2b(tensors.address(self._memory), digest_size=16).digest()
+
+    def check(self, call: Call) -> None:
+        """Raise CommunicationError where it is something else now."""
+        if self._present_digest() != self._digest:
+            message = call.describe().replace("send", "isend", 1)
+            raise CommunicationError(
+                f"the tensor of {message} at {call.where} was changed before wait(), so the "
+                "message may be a mixture of old and new. Call wait() first, or send a clone.",
+                call,
+            )
+
+
+def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPIWork | DoneWork:
+    """Start sending one tensor to rank ``dst`` of the group."""
+    start = time.perf_counter()
+    tensor = tensors.single(inputs, "send")
+    _check_peer(group, "send", "dst", dst, tag)
+    memory = tensors.readable(tensor)
+    blocking = compat.is_called_by("send")
+    call = group.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
+    call.start = start
+    try:
+        with guard:
+            envelope, gone = _pack(group.channels, call, tensor, memory)
+            steps = Steps(_send_steps(group.channels, call, memory, envelope, gone))
+            if call.blocking and not _profiling() and steps.poll():
+                return _over(call)
+            work = MPIWork(group, call, [tensor], keep=memory)
+            if not call.blocking and all_checks_are_on():
+                work.seal = Seal(memory)
+            return work.take_over(steps)
+    except MPI.Exception as error:
+        raise group.error_in_words(error, call) from None
+
+
+def receive(
+    group: ProcessGroupMPI, outputs: Tensors, src: int | None, tag: int = 0
+) -> MPIWork | DoneWork:
+    """Start receiving one tensor from rank ``src`` of the group; ``None``: from any."""
+    _check_peer(group, "recv", "src", src, tag)
+    tensor = tensors.single(outputs, "recv")
+    memory = tensors.writable(tensor, "recv")
+    source = MPI.ANY_SOURCE if src is None else src
+    blocking = compat.is_called_by("recv")
+    call = group.record("recv", [tensor], peer=source, tag=tag, blocking=blocking, sent=0)
+    call.any_source = src is None
+    call.received = call.nbytes
+    try:
+        with guard:
+            return _begin_receive(group, tensor, memory, call)
+    except MPI.Exception as error:
+        raise group.error_in_words(error, call) from None
+
+
+def _begin_receive(
+    group: ProcessGroupMPI, tensor: torch.Tensor, memory: torch.Tensor, call: Call
+) -> MPIWork | DoneWork:
+    pending = PendingReceive(group.channels, call.peer, call.tag)
+    generator = _receive_steps(group.channels, call, tensor, memory, pending)
+    if call.blocking and not call.any_source and not _profiling() and _soon(pending):
+        steps = _opened(group, generator, call)
+        if _at_once(steps):
+            tensors.deliver(tensor, memory)
+            return _over(call)
+    else:
+        steps = Steps(generator)
+    work = MPIWork(group, call, [tensor], lambda: tensors.deliver(tensor, memory), memory)
+    return work.take_over(steps)
+
+
+def _opened(group: ProcessGroupMPI, generator: Generator, call: Call) -> Steps:
+    """Begin the steps of a receive whose envelope is here."""
+    try:
+        return Steps(generator)
+    except CommunicationMismatch as error:
+        error.record = group.world.begin_incident("mismatch", str(error), where=call.where)
+        raise
+
+
+def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:
+    size = group.size()
+    largest = group.channels.tags.largest
+    if peer is not None and not 0 <= peer < size:
+        raise ValueError(
+            f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {group.members})"
         )
+    if not 0 <= tag <= largest:
+        raise ValueError(
+            f"{op}(tag={tag}): a tag is a number from 0 to {largest}, the largest that this MPI "
+            f"library has (MPI_TAG_UB)"
+        )
+
+
+def _soon(pending: PendingReceive) -> bool:
+    """Look for a message for a moment; return whether it is there."""
+    for look in range(_LOOKS):
+        if pending.look():
+            return True
+        if look > _BUSY_LOOKS:
+            os.sched_yield()
+    return False
+
+
+def _at_once(steps: Steps) -> bool:
+    """Return whether the steps end within a moment; on the slow network, when they are due."""
+    while not steps.poll():
+        due = steps.due()
+        if due is None or (left := due - time.perf_counter()) > _MOMENT:
+            return False
+        if left > 2 * LATE:
+            time.sleep(left - LATE)
     if link.network is not None:
-        yield [arrival or time.perf_counter()]
+        link.ended(steps.time)
+    return True
+
+
+def _over(call: Call) -> DoneWork:
+    """Record that a blocking call is over."""
+    call.end = time.perf_counter()
+    call.matched = call.matched or call.end
+    call.waited = True
+    call.waits.append([call.start, call.end])
+    return DONE

@@ -17,14 +17,12 @@ from ..errors import CommunicationError
 from ..mpi import MPI
 from ..network import link
 from ..protocol import rendezvous, world
-from ..protocol.gathering import GroupFlush
 from ..protocol.progress import guard, progress
-from ..protocol.recovery import Standing, Unreceived
+from ..protocol.recovery import GroupFlush, Standing, Unreceived
 from ..record import Call
-from . import messages, point_to_point
+from . import messages
 from .collective_group import CollectiveGroup
 from .collective_work import CollectiveWork, JoinedWork
-from .messages import read_envelope
 from .work import DoneWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
@@ -54,7 +52,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         for group in here.groups:
             group.shutdown()
     here.recover_or_raise("new_group")
-    messages.every_send_waits = point_to_point.all_checks_are_on()
+    messages.every_send_waits = messages.all_checks_are_on()
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
@@ -199,7 +197,9 @@ class ProcessGroupMPI(CollectiveGroup):
         taken = flush.finish()
         self._flush = None
         self.channels.balance = 0
-        return [read_envelope(self.channels, t.source, t.tag, bytes(t.data)) for t in taken]
+        return [
+            messages.read_envelope(self.channels, t.source, t.tag, bytes(t.data)) for t in taken
+        ]
 
     def free_alone(self, settled: bool, freed: bool) -> None:
         """Free a destroyed group that other members do not have.
@@ -222,12 +222,12 @@ class ProcessGroupMPI(CollectiveGroup):
 
     # -- communication ----------------------------------------------------------------------
 
-    send = point_to_point.send
-    recv = point_to_point.receive
+    send = messages.send
+    recv = messages.receive
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
         """Start receiving one tensor from whichever rank sends first."""
-        return point_to_point.receive(self, tensors, None, tag)
+        return messages.receive(self, tensors, None, tag)
 
 
 compat.never_compile(

@@ -310,15 +310,6 @@ def flat(parts: Tensors) -> torch.Tensor:
 
 # -- dtypes and reductions in MPI's terms (MPI 4.1, sections 3.2.2 and 6.9) ----------------------
 
-_INTEGERS = {
-    getattr(torch, name): getattr(MPI, f"{name.upper()}_T")
-    for name in ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-}
-_FLOATS = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
-_COMPLEX = {torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX}
-# MPI has no 16-bit floats: they travel as 16-bit integers and are reduced by an op of ours.
-_HALVES = {torch.float16: MPI.UINT16_T, torch.bfloat16: MPI.UINT16_T}
-
 _NUMBERS = {
     "SUM": MPI.SUM,
     "AVG": MPI.SUM,
@@ -347,24 +338,23 @@ _TRUTHS = {
 _SMALL = {torch.int8, torch.uint8, torch.int16, torch.uint16}
 
 
-def _all_reductions() -> dict[tuple[torch.dtype, str], tuple[MPI.Datatype, MPI.Op]]:
-    of_integers = {n: op for n, op in (_NUMBERS | _BITS).items() if n not in _SUMS}
-    of_complex = {n: _NUMBERS[n] for n in ("SUM", "AVG", "PRODUCT")}
-    kinds = [
-        ({torch.bool: MPI.C_BOOL}, _TRUTHS),
-        (_HALVES, _NUMBERS),
-        (_INTEGERS, of_integers),
-        (_FLOATS, _NUMBERS),
-        (_COMPLEX, of_complex),
-    ]
-    table = {}
-    for datatypes, ops in kinds:
-        for dtype, datatype in datatypes.items():
-            table |= {(dtype, name): (datatype, op) for name, op in ops.items()}
-    return table
-
-
-_REDUCTIONS = _all_reductions()
+_OF_INTEGERS = {name: op for name, op in (_NUMBERS | _BITS).items() if name not in _SUMS}
+_OF_COMPLEX = {name: _NUMBERS[name] for name in ("SUM", "AVG", "PRODUCT")}
+# MPI has no 16-bit floats: they travel as 16-bit integers and are reduced by an op of ours.
+_HALVES = (torch.float16, torch.bfloat16)
+# Of each dtype MPI's datatype, and its ops.
+_REDUCTIONS = {
+    torch.bool: (MPI.C_BOOL, _TRUTHS),
+    torch.float16: (MPI.UINT16_T, _NUMBERS),
+    torch.bfloat16: (MPI.UINT16_T, _NUMBERS),
+    torch.float32: (MPI.FLOAT, _NUMBERS),
+    torch.float64: (MPI.DOUBLE, _NUMBERS),
+    torch.complex64: (MPI.C_FLOAT_COMPLEX, _OF_COMPLEX),
+    torch.complex128: (MPI.C_DOUBLE_COMPLEX, _OF_COMPLEX),
+} | {
+    getattr(torch, name): (getattr(MPI, f"{name.upper()}_T"), _OF_INTEGERS)
+    for name in ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+}
 # Errors inside our own ops: MPI would end the job if the op raised them.
 _failures: list[BaseException] = []
 
@@ -430,9 +420,10 @@ def reduction(dtype: torch.dtype, name: str) -> tuple[MPI.Datatype, MPI.Op]:
     Raises:
         TypeError: no such reduction exists, with what to do instead.
     """
-    if (dtype, name) not in _REDUCTIONS:
+    datatype, ops = _REDUCTIONS.get(dtype, (None, {}))
+    if name not in ops:
         raise TypeError(_refusal(dtype, name))
-    datatype, op = _REDUCTIONS[dtype, name]
+    op = ops[name]
     if dtype in _HALVES or (dtype in _SMALL and name in ("SUM", "PRODUCT")):
         op = _own_op(dtype, "SUM" if name in _SUMS else name)
     return datatype, op

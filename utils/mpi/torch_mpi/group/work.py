@@ -54,7 +54,7 @@ class MPIWork(Work):
     is_collective = False
     not_before = 0.0
     has_future = False
-    seal = None  #: a :class:`~.point_to_point.Seal` on what is sent, where that was asked for
+    seal = None  #: a :class:`~.messages.Seal` on what is sent, where that was asked for
 
     def __init__(
         self,

@@ -1,13 +1,7 @@
-"""Give the stock PyTorch wheel an "mpi" backend.
+"""Give the stock PyTorch wheel an "mpi" backend; README.md says what that changes.
 
-PyTorch's wheels are built without MPI, so ``init_process_group("mpi")`` raises there. PyTorch
-calls :func:`install` at the end of every ``import torch``, through the entry-point group
-``torch.backends`` (see "Autoload Mechanism" in its documentation). The function puts two names in
-place. The backend, mpi4py, and the MPI library are loaded when a program asks for "mpi".
-
-PyTorch 2.14 also has the group ``torch.distributed.backends``, and looks into it when a program
-asks for a backend. But PyTorch's own entry there is called "mpi" too, and the order of the files
-in site-packages decides which of the two counts. So :func:`install` registers the backend first.
+PyTorch calls :func:`install` at the end of every ``import torch`` (see "Autoload Mechanism" in its
+documentation). The backend, mpi4py, and the MPI library are loaded when a program asks for "mpi".
 
 If an entry point raises, PyTorch fails ``import torch`` for every program in the environment. So
 this module imports only ``warnings`` on top, and :func:`install` warns instead of raising.
@@ -22,10 +16,7 @@ class LazyProcessGroupMPI:
 
     @staticmethod
     def create(ranks: list[int]):
-        """Make the process group of ``ranks`` (global ranks; empty: all of them).
-
-        Returns:
-            The group, or ``None`` on a rank that is not part of it.
+        """Make the process group of ``ranks`` (global ranks; empty: all); ``None`` on other ranks.
 
         Raises:
             UnsupportedPyTorch: PyTorch is too old.

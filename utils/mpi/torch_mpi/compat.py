@@ -45,11 +45,7 @@ class IncompatiblePyTorch(RuntimeError):
 
 
 def check_version(version: str) -> None:
-    """Raise UnsupportedPyTorch for a version that is too old; warn about one that is too new.
-
-    Args:
-        version: PyTorch's version, such as "2.15.0+cu130".
-    """
+    """Raise UnsupportedPyTorch for a version that is too old; warn about one that is too new."""
     first = ".".join(map(str, FIRST))
     last = ".".join(map(str, LAST))
     if minor(version) < FIRST:
@@ -106,7 +102,7 @@ def _needed() -> Iterable[tuple[str, bool]]:
 def timeout_of_the_caller() -> float | None:
     """Return the seconds that ``init_process_group`` or ``new_group`` was given, or ``None``.
 
-    PyTorch hands its MPI backend no timeout, so it is read from the frame that asks for the group.
+    PyTorch hands its MPI backend no timeout: its frame has it.
     """
     asked = _locals_of(_MAKER).get("timeout", default_pg_timeout)
     return None if asked in (None, default_pg_timeout) else asked.total_seconds()
@@ -155,8 +151,7 @@ def leave_out_flight_recorder() -> None:
     """Have PyTorch 2.15 not attach its flight recorder to this backend's groups.
 
     It hooks into the C++ methods of ``ProcessGroup``, which a group that replaces them in Python
-    never calls; PyTorch leaves such groups out, and takes ours for another kind as it names its
-    device, which ``split_group`` asks for. The set holds the backends that it leaves out by name.
+    never calls. The set holds the backends that PyTorch leaves out by name.
     """
     names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(names, set):

@@ -1,8 +1,7 @@
 """The MPI library that mpi4py loads: that of the mpiexec which started this rank.
 
-A wheel of mpi4py loads its MPI library when it is imported. The one that pip has put into the
-environment comes first then, whatever module is loaded, and started by another MPI's mpiexec each
-rank would be alone. So the library of the launcher is named in ``MPI4PY_LIBMPI``.
+A wheel of mpi4py loads the MPI library that pip has put into the environment first. Started by
+another MPI's mpiexec, each rank would be alone. So ``MPI4PY_LIBMPI`` names the launcher's library.
 
 Only the standard library is imported on top: PyTorch calls this before mpi4py may be imported.
 """
@@ -284,12 +283,7 @@ def _why_no_library(error: Exception) -> str:
 
 
 def refuse_to_be_alone(size: int, library: str) -> None:
-    """Raise LauncherError where the launcher started more ranks than this one sees.
-
-    Args:
-        size: of MPI's world.
-        library: that was loaded, in words.
-    """
+    """Raise LauncherError where the launcher started more ranks than MPI's world has."""
     launched = ranks_launched()
     if size > 1 or launched < 2:
         return

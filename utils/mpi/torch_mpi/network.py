@@ -1,11 +1,8 @@
 """A slower network than there is: each message takes ``latency + bytes / bandwidth`` at least.
 
 The model is Hockney's (1994) for one link per rank in each direction: a rank's messages leave one
-after the other, and arrive one after the other. A message that has nothing before it arrives
-``latency + bytes / bandwidth`` after it was sent, however fast the machine moved it.
-
-Ranks may be put together to nodes, with another network inside of each; then each rank has a link
-out and a link in for either of the two.
+after the other, and arrive one after the other. Ranks may be put together to nodes, with another
+network inside of each; then each rank has a link out and a link in for either of the two.
 """
 
 from __future__ import annotations
@@ -86,7 +83,6 @@ class Arrival:
     Attributes:
         begin: when its first byte comes if nothing is before it, by ``time.perf_counter``.
         span: seconds that it takes the link.
-        end: when its last byte is here.
     """
 
     __slots__ = ("begin", "end", "span")
@@ -155,11 +151,10 @@ class Link:
     Attributes:
         network: the present one; ``None`` is the machine's own.
         shared_clock: whether all ranks read the same clock.
-        late: by how much the last wait ended later than the message was there, in seconds. What
-            the rank sends afterwards counts from that much earlier: the time that Python needs
-            is not the network's.
-        around: what PyTorch's own code takes from the end of a ``recv`` to the beginning of the
-            next ``send``, in seconds.
+        late: seconds by which the last wait ended later than the message was there. What the rank
+            sends afterwards counts from that much earlier: Python's time is not the network's.
+        around: seconds that PyTorch's own code takes from the end of a ``recv`` to the beginning of
+            the next ``send``.
     """
 
     def __init__(self):

@@ -180,10 +180,7 @@ def _filled(pattern: Call, start: float, matched: float, end: float, sequence: i
 
 
 class LogView:
-    """Read what this process has communicated. Nothing can be changed through it.
-
-    Programs import this one, as :data:`log`; the backend writes to :data:`recorder`.
-    """
+    """Read what this process has communicated; the backend writes to :data:`recorder`."""
 
     __slots__ = ()
 

@@ -1,10 +1,8 @@
 """Collectives as messages between ranks, for the slow network.
 
-MPI's own collectives move data inside the library, where no latency can be added. Here are the
-algorithms that such libraries choose from, message by message (R. Thakur, R. Rabenseifner,
-W. Gropp, "Optimization of collective communication operations in MPICH", 2005).
-
-All are generators for :class:`~.step_runner.Steps`, on plain one-dimensional tensors.
+MPI libraries choose from them (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
+communication operations in MPICH", 2005). Here they are generators for
+:class:`~.step_runner.Steps`, on plain one-dimensional tensors.
 """
 
 from __future__ import annotations

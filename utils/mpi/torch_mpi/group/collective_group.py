@@ -63,9 +63,6 @@ class CollectiveGroup(ProcessGroup):
     Args:
         members: global ranks, in the order of the group.
         timeout: seconds that a wait lasts at most.
-
-    Attributes:
-        key: the group's name, equal on all its members: they make their groups in one order.
     """
 
     # PyTorch asks a group for the backend of a device; this group is its own.

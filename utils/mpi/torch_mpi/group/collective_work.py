@@ -1,8 +1,8 @@
 """Collectives under way: one that begins when all ranks have announced it; several as one.
 
-The *fast path* is for a blocking ``all_reduce``, a sum, of a plain tensor like one before. It does
-what :func:`enqueue` does, without all that such a call does not need. Each microsecond counts
-there, so the handshake's usual case is written out; whatever is unusual is the handshake's.
+The *fast path* is for a blocking ``all_reduce``, a sum, of a plain tensor like one before. Each
+microsecond counts there, so the handshake's usual case is written out; whatever is unusual is the
+handshake's.
 """
 
 from __future__ import annotations
@@ -93,10 +93,7 @@ def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
 
 
 def start_after(cores: int, ranks: int) -> float:
-    """Return the seconds after which the progress thread begins a collective.
-
-    Begun early, it is hidden behind computing only where a processor is idle.
-    """
+    """Return the seconds after which the progress thread begins a collective."""
     one_is_idle = cores >= ranks * (torch.get_num_threads() + 1)
     return START_AFTER if one_is_idle else START_AFTER_WITHOUT_CORE
 
@@ -106,9 +103,6 @@ class CollectiveWork(MPIWork):
 
     Args:
         may_block: whether MPI's blocking calls are used when all ranks are in blocking calls.
-
-    Attributes:
-        entry: where it stands in the handshake of its group.
     """
 
     is_collective = True
@@ -150,7 +144,10 @@ class CollectiveWork(MPIWork):
                 for name, arguments in self._operation.mpi():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
-                self._steps = Steps(self._generator(self._operation), self._since())
+                # A small message leaves before its receiver comes.
+                small = self.call.nbytes <= algorithms.SMALL
+                since = link.called(self.call.start) if small else self.call.matched
+                self._steps = Steps(self._generator(self._operation), since)
         except MPI.Exception as error:
             self._error = self.group.error_in_words(error, self.call, self)
         except Exception as error:  # kept: raised where somebody waits
@@ -168,11 +165,6 @@ class CollectiveWork(MPIWork):
         if not own_network or self.call.nbytes >= operation.messages_from:
             return operation.algorithm(algorithms.Ranks(channels, self.call))
         return _without_blocking(operation, channels.data)
-
-    def _since(self) -> float:
-        """Return when it began: a small message leaves before its receiver comes."""
-        small = self.call.nbytes <= algorithms.SMALL
-        return link.called(self.call.start) if small else self.call.matched
 
     def refuse(self, mismatched: list[int]) -> None:
         """Note that it will never begin: these ranks (of the group) made another call."""
@@ -283,7 +275,6 @@ class Known:
     Attributes:
         unnumbered: its fingerprint as collective 0.
         call: the record of the call that it was learned from.
-        count, nbytes, datatype: of the tensor.
         size, words, acknowledged: of the board: ranks, words, place of this rank's acknowledgement.
         all_reduce: MPI's call.
     """
@@ -398,7 +389,7 @@ class FastPath:
         if not matched:
             place = users_place()
             call = replace(known.call, sequence=number, place=place, blocking=True)
-            handshake.leave_to_next_call(call)
+            handshake.fast_call = call
         if guard.late:
             guard.release()
         return matched > 0

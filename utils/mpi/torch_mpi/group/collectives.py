@@ -446,7 +446,9 @@ def _reduce_each(
 
 
 def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
-    return [[tensors.address(p), p.numel(), datatype] for p in tensors.pieces(memory)]
+    # MPI's ops work on its own datatypes only, not on a big element as in `tensors.message`.
+    pieces = memory.view(-1).split(tensors.MAX_COUNT)
+    return [[tensors.address(piece), piece.numel(), datatype] for piece in pieces]
 
 
 def _reduced(

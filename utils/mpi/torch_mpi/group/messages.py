@@ -80,9 +80,6 @@ class Tags:
 
     All are smaller than the largest tag, which a flush uses. Tags come again after some thousand
     messages: MPI keeps the order of messages with the same tag.
-
-    Args:
-        largest: ``MPI_TAG_UB`` of the communicator; 32,767 at least (MPI 4.1, section 9.1.2).
     """
 
     def __init__(self, largest: int):
@@ -105,8 +102,6 @@ class Channels:
     Attributes:
         envelopes: of the user's messages, with the user's tags.
         data: of large messages, and of collectives.
-        members: global ranks.
-        rank: this rank in the group.
         sent: how many messages this rank has sent.
         balance: how many more it has sent than received.
     """
@@ -191,11 +186,7 @@ def _receive_steps(
     memory: torch.Tensor,
     pending: PendingReceive,
 ) -> Generator:
-    """Receive into ``memory``, the elements of ``tensor``, as steps.
-
-    Raises:
-        CommunicationMismatch: another size or dtype was sent.
-    """
+    """Receive into ``memory``, the elements of ``tensor``, as steps."""
     status = pending.status
     room = pending.room
     if not pending.full:
@@ -208,7 +199,11 @@ def _receive_steps(
     if nbytes != call.nbytes or _DTYPES[code] is not tensor.dtype:
         shape = _shape_struct(dimensions).unpack_from(room, _HEAD.size)
         raise _mismatch(call, channels, _DTYPES[code], shape, nbytes)
-    arrival = _arrival(channels, call.peer, nbytes, arrives)
+    arrival = None
+    if arrives:
+        wire = channels.wire(call.peer)
+        # The sender may have been on a slow network that has ended here.
+        arrival = Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
     if nbytes > INLINE:
         tag = channels.tags.of_message(number)
         yield [channels.data.Irecv(tensors.message(memory), call.peer, tag)]
@@ -217,15 +212,6 @@ def _receive_steps(
         tensors.address(memory)[:] = memoryview(room)[start : start + nbytes]
     if link.network is not None or arrives:
         yield [arrival or time.perf_counter()]
-
-
-def _arrival(channels: Channels, peer: int, nbytes: int, arrives: float) -> Arrival | None:
-    """Return when an envelope's message arrives; ``None`` on the machine's own network."""
-    if not arrives:
-        return None
-    wire = channels.wire(peer)
-    # The sender may have been on a slow network that has ended here.
-    return Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
 
 
 def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) -> Unreceived:
@@ -332,24 +318,17 @@ def _begin_receive(
 ) -> MPIWork | DoneWork:
     pending = PendingReceive(group.channels, call.peer, call.tag)
     generator = _receive_steps(group.channels, call, tensor, memory, pending)
-    if call.blocking and not call.any_source and not _profiling() and _soon(pending):
-        steps = _opened(group, generator, call)
-        if _at_once(steps):
-            tensors.deliver(tensor, memory)
-            return _over(call)
-    else:
-        steps = Steps(generator)
-    work = MPIWork(group, call, [tensor], lambda: tensors.deliver(tensor, memory), memory)
-    return work.take_over(steps)
-
-
-def _opened(group: ProcessGroupMPI, generator: Generator, call: Call) -> Steps:
-    """Begin the steps of a receive whose envelope is here."""
+    soon = call.blocking and not call.any_source and not _profiling() and _soon(pending)
     try:
-        return Steps(generator)
-    except CommunicationMismatch as error:
+        steps = Steps(generator)
+    except CommunicationMismatch as error:  # the envelope is here already
         error.record = group.world.begin_incident("mismatch", str(error), where=call.where)
         raise
+    if soon and _at_once(steps):
+        tensors.deliver(tensor, memory)
+        return _over(call)
+    work = MPIWork(group, call, [tensor], lambda: tensors.deliver(tensor, memory), memory)
+    return work.take_over(steps)
 
 
 def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:

@@ -86,8 +86,7 @@ class ProcessGroupMPI(CollectiveGroup):
     def shutdown(self) -> None:
         """End the group on this rank. Called by ``destroy_process_group`` on every member.
 
-        Pending receives are cancelled, everything else is waited for. The communicators are freed
-        once all members have come here (:meth:`free_if_flushed`). A communicator on which a
+        Pending receives are cancelled, everything else is waited for. A communicator on which a
         collective never ends is kept, because freeing it would bring the process down.
         """
         if self.closed:
@@ -117,10 +116,7 @@ class ProcessGroupMPI(CollectiveGroup):
             return self._flush
 
     def free_if_flushed(self) -> None:
-        """Free the communicators of a destroyed group if no message can still be on its way.
-
-        So no message reaches a later communicator with the same number: PROTOCOL.md says how.
-        """
+        """Free the communicators of a destroyed group if no message can still be on its way."""
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
             if self._flush and self._flush.is_over():
                 self._free()
@@ -154,8 +150,7 @@ class ProcessGroupMPI(CollectiveGroup):
     ) -> ProcessGroupMPI | None:
         """Make the process group of some ranks (of this group); ``None`` on the others.
 
-        There are no options, and the only device is the CPU: ``opts`` and ``device_types`` are
-        PyTorch's.
+        ``opts`` and ``device_types`` are PyTorch's; there are no options, and the device is the CPU.
         """
         members = tuple(self.members[r] for r in ranks)
         if self.world.rank not in members:

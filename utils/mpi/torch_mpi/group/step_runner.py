@@ -29,13 +29,10 @@ def now() -> float:
 class Steps:
     """Runs a generator as far as it goes without waiting.
 
-    Args:
-        since: when its first step became possible; without it, :func:`now`.
-
     Attributes:
         count: how many steps have begun.
         done: whether it has ended.
-        time: when its last step became possible, or it ended.
+        time: when its last step became possible, or it ended; ``since`` is that of the first.
     """
 
     def __init__(

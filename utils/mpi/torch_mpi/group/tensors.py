@@ -1,7 +1,4 @@
-"""What a communication needs of tensors: plain CPU memory, as MPI sees it, and of the right shape.
-
-Whatever does not fit is refused with what was given and what was expected.
-"""
+"""What a communication needs of tensors: plain CPU memory of the right shape, as MPI sees it."""
 
 from __future__ import annotations
 
@@ -115,8 +112,6 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 def check_writable(tensor: torch.Tensor, op: str) -> None:
     """Refuse to write into a tensor several elements of which are one place in memory.
 
-    A backward pass through the tensor will warn, see :func:`_watch_gradient`.
-
     Raises:
         ValueError: an expanded tensor, with what to do.
     """
@@ -186,14 +181,6 @@ def _big_element(numel: int, itemsize: int) -> MPI.Datatype:
     ).Commit()
     page.Free()
     return whole
-
-
-def pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return views of a plain tensor of at most :data:`MAX_COUNT` elements each.
-
-    For reductions: MPI's ops work on its own datatypes only, not on a big element.
-    """
-    return list(tensor.view(-1).split(MAX_COUNT))
 
 
 # -- what a collective may be given: one tensor, one for each rank, parts of one, a root ----------
@@ -362,8 +349,8 @@ _failures: list[BaseException] = []
 def premultiplied(memory: torch.Tensor, opts: object, name: str) -> torch.Tensor:
     """Return the elements times the factor of ``PREMUL_SUM``; for other ops as they are.
 
-    It is NCCL's op, made by ``torch.distributed._make_nccl_premul_sum``, and what FSDP2 reduces
-    with after ``set_gradient_divide_factor``. The factor is a number, or a tensor of one element.
+    It is NCCL's op, which FSDP2 reduces with after ``set_gradient_divide_factor``. The factor is a
+    number, or a tensor of one element.
     """
     if name != "PREMUL_SUM":
         return memory

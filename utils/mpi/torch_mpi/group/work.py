@@ -43,8 +43,6 @@ class MPIWork(Work):
     """A communication: what is left of its steps, and what has to happen after them.
 
     Args:
-        group: the process group: how long to wait, and whom to tell that a wait was given up.
-        call: the record of the communication.
         result: the tensors that the future yields.
         finish: called once, after the last step.
         keep: memory that MPI uses until then.

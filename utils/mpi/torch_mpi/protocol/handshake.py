@@ -203,7 +203,6 @@ class Entry:
         owner: begins or refuses it; ``None`` after either.
         may_block: whether there is a blocking call to begin it by.
         not_before: when it is announced at the earliest (``time.perf_counter``), if nobody waits.
-        number: in its group.
         mine: this rank's fingerprint.
         missing: ranks of the group that the last look did not find: here, or at an older one.
     """
@@ -235,12 +234,9 @@ class Entry:
 class Handshake:
     """The collectives of one group on this rank: in which order they begin, and whether they may.
 
-    Args:
-        board: of the group's ranks, with :data:`WORDS` words each.
-
     Attributes:
-        announcements: this rank's and the others' fingerprints.
         lock: held while a collective is called, begins, or is withdrawn.
+        fast_call: what the fast path has called and not begun: a mismatch may have to name it.
     """
 
     def __init__(self, board: Board):
@@ -250,9 +246,8 @@ class Handshake:
         self._queue: deque[Entry] = deque()
         # The first one that was withdrawn or refused; nothing after it may begin (P11).
         self._gap = math.inf
-        # Of the fast path: what it has called and not begun; the fingerprint that it could not take
-        # back, which the next call goes on with, or 0.
-        self._fast_call: Call | None = None
+        self.fast_call: Call | None = None
+        # The fingerprint that the fast path could not take back, for the next call; or 0.
         self._promised = 0
 
     @property
@@ -275,7 +270,7 @@ class Handshake:
 
     def _forget_fast_call(self) -> None:
         self._promised = 0
-        self._fast_call = None
+        self.fast_call = None
 
     def pump(self) -> None:
         """Begin the collectives which all ranks have announced, in the order of their calls."""
@@ -354,7 +349,7 @@ class Handshake:
         """Return the records of what has not begun, by number: another rank may have to be told."""
         # Without the lock, which another thread may hold that wants to tell, too.
         calls = {entry.number: entry.call for entry in list(self._queue)}
-        if (fast := self._fast_call) is not None and fast.sequence is not None:
+        if (fast := self.fast_call) is not None and fast.sequence is not None:
             calls[fast.sequence] = fast
         return calls
 
@@ -400,10 +395,6 @@ class Handshake:
                 return False
             if self.announcements.acknowledge(number, mine).complete:
                 return True
-
-    def leave_to_next_call(self, call: Call) -> None:
-        """Note that the fast path did not begin ``call``: a mismatch may have to name it."""
-        self._fast_call = call
 
     def end_fast_path(self) -> None:
         """End the fast path, and the :meth:`call` that it may have led to.

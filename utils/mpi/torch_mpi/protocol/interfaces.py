@@ -1,7 +1,6 @@
 """What ``torch_mpi.protocol`` asks of those who use it: a group, its works, and what it waits for.
 
-The package moves no tensors and knows no process group of PyTorch. Whoever does, such as
-:mod:`torch_mpi.group`, gives it objects with these methods. Nothing here needs torch.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -94,8 +93,7 @@ class Group(Protocol):
     """A process group on this rank.
 
     Attributes:
-        key: its members, and how many groups of the same members there were with it: the group's
-            name, equal on all its members.
+        key: its members, and how many groups of theirs there were with it: equal on all members.
         members: global ranks, in the order of the group.
         closed: whether this rank has destroyed it.
     """

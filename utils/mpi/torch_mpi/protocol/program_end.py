@@ -2,10 +2,9 @@
 
 After an error the rank that failed first explains it on stderr for all, and no rank goes on alone.
 
-A program that ends well may leave messages that nobody received, and calls that nobody waited for.
-Both are errors that run through by luck (MPI 4.1, sections 3.7.3 and 11.2.2: every request has to
-be completed, every message received). The lowest rank that has seen something tells of all ranks,
-on stderr; the exit status stays. A rank that has nothing to tell waits for nobody.
+Messages that nobody received, and calls that nobody waited for, are errors that run through by luck
+(MPI 4.1, sections 3.7.3 and 11.2.2). The lowest rank that has seen something tells of all ranks, on
+stderr; the exit status stays. A rank that has nothing to tell waits for nobody.
 """
 
 from __future__ import annotations
@@ -193,7 +192,6 @@ def leftovers(calls: Sequence[Call], balance: int) -> Leftovers:
     """Return what this rank has to tell at its end, for its status.
 
     Args:
-        calls: all of the program's, as far as they are known.
         balance: how many more messages it has sent than received.
     """
     unwaited = Counter(_never_waited(call) for call in calls if _is_never_waited(call))

@@ -1,12 +1,7 @@
-"""A thread that moves communications along while the rank computes.
+"""A thread that moves communications along while the rank computes, and Ctrl-C in the meantime.
 
-MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). The thread tests what
-was started and sleeps in between, so that an ``isend`` or a bucket of
-DistributedDataParallel finishes without anybody waiting for it.
-
-Ctrl-C never comes in the middle of a collective. A rank that tells the others "I am here" and then
-leaves with a KeyboardInterrupt has them stuck inside C, where nothing can be interrupted. So
-:data:`guard` has the signal's handler wait for the few microseconds between the two.
+MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). So the thread tests what was
+started, and sleeps in between.
 """
 
 from __future__ import annotations
@@ -217,8 +212,7 @@ class Progress:
     def finish(self, group: Group) -> bool:
         """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
 
-        Returns:
-            Whether nothing is left.
+        Return whether nothing is left.
         """
         with self._lock:
             kept = [work for work in self._recent if work.group is not group]
@@ -344,9 +338,9 @@ _CALLERS = tuple(
 class Threads:
     """The threads of this process: those that have communicated, and those that could.
 
-    A rank that waits can be called stuck for certain only when nobody else in its process can still
-    send what the others wait for. A thread that exists is no sign: progress bars, data loaders and
-    executors keep threads that never communicate. One that runs a function of the user's may.
+    A rank that waits is stuck for certain only when nobody else in its process can still send what
+    the others wait for. Progress bars, data loaders and executors keep threads that never
+    communicate. A thread that runs a function of the user's may.
     """
 
     def __init__(self) -> None:

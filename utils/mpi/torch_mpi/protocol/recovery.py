@@ -116,23 +116,18 @@ def recover(world: World, timeout: float) -> bool:
         check=refuse_without_all,
     )
     late = assemble(assembly, timeout)
-    with guard:
-        _finish(world)
+    with guard:  # all ranks are here: nothing is waited for but messages on the way
+        try:
+            _renew_groups(world)
+        except BaseException as error:
+            world.is_broken()
+            if isinstance(error, CommunicationError | MPI.Exception):
+                world.refuse_if_not_whole()
+            raise
+        world.incident_is_over()
     if late is not None:
         raise late
     return True
-
-
-def _finish(world: World) -> None:
-    """Do what all ranks do once they are here. It waits for nothing but messages on the way."""
-    try:
-        _renew_groups(world)
-    except BaseException as error:
-        world.is_broken()
-        if isinstance(error, CommunicationError | MPI.Exception):
-            world.refuse_if_not_whole()
-        raise
-    world.incident_is_over()
 
 
 def _exchange_standings(world: World, standings: Iterable[Standing]) -> list[_Told]:
@@ -301,10 +296,7 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
 
 @dataclass
 class Taken:
-    """A message that was in a communicator: who sent it, under which tag.
-
-    Its data are there when :meth:`Exchange.poll` returns True.
-    """
+    """A message that was in a communicator; its data are there when the poll is over."""
 
     source: int
     tag: int
@@ -390,7 +382,6 @@ class Flush(Exchange):
     """Everything that was sent before is out of a communicator: something to wait for.
 
     Args:
-        communicator, members, check: see :class:`Exchange`.
         all_sent: returns whether everything that this rank has sent was taken; a large message
             moves only while its sender calls MPI.
     """
@@ -425,7 +416,6 @@ class GroupFlush:
 
     Args:
         communicators: of the user's messages, and of data.
-        members, check: see :class:`Exchange`.
         all_sent: of the second, see :class:`Flush`.
     """
 
@@ -451,8 +441,7 @@ class GroupFlush:
         """Wait for all members, and return the user's messages that nobody had received.
 
         Raises:
-            CommunicationTimeout: a member did not come within :data:`DEADLINE` seconds; or what
-                ``check`` raises.
+            CommunicationTimeout: a member did not come within :data:`DEADLINE` seconds.
         """
         for flush in self._flushes:
             wait_for(flush, DEADLINE)

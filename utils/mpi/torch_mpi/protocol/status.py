@@ -1,7 +1,4 @@
-"""What each rank says of itself on the board, and whether its process lives.
-
-A status is a dict, see :class:`Status`. A rank replaces its own; everybody may read all of them.
-"""
+"""What each rank says of itself on the board, and whether its process lives."""
 
 from __future__ import annotations
 
@@ -94,9 +91,6 @@ class Leftovers(TypedDict, total=False):
 
 class Statuses:
     """The statuses of all ranks.
-
-    Args:
-        board: of the world, with :data:`WORDS` words for each rank, and texts.
 
     Attributes:
         own: what this rank last wrote.

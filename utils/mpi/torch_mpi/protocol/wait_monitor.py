@@ -111,11 +111,7 @@ class WaitMonitor:
         self._seen: dict[int, tuple[object, float, int]] = {}
 
     def look(self, waited: float) -> None:
-        """End the wait with an error, if there is reason to. Call it often.
-
-        Args:
-            waited: seconds since the wait began.
-        """
+        """End the wait with an error, if there is reason to after so many seconds. Call it often."""
         if waited >= self.timeout and not self._moves(waited):
             self._give_up("timeout", waited)
         if self.world is not None and waited >= self._next_look:

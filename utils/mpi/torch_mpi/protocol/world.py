@@ -76,8 +76,7 @@ class Groups:
     Kept until they are closed: a Ctrl-C inside of PyTorch may take a group from the user.
 
     Attributes:
-        made: how many groups of the same members this rank has made, so that their names are the
-            same on all ranks.
+        made: how many groups of the same members this rank has made: part of their names.
         closed: destroyed and not freed yet, because another member has not destroyed the group, or
             because an incident came between. Recovery frees the latter.
         kept: destroyed groups in which something never ends. MPI may still write to their memory.
@@ -137,7 +136,7 @@ class World:
         self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
         node.Free()
         self.cores = cores_of_all(base)
-        board.use_fences(base.allreduce(board.register_for_fences(), MPI.LAND))
+        board.use_fences(base)
         self.control = base.Dup()
         self.board = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
         self.status = Statuses(self.board)
@@ -239,9 +238,7 @@ class World:
 
         Args:
             kind: see :class:`~torch_mpi.protocol.status.Status`.
-            error: what happened.
             waitable: the communication this rank was in, if it was.
-            where: the user's line.
             heard: somebody waits for the communication, and will get the error.
             called: a collective that fits no other rank's, by its name: ``what``, ``where``.
         """

@@ -59,7 +59,7 @@ else:
     while not here.statuses()[0].get("told"):
         time.sleep(1e-3)
 if rank == 0:
-    here._write(**here.status.own, told=True)
+    here.write(**here.own, told=True)
 tensor = torch.ones(1)
 dist.all_reduce(tensor)
 print("SUM", tensor.item(), flush=True)

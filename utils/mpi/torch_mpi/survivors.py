@@ -55,7 +55,7 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
             dist.init_process_group("mpi", timeout=timedelta(seconds=limit))
             return dist.group.WORLD
         except CommunicationError:
-            if not world.current().status.dead():
+            if not world.current().dead():
                 raise
 
 
@@ -69,7 +69,7 @@ def _checked() -> world.World:
             "shrink() in a job that ends with its first dead rank: start it with "
             f"{settings.fault_tolerant}"
         )
-    if not here.status.dead() and not here.incident():
+    if not here.dead() and not here.incident():
         raise RuntimeError("shrink(): all ranks live, there is none to go on without")
     return here
 
@@ -79,7 +79,7 @@ def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
-        Call("shrink", tuple(here.status.alive())),
+        Call("shrink", tuple(here.alive())),
         here.board,
         SHRINK_HERE,
         SHRINK_ACKNOWLEDGED,
@@ -112,7 +112,7 @@ class _Failed:
 
     def check(self) -> None:
         """Raise RuntimeError where MPI takes no notice of a death."""
-        unnoticed = set(self._here.status.dead()) - self._known()
+        unnoticed = set(self._here.dead()) - self._known()
         now = time.monotonic()
         self._unnoticed_since = (self._unnoticed_since or now) if unnoticed else None
         if unnoticed and now - self._unnoticed_since > NOTICE:

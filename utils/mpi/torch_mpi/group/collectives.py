@@ -20,7 +20,7 @@ from .arithmetic import combine
 from .tensors import Tensors
 
 if TYPE_CHECKING:
-    from .collective_group import CollectiveGroup
+    from .process_group import ProcessGroupMPI
 
 #: The name of a method of ``MPI.Intracomm``, and its arguments.
 MPICall = tuple[str, tuple[Any, ...]]
@@ -48,7 +48,7 @@ class Operation:
 # -- one to all, all to one -------------------------------------------------------------------
 
 
-def broadcast(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+def broadcast(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
     """Copy the tensor of the root to every rank."""
     tensor = tensors.single(inputs, "broadcast")
     root = tensors.root(group, "broadcast", opts)
@@ -74,7 +74,7 @@ def broadcast(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> O
 
 
 def gather(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
     """Bring the tensors of all ranks into a list on the root."""
     tensor = tensors.single(inputs, "gather")
@@ -88,7 +88,7 @@ def gather(
 
 
 def scatter(
-    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
+    group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
     """Hand out one tensor to each rank, from a list on the root."""
     tensor = tensors.single(outputs, "scatter")
@@ -106,7 +106,7 @@ def scatter(
 
 
 def all_gather(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
     """Bring the tensors of all ranks into a list on every rank. Shapes may differ between ranks."""
     tensor = tensors.single(inputs, "all_gather")
@@ -121,7 +121,7 @@ def all_gather(
 
 
 def all_gather_single(
-    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
+    group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
     """Bring the tensors of all ranks, one after the other, into one tensor on every rank."""
     op = "all_gather_into_tensor"
@@ -132,7 +132,7 @@ def all_gather_single(
 
 
 def all_gather_coalesced(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
     """Do an :func:`all_gather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
     size = group.size()
@@ -153,7 +153,7 @@ def all_gather_coalesced(
 
 
 def _all_gather(
-    group: CollectiveGroup,
+    group: ProcessGroupMPI,
     op: str,
     parts: Tensors,
     tensor: torch.Tensor,
@@ -207,7 +207,7 @@ def _all_gather(
 
 
 def all_to_all(
-    group: CollectiveGroup, outputs: Tensors, inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Tensors, inputs: Tensors, opts: object = None
 ) -> Operation:
     """Send input r to rank r, and receive output r from rank r."""
     outputs = tensors.check_count(group, outputs, "all_to_all")
@@ -219,7 +219,7 @@ def all_to_all(
 
 
 def all_to_all_single(
-    group: CollectiveGroup,
+    group: ProcessGroupMPI,
     output: torch.Tensor,
     tensor: torch.Tensor,
     output_splits: Sequence[int],
@@ -250,14 +250,14 @@ def all_to_all_single(
     return replace(operation, result=[output], inputs=[tensor])
 
 
-def barrier(group: CollectiveGroup, opts: object = None) -> Operation:
+def barrier(group: ProcessGroupMPI, opts: object = None) -> Operation:
     """Wait until every rank of the group has called it."""
     call = group.record("barrier", [], opts)
     return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
 
 
 def _exchange(
-    group: CollectiveGroup,
+    group: ProcessGroupMPI,
     call: Call,
     key: tuple[object, ...],
     sends: Sequence[tuple[int, torch.Tensor]],
@@ -309,7 +309,7 @@ def _exchange(
 # -- reductions ---------------------------------------------------------------------------------
 
 
-def reduce(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+def reduce(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
     """Reduce the tensors of all ranks into that of the root; the others keep theirs."""
     tensor = tensors.single(inputs, "reduce")
     root = tensors.root(group, "reduce", opts)
@@ -337,7 +337,7 @@ def reduce(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Oper
 
 
 def all_reduce(
-    group: CollectiveGroup, inputs: Tensors | torch.Tensor, opts: object = None
+    group: ProcessGroupMPI, inputs: Tensors | torch.Tensor, opts: object = None
 ) -> Operation:
     """Reduce the tensors of all ranks, on every rank, in place.
 
@@ -346,13 +346,13 @@ def all_reduce(
     return _all_reduce(group, "all_reduce", [tensors.single(inputs, "all_reduce")], opts)
 
 
-def all_reduce_coalesced(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+def all_reduce_coalesced(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
     """Do an :func:`all_reduce` of several tensors in one call."""
     op = "all_reduce_coalesced"
     return _all_reduce(group, op, [tensors.check(tensor, op) for tensor in inputs], opts)
 
 
-def _all_reduce(group: CollectiveGroup, op: str, inputs: Tensors, opts: object) -> Operation:
+def _all_reduce(group: ProcessGroupMPI, op: str, inputs: Tensors, opts: object) -> Operation:
     name = tensors.op_name(opts)
     for tensor in inputs:
         tensors.check_writable(tensor, op)
@@ -378,7 +378,7 @@ def _all_reduce(group: CollectiveGroup, op: str, inputs: Tensors, opts: object) 
 
 
 def reduce_scatter(
-    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
+    group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
     """Give rank r the reduction of everybody's r-th tensor. Sizes may differ between r."""
     output = tensors.single(outputs, "reduce_scatter")
@@ -393,7 +393,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_single(
-    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
+    group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
     """Give rank r the reduction of everybody's r-th equal part of one tensor."""
     op = "reduce_scatter_tensor"
@@ -403,7 +403,7 @@ def reduce_scatter_single(
 
 
 def _reduce_scatter(
-    group: CollectiveGroup, op: str, output: torch.Tensor, parts: Tensors, opts: object
+    group: ProcessGroupMPI, op: str, output: torch.Tensor, parts: Tensors, opts: object
 ) -> Operation:
     name = tensors.op_name(opts)
     tensors.check_alike([output, *parts], op)
@@ -452,7 +452,7 @@ def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
 
 
 def _reduced(
-    group: CollectiveGroup, name: str, results: list[tuple[torch.Tensor, torch.Tensor]]
+    group: ProcessGroupMPI, name: str, results: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> Callable[[], None]:
     """Return what brings reductions home: ``(tensor, memory)`` pairs."""
 

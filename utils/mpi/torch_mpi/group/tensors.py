@@ -17,7 +17,7 @@ from ..mpi import MPI
 from .arithmetic import combine
 
 if TYPE_CHECKING:
-    from .collective_group import CollectiveGroup
+    from .process_group import ProcessGroupMPI
 
 #: What PyTorch gives where one tensor, or one for each rank, is meant.
 Tensors = Sequence[torch.Tensor]
@@ -195,7 +195,7 @@ def single(tensors: Tensors | torch.Tensor, op: str) -> torch.Tensor:
     return check(tensors[0], op)
 
 
-def root(group: CollectiveGroup, op: str, opts: object) -> int:
+def root(group: ProcessGroupMPI, op: str, opts: object) -> int:
     """Return the root (in the group); raise ValueError for a rank that the group does not have."""
     rank = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
     if not 0 <= rank < group.size():
@@ -210,7 +210,7 @@ def check_alike(tensors: Tensors, op: str) -> None:
         raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
 
 
-def check_count(group: CollectiveGroup, tensors: Tensors, op: str) -> list[torch.Tensor]:
+def check_count(group: ProcessGroupMPI, tensors: Tensors, op: str) -> list[torch.Tensor]:
     """Return a tensor for each rank; raise ValueError for another number of them."""
     if len(tensors) != group.size():
         raise ValueError(
@@ -220,7 +220,7 @@ def check_count(group: CollectiveGroup, tensors: Tensors, op: str) -> list[torch
 
 
 def per_rank(
-    group: CollectiveGroup, tensors: Tensors, like: torch.Tensor, op: str
+    group: ProcessGroupMPI, tensors: Tensors, like: torch.Tensor, op: str
 ) -> list[tuple[int, torch.Tensor]]:
     """Return ``(rank, tensor)`` of a list of tensors as large as ``like``; raise ValueError."""
     checked = list(enumerate(check_count(group, tensors, op)))
@@ -235,7 +235,7 @@ def per_rank(
 
 
 def equal_parts(
-    group: CollectiveGroup, whole: torch.Tensor, part: torch.Tensor, op: str
+    group: ProcessGroupMPI, whole: torch.Tensor, part: torch.Tensor, op: str
 ) -> list[torch.Tensor]:
     """Return views of ``whole``, one per rank, each with the number of elements of ``part``."""
     size = group.size()
@@ -254,7 +254,7 @@ def equal_parts(
 
 
 def split(
-    group: CollectiveGroup, tensor: torch.Tensor, splits: Sequence[int], role: str
+    group: ProcessGroupMPI, tensor: torch.Tensor, splits: Sequence[int], role: str
 ) -> list[int]:
     """Return numbers of elements per rank, from numbers of rows per rank; raise ValueError."""
     size = group.size()

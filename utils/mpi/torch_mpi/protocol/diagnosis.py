@@ -241,7 +241,7 @@ def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
 def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:
     if cause and cause["kind"] in ("raised", "died", "mismatch"):
         # Who follows waits for the one that failed, or for one who waits: nothing to explain.
-        return cause.get("advice", "")
+        return ""
     if themselves := waits_for_itself(by_rank):
         argument = "dst" if themselves[0]["call"].startswith("send(") else "src"
         return (

@@ -74,7 +74,6 @@ class Status(_Waits, total=False):
     #: messages of the section: (rank, tag, number), where they are not too many
     sent: list[tuple[int, int | None, int]]
     received: list[tuple[int, int]]  #: (rank, number)
-    advice: str  #: what to try
     leaves: Leftovers  #: of a program that has ended
 
 
@@ -90,7 +89,7 @@ class Leftovers(TypedDict, total=False):
 
 
 class Statuses:
-    """The statuses of all ranks.
+    """The statuses of all ranks, on the world's board.
 
     Attributes:
         own: what this rank last wrote.
@@ -106,7 +105,6 @@ class Statuses:
         self.own: Status = {}
         # The main thread, the progress thread and the user's write.
         self.lock = threading.RLock()
-        self._waits = 0
         self._beats = 0
 
     def write(self, **status: object) -> Status:
@@ -117,12 +115,7 @@ class Statuses:
             self.board.write(json.dumps(self.own))
             return self.own
 
-    def waiting(self, **status: object) -> Status:
-        """Write that this rank waits, for longer than a moment."""
-        self._waits += 1
-        return self.write(state="waiting", wait=self._waits, **status)
-
-    def all(self) -> list[Status]:
+    def statuses(self) -> list[Status]:
         """Return what each rank last wrote of itself; of this incident, while there is one."""
         self.board.refresh()
         return [self._of(rank) for rank in range(self.size)]

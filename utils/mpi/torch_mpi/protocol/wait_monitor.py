@@ -111,7 +111,7 @@ class WaitMonitor:
         self._seen: dict[int, tuple[object, float, int]] = {}
 
     def look(self, waited: float) -> None:
-        """End the wait with an error, if there is reason to after so many seconds. Call it often."""
+        """End the wait with an error, if there is reason to after so many seconds."""
         if waited >= self.timeout and not self._moves(waited):
             self._give_up("timeout", waited)
         if self.world is not None and waited >= self._next_look:
@@ -166,7 +166,7 @@ class WaitMonitor:
 
     def _search(self, world: World, waited: float) -> None:
         """Stop when it is certain that this rank waits for ever."""
-        world.status.beat()
+        world.beat()
         if self._shown:
             self._refresh_status(world)
         by_rank = {s["rank"]: self._lasting(world, s, waited) for s in world.statuses()}
@@ -190,7 +190,7 @@ class WaitMonitor:
         """Return the status, as a running rank's until it has been the same for a while."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("section"))
-        beats = world.status.beats(status["rank"])
+        beats = world.beats(status["rank"])
         known, since, beat = self._seen.get(status["rank"], (None, 0.0, 0))
         if known != name:
             since = waited

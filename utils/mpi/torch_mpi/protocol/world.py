@@ -115,8 +115,8 @@ class Groups:
         self.closed = [other for other in self.closed if other is not group]
 
 
-class World:
-    """This rank among all ranks.
+class World(Statuses):
+    """This rank among all ranks, and what they say of themselves.
 
     Attributes:
         base: the communicator of all ranks; in it they have their numbers.
@@ -131,32 +131,21 @@ class World:
     def __init__(self, base: MPI.Intracomm, timeout: float):
         self.base = base
         self.timeout = timeout
-        self.rank, self.size = base.rank, base.size
         node = base.Split_type(MPI.COMM_TYPE_SHARED)
-        self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
+        self.one_machine = base.allreduce(node.size == base.size, MPI.LAND)
         node.Free()
         self.cores = cores_of_all(base)
         board.use_fences(base)
         self.control = base.Dup()
-        self.board = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
-        self.status = Statuses(self.board)
+        notes = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
+        super().__init__(notes)
         self.groups = Groups()
         self.threads = Threads()
         self.stopped = False
         self.unheard = False
         self._mark = recorder.mark()
-        self._write = self.status.write
-        self._write(state="running")
-
-    @property
-    def epoch(self) -> int:
-        """Return how many incidents are over."""
-        return self.status.epoch
-
-    @property
-    def section(self) -> str:
-        """Return the name of the part of the program that runs, the same on all ranks."""
-        return self.status.section
+        self._waits = 0
+        self.write(state="running")
 
     # -- what this rank says of itself ------------------------------------------------------
 
@@ -164,7 +153,7 @@ class World:
         """Begin a part of the program. An incident of the one before is no error in this one."""
         guard.install()
         guard.heard()  # a Ctrl-C of the section before
-        self.status.section = name
+        self.section = name
         self._mark = recorder.mark()
         self.groups.free_flushed()
         if self.incident():
@@ -175,7 +164,7 @@ class World:
                 self.unheard = True
                 return
         self.unheard = False
-        self._write(state="running")
+        self.write(state="running")
 
     def _is_of(self, section: str) -> bool:
         """Return whether the incident is of this section, which other ranks have begun before."""
@@ -186,16 +175,16 @@ class World:
         """Note that this rank has run its part of the section."""
         if not self.stopped:
             messages = of_messages(recorder.since(self._mark)) if self.balance() else {}
-            self._write(state="left", **messages)
+            self.write(state="left", **messages)
 
     def ended(self, **more: object) -> None:
         """Note that this rank's program is over; ``more``: see :mod:`~.protocol.program_end`."""
-        self._write(**{**self.status.own, **more, "state": "ended"})
+        self.write(**{**self.own, **more, "state": "ended"})
 
     def raised(self, error: BaseException, where: str) -> None:
         """Begin an incident: the user's code ended with an error on this rank."""
         try:
-            if not (self.stopped and self.status.own.get("kind")):  # what came first counts
+            if not (self.stopped and self.own.get("kind")):  # what came first counts
                 interrupted = isinstance(error, KeyboardInterrupt)
                 text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
                 self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
@@ -212,11 +201,13 @@ class World:
 
     def waiting(self, waitable: Waitable, where: str) -> Status:
         """Note that this rank waits, for longer than a moment; return its status."""
-        return self.status.waiting(**of_wait(waitable, where, self._is_alone()))
+        self._waits += 1
+        wait = of_wait(waitable, where, self._is_alone())
+        return self.write(state="waiting", wait=self._waits, **wait)
 
     def running(self) -> None:
         """Note that the wait is over."""
-        self._write(state="running")
+        self.write(state="running")
 
     def _is_alone(self) -> bool:
         return self.threads.alone({progress.thread}) and not progress.has_futures()
@@ -246,9 +237,9 @@ class World:
         if waitable is not None:
             record = of_wait(waitable, where, self._is_alone())
             record |= of_history(waitable.call, recorder.since(self._mark))
-        with self.status.lock:
+        with self.lock:
             number = self.epoch + 1
-            before = self.status.own
+            before = self.own
             # Written again with more words, it is still the same moment.
             again = before.get("incident") == number
             record |= {
@@ -260,7 +251,7 @@ class World:
                 "incident": number,
             }
             self.unheard = self.unheard or not heard
-            status = self._write(**record, **more)
+            status = self.write(**record, **more)
             self.join_incident()
         return status
 
@@ -289,14 +280,10 @@ class World:
 
     def incident_is_over(self) -> None:
         """Count the incident as over: all ranks have met."""
-        self.status.epoch += 1
+        self.epoch += 1
         self.stopped = False
         self.unheard = False
-        self._write(state="running")
-
-    def statuses(self) -> list[Status]:
-        """Return what each rank last wrote of itself; of this incident, while there is one."""
-        return self.status.all()
+        self.write(state="running")
 
     def cause(self) -> Status | None:
         """Return the status of the rank that failed first."""
@@ -343,10 +330,10 @@ class World:
 
     def _now_heard(self) -> CommunicationStopped:
         deadline = time.perf_counter() + 2 * _CAUSE_DEADLINE
-        while not self.status.own.get("error") and time.perf_counter() < deadline:
+        while not self.own.get("error") and time.perf_counter() < deadline:
             time.sleep(1e-3)  # another thread finds the words
         self.unheard = False
-        return CommunicationStopped(self.status.own.get("error", ""), None, self.status.own)
+        return CommunicationStopped(self.own.get("error", ""), None, self.own)
 
     def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
         """Meet the other ranks after an incident; see :func:`~.recovery.recover`."""
@@ -354,7 +341,7 @@ class World:
 
     def refuse_if_not_whole(self) -> None:
         """Raise CommunicationError where the ranks cannot get together any more."""
-        if dead := self.status.dead():
+        if dead := self.dead():
             verb = "is" if len(dead) == 1 else "are"
             text = f"{diagnosis.names(dead)} {verb} dead. {mpi.advice_after_death()}"
             raise CommunicationError(text)

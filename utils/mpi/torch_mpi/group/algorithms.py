@@ -33,7 +33,7 @@ class Ranks:
     def __init__(self, channels: Channels, call: Call):
         self._channels = channels
         self._call = call
-        self._tag = channels.tags.of_collective(call.sequence)
+        self._tag = channels.tag_of_collective(call.sequence)
         self.rank = channels.rank
         self.size = len(channels.members)
         self.after = (self.rank + 1) % self.size

@@ -75,26 +75,6 @@ def synchronous_sends() -> Iterator[None]:
         every_send_waits = before
 
 
-class Tags:
-    """The tags on the communicator of a group's data: the lower half for collectives.
-
-    All are smaller than the largest tag, which a flush uses. Tags come again after some thousand
-    messages: MPI keeps the order of messages with the same tag.
-    """
-
-    def __init__(self, largest: int):
-        self.largest = largest
-        self._half = largest // 2
-
-    def of_collective(self, sequence: int) -> int:
-        """Return the tag of the messages inside of a collective."""
-        return sequence % self._half
-
-    def of_message(self, number: int) -> int:
-        """Return the tag of the elements of a rank's ``number``-th message."""
-        return self._half + number % self._half
-
-
 @dataclass
 class Channels:
     """The communicators of a group.
@@ -104,6 +84,9 @@ class Channels:
         data: of large messages, and of collectives.
         sent: how many messages this rank has sent.
         balance: how many more it has sent than received.
+        largest_tag: which a flush uses. Of the smaller ones of :attr:`data` collectives have the
+            lower half. Tags come again after some thousand messages: MPI keeps the order of
+            messages with the same tag.
     """
 
     envelopes: MPI.Intracomm
@@ -112,10 +95,19 @@ class Channels:
     rank: int
     sent: int = 0
     balance: int = 0
-    tags: Tags = field(init=False)
+    largest_tag: int = field(init=False)
 
     def __post_init__(self):
-        self.tags = Tags(largest_tag(self.data))
+        self.largest_tag = largest_tag(self.data)
+
+    def tag_of_collective(self, sequence: int) -> int:
+        """Return the tag of the messages inside of a collective."""
+        return sequence % (self.largest_tag // 2)
+
+    def tag_of_message(self, number: int) -> int:
+        """Return the tag of the elements of a rank's ``number``-th message."""
+        half = self.largest_tag // 2
+        return half + number % half
 
     def wire(self, peer: int) -> Wire | None:
         """Return the slow network to a rank of the group; ``None`` where there is none."""
@@ -129,10 +121,10 @@ def _shape_struct(dimensions: int) -> struct.Struct:
     return struct.Struct(f"<{dimensions}q")
 
 
-def _pack(
+def _send_steps(
     channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
-) -> tuple[bytes, float]:
-    """Return a message's envelope, with few elements in it, and when its last byte is gone."""
+) -> Generator:
+    """Send ``memory``, the elements of ``tensor``, to ``call.peer``, as steps."""
     channels.sent += 1
     channels.balance += 1
     call.message = (channels.members[channels.rank], channels.sent)
@@ -142,20 +134,12 @@ def _pack(
     shape = tensor.shape
     envelope = _HEAD.pack(call.nbytes, channels.sent, arrives, _CODES[tensor.dtype], len(shape))
     envelope += _shape_struct(len(shape)).pack(*shape)
-    if call.nbytes <= INLINE:
-        envelope += bytes(tensors.address(memory))
-    return envelope, gone
-
-
-def _send_steps(
-    channels: Channels, call: Call, memory: torch.Tensor, envelope: bytes, gone: float
-) -> Generator:
-    """Send ``memory`` to ``call.peer``, as steps; see :func:`_pack`."""
     begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
+        envelope += bytes(tensors.address(memory))
         yield [begin(envelope, call.peer, call.tag)]
         return
-    tag = channels.tags.of_message(call.message[1])
+    tag = channels.tag_of_message(channels.sent)
     yield [
         begin(envelope, call.peer, call.tag),
         channels.data.Isend(tensors.message(memory), call.peer, tag),
@@ -205,7 +189,7 @@ def _receive_steps(
         # The sender may have been on a slow network that has ended here.
         arrival = Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
     if nbytes > INLINE:
-        tag = channels.tags.of_message(number)
+        tag = channels.tag_of_message(number)
         yield [channels.data.Irecv(tensors.message(memory), call.peer, tag)]
     elif nbytes:
         start = _HEAD.size + 8 * dimensions
@@ -282,8 +266,7 @@ def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPI
     call.start = start
     try:
         with guard:
-            envelope, gone = _pack(group.channels, call, tensor, memory)
-            steps = Steps(_send_steps(group.channels, call, memory, envelope, gone))
+            steps = Steps(_send_steps(group.channels, call, tensor, memory))
             if call.blocking and not _profiling() and steps.poll():
                 return _over(call)
             work = MPIWork(group, call, [tensor], keep=memory)
@@ -333,7 +316,7 @@ def _begin_receive(
 
 def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:
     size = group.size()
-    largest = group.channels.tags.largest
+    largest = group.channels.largest_tag
     if peer is not None and not 0 <= peer < size:
         raise ValueError(
             f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {group.members})"

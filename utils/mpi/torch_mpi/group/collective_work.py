@@ -7,7 +7,6 @@ handshake's.
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -175,12 +174,12 @@ class CollectiveWork(MPIWork):
         absent = [self.call.group[rank] for rank in self.entry.missing]
         return absent, False, self.entry.begun
 
-    def _give_up(self, error: Exception | None = None) -> None:
+    def _give_up(self) -> None:
         handshake = self.group.handshake
         with handshake.lock, self._lock:
             if not self.is_over and not self.entry.begun and not handshake.withdraw(self.entry):
                 return  # all are there: it goes on, whoever waits
-            super()._give_up(error)
+            super()._give_up()
 
     def _cancel(self) -> bool:
         if self.entry.begun and self._steps is not None and not self._steps.done:
@@ -202,16 +201,8 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     mine = call.side()
     name = work.group.name_of(call)
     world = work.group.world
-    stop = functools.partial(
-        world.begin_incident,
-        "mismatch",
-        waitable=work,
-        where=call.where,
-        waited=time.perf_counter() - call.start,
-        heard=work.is_heard(),
-        called={name: mine},
-    )
-    stop(error="")
+    called = {name: mine}
+    work.begin_mismatch("", call.where, called=called)
     theirs: Side | None = None
     deadline = time.perf_counter() + OTHER_SIDE
     while theirs is None and time.perf_counter() < deadline:
@@ -224,7 +215,8 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
     if any(side and side["thread"] for side in sides.values()):
         text += _THREADS
-    return CommunicationMismatch(text, call, stop(error=text))
+    record = work.begin_mismatch(text, call.where, called=called)
+    return CommunicationMismatch(text, call, record)
 
 
 def _side(rank: int, side: Side | None) -> str:
@@ -255,7 +247,7 @@ class JoinedWork(MPIWork):
         """Return who has to come for the first one that is not over."""
         return next((w for w in self._works if not w.is_over), self._works[0]).missing()
 
-    def _give_up(self, error: Exception | None = None) -> None:
+    def _give_up(self) -> None:
         with self._lock:
             if self.is_over or self.poll():
                 return

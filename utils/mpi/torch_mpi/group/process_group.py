@@ -329,19 +329,16 @@ class ProcessGroupMPI(ProcessGroup):
         """Have the next call look whether all is well."""
         self._fast_path.known.clear()
 
-    def revoke(self) -> None:
-        """Have no other rank wait inside of a call of MPI for one that has died."""
-        self.world.base.Revoke()
-        if self.channels is not None:
-            self.channels.envelopes.Revoke()
-            self.channels.data.Revoke()
-
     def error_in_words(
         self, error: MPI.Exception, call: Call, waitable: Waitable | None = None
     ) -> CommunicationError:
         """Return what a user is told of an error of MPI; a death makes the group useless."""
         if is_death(error):
-            self.revoke()
+            # No other rank may wait inside of a call of MPI for the dead one.
+            self.world.base.Revoke()
+            if self.channels is not None:
+                self.channels.envelopes.Revoke()
+                self.channels.data.Revoke()
             waited = time.perf_counter() - call.start
             return self.world.stopped_by_another(call, waitable, waited)
         if error.Get_error_class() == MPI.ERR_TRUNCATE:

@@ -24,6 +24,7 @@ from ..record import Call
 from .step_runner import Steps
 
 if TYPE_CHECKING:
+    from ..protocol.status import Status
     from .process_group import ProcessGroupMPI
 
 _autograd = torch._C._autograd
@@ -181,23 +182,21 @@ class MPIWork(Work):
             self._error = CommunicationError(f"{self.call.describe()}: interrupted at its end")
             raise
         finally:
-            self._report_mismatch()
+            if isinstance(self._error, CommunicationMismatch) and not self._error.record:
+                self._error.record = self.begin_mismatch(str(self._error), self._where())
             self._end(WorkState.DONE)
 
-    def _report_mismatch(self) -> None:
-        if isinstance(self._error, CommunicationMismatch) and not self._error.record:
-            self._error.record = self.group.world.begin_incident(
-                "mismatch",
-                str(self._error),
-                waitable=self,
-                where=self._where(),
-                waited=time.perf_counter() - self.call.start,
-                heard=self.is_heard(),
-            )
-
-    def is_heard(self) -> bool:
-        """Return whether somebody waits, and will be told of an error."""
-        return self.call.blocking or self.call.waited
+    def begin_mismatch(self, error: str, where: str, **more: object) -> Status:
+        """Begin the incident of a mismatch; return this rank's status."""
+        return self.group.world.begin_incident(
+            "mismatch",
+            error,
+            waitable=self,
+            where=where,
+            waited=time.perf_counter() - self.call.start,
+            heard=self.call.blocking or self.call.waited,
+            **more,
+        )
 
     def _where(self) -> str:
         return self.call.where or users_line()
@@ -328,14 +327,13 @@ class MPIWork(Work):
         """Return when its partner came, and how many steps it has taken."""
         return self.call.matched, self._steps.moved() if self._steps is not None else 0
 
-    def requests(self) -> list[MPI.Request]:
-        """Return what MPI has not completed of it."""
+    def _requests(self) -> list[MPI.Request]:
         return self._steps.requests() if self._steps is not None else []
 
     def is_free(self) -> bool:
         """Return whether MPI has let go of the memory of one that was given up."""
         with self._lock:
-            return all([request.Test() for request in self.requests()])
+            return all([request.Test() for request in self._requests()])
 
     def expected_until(self) -> float:
         """Return until when it is worth to move it on without a pause; 0 where it is not."""
@@ -381,7 +379,7 @@ class MPIWork(Work):
         finally:
             wait[1] = time.perf_counter()
 
-    def _give_up(self, error: Exception | None = None) -> None:
+    def _give_up(self) -> None:
         """End it, as nobody waits. Leave nothing behind that could swallow a later message."""
         with self._lock:
             if not self.is_over and self._test():
@@ -392,16 +390,14 @@ class MPIWork(Work):
             if not self._cancel():
                 state = WorkState.LEAKED
                 progress.leak(self)
-            self._error = error or CommunicationError(
+            self._error = CommunicationError(
                 f"{self.call.describe()} was given up: a wait for it ended early", self.call
             )
             self._end(state)
 
     def _cancel(self) -> bool:
         """Have MPI forget it, which it can do with receives only; return whether it did."""
-        if self._steps is None:
-            return True
-        requests = self.requests()
+        requests = self._requests()
         if self.call.op != "recv" or self.call.matched:
             return not requests
         for request in requests:

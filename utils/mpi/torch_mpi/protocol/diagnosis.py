@@ -171,11 +171,10 @@ def _at(status: Status) -> str:
 def _headline(cause: Status | None, cycle: list[int], by_rank: dict[int, Status]) -> str:
     if cause is None:
         return "The ranks were stopped."
-    rank = f"rank {cause['rank']}"
     if cause["kind"] == "raised":
-        return f"{rank} raised {cause['error']}{_at(cause)}; the others stopped waiting."
+        return f"{line(cause)}; the others stopped waiting."
     if cause["kind"] == "died":
-        return f"{rank} died: {cause['error']}."
+        return f"{line(cause)}."
     if cause["kind"] == "interrupted":
         return "The ranks were interrupted."
     if cause["kind"] == "mismatch":

@@ -97,12 +97,14 @@ def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
     world.ended()
     if _end_with_all(world):
         return
+    sys.stderr.flush()
     if mpi.deaths_are_survived():
-        _die()
+        # Open MPI takes no notice of a rank that ends by itself with a status.
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
     # The rank that failed first may have caught its error, and be waiting for the others.
     if teller != world.rank and teller not in _gone(world) and world.rank == min(failed):
         _tell(statuses, trace)
-    sys.stderr.flush()
     MPI.COMM_WORLD.Abort(1)
 
 
@@ -143,13 +145,6 @@ def _end_with_all(world: World) -> bool:
             return False  # others go on with fewer ranks, and wait for this one's end
         time.sleep(0.01)
     return False
-
-
-def _die() -> None:
-    """End this rank only. Open MPI takes no notice of one that ends by itself with a status."""
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 # -- at the end ---------------------------------------------------------------------------------

@@ -242,11 +242,13 @@ class World(Statuses):
             before = self.own
             # Written again with more words, it is still the same moment.
             again = before.get("incident") == number
+            # Collectives that have not begun: a mismatch may have to name them.
+            waiting = {name: side for group in self.groups for name, side in group.called().items()}
             record |= {
                 "state": "stopped",
                 "kind": kind,
                 "error": error[:_LONGEST],
-                "called": (before["called"] if again else {}) | self._called() | (called or {}),
+                "called": (before["called"] if again else {}) | waiting | (called or {}),
                 "at": before["at"] if again else time.time(),  # comparable between machines
                 "incident": number,
             }
@@ -254,10 +256,6 @@ class World(Statuses):
             status = self.write(**record, **more)
             self.join_incident()
         return status
-
-    def _called(self) -> dict[str, Side]:
-        """Return the collectives that have not begun: a mismatch may have to name them."""
-        return {name: side for group in self.groups for name, side in group.called().items()}
 
     def join_incident(self) -> None:
         """Stop this rank: it does not go on before all ranks have met."""

@@ -69,10 +69,7 @@ def is_mpi_available() -> bool:
 
 
 def install() -> None:
-    """Put the backend in place; where that fails, warn. Never raises an ``Exception``.
-
-    Nothing is done for a PyTorch that was built with MPI, or without ``torch.distributed``.
-    """
+    """Put the backend in place; where that fails, warn. Never raises an ``Exception``."""
     try:
         register()
     except Exception as error:

@@ -100,10 +100,7 @@ def _needed() -> Iterable[tuple[str, bool]]:
 
 
 def timeout_of_the_caller() -> float | None:
-    """Return the seconds that ``init_process_group`` or ``new_group`` was given, or ``None``.
-
-    PyTorch hands its MPI backend no timeout: its frame has it.
-    """
+    """Return the seconds that ``init_process_group`` or ``new_group`` was given, from its frame."""
     asked = _locals_of(_MAKER).get("timeout", default_pg_timeout)
     return None if asked in (None, default_pg_timeout) else asked.total_seconds()
 
@@ -159,14 +156,11 @@ def leave_out_flight_recorder() -> None:
 
 
 def never_compile(*classes: type) -> None:
-    """Have torch.compile call these methods as they are: it cannot look into a process group.
-
-    The strategy is for calls that come from C++, the attribute for those that it would inline.
-    """
+    """Have torch.compile call these methods as they are: it cannot look into a process group."""
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for method in (m for c in classes for m in vars(c).values() if inspect.isfunction(m)):
-        eval_frame.set_code_exec_strategy(method.__code__, skip)
+        eval_frame.set_code_exec_strategy(method.__code__, skip)  # for calls from C++
         method._torchdynamo_disable = True
         method._torchdynamo_disable_msg = "the mpi backend runs as it is"

@@ -176,10 +176,7 @@ _LOAD = (
 
 @functools.cache
 def vendor_that_loads() -> str | None:
-    """Return whose MPI library mpi4py loads, such as "Open MPI"; ``None`` if there is none.
-
-    A child process tries, so that this process loads nothing that the program doesn't ask for.
-    """
+    """Return whose MPI library mpi4py loads, such as "Open MPI"; ``None``: a child finds none."""
     if MPI := sys.modules.get("mpi4py.MPI"):
         return MPI.get_vendor()[0]
     command = [sys.executable, "-c", _LOAD]

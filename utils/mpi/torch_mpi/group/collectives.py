@@ -1,7 +1,4 @@
-"""The collectives, one function each: it checks the tensors and returns an :class:`Operation`.
-
-PROTOCOL.md says how to add one.
-"""
+"""The collectives: each checks the tensors and returns an :class:`Operation`. See PROTOCOL.md."""
 
 from __future__ import annotations
 

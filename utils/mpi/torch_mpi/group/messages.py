@@ -232,10 +232,7 @@ def all_checks_are_on() -> bool:
 
 
 class Seal:
-    """A digest of what MPI sends from, to be compared at the wait.
-
-    The sender must not change it before (MPI 4.1, section 3.7.2).
-    """
+    """A digest of what MPI sends from, which must not change before the wait (MPI 4.1, 3.7.2)."""
 
     def __init__(self, memory: torch.Tensor):
         self._memory = memory

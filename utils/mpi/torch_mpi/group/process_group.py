@@ -352,11 +352,7 @@ class ProcessGroupMPI(ProcessGroup):
     # -- life -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the group on this rank. Called by ``destroy_process_group`` on every member.
-
-        A communicator on which a collective never ends is kept, because freeing it would bring the
-        process down.
-        """
+        """End the group on this rank, for ``destroy_process_group``; what never ends is kept."""
         if self.closed:
             return
         with guard:

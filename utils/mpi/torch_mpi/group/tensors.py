@@ -160,10 +160,7 @@ def address(tensor: torch.Tensor) -> MPI.buffer:
 
 
 def message(tensor: torch.Tensor) -> list:
-    """Return ``[buffer, count, datatype]`` that moves all elements of a plain tensor.
-
-    One big element is moved where the count is too large.
-    """
+    """Return ``[buffer, count, datatype]`` that moves a plain tensor; a large one as one element."""
     numel = tensor.numel()
     itemsize = tensor.element_size()
     if numel <= MAX_COUNT:
@@ -370,10 +367,7 @@ def op_name(opts: object) -> str:
 
 
 def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:
-    """Return what MPI calls for an op of ours with ``(incoming, inout, datatype)``, two as memory.
-
-    It never raises: see :func:`check_ops`.
-    """
+    """Return what MPI calls for an op of ours. It never raises: see :func:`check_ops`."""
     reduce_into = combine(dtype, name)
 
     def reduce(incoming: MPI.buffer, inout: MPI.buffer, _datatype: MPI.Datatype) -> None:

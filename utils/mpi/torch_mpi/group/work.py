@@ -100,10 +100,7 @@ class MPIWork(Work):
     # -- progress -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Move it on without waiting; return whether the communication is over.
-
-        Never raises an error of the communication: that is kept for :meth:`wait`.
-        """
+        """Move it on; return whether it is over. Its error is kept for :meth:`wait`."""
         if self.is_over:
             return True
         # A Ctrl-C in the middle would lose a step, or the lock.

@@ -1,7 +1,4 @@
-"""Who waits for whom: from the ranks' statuses (``status.Status``) to one explanation.
-
-Nothing here imports torch or MPI.
-"""
+"""Who waits for whom, from the ranks' statuses (``status.Status``). Needs neither torch nor MPI."""
 
 from __future__ import annotations
 

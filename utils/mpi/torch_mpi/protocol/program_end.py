@@ -48,11 +48,7 @@ _Error = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def watch_over(current: Callable[[], World | None]) -> None:
-    """Tell the other ranks from now on when this rank's program fails or ends.
-
-    Args:
-        current: the world then, which may be a smaller one.
-    """
+    """Tell the others when this rank's program fails or ends; ``current`` returns the world then."""
     show = sys.excepthook
     process = os.getpid()
 
@@ -184,11 +180,7 @@ def _tell_leftovers(world: World) -> None:
 
 
 def leftovers(calls: Sequence[Call], balance: int) -> Leftovers:
-    """Return what this rank has to tell at its end, for its status.
-
-    Args:
-        balance: how many more messages it has sent than received.
-    """
+    """Return what this rank has to tell at its end; ``balance``: messages sent minus received."""
     unwaited = Counter(_never_waited(call) for call in calls if _is_never_waited(call))
     # Messages alone are nothing: somebody else's balance tells whether one is left.
     left: Leftovers = {"teller": bool(unwaited) or balance > 0, "balance": balance}

@@ -210,10 +210,7 @@ class Progress:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
 
     def finish(self, group: Group) -> bool:
-        """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
-
-        Return whether nothing is left.
-        """
+        """End what is under way in ``group``, receives at once; return whether nothing is left."""
         with self._lock:
             kept = [work for work in self._recent if work.group is not group]
             self._recent.clear()
@@ -233,10 +230,7 @@ class Progress:
         return True
 
     def withdraw_receives(self, since: float) -> None:
-        """Give up receives that began after ``since`` (``perf_counter``) and wait for a message.
-
-        Each would swallow a later message of the same rank and tag.
-        """
+        """Give up receives since then (``perf_counter``): each would swallow a later message."""
         for work in list(self._live):
             if not work.call.blocking and work.call.start >= since:
                 work.withdraw_receive()
@@ -353,11 +347,7 @@ class Threads:
         self._communicated.add(threading.get_ident())
 
     def alone(self, but: Collection[threading.Thread | None]) -> bool:
-        """Return whether the present thread is the only one that may communicate.
-
-        Args:
-            but: threads of the backend's own.
-        """
+        """Return whether no thread but the present one and the backend's (``but``) may communicate."""
         frames = sys._current_frames()
         # This frame, held by its own variable, would keep all tensors of its callers alive.
         del frames[threading.get_ident()]

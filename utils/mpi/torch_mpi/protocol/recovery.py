@@ -1,8 +1,7 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Four steps, see PROTOCOL.md: *assembly*, *settle*, *exchange*, *flush*. MPI delivers the messages of
-a pair in their order, so that after the flush nothing of before can reach a receive of after, and
-the communicators are as good as new.
+PROTOCOL.md has the steps. MPI delivers the messages of a pair in their order, so that after the
+flush nothing of before can reach a receive of after, and the communicators are as good as new.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ def settle(group: Group) -> bool:
     return True
 
 
-def recover(world: World, timeout: float) -> bool:
+def recover(world: World, timeout: float) -> None:
     """Meet the other ranks of ``world``, and have every group begin anew.
 
     Raises:
@@ -127,7 +126,6 @@ def recover(world: World, timeout: float) -> bool:
         world.incident_is_over()
     if late is not None:
         raise late
-    return True
 
 
 def _exchange_standings(world: World, standings: Iterable[Standing]) -> list[_Told]:

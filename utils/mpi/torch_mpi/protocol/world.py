@@ -1,7 +1,4 @@
-"""All ranks together: who they are, their groups, and what becomes of all when one fails.
-
-PROTOCOL.md says what an *incident* is, and how the ranks recover from it.
-"""
+"""All ranks together, their groups, and what becomes of all when one fails: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -333,9 +330,10 @@ class World(Statuses):
         self.unheard = False
         return CommunicationStopped(self.own.get("error", ""), None, self.own)
 
-    def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
+    def recover(self, timeout: float = RECOVERY_DEADLINE) -> None:
         """Meet the other ranks after an incident; see :func:`~.recovery.recover`."""
-        return self.incident() and recovery.recover(self, timeout)
+        if self.incident():
+            recovery.recover(self, timeout)
 
     def refuse_if_not_whole(self) -> None:
         """Raise CommunicationError where the ranks cannot get together any more."""

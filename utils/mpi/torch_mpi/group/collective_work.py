@@ -267,7 +267,6 @@ class Known:
     Attributes:
         unnumbered: its fingerprint as collective 0.
         call: the record of the call that it was learned from.
-        size, words, acknowledged: of the board: ranks, words, place of this rank's acknowledgement.
         all_reduce: MPI's call.
     """
 
@@ -276,9 +275,6 @@ class Known:
     count: int
     nbytes: int
     datatype: MPI.Datatype
-    size: int
-    words: memoryview
-    acknowledged: int
     all_reduce: Callable
 
 
@@ -294,6 +290,8 @@ class FastPath:
 
     def __init__(self, handshake: Handshake, data: MPI.Intracomm):
         self._handshake = handshake
+        self._board = handshake.announcements.board
+        self._acknowledged = self._board.place(ACKNOWLEDGED)
         self._data = data
         self.known: dict[tuple, Known] = {}
 
@@ -322,16 +320,12 @@ class FastPath:
         datatype, op = tensors.reduction(tensor.dtype, "SUM")
         if op != MPI.SUM:
             return
-        board = self._handshake.announcements.board
         self.known[tensor.dtype, tensor.shape] = Known(
             fingerprint(0, code, blocking=True),
             call,
             tensor.numel(),
             call.nbytes,
             datatype,
-            board.size,
-            board.words,
-            board.place(ACKNOWLEDGED),
             self._data.Allreduce,
         )
 
@@ -360,17 +354,18 @@ class FastPath:
             return False
         block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
         mine = numbered(known.unnumbered, number)
-        first = number % DEPTH * known.size
-        end = first + known.size
-        words = known.words
-        everybody = alike(mine, known.size)
+        board = self._board
+        first = number % DEPTH * board.size
+        end = first + board.size
+        words = board.words
+        everybody = alike(mine, board.size)
         matched = 0.0
         guard.on += 1
         try:
-            words[first + announcements.board.rank] = mine
+            words[first + board.rank] = mine
             if words[first:end].tolist() == everybody or handshake.find_all(number, mine):
                 # Announcements.acknowledge, in short.
-                words[known.acknowledged] = number
+                words[self._acknowledged] = number
                 if words[first:end].tolist() == everybody or handshake.find_all_again(number, mine):
                     announcements.number = number
                     matched = _now()

@@ -23,7 +23,7 @@ from ..protocol import board, rendezvous, world
 from ..protocol.handshake import WORDS, Handshake
 from ..protocol.interfaces import Waitable
 from ..protocol.progress import guard, progress
-from ..protocol.recovery import GroupFlush, Standing, Unreceived
+from ..protocol.recovery import Flush, Standing, Unreceived
 from ..protocol.status import Side
 from ..record import Call, recorder
 from . import collectives, messages, tensors
@@ -119,7 +119,7 @@ class ProcessGroupMPI(ProcessGroup):
         self.closed = False
         self._freed = False
         self._abandoned = False
-        self._flush: GroupFlush | None = None
+        self._flushes: list[Flush] = []
         try:
             with rendezvous.rendezvous(
                 self.world.control, members, self.key[1], "new_group", self.timeout, self.world
@@ -368,21 +368,23 @@ class ProcessGroupMPI(ProcessGroup):
             self._begin_flush()
             self.world.groups.free_flushed()
 
-    def _begin_flush(self) -> GroupFlush:
+    def _begin_flush(self) -> list[Flush]:
         """Tell every member, behind all that this rank has sent, that nothing more follows."""
         with guard:
-            self._flush = self._flush or GroupFlush(
-                (self.channels.envelopes, self.channels.data),
-                self.members,
-                self.world.refuse_if_broken,
-                functools.partial(progress.all_sent, self),
-            )
-            return self._flush
+            check = self.world.refuse_if_broken
+            all_sent = functools.partial(progress.all_sent, self)
+            self._flushes = self._flushes or [
+                Flush(self.channels.envelopes, self.members, check),
+                Flush(self.channels.data, self.members, check, all_sent),
+            ]
+            return self._flushes
 
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way."""
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
-            if self._flush and self._flush.is_over():
+            # MPI may need several calls to find a message that is here already.
+            looks = (all([flush.poll() for flush in self._flushes]) for _ in range(10))
+            if self._flushes and any(looks):
                 self._free()
 
     def _free(self) -> None:
@@ -393,7 +395,7 @@ class ProcessGroupMPI(ProcessGroup):
             if self._freed:
                 return
             self._freed = True
-            self._flush = None
+            self._flushes = []
             self.handshake.announcements.board.close()
             for communicator in (self.channels.envelopes, self.channels.data):
                 communicator.Free()
@@ -452,12 +454,15 @@ class ProcessGroupMPI(ProcessGroup):
 
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
-        flush = self._begin_flush()  # a rank that has destroyed the group has begun it before
-        taken = flush.finish()
-        self._flush = None
+        # A rank that has destroyed the group has begun them before.
+        flushes = self._begin_flush()
+        for flush in flushes:
+            flush.finish()
+        self._flushes = []
         self.channels.balance = 0
         return [
-            messages.read_envelope(self.channels, t.source, t.tag, bytes(t.data)) for t in taken
+            messages.read_envelope(self.channels, t.source, t.tag, bytes(t.data))
+            for t in flushes[0].taken
         ]
 
     def free_alone(self, settled: bool, freed: bool) -> None:

@@ -160,7 +160,7 @@ def address(tensor: torch.Tensor) -> MPI.buffer:
 
 
 def message(tensor: torch.Tensor) -> list:
-    """Return ``[buffer, count, datatype]`` that moves a plain tensor; a large one as one element."""
+    """Return ``[buffer, count, datatype]`` of a plain tensor; of a large one as one element."""
     numel = tensor.numel()
     itemsize = tensor.element_size()
     if numel <= MAX_COUNT:

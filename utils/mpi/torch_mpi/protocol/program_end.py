@@ -48,7 +48,7 @@ _Error = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def watch_over(current: Callable[[], World | None]) -> None:
-    """Tell the others when this rank's program fails or ends; ``current`` returns the world then."""
+    """Tell the others when this rank's program fails or ends; ``current``: the world then."""
     show = sys.excepthook
     process = os.getpid()
 

@@ -347,7 +347,7 @@ class Threads:
         self._communicated.add(threading.get_ident())
 
     def alone(self, but: Collection[threading.Thread | None]) -> bool:
-        """Return whether no thread but the present one and the backend's (``but``) may communicate."""
+        """Return whether no thread but this one and the backend's (``but``) may communicate."""
         frames = sys._current_frames()
         # This frame, held by its own variable, would keep all tensors of its callers alive.
         del frames[threading.get_ident()]

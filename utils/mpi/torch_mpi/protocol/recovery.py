@@ -408,39 +408,10 @@ class Flush(Exchange):
             self.taken.append(taken)
         return False
 
-
-class GroupFlush:
-    """The flushes of a group's two communicators, which all members do together.
-
-    Args:
-        communicators: of the user's messages, and of data.
-        all_sent: of the second, see :class:`Flush`.
-    """
-
-    # MPI may need several calls to find a message that is here already.
-    _LOOKS = 10
-
-    def __init__(
-        self,
-        communicators: Sequence[MPI.Intracomm],
-        members: Sequence[int],
-        check: Callable[[], None],
-        all_sent: Callable[[], bool],
-    ):
-        envelopes, data = communicators
-        self._flushes = [Flush(envelopes, members, check), Flush(data, members, check, all_sent)]
-
-    def is_over(self) -> bool:
-        """Look, without waiting, whether every member has flushed both."""
-        # A list, so that both are moved on.
-        return any(all([flush.poll() for flush in self._flushes]) for _ in range(self._LOOKS))
-
-    def finish(self) -> list[Taken]:
-        """Wait for all members, and return the user's messages that nobody had received.
+    def finish(self) -> None:
+        """Wait for all members.
 
         Raises:
-            CommunicationTimeout: a member did not come within :data:`DEADLINE` seconds.
+            CommunicationTimeout: one did not come within :data:`DEADLINE` seconds.
         """
-        for flush in self._flushes:
-            wait_for(flush, DEADLINE)
-        return self._flushes[0].taken
+        wait_for(self, DEADLINE)

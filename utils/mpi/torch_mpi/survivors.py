@@ -79,7 +79,7 @@ def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
-        Call("shrink", tuple(here.alive())),
+        Call("shrink", tuple(filter(here.is_alive, range(here.size)))),
         here.board,
         SHRINK_HERE,
         SHRINK_ACKNOWLEDGED,

@@ -31,6 +31,7 @@ from ..protocol.handshake import (
 )
 from ..protocol.progress import guard, progress
 from ..protocol.status import Side
+from ..protocol.wait_monitor import is_true_within
 from ..record import Call, recorder
 from . import algorithms, tensors
 from .step_runner import Steps
@@ -203,12 +204,12 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     world = work.group.world
     called = {name: mine}
     work.begin_mismatch("", call.where, called=called)
-    theirs: Side | None = None
-    deadline = time.perf_counter() + OTHER_SIDE
-    while theirs is None and time.perf_counter() < deadline:
-        theirs = world.statuses()[other].get("called", {}).get(name)
-        if theirs is None:
-            time.sleep(1e-3)
+
+    def told() -> Side | None:
+        return world.statuses()[other].get("called", {}).get(name)
+
+    is_true_within(OTHER_SIDE, told)
+    theirs = told()
     if theirs is not None and theirs["what"] == mine["what"]:
         theirs = None  # what did not fit was another thread's, which has left since
     sides = {world.rank: mine, other: theirs}

@@ -29,6 +29,7 @@ from ..mpi import MPI
 from ..record import Call, recorder
 from . import diagnosis
 from .status import SHRINK_HERE, Leftovers, Status
+from .wait_monitor import is_true_within
 
 if TYPE_CHECKING:
     from .world import World
@@ -133,14 +134,13 @@ def _gone(world: World) -> set[int]:
 
 def _end_with_all(world: World) -> bool:
     """Wait for the other ranks to end, but not for ever: a failed job must not go on."""
-    deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline:
-        if len(_gone(world)) == world.size:
-            return True
-        if any(world.board.of_all(SHRINK_HERE)):
-            return False  # others go on with fewer ranks, and wait for this one's end
-        time.sleep(0.01)
-    return False
+
+    def all_are_gone() -> bool:
+        return len(_gone(world)) == world.size
+
+    # Others may go on with fewer ranks, and wait for this one's end.
+    is_true_within(GRACE, lambda: all_are_gone() or any(world.board.of_all(SHRINK_HERE)), 0.01)
+    return all_are_gone()
 
 
 # -- at the end ---------------------------------------------------------------------------------

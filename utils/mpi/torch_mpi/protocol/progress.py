@@ -21,6 +21,7 @@ from types import FrameType
 from ..errors import in_library
 from ..mpi import MPI
 from .interfaces import Group, Work
+from .wait_monitor import is_true_within
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds
@@ -222,12 +223,7 @@ class Progress:
             work.withdraw_receive()
             if group.world.incident():
                 work.withdraw()
-        deadline = time.monotonic() + PATIENCE
-        while not all([work.poll() for work in mine]):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(PAUSE)
-        return True
+        return is_true_within(PATIENCE, lambda: all([work.poll() for work in mine]), PAUSE)
 
     def withdraw_receives(self, since: float) -> None:
         """Give up receives since then (``perf_counter``): each would swallow a later message."""

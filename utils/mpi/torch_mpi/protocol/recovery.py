@@ -7,7 +7,6 @@ flush nothing of before can reach a receive of after, and the communicators are 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +19,7 @@ from .board import Board
 from .interfaces import Group, Waitable
 from .progress import guard, progress
 from .status import ACKNOWLEDGED, HERE
-from .wait_monitor import wait_for
+from .wait_monitor import is_true_within, wait_for
 
 if TYPE_CHECKING:
     from .world import World
@@ -80,12 +79,7 @@ class Unreceived:
 
 def settle(group: Group) -> bool:
     """Have what has begun come to its end, which takes all of its ranks; return whether it did."""
-    deadline = time.monotonic() + SETTLING
-    while not progress.settled(group):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(1e-4)
-    return True
+    return is_true_within(SETTLING, lambda: progress.settled(group), 1e-4)
 
 
 def recover(world: World, timeout: float) -> None:

@@ -146,10 +146,6 @@ class Statuses:
         word = self.board.of(PROCESS, rank)
         return word >> 32 != _host_id() or _exists(word & 0xFFFFFFFF)
 
-    def alive(self) -> list[int]:
-        """Return the ranks whose process exists."""
-        return [rank for rank in range(self.size) if self.is_alive(rank)]
-
     def dead(self) -> list[int]:
         """Return the ranks whose process is gone."""
         return [rank for rank in range(self.size) if not self.is_alive(rank)]

@@ -6,6 +6,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -79,6 +80,16 @@ def wait_for(
     finally:
         if monitor is not None:
             monitor.end()
+
+
+def is_true_within(seconds: float, condition: Callable[[], object], pause: float = 1e-3) -> bool:
+    """Return whether a condition comes true within a time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
 
 
 def _sleep(pause: float, due: float | None) -> None:

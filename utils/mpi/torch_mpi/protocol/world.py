@@ -24,6 +24,7 @@ from .status import (
     of_messages,
     of_wait,
 )
+from .wait_monitor import is_true_within
 
 # How long a rank that follows looks for the cause that the first one is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
@@ -282,12 +283,8 @@ class World(Statuses):
 
     def cause(self) -> Status | None:
         """Return the status of the rank that failed first."""
-        deadline = time.perf_counter() + _CAUSE_DEADLINE
-        while (cause := diagnosis.first_cause(self.statuses())) is None:
-            if time.perf_counter() > deadline:
-                return None
-            time.sleep(1e-3)
-        return cause
+        is_true_within(_CAUSE_DEADLINE, lambda: diagnosis.first_cause(self.statuses()))
+        return diagnosis.first_cause(self.statuses())
 
     def stopped_by_another(
         self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
@@ -324,9 +321,8 @@ class World(Statuses):
             raise self.stopped_by_another(op)
 
     def _now_heard(self) -> CommunicationStopped:
-        deadline = time.perf_counter() + 2 * _CAUSE_DEADLINE
-        while not self.own.get("error") and time.perf_counter() < deadline:
-            time.sleep(1e-3)  # another thread finds the words
+        # Another thread finds the words.
+        is_true_within(2 * _CAUSE_DEADLINE, lambda: self.own.get("error"))
         self.unheard = False
         return CommunicationStopped(self.own.get("error", ""), None, self.own)
 

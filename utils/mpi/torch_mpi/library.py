@@ -8,7 +8,6 @@ Only the standard library is imported on top: PyTorch calls this before mpi4py m
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -17,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 from .launcher import LauncherError, ranks_launched
@@ -219,36 +217,24 @@ def start_mpi():
     Raises:
         ImportError: there is no mpi4py, or no MPI library that it can load.
     """
+    global _process
     name_library()
     try:
-        with _finalized_by_us():
-            from mpi4py import MPI
+        import mpi4py
+
+        # mpi4py would end MPI in a forked child, too. That has none of the threads with which the
+        # library would talk to the others: it would hang there, and its parent with it.
+        ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False
+        if ours:
+            mpi4py.rc.finalize = False
+        from mpi4py import MPI
     except ModuleNotFoundError as error:
         raise ImportError(f"the mpi backend needs mpi4py ({error}): pip install mpi4py") from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(_why_no_library(error)) from error
-    return MPI
-
-
-@contextlib.contextmanager
-def _finalized_by_us() -> Iterator[None]:
-    """Have :func:`end_mpi` end MPI instead of mpi4py, which would do so in a forked child, too.
-
-    A child has none of the threads with which the library would talk to the others: it would hang
-    there, and its parent with it.
-    """
-    global _process
-    try:
-        import mpi4py
-    except ModuleNotFoundError:
-        yield  # said by who imports it next
-        return
-    ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False
-    if ours:
-        mpi4py.rc.finalize = False
-    yield
     if ours:
         _process = os.getpid()
+    return MPI
 
 
 # The process that has started MPI; 0 where it was not this module that did.

@@ -57,7 +57,17 @@ class Guard:
         if callable(present) and present != self._handle:
             self._handler = present
             signal.signal(signal.SIGINT, self._handle)
-        self._listen()
+        if self._ear is not None:
+            return
+        # A main thread that waits inside PyTorch's C++ runs no Python handler. The byte that the
+        # interpreter writes into a pipe at once can be read by the progress thread.
+        ear, mouth = os.pipe()
+        os.set_blocking(ear, False)
+        os.set_blocking(mouth, False)
+        taken = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        self._ear = ear
+        if taken != -1:  # an event loop's: it stays
+            signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.heard()  # it came through Python: nothing left to be heard by the progress thread
@@ -81,20 +91,6 @@ class Guard:
         if not self.on:
             self.late = False
             self._handler(signal.SIGINT, None)
-
-    # A main thread that waits inside PyTorch's C++ runs no Python handler. The byte that the
-    # interpreter writes into a pipe at once can be read by the progress thread.
-
-    def _listen(self) -> None:
-        if self._ear is not None:
-            return
-        ear, mouth = os.pipe()
-        os.set_blocking(ear, False)
-        os.set_blocking(mouth, False)
-        taken = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        self._ear = ear
-        if taken != -1:  # an event loop's: it stays
-            signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
 
     def heard(self) -> bool:
         """Return whether SIGINT came since the last call, handled or not."""

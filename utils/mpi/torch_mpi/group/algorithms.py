@@ -134,7 +134,7 @@ def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
         yield [Steps(_recursive_doubling(ranks, memory, add))]
         return
     chunks = list(memory.tensor_split(ranks.size))
-    yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
+    yield [Steps(reduce_scatter(ranks, chunks, add))]
     yield [Steps(all_gather(ranks, chunks))]
 
 
@@ -165,11 +165,11 @@ def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Gen
         yield [ranks.send(ranks.rank + power, memory)]
 
 
-def _ring_reduce(ranks: Ranks, chunks: list[torch.Tensor], add: Combine, last: int) -> Generator:
-    """Reduce and scatter on a ring: afterwards chunk ``last`` (this rank's) is complete."""
+def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
+    """Reduce on a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
     for step in range(ranks.size - 1):
-        outgoing = chunks[(last - step - 1) % ranks.size]
-        mine = chunks[(last - step - 2) % ranks.size]
+        outgoing = chunks[(ranks.rank - step - 1) % ranks.size]
+        mine = chunks[(ranks.rank - step - 2) % ranks.size]
         incoming = torch.empty_like(mine)
         yield [ranks.receive(ranks.before, incoming), ranks.send(ranks.after, outgoing)]
         add(mine, incoming)
@@ -181,11 +181,6 @@ def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
         outgoing = chunks[(ranks.rank - step) % ranks.size]
         incoming = chunks[(ranks.rank - step - 1) % ranks.size]
         yield [ranks.receive(ranks.before, incoming), ranks.send(ranks.after, outgoing)]
-
-
-def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
-    """Reduce on a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
-    yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
 
 
 def exchange(

@@ -39,6 +39,7 @@ from .work import MPIWork, WorkState
 
 if TYPE_CHECKING:
     from .collectives import Operation
+    from .messages import Channels
     from .process_group import ProcessGroupMPI
 
 # A collective that does not block is begun by the first wait for it; failing that, after so long by
@@ -147,7 +148,7 @@ class CollectiveWork(MPIWork):
                 # A small message leaves before its receiver comes.
                 small = self.call.nbytes <= algorithms.SMALL
                 since = link.called(self.call.start) if small else self.call.matched
-                self._steps = Steps(self._generator(self._operation), since)
+                self._steps = Steps(_steps(self._operation, self.group.channels), since)
         except MPI.Exception as error:
             self._error = self.group.error_in_words(error, self.call, self)
         except Exception as error:  # kept: raised where somebody waits
@@ -157,14 +158,6 @@ class CollectiveWork(MPIWork):
         if state is not WorkState.LEAKED:
             self._operation = None  # with all tensors that are in it
         super()._end(state)
-
-    def _generator(self, operation: Operation) -> Generator:
-        """Return its steps: messages where MPI has no call, or is slower; else MPI's call."""
-        channels = self.group.channels
-        own_network = operation.mpi is not None and link.network is None
-        if not own_network or self.call.nbytes >= operation.messages_from:
-            return operation.algorithm(algorithms.Ranks(channels, self.call))
-        return _without_blocking(operation, channels.data)
 
     def refuse(self, mismatched: list[int]) -> None:
         """Note that it will never begin: these ranks (of the group) made another call."""
@@ -191,9 +184,14 @@ class CollectiveWork(MPIWork):
         return True
 
 
-def _without_blocking(operation: Operation, data: MPI.Intracomm) -> Generator:
+def _steps(operation: Operation, channels: Channels) -> Generator:
+    """Yield its steps: messages where MPI has no call, or is slower; else MPI's call."""
+    own_network = operation.mpi is not None and link.network is None
+    if not own_network or operation.call.nbytes >= operation.messages_from:
+        yield from operation.algorithm(algorithms.Ranks(channels, operation.call))
+        return
     calls = operation.mpi()
-    yield [getattr(data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
+    yield [getattr(channels.data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
 
 
 def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:

@@ -148,33 +148,12 @@ def _send_steps(
         yield [gone or time.perf_counter()]
 
 
-class PendingReceive:
-    """An envelope that is awaited from rank ``source`` of the group, or any."""
-
-    def __init__(self, channels: Channels, source: int, tag: int):
-        self.room = bytearray(_ROOM)
-        self.request = channels.envelopes.Irecv(self.room, source, tag)
-        self.status = MPI.Status()
-        self.full = False
-
-    def look(self) -> bool:
-        """Return whether it is there."""
-        self.full = self.full or self.request.Test(self.status)
-        return self.full
-
-
 def _receive_steps(
-    channels: Channels,
-    call: Call,
-    tensor: torch.Tensor,
-    memory: torch.Tensor,
-    pending: PendingReceive,
+    channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
 ) -> Generator:
     """Receive into ``memory``, the elements of ``tensor``, as steps."""
-    status = pending.status
-    room = pending.room
-    if not pending.full:
-        (status,) = yield [pending.request]
+    room = bytearray(_ROOM)
+    (status,) = yield [channels.envelopes.Irecv(room, call.peer, call.tag)]
     channels.balance -= 1
     call.matched = time.perf_counter()
     call.peer = status.source
@@ -296,17 +275,15 @@ def receive(
 def _begin_receive(
     group: ProcessGroupMPI, tensor: torch.Tensor, memory: torch.Tensor, call: Call
 ) -> MPIWork | DoneWork:
-    pending = PendingReceive(group.channels, call.peer, call.tag)
-    generator = _receive_steps(group.channels, call, tensor, memory, pending)
-    soon = call.blocking and not call.any_source and not _profiling() and _soon(pending)
-    try:
-        steps = Steps(generator)
-    except CommunicationMismatch as error:  # the envelope is here already
-        error.record = group.world.begin_incident("mismatch", str(error), where=call.where)
-        raise
-    if soon and _at_once(steps):
-        tensors.deliver(tensor, memory)
-        return _over(call)
+    steps = Steps(_receive_steps(group.channels, call, tensor, memory))
+    if call.blocking and not call.any_source and not _profiling():
+        try:
+            if _at_once(steps):
+                tensors.deliver(tensor, memory)
+                return _over(call)
+        except CommunicationMismatch as error:
+            error.record = group.world.begin_incident("mismatch", str(error), where=call.where)
+            raise
     work = MPIWork(group, call, [tensor], lambda: tensors.deliver(tensor, memory), memory)
     return work.take_over(steps)
 
@@ -325,24 +302,20 @@ def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, ta
         )
 
 
-def _soon(pending: PendingReceive) -> bool:
-    """Look for a message for a moment; return whether it is there."""
-    for look in range(_LOOKS):
-        if pending.look():
-            return True
-        if look > _BUSY_LOOKS:
-            os.sched_yield()
-    return False
-
-
 def _at_once(steps: Steps) -> bool:
     """Return whether the steps end within a moment; on the slow network, when they are due."""
+    looks = 0
     while not steps.poll():
         due = steps.due()
-        if due is None or (left := due - time.perf_counter()) > _MOMENT:
+        left = 0.0 if due is None else due - time.perf_counter()
+        if looks > _LOOKS or left > _MOMENT:
             return False
         if left > 2 * LATE:
             time.sleep(left - LATE)
+        elif due is None:
+            looks += 1
+            if looks > _BUSY_LOOKS:
+                os.sched_yield()
     if link.network is not None:
         link.ended(steps.time)
     return True

@@ -55,6 +55,11 @@ class CommunicationError(DistBackendError):
         """Return the user's line, such as ``cell line 3 in ring()`` or ``train.py:12``."""
         return self.record.get("where", "")
 
+    @property
+    def waited(self) -> float:
+        """Return the seconds from the call to the error."""
+        return self.record.get("waited", 0.0)
+
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the message has the user's line, the rest is PyTorch's."""
         lines = f"{type(self).__name__}: {self}".splitlines()

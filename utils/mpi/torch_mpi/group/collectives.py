@@ -268,11 +268,17 @@ def _exchange(
         then: called at the end.
     """
     homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
-    memories = [(peer, tensors.apart(tensor, homes)) for peer, tensor in sends]
-    outgoing = [(peer, memory) for peer, memory in memories if peer != group.rank()]
-    mine = iter([memory for peer, memory in memories if peer == group.rank()])
+    outgoing = []
+    kept = []
+    for peer, tensor in sends:
+        memory = tensors.apart(tensor, homes)
+        if peer == group.rank():
+            kept.append(memory)
+        else:
+            outgoing.append((peer, memory))
     incoming = []
     deliveries = []
+    mine = iter(kept)
     for peer, tensor in receives:
         if peer == group.rank():
             memory = next(mine)

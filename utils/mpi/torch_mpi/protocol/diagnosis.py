@@ -72,8 +72,7 @@ def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
     section 2, for the AND and the OR model.
     """
     gone = {rank for rank, status in by_rank.items() if status["state"] in GONE}
-    waiting = {rank: status for rank, status in by_rank.items() if status["state"] == "waiting"}
-    stuck = {rank for rank, status in waiting.items() if status["alone"] and not status["moving"]}
+    stuck = {rank for rank, status in by_rank.items() if _may_be_stuck(status)}
     while True:
         hopeless = stuck | gone
         freed = set()
@@ -113,13 +112,12 @@ def line(status: Status) -> str:
     """Return one rank in words."""
     rank = f"rank {status['rank']}"
     where = _at(status)
-    in_call = f" in {status['call']}" if status.get("call") else ""
     if status.get("kind") == "raised":
         return f"{rank} raised {status['error']}{where}"
     if status.get("kind") == "died":
         return f"{rank} died: {status['error']}"
     if status.get("kind") == "interrupted":
-        return f"{rank} was interrupted{in_call}{where}"
+        return f"{rank} was interrupted{_in_call(status)}{where}"
     if _is_wait(status):
         return f"{rank} waits in {status['call']}{where}"
     if status["state"] == "left":
@@ -128,10 +126,14 @@ def line(status: Status) -> str:
         return f"{rank} is dead"
     # After an error the program ends as well: what stopped it says more.
     if status["state"] == "stopped" or status.get("kind"):
-        return f"{rank} was stopped{in_call}{where}"
+        return f"{rank} was stopped{_in_call(status)}{where}"
     if status["state"] == "ended":
         return f"{rank} has ended"
     return f"{rank} still computes{where}"
+
+
+def _in_call(status: Status) -> str:
+    return f" in {status['call']}" if status.get("call") else ""
 
 
 def arrows(ranks: Iterable[int]) -> str:
@@ -161,6 +163,10 @@ def _takes_any(status: Status) -> bool:
     return _is_wait(status) and bool(status.get("any")) and len(status["for"]) > 1
 
 
+def _may_be_stuck(status: Status) -> bool:
+    return status["state"] == "waiting" and status["alone"] and not status["moving"]
+
+
 def _at(status: Status) -> str:
     return f" at {status['where']}" if status.get("where") else ""
 
@@ -187,9 +193,7 @@ def _headline_of_waits(cycle: list[int], by_rank: dict[int, Status]) -> str:
         return "Deadlock: these ranks wait for each other, and none of them can go on."
     if servers := [rank for rank, status in by_rank.items() if _takes_any(status)]:
         return _headline_of_any(servers, by_rank)
-    waiting = [rank for rank, status in by_rank.items() if _is_wait(status)]
-    wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
-    missing = [rank for rank in wanted if rank not in waiting] or wanted
+    waiting, missing = _groups(by_rank)
     if not missing:
         return ""
     states = {by_rank[r]["state"] for r in missing if r in by_rank}
@@ -232,6 +236,13 @@ def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
         if ranks := [r for r, s in by_rank.items() if s["state"] == state and not _is_wait(s)]:
             parts.append(f"; {names(ranks)} {_verb(ranks, 'has', 'have')} {end}")
     return "".join(parts)
+
+
+def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
+    """Return who waits, and for whom among those that do not."""
+    waiting = [rank for rank, status in by_rank.items() if _is_wait(status)]
+    wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
+    return waiting, [rank for rank in wanted if rank not in waiting] or wanted
 
 
 def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:

@@ -88,11 +88,7 @@ def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
         show(*error)
     statuses = _gathered(world)
     failed = [s["rank"] for s in statuses if s.get("kind") and s["state"] != "dead"]
-    # The rank that failed first tells for all; if that is dead, one that lives.
-    cause = diagnosis.first_cause(statuses)
-    teller = world.rank if cause is None else cause["rank"]
-    if cause is not None and cause["state"] == "dead" and failed:
-        teller = min(failed)
+    teller = _teller(world, statuses, failed)
     if teller == world.rank:
         _tell(statuses, trace if followed else None)
     world.ended()
@@ -107,6 +103,14 @@ def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
     if teller != world.rank and teller not in _gone(world) and world.rank == min(failed):
         _tell(statuses, trace)
     MPI.COMM_WORLD.Abort(1)
+
+
+def _teller(world: World, statuses: list[Status], failed: list[int]) -> int:
+    """Return the rank that tells for all: that failed first; if that is dead, one that lives."""
+    cause = diagnosis.first_cause(statuses)
+    if cause is None:
+        return world.rank
+    return min(failed) if cause["state"] == "dead" and failed else cause["rank"]
 
 
 def _tell(statuses: list[Status], trace: TracebackType | None) -> None:

@@ -169,12 +169,17 @@ class WaitMonitor:
             self._status = world.waiting(self.waitable, self.where)
             self._shown = True
 
+    def _refresh_status(self, world: World) -> None:
+        """Show it again if other ranks have come meanwhile."""
+        missing, _, moving = self.waitable.missing()
+        if (missing, moving) != (self._status["for"], self._status["moving"]):
+            self._status = world.waiting(self.waitable, self.where)
+
     def _search(self, world: World, waited: float) -> None:
         """Stop when it is certain that this rank waits for ever."""
         world.beat()
-        missing, _, moving = self.waitable.missing()
-        if self._shown and (missing, moving) != (self._status["for"], self._status["moving"]):
-            self._status = world.waiting(self.waitable, self.where)  # others have come meanwhile
+        if self._shown:
+            self._refresh_status(world)
         by_rank = {s["rank"]: self._lasting(world, s, waited) for s in world.statuses()}
         if any(s["state"] == "dead" for s in by_rank.values()):
             self._follow(world, waited)

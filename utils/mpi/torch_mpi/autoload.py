@@ -46,10 +46,8 @@ class LazyProcessGroupMPI:
 def is_mpi_available() -> bool:
     """Return True if ``init_process_group("mpi")`` would work in this process.
 
-    Neither mpi4py nor the MPI library is loaded here: a child process tries them, once.
-
-    PyTorch 2.13 asks this before it creates a group, and would say only that it has no MPI.
-    :meth:`LazyProcessGroupMPI.create` knows the reason, so PyTorch gets True and calls it.
+    Nothing is loaded here: a child process tries, once. PyTorch 2.13 asks before it creates a group;
+    it gets True, as :meth:`LazyProcessGroupMPI.create` knows what to say if there is no MPI.
     """
     if sys._getframe(1).f_code.co_name == "_new_process_group_helper":
         return True
@@ -82,8 +80,7 @@ def install() -> None:
 def register() -> None:
     """Register the backend with PyTorch, unless PyTorch has one or is without groups.
 
-    PyTorch 2.14 and later call this when a program asks for "mpi" and :func:`install` did not run,
-    because of ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
+    PyTorch 2.14 and later call this for "mpi" where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
     """
     import torch.distributed as dist
 

@@ -1,8 +1,7 @@
 """Which versions of PyTorch work, and what they have beyond PyTorch's documentation.
 
 A new version of PyTorch may take any of it away. :func:`check` is run before the first process
-group is made, and says which version lacks what; ``CONTRIBUTING.md`` has the matrix of versions
-that the tests are run on.
+group is made; ``CONTRIBUTING.md`` has the matrix of versions that the tests are run on.
 """
 
 from __future__ import annotations

@@ -98,11 +98,9 @@ def _is_child() -> bool:
 
 
 def check(asked: Announcement | None, world: Announcement | None = None) -> None:
-    """Raise LauncherError if an announcement doesn't fit MPI's world.
+    """Raise LauncherError if what the program asked, or its environment, doesn't fit MPI's world.
 
-    Args:
-        asked: the rank and the size that the program gave to PyTorch.
-        world: MPI's world. Without it, the function predicts the world that MPI will have.
+    Without ``world``, the function predicts the world that MPI will have.
     """
     predicted = world or mpi_launcher() or Announcement("MPI", 1, 0)
     for announced in (asked, _environment()):

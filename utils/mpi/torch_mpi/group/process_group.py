@@ -288,7 +288,6 @@ class ProcessGroupMPI(ProcessGroup):
         """Check the group, and put a call on record.
 
         Args:
-            inputs: tensors that were checked before, see :func:`torch_mpi.group.tensors.check`.
             opts: PyTorch's; whether the call blocks, where ``blocking`` does not say so.
             sent: bytes; all of the tensors, if not given.
 

@@ -20,8 +20,8 @@ _present = threading.local()
 def now() -> float:
     """Return when the step that is running became possible; outside of steps, the time.
 
-    A step that had to wait for a point in time is run a little later than that. What it does
-    counts from the point, or each step would add the time that it took to notice.
+    A step that had to wait is run a little later. What it does counts from the point in time, or
+    each step would add the time that it took to notice.
     """
     return getattr(_present, "time", None) or time.perf_counter()
 

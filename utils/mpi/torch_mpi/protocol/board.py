@@ -34,11 +34,6 @@ _END_TAG = 3
 class Board:
     """Words (64 bits each, zero at first) and one text per rank.
 
-    Args:
-        communicator: all its ranks make the board together.
-        words: words of each rank.
-        text: whether each rank has a text.
-
     Attributes:
         words: all words, to be read only. That of a rank is at ``index * size + rank``, so that
             the words of all ranks for one index lie side by side.
@@ -214,8 +209,7 @@ def make(
 
     Args:
         another: makes a communicator of the same ranks that is the board's own, where it needs one.
-        one_machine: whether all ranks share memory. ``MPI_BACKEND_BOARD=messages`` has messages
-            used there, too.
+        one_machine: whether all ranks share memory, which ``MPI_BACKEND_BOARD=messages`` denies.
     """
     free_closed()
     if one_machine and os.environ.get("MPI_BACKEND_BOARD") != "messages":

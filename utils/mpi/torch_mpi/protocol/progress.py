@@ -167,10 +167,9 @@ class Progress:
             self._wake_up()
 
     def leak(self, work: Work) -> None:
-        """Keep the memory of a communication that nobody waits for any more.
+        """Keep the memory of a communication that nobody waits for any more, for good.
 
-        For good, by a reference that is never given back: MPI may write there until its last
-        call, which is in MPI_Finalize, after Python has emptied its modules.
+        MPI may write there until MPI_Finalize, after Python has emptied its modules.
         """
         self._leaked.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))

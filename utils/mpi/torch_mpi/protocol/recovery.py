@@ -210,10 +210,9 @@ class Assembly(Waitable):
     """All ranks are here, and none of them leaves any more: something to wait for.
 
     Args:
-        board: of the world.
-        here, acknowledged: indices of two words on it.
-        ranks: returns who has to come, this rank among them. It is asked again and again, and so a
-            rank that dies can be left out.
+        here, acknowledged: indices of two words on the world's board.
+        ranks: returns who has to come, this rank among them, whenever that is asked: a rank that
+            dies can be left out.
         number: of the meeting; larger than that of the last one.
         check: raises an error when the ranks will not come.
     """
@@ -374,8 +373,7 @@ class Flush(Exchange):
     """Everything that was sent before is out of a communicator: something to wait for.
 
     Args:
-        all_sent: returns whether everything that this rank has sent was taken; a large message
-            moves only while its sender calls MPI.
+        all_sent: returns whether everything that this rank has sent was taken.
     """
 
     purpose = "the end of what was under way"

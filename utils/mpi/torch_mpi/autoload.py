@@ -46,8 +46,8 @@ class LazyProcessGroupMPI:
 def is_mpi_available() -> bool:
     """Return True if ``init_process_group("mpi")`` would work in this process.
 
-    Nothing is loaded here: a child process tries, once. PyTorch 2.13 asks before it creates a group;
-    it gets True, as :meth:`LazyProcessGroupMPI.create` knows what to say if there is no MPI.
+    Nothing is loaded here: a child process tries, once. PyTorch 2.13 asks before it makes a group,
+    and gets True: :meth:`LazyProcessGroupMPI.create` knows what to say if there is no MPI.
     """
     if sys._getframe(1).f_code.co_name == "_new_process_group_helper":
         return True

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.group.point_to_point import Seal
+from torch_mpi.group.messages import Seal
 from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
 from utils.jobs.diagnosis_score import rows, run

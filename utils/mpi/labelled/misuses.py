@@ -10,22 +10,14 @@ buffer_and_wait = collector(PAIRS, "buffer and wait")
 buffer_and_wait(
     "the tensor is refilled while it is sent",
     """
-    if rank == 0:
-        work = dist.isend(large, dst=1)  #!
-        large.fill_(7)
-        work.wait()
-    else:
-        time.sleep(0.3)
-        dist.recv(large, src=0)
-    """,
-    """
-    if rank == 0:
-        work = dist.isend(large, dst=1)
-        work.wait()
-        large.fill_(7)
-    else:
-        time.sleep(0.3)
-        dist.recv(large, src=0)
+      if rank == 0:
+          work = dist.isend(large, dst=1)  #!
+    +     work.wait()
+          large.fill_(7)
+    -     work.wait()
+      else:
+          time.sleep(0.3)
+          dist.recv(large, src=0)
     """,
     r"isend|send",
     r"chang|modif|writ",
@@ -33,13 +25,9 @@ buffer_and_wait(
 buffer_and_wait(
     "the sum is read before the wait",
     """
-    work = dist.all_reduce(large, async_op=True)  #!
-    mean = large / size
-    """,
-    """
-    work = dist.all_reduce(large, async_op=True)
-    work.wait()
-    mean = large / size
+      work = dist.all_reduce(large, async_op=True)  #!
+    + work.wait()
+      mean = large / size
     """,
     r"all_reduce",
     r"wait",
@@ -47,18 +35,12 @@ buffer_and_wait(
 buffer_and_wait(
     "a receive that is never waited for",
     """
-    if rank == 0:
-        dist.send(small, dst=1)
-    else:
-        dist.irecv(small, src=0)  #!
-        print(small.sum().item())
-    """,
-    """
-    if rank == 0:
-        dist.send(small, dst=1)
-    else:
-        dist.irecv(small, src=0).wait()
-        print(small.sum().item())
+      if rank == 0:
+          dist.send(small, dst=1)
+      else:
+    -     dist.irecv(small, src=0)  #!
+    +     dist.irecv(small, src=0).wait()
+          print(small.sum().item())
     """,
     r"recv",
     r"wait",
@@ -68,26 +50,20 @@ buffering_hazard = collector(PAIRS, "buffering hazard")
 buffering_hazard(
     "both send first, little enough to be buffered",
     """
-    dist.send(small, dst=1 - rank)  #!
-    dist.recv(torch.zeros(4), src=1 - rank)
-    """,
-    """
-    work = dist.isend(small, dst=1 - rank)
-    dist.recv(torch.zeros(4), src=1 - rank)
-    work.wait()
+    - dist.send(small, dst=1 - rank)  #!
+    + work = dist.isend(small, dst=1 - rank)
+      dist.recv(torch.zeros(4), src=1 - rank)
+    + work.wait()
     """,
     *CIRCLE_OF_TWO,
 )
 buffering_hazard(
     "a ring in which all send first",
     """
-    dist.send(small, dst=(rank + 1) % size)  #!
-    dist.recv(torch.zeros(4), src=(rank - 1) % size)
-    """,
-    """
-    work = dist.isend(small, dst=(rank + 1) % size)
-    dist.recv(torch.zeros(4), src=(rank - 1) % size)
-    work.wait()
+    - dist.send(small, dst=(rank + 1) % size)  #!
+    + work = dist.isend(small, dst=(rank + 1) % size)
+      dist.recv(torch.zeros(4), src=(rank - 1) % size)
+    + work.wait()
     """,
     *CIRCLE_OF_THREE,
     ranks=3,
@@ -97,14 +73,10 @@ group_misuse = collector(PAIRS, "group misuse")
 group_misuse(
     "a global rank that is not in the group",
     """
-    group = dist.new_group([1, 2])
-    if rank in (1, 2):
-        dist.broadcast(small, src=0, group=group)  #!
-    """,
-    """
-    group = dist.new_group([1, 2])
-    if rank in (1, 2):
-        dist.broadcast(small, src=1, group=group)
+      group = dist.new_group([1, 2])
+      if rank in (1, 2):
+    -     dist.broadcast(small, src=0, group=group)  #!
+    +     dist.broadcast(small, src=1, group=group)
     """,
     r"Global rank 0 is not part of group",
     ranks=3,
@@ -112,27 +84,20 @@ group_misuse(
 group_misuse(
     "a group that is gone",
     """
-    group = dist.new_group([0, 1])
-    dist.destroy_process_group(group)
-    dist.all_reduce(small, group=group)  #!
-    """,
-    """
-    group = dist.new_group([0, 1])
-    dist.all_reduce(small, group=group)
-    dist.destroy_process_group(group)
+      group = dist.new_group([0, 1])
+    + dist.all_reduce(small, group=group)
+      dist.destroy_process_group(group)
+    - dist.all_reduce(small, group=group)  #!
     """,
     r"destroyed|cannot be used any more|Invalid process group|does not exist",
 )
 group_misuse(
     "the world on one rank, a group on the other",
     """
-    pair = dist.new_group([0, 1])
-    dist.all_reduce(small, group=pair if rank == 0 else None)  #!
-    """,
-    """
-    pair = dist.new_group([0, 1])
-    if rank < 2:
-        dist.all_reduce(small, group=pair)
+      pair = dist.new_group([0, 1])
+    - dist.all_reduce(small, group=pair if rank == 0 else None)  #!
+    + if rank < 2:
+    +     dist.all_reduce(small, group=pair)
     """,
     r"rank 0 waits in all_reduce",
     r"rank 1 waits in all_reduce",
@@ -141,13 +106,10 @@ group_misuse(
 group_misuse(
     "a sum over a group that this rank is not in",
     """
-    evens = dist.new_group([0, 2])
-    dist.all_reduce(small, group=evens)  #!
-    """,
-    """
-    evens = dist.new_group([0, 2])
-    if rank in (0, 2):
-        dist.all_reduce(small, group=evens)
+      evens = dist.new_group([0, 2])
+    - dist.all_reduce(small, group=evens)  #!
+    + if rank in (0, 2):
+    +     dist.all_reduce(small, group=evens)
     """,
     r"rank 1",
     r"does not belong to the given group|not in the group|not part of",
@@ -158,14 +120,10 @@ unmatched_at_the_end = collector(PAIRS, "unmatched at the end")
 unmatched_at_the_end(
     "a message that nobody receives",
     """
-    if rank == 0:
-        dist.send(small, dst=1, tag=3)  #!
-    """,
-    """
-    if rank == 0:
-        dist.send(small, dst=1, tag=3)
-    else:
-        dist.recv(small, src=0, tag=3)
+      if rank == 0:
+          dist.send(small, dst=1, tag=3)  #!
+    + else:
+    +     dist.recv(small, src=0, tag=3)
     """,
     r"rank 0",
     r"float32\[4\]",
@@ -174,18 +132,12 @@ unmatched_at_the_end(
 unmatched_at_the_end(
     "one message too many",
     """
-    for step in range(3):
-        if rank == 0:
-            dist.send(small, dst=1)  #!
-        elif step:
-            dist.recv(small, src=0)
-    """,
-    """
-    for step in range(3):
-        if rank == 0:
-            dist.send(small, dst=1)
-        else:
-            dist.recv(small, src=0)
+      for step in range(3):
+          if rank == 0:
+              dist.send(small, dst=1)  #!
+    -     elif step:
+    +     else:
+              dist.recv(small, src=0)
     """,
     r"rank 0",
     r"received",
@@ -193,12 +145,10 @@ unmatched_at_the_end(
 unmatched_at_the_end(
     "an asynchronous sum that the others never begin",
     """
-    if rank == 0:
-        work = dist.all_reduce(small, async_op=True)  #!
-    """,
-    """
-    work = dist.all_reduce(small, async_op=True)
-    work.wait()
+    - if rank == 0:
+    -     work = dist.all_reduce(small, async_op=True)  #!
+    + work = dist.all_reduce(small, async_op=True)
+    + work.wait()
     """,
     r"rank 0",
     r"all_reduce",

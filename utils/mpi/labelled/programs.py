@@ -4,7 +4,8 @@ Each is a script by itself: ``mpiexec -n 2 python program.py``. It begins with :
 which joins the backend that ``LABELLED_BACKEND`` names, and gives ``rank``, ``size``, ``small`` (4
 elements of float32) and ``large`` (4 MB, more than any library sends before it is received).
 ``LABELLED_TIMEOUT`` has the seconds that a wait may last; a backend other than ``mpi`` needs a file
-to meet in, ``LABELLED_STORE``. A line that ends in ``#!`` is one that a report has to name.
+to meet in, ``LABELLED_STORE``. A pair is written as a diff, from the wrong program to the right
+one. A line that ends in ``#!`` is one that a report of the wrong one has to name.
 """
 
 from __future__ import annotations
@@ -59,21 +60,26 @@ class Pair:
 
     Attributes:
         name, kind: what it is called; one of :data:`KINDS`.
-        wrong, right: their text after the prelude.
+        diff: their text after the prelude: lines of the wrong one begin with ``-``, those of the
+            right one with ``+``, those of both with a blank.
         says: regular expressions, of which each has to be found in a report of the wrong one.
         ranks: how many it needs.
     """
 
     name: str
     kind: str
-    wrong: str
-    right: str
+    diff: str
     says: tuple[str, ...]
     ranks: int = 2
 
     def text(self, right: bool) -> str:
-        """The whole program."""
-        return PRELUDE + textwrap.dedent(self.right if right else self.wrong).lstrip("\n")
+        """Return the whole program."""
+        other = "-" if right else "+"
+        lines = textwrap.dedent(self.diff).strip("\n").splitlines()
+        program = [line[2:] for line in lines if not line.startswith(other)]
+        if right:
+            program = [line.removesuffix("  #!") for line in program]
+        return PRELUDE + "\n".join([*program, ""])
 
 
 #: What a report says of ranks that wait for each other in a circle.
@@ -82,9 +88,9 @@ CIRCLE_OF_THREE = (r"Deadlock", r"0 → 1 → 2 → 0")
 
 
 def collector(pairs: list[Pair], kind: str) -> Callable[..., None]:
-    """Return what adds a pair of this class: name, wrong and right text, and what a report says."""
+    """Return what adds a pair of this class: its name, its diff, and what a report says."""
 
-    def add(name: str, wrong: str, right: str, *says: str, ranks: int = 2) -> None:
-        pairs.append(Pair(name, kind, wrong, right, says, ranks))
+    def add(name: str, diff: str, *says: str, ranks: int = 2) -> None:
+        pairs.append(Pair(name, kind, diff, says, ranks))
 
     return add

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
-from .notebook import NotebookError, lab
+from .notebook import NotebookError, cell_problems, lab
 from .release import is_solution
 
 KINDS = RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
@@ -117,16 +117,14 @@ def kind(cell: NotebookNode) -> str:
 
 def problems(nb: NotebookNode) -> Iterator[str]:
     """Yield what is missing, or not written as it must be."""
-    for cell in nb.cells:
-        yield from (f"cell '{cell.id}': {text}" for text in _kind_problems(cell))
+    yield from cell_problems(nb, _kind_problems)
     for wanted in (QUESTIONS, SHORTER):
         count = len(_of_kind(nb, wanted))
         if count != 1:
             yield f"{count} cells of the kind {wanted!r}: write one, at the end"
-    for cell in _of_kind(nb, QUESTIONS):
-        yield from (f"cell '{cell.id}': {text}" for text in _question_problems(cell.source))
-    for cell in _of_kind(nb, SHORTER):
-        yield from (f"cell '{cell.id}': {text}" for text in _cut_problems(nb, cell.source))
+    yield from cell_problems(nb, _question_problems)
+    parts = _parts(nb)
+    yield from cell_problems(nb, lambda cell: _cut_problems(cell, parts))
     for answer, cell in rubric_cells(nb):
         if cell is None:
             yield f"cell '{answer.id}': no rubric below it: add a cell of the kind {RUBRIC!r}"
@@ -150,8 +148,10 @@ def _lines(source: str) -> str:
     return re.sub(r"\n +(?=\S)", " ", source)
 
 
-def _question_problems(source: str) -> Iterator[str]:
-    questions = _QUESTION.findall(_lines(source))
+def _question_problems(cell: NotebookNode) -> Iterator[str]:
+    if kind(cell) != QUESTIONS:
+        return
+    questions = _QUESTION.findall(_lines(cell.source))
     if not FEWEST_QUESTIONS <= len(questions) <= MOST_QUESTIONS:
         yield f"{len(questions)} questions, written as '1. **Who waits?** Rank 0.': write 4 to 6"
     for text, _ in questions:
@@ -159,17 +159,23 @@ def _question_problems(source: str) -> Iterator[str]:
             yield f"{text!r} is no question: end it with '?'"
 
 
-def _cut_problems(nb: NotebookNode, source: str) -> Iterator[str]:
-    cuts = _cuts(source)
-    if not cuts:
-        yield "nothing to leave out, written as '- **1.7; 1.B**: why': write at least one"
-    # Parts of a lab are called by the numbers of tasks and by headings.
+def _parts(nb: NotebookNode) -> set[str]:
+    """Return what parts of a lab are called by: the numbers of tasks, and headings."""
     names = {str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("task")}
     for cell in nb.cells:
         if cell.cell_type == "markdown" and not kind(cell):
             names.update(re.findall(r"^## (.+)$", cell.source, re.MULTILINE))
+    return names
+
+
+def _cut_problems(cell: NotebookNode, parts: set[str]) -> Iterator[str]:
+    if kind(cell) != SHORTER:
+        return
+    cuts = _cuts(cell.source)
+    if not cuts:
+        yield "nothing to leave out, written as '- **1.7; 1.B**: why': write at least one"
     for name in (name for cut in cuts for name in cut.what):
-        if name not in names:
+        if name not in parts:
             yield f"{name!r} is no task and no heading of this lab"
 
 

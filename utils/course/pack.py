@@ -8,14 +8,13 @@ after reading and running go to its tasks, in proportion to their points.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
+import runpy
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 from markupsafe import Markup
 from nbformat import NotebookNode
@@ -109,11 +108,6 @@ def a_point(parts: list[Section]) -> float:
     return sum(section.work for section in parts) / points if points else 0.0
 
 
-def needed_by(parts: list[Section], task: str) -> list[str]:
-    """Return the titles of the later sections that use what a task defines."""
-    return [section.title for section in parts if task in section.needs]
-
-
 def _add(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
     """Count a cell in. `owners` has the task that defines a name, of all cells so far."""
     about = lab(cell)
@@ -183,26 +177,16 @@ def mistakes(number: str, folder: Path = ANSWERS) -> dict[str, list[Wrong]]:
     path = folder / f"lab{number}.py"
     if not path.is_file():
         return {}
-    tables = _module(path)
-    by_task = defaultdict(list)
-    for task, deed, *_, words in [*tables.WRONG, *getattr(tables, "CHANGES", ())]:
-        by_task[task].append(Wrong(deed, words))
-    return {task: by_task[task] for task in tables.CELLS}
-
-
-def _module(path: Path) -> ModuleType:
-    """Import the tables of a lab; they import what lies beside ``answers``."""
-    spec = importlib.util.spec_from_file_location(f"answers_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a module of Python")
-    module = importlib.util.module_from_spec(spec)
-    beside = str(path.parents[1])
+    beside = str(folder.parent)  # the tables import what lies there
     sys.path.insert(0, beside)
     try:
-        spec.loader.exec_module(module)
+        tables = runpy.run_path(str(path))
     finally:
         sys.path.remove(beside)
-    return module
+    by_task = defaultdict(list)
+    for task, deed, *_, words in [*tables["WRONG"], *tables.get("CHANGES", ())]:
+        by_task[task].append(Wrong(deed, words))
+    return {task: by_task[task] for task in tables["CELLS"]}
 
 
 # --- pages --------------------------------------------------------------------------------------
@@ -295,7 +279,7 @@ def write(packs: list[Pack], folder: Path) -> None:
     """Write ``index.html``, a page for each lab, and their pictures."""
     templates = environment()
     templates.filters["spoken"] = _inline
-    templates.globals |= {"a_point": a_point, "needed_by": needed_by, "TIGHT": TIGHT}
+    templates.globals |= {"a_point": a_point, "TIGHT": TIGHT}
     for entry in packs:
         save(entry.pictures, folder / "figures" / entry.name)
         page = templates.get_template("pack_lab.html.j2").render(pack=entry)

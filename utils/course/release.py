@@ -35,7 +35,17 @@ from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, LockCells
 
 from utils.checks.model import FOLDER, pack
 
-from .notebook import LABS, SOLUTIONS, NotebookError, dumps, lab, normalise, notebooks, read
+from .notebook import (
+    LABS,
+    SOLUTIONS,
+    NotebookError,
+    cell_problems,
+    dumps,
+    lab,
+    normalise,
+    notebooks,
+    read,
+)
 
 TEXT_STUB = "*Write your answer here.*"
 REGIONS = ("SOLUTION", "HIDDEN TESTS")
@@ -170,10 +180,10 @@ def student_text(path: Path) -> str:
 
 def model_text(path: Path) -> str:
     """Return the model's answers to the tasks of a lab, as the text of their file."""
-    answers: dict[str, list[str]] = {}
+    answers = defaultdict(list)
     for cell in read(path).cells:
         if is_solution(cell) and cell.cell_type == "code":
-            answers.setdefault(lab(cell)["task"], []).append(cell.source)
+            answers[lab(cell)["task"]].append(cell.source)
     return pack(answers)
 
 
@@ -230,16 +240,13 @@ def _is(path: Path, text: str) -> bool:
 
 def require_markup(nb: NotebookNode, name: str) -> None:
     """Raise a MarkupError that names every cell in error and what to do about it."""
-    problems = list(markup_problems(nb))
-    if problems:
+    if problems := list(markup_problems(nb)):
         raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
 
 
 def markup_problems(nb: NotebookNode) -> Iterator[str]:
     """Yield what an author must repair before the notebook can be released."""
-    for cell in nb.cells:
-        for problem in (*_region_problems(cell), *_metadata_problems(cell), *_lab_problems(cell)):
-            yield f"cell '{cell.id}': {problem}"
+    yield from cell_problems(nb, _region_problems, _metadata_problems, _lab_problems)
     owners = defaultdict(list)
     for cell in nb.cells:
         owners[cell.metadata.get("nbgrader", {}).get("grade_id")].append(f"'{cell.id}'")

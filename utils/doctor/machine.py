@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils.doctor.finding import SettledError, error, gist, install_command, not_tested
+from utils.doctor.finding import error, gist, install_command, not_tested
 from utils.doctor.probes import MARK
 from utils.jobs import python_command
 
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 class Probe:
     """A process that tells facts by `probes.tell`, in a session of its own, until its deadline."""
 
-    def __init__(self, command: list[str], deadline: float, env: dict[str, str] | None = None):
+    def __init__(self, command: list[str], deadline: float, env: dict[str, str]):
         self._deadline = deadline
         self._started = time.monotonic()
         self._process = subprocess.Popen(
@@ -102,7 +102,7 @@ class Probe:
         self._process.wait(5)
 
 
-def python_probe(function: str, *arguments: str) -> list[str]:
+def probe_command(function: str, *arguments: str) -> list[str]:
     """Return the command that runs a function of `utils.doctor.probes` in a fresh Python."""
     code = f"from utils.doctor import probes; probes.{function}(*sys.argv[1:])"
     return python_command(code, *arguments)
@@ -135,40 +135,39 @@ class Machine:
     def start(
         self, command: list[str], deadline: float | None = None, env: dict[str, str] | None = None
     ) -> Probe:
-        """Start a probe that does not outlive this object."""
-        probe = Probe(command, deadline or self.timeout, env)
+        """Start a probe that does not outlive this object; `env` adds to the variables here."""
+        probe = Probe(command, deadline or self.timeout, os.environ | (env or {}))
         self._probes.append(probe)
         return probe
 
+    def ask(self, *parts: str, env: dict[str, str] | None = None) -> Probe:
+        """Start a probe that tells about these parts, see `probes.PARTS`."""
+        return self.start(probe_command("tell_about", *parts), env=env)
+
     @functools.cached_property
     def pytorch(self) -> Probe:
-        """Tells about "torch", "torchvision" and "data"."""
-        return self.start(python_probe("probe_pytorch"))
+        """Tells about PyTorch, torchvision and the data set."""
+        return self.ask("torch", "torchvision", "data")
 
     @functools.cached_property
     def jupyter(self) -> Probe:
-        """Tells about "jupyterlab", "ipyparallel" and "nbval"."""
-        return self.start(python_probe("probe_jupyter"))
+        """Tells about JupyterLab and what comes with it."""
+        return self.ask("jupyterlab", "ipyparallel", "nbval")
 
     @functools.cached_property
     def backend(self) -> Probe:
-        """Tells about "all_reduce" in a process group of one rank."""
-        return self.start(python_probe("probe_backend"), env=os.environ | self.rank_environment)
+        """Tells about an all_reduce in a process group of one rank."""
+        return self.ask("all_reduce", env=self.rank_environment)
 
     @functools.cached_property
     def mpi(self) -> Probe:
-        """Tells about the "library" that a rank loads."""
-        return self.start(python_probe("probe_library"), env=os.environ | self.rank_environment)
+        """Tells about the MPI library that a rank loads."""
+        return self.ask("library", env=self.rank_environment)
 
     @property
     def library(self) -> Facts:
         """Name and path of the MPI library that a rank loads, or "error"."""
         return self.mpi.facts("library")
-
-    @functools.cached_property
-    def library_of_scripts(self) -> Facts:
-        """The same of a process for which the course sets nothing."""
-        return self.start(python_probe("probe_library")).facts("library")
 
     @functools.cached_property
     def plan(self) -> tuple[Plan | None, str]:
@@ -189,8 +188,8 @@ class Machine:
     def rank_environment(self) -> dict[str, str]:
         """What the course sets for its ranks; nothing where that fails (see "launcher")."""
         with contextlib.suppress(Exception):
-            plan, _ = self.plan
-            return plan.environment if plan else {}
+            if plan := self.plan[0]:
+                return plan.environment
         return {}
 
     @property
@@ -208,9 +207,8 @@ class Machine:
         plan, why = self.plan
         if plan is None:
             raise RuntimeError(why)
-        command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *python_probe("probe_rank")]
-        env = os.environ | plan.environment | {watchdog.VARIABLE: self._mark}
-        return self.start(command, env=env).outcome
+        command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *probe_command("tell_on_rank")]
+        return self.start(command, env=plan.environment | {watchdog.VARIABLE: self._mark}).outcome
 
     def told_by_ranks(self, part: str) -> list[Facts]:
         """Return what each rank told about "world" or "all_reduce"; nothing if none can start."""
@@ -228,7 +226,7 @@ def facts_of(probe: Probe, part: str, extra: str = "") -> Facts:
     """Return what a probe told about a part. Without that, the finding is: install it."""
     facts = probe.facts(part)
     if "error" in facts:
-        raise SettledError(error(facts["error"], install_command(extra)))
+        raise error(facts["error"], install_command(extra))
     return facts
 
 
@@ -236,5 +234,5 @@ def needs_pytorch(machine: Machine) -> Facts:
     """Return what the probe told about PyTorch. Without that, the finding is: not tested."""
     facts = machine.pytorch.facts("torch")
     if "error" in facts:
-        raise SettledError(not_tested("needs PyTorch"))
+        raise not_tested("PyTorch")
     return facts

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # Seconds. On a laptop, two ranks take 2 to 5.
 SLOW_START = 20
 
-NO_LAUNCHER = not_tested('needs a launcher that works, see "launcher"')
+NO_LAUNCHER = not_tested('a launcher that works, see "launcher"')
 
 
 def check_library(machine: Machine) -> Finding:
@@ -56,7 +56,7 @@ def check_library(machine: Machine) -> Finding:
 def _for_scripts_too(machine: Machine, fact: str) -> Finding:
     """Does mpi4py load the same one where the course doesn't name it, in a batch script?"""
     named = machine.rank_environment.get("MPI4PY_LIBMPI")
-    others = machine.library_of_scripts if named else machine.library
+    others = machine.ask("library").facts("library") if named else machine.library
     if others.get("path") == machine.library["path"]:
         return ok(fact)
     loads = others.get("name", "none")
@@ -98,7 +98,7 @@ def check_launcher(machine: Machine) -> Finding:
         return error(fact, remedy)
     library = machine.library
     if "error" in library:
-        return not_tested("needs an MPI library")
+        return not_tested("an MPI library")
     launcher = plan.launcher
     path = short(launcher.path)
     belongs = launcher.belongs_to(library["name"])
@@ -168,7 +168,7 @@ def check_ranks(machine: Machine) -> Finding:
     task = 'init_process_group("mpi") and all_reduce on 2 ranks'
     failures = [facts["error"] for facts in sums if "error" in facts]
     if failures and "error" in machine.backend.facts("all_reduce"):
-        return not_tested('needs a backend that works, see "PyTorch" and "backend"')
+        return not_tested('a backend that works, see "PyTorch" and "backend"')
     if failures:
         remedy = "it works on one rank: please report it with this line"
         return error(f"{task}: {failures[0]}", remedy)

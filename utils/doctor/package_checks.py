@@ -27,7 +27,7 @@ from utils.doctor.finding import (
     short,
     warning,
 )
-from utils.doctor.machine import Machine, facts_of, needs_pytorch, python_probe
+from utils.doctor.machine import Machine, facts_of, needs_pytorch, probe_command
 from utils.doctor.machine_checks import existing
 from utils.jobs import ROOT
 
@@ -214,11 +214,11 @@ def check_backend(machine: Machine) -> Finding:
 def _tried(machine: Machine, version: str) -> Finding:
     """Judge `init_process_group("mpi")` and an all_reduce on one rank."""
     if not in_range(version, requirements()["torch"]):
-        return not_tested('needs another PyTorch, see "PyTorch"')
+        return not_tested('another PyTorch, see "PyTorch"')
     if "error" in machine.library:
-        return not_tested('needs an MPI library, see "MPI library"')
+        return not_tested('an MPI library, see "MPI library"')
     if not machine.has_launcher:
-        return not_tested('needs a launcher that works, see "launcher"')
+        return not_tested('a launcher that works, see "launcher"')
     sums = machine.backend.facts("all_reduce")
     if "error" in sums:
         fact = f'init_process_group("mpi") fails on one rank: {sums["error"]}'
@@ -253,7 +253,7 @@ def check_data(machine: Machine) -> Finding:
     )
     if not os.access(existing(Path(facts["root"])), os.W_OK):
         return warning(f"no place for it: {short(facts['root'])} can't be written", own_copy)
-    answer = machine.start(python_probe("probe_url", facts["url"]), DOWNLOAD_DEADLINE)
+    answer = machine.start(probe_command("tell_of_url", facts["url"]), DOWNLOAD_DEADLINE)
     if "error" not in answer.facts("server"):
         return ok("not here yet; a lab downloads it (31 MB), and its server answers")
     return warning("not here, its server does not answer: the labs use a stand-in", own_copy)

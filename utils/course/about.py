@@ -117,10 +117,15 @@ def _faults(about: Mapping[str, Any], number: str, numbers: set[str]) -> Iterato
     if lack or have:
         yield f"its lab metadata {' and '.join(lack + have)}: write {EXAMPLE}"
         return
-    for key, (is_right, text) in RULES.items():
-        if not is_right(about[key]):
-            yield f"its {key} {text.format(about[key])}"
-    for other in about["builds_on"] if isinstance(about["builds_on"], list) else ():
+    wrong = [key for key, (is_right, _) in RULES.items() if not is_right(about[key])]
+    for key in wrong:
+        yield f"its {key} {RULES[key][1].format(about[key])}"
+    if "builds_on" not in wrong:
+        yield from _order_faults(about["builds_on"], number, numbers)
+
+
+def _order_faults(builds_on: list[str], number: str, numbers: set[str]) -> Iterator[str]:
+    for other in builds_on:
         if other not in numbers:
             few = f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else ", ".join(numbers)
             yield f"builds on {other!r}, but there is no such lab: there are {few}"

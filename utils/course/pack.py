@@ -12,7 +12,6 @@ import re
 import runpy
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,7 +93,9 @@ def sections(nb: NotebookNode, minutes: float) -> list[Section]:
             continue
         if cell.cell_type == "markdown" and (head := re.search(r"^## (.+)$", cell.source, re.M)):
             result.append(Section(head[1]))
-        _add(result[-1], cell, owners)
+        _count(result[-1], cell)
+        if cell.cell_type == "code":
+            _link(result[-1], cell, owners)
     left = minutes - sum(section.minutes for section in result)
     whole = sum(section.weight for section in result)
     for section in result:
@@ -108,8 +109,7 @@ def a_point(parts: list[Section]) -> float:
     return sum(section.work for section in parts) / points if points else 0.0
 
 
-def _add(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
-    """Count a cell in. `owners` has the task that defines a name, of all cells so far."""
+def _count(section: Section, cell: NotebookNode) -> None:
     about = lab(cell)
     section.seconds += seconds(cell)
     if is_solution(cell):
@@ -125,32 +125,21 @@ def _add(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
     ):
         section.lines += sum(bool(line.strip()) for line in cell.source.splitlines())
     section.weight += PREDICTION * bool(about.get("predict"))
-    if cell.cell_type == "code":
-        used = [task for task in _used(cell.source, owners) if task not in section.tasks]
-        section.needs = list(dict.fromkeys(section.needs + used))
-        if is_solution(cell):
-            owners |= dict.fromkeys(_defined(cell.source), about["task"])
 
 
-def _tree(source: str) -> ast.Module:
-    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+def _link(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
+    """Note what a cell needs. `owners` has the task that defines a name, of all cells so far."""
     try:
-        return ast.parse("\n".join(lines))
+        tree = ast.parse(re.sub(r"^[ \t]*[%!].*", "", cell.source, flags=re.MULTILINE))
     except SyntaxError:
-        return ast.Module([], [])
-
-
-def _defined(source: str) -> Iterator[str]:
-    """Yield the names of functions and classes: what other cells call."""
-    for node in _tree(source).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-
-
-def _used(source: str, owners: dict[str, str]) -> Iterator[str]:
-    for node in ast.walk(_tree(source)):
-        if isinstance(node, ast.Name) and node.id in owners:
-            yield owners[node.id]
+        return
+    for node in ast.walk(tree):
+        task = owners.get(node.id) if isinstance(node, ast.Name) else None
+        if task and task not in [*section.tasks, *section.needs]:
+            section.needs.append(task)
+    if is_solution(cell):
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        owners |= {function.name: lab(cell)["task"] for function in functions}
 
 
 # --- what goes wrong ----------------------------------------------------------------------------
@@ -158,12 +147,8 @@ def _used(source: str, owners: dict[str, str]) -> Iterator[str]:
 ANSWERS = ROOT / "tests/labs/answers"
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A wrong answer: what a student did, and words of what the check says."""
-
-    what: str
-    told: str
+#: A wrong answer: what a student did, and words of what the check says.
+Wrong = tuple[str, str]
 
 
 def mistakes(number: str, folder: Path = ANSWERS) -> dict[str, list[Wrong]]:
@@ -183,9 +168,9 @@ def mistakes(number: str, folder: Path = ANSWERS) -> dict[str, list[Wrong]]:
         tables = runpy.run_path(str(path))
     finally:
         sys.path.remove(beside)
-    by_task = defaultdict(list)
+    by_task: defaultdict[str, list[Wrong]] = defaultdict(list)
     for task, deed, *_, words in [*tables["WRONG"], *tables.get("CHANGES", ())]:
-        by_task[task].append(Wrong(deed, words))
+        by_task[task].append((deed, words))
     return {task: by_task[task] for task in tables["CELLS"]}
 
 
@@ -240,23 +225,23 @@ def pack(path: Path, nb: NotebookNode, about: About) -> Pack:
         NotebookError: Something is missing; says what and where.
     """
     parts = sections(nb, about.minutes)
+    noted = notes.read(nb, path.name)
     tasks = [cell for cell in nb.cells if lab(cell).get("title")]
     return Pack(
         name=path.stem,
         about=about,
         points=sum(section.points for section in parts),
         sections=parts,
-        notes=notes.read(nb, path.name),
+        notes=noted,
         titles={lab(cell)["task"]: lab(cell)["title"] for cell in tasks},
         mistakes=mistakes(about.number),
-        written=written(nb),
+        written=written(nb, noted.rubrics),
         pictures=list(pictures_of(nb)),
     )
 
 
-def written(nb: NotebookNode) -> list[Written]:
+def written(nb: NotebookNode, rubrics: dict[str, notes.Rubric]) -> list[Written]:
     """Return every written answer, with the question from the last text above it that asks it."""
-    rubrics = notes.read(nb, "").rubrics
     answers = []
     for answer, _ in notes.rubric_cells(nb):
         about = lab(answer)
@@ -266,11 +251,15 @@ def written(nb: NotebookNode) -> list[Written]:
             raise NotebookError(
                 f"cell '{answer.id}': no text above it asks **Explain {about['task']}.**"
             )
-        question = asks[-1][asks[-1].index("**Explain") :]
-        points = float(about.get("points", 0))
-        rubric = rubrics[about["task"]]
         answers.append(
-            Written(about["task"], about["title"], points, question, answer.source, rubric)
+            Written(
+                task=about["task"],
+                title=about["title"],
+                points=float(about.get("points", 0)),
+                question=asks[-1][asks[-1].index("**Explain") :],
+                model=answer.source,
+                rubric=rubrics[about["task"]],
+            )
         )
     return answers
 

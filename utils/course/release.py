@@ -49,6 +49,7 @@ from .notebook import (
 
 TEXT_STUB = "*Write your answer here.*"
 REGIONS = ("SOLUTION", "HIDDEN TESTS")
+FILL = "five_metrics.fill"
 
 
 class MarkupError(NotebookError):
@@ -95,12 +96,12 @@ class ClearPredictions(Preprocessor):
 
 
 def predictions(source: str) -> list[ast.expr]:
-    """Return what is predicted in a cell, in order: each number and each choice."""
-    values = []
+    """Return what is predicted in a cell: each number and each choice."""
+    values: list[ast.expr] = []
     for call in _calls(source, "predict"):
         answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
         values += answer.values if isinstance(answer, ast.Dict) else [answer]
-    return sorted(values, key=lambda value: (value.lineno, value.col_offset))
+    return values
 
 
 def judgements(source: str) -> list[ast.keyword]:
@@ -108,13 +109,16 @@ def judgements(source: str) -> list[ast.keyword]:
 
     Without those that say what was measured, ``f"… {sent} …"``, and without ``...``.
     """
-    words = [word for call in fills(source) for word in call.keywords]
-    return [word for word in words if not (_measured(word.value) or _nothing_yet(word.value))]
+    words = [word for call in _calls(source, FILL) for word in call.keywords]
+    return [word for word in words if _is_own(word.value)]
 
 
-def fills(source: str) -> list[ast.Call]:
-    """Return the calls of ``five_metrics.fill`` in a cell."""
-    return _calls(source, "five_metrics.fill")
+def _is_own(value: ast.expr) -> bool:
+    """Is it neither ``...`` nor an f-string with a name in it? ``f"{2 / 10}"`` has none."""
+    if not isinstance(value, ast.JoinedStr):
+        return ast.unparse(value) != "..."
+    parts = [part.value for part in value.values if isinstance(part, ast.FormattedValue)]
+    return not any(isinstance(node, ast.Name) for part in parts for node in ast.walk(part))
 
 
 def _calls(source: str, name: str) -> list[ast.Call]:
@@ -131,19 +135,6 @@ def own_words(source: str) -> list[ast.expr]:
     """Return what students put in themselves, in order: their predictions and judgements."""
     values = predictions(source) + [word.value for word in judgements(source)]
     return sorted(values, key=lambda value: (value.lineno, value.col_offset))
-
-
-def _measured(value: ast.expr) -> bool:
-    """Is it an f-string with a value that has a name? The result of ``2 / 10`` has none."""
-    return isinstance(value, ast.JoinedStr) and any(
-        isinstance(part, ast.FormattedValue)
-        and any(isinstance(node, ast.Name) for node in ast.walk(part.value))
-        for part in value.values
-    )
-
-
-def _nothing_yet(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is ...
 
 
 def is_solution(cell: NotebookNode) -> bool:
@@ -313,7 +304,7 @@ def _lab_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def _prediction_problems(cell: NotebookNode, about: dict[str, Any]) -> Iterator[str]:
-    if about.get("predict") and not (predictions(cell.source) or fills(cell.source)):
+    if about.get("predict") and not (predictions(cell.source) or _calls(cell.source, FILL)):
         yield (
             'is a prediction without a call of predict("what is measured", a number or a choice) '
             "or of five_metrics.fill"

@@ -56,7 +56,6 @@ class Mark:
 class Rubric:
     """A rubric of a task: what earns points, and what answers that come often get."""
 
-    task: str
     earns: tuple[Mark, ...]
     often: tuple[Mark, ...]
 
@@ -99,7 +98,7 @@ def read(nb: NotebookNode, name: str) -> Notes:
     return Notes(
         tuple(Question(*parts) for parts in _QUESTION.findall(_lines(questions.source))),
         _cuts(shorter.source),
-        {lab(answer)["task"]: _rubric(answer, cell) for answer, cell in rubric_cells(nb) if cell},
+        {lab(answer)["task"]: _rubric(cell) for answer, cell in rubric_cells(nb) if cell},
     )
 
 
@@ -185,7 +184,7 @@ def _cuts(source: str) -> tuple[Cut, ...]:
 
 
 def _rubric_problems(answer: NotebookNode, cell: NotebookNode) -> Iterator[str]:
-    rubric = _rubric(answer, cell)
+    rubric = _rubric(cell)
     points = lab(answer).get("points", 0)
     if not rubric.earns or not rubric.often:
         yield "says not both what earns points and what answers that come often get"
@@ -195,10 +194,10 @@ def _rubric_problems(answer: NotebookNode, cell: NotebookNode) -> Iterator[str]:
         yield f"gives an answer more than the {points:g} points that there are"
 
 
-def _rubric(answer: NotebookNode, cell: NotebookNode) -> Rubric:
+def _rubric(cell: NotebookNode) -> Rubric:
     earns, _, often = _lines(cell.source).partition(OFTEN)
-    marks = [
-        tuple(Mark(float(points), text) for points, text in _MARK.findall(part))
-        for part in (earns, often)
-    ]
-    return Rubric(lab(answer)["task"], *marks)
+    return Rubric(_marks(earns), _marks(often))
+
+
+def _marks(text: str) -> tuple[Mark, ...]:
+    return tuple(Mark(float(points), words) for points, words in _MARK.findall(text))

@@ -42,12 +42,9 @@ class Section:
     """A section is what stands from a heading to the next.
 
     Attributes:
-        title: The heading.
         tasks: The numbers of its tasks, in order, and what each weighs in the work.
-        points: Of them all.
         words: To be read, as are the lines; without hints, folded code, and what students write.
         seconds: That its cells ran.
-        weight: Its part in the work.
         work: Minutes.
         needs: The earlier tasks whose names its cells use.
     """
@@ -151,18 +148,18 @@ ANSWERS = ROOT / "tests/labs/answers"
 Wrong = tuple[str, str]
 
 
-def mistakes(number: str, folder: Path = ANSWERS) -> dict[str, list[Wrong]]:
+def mistakes(number: str) -> dict[str, list[Wrong]]:
     """Return a lab's wrong answers by task, as the tables in ``tests/labs/answers`` have them.
 
     Raises:
         NotebookError: These are not there, as in a bundle for students.
     """
-    if not folder.is_dir():
-        raise NotebookError(f"there is no {folder}: the pack is made in a clone of the course")
-    path = folder / f"lab{number}.py"
+    if not ANSWERS.is_dir():
+        raise NotebookError(f"there is no {ANSWERS}: the pack is made in a clone of the course")
+    path = ANSWERS / f"lab{number}.py"
     if not path.is_file():
         return {}
-    beside = str(folder.parent)  # the tables import what lies there
+    beside = str(ANSWERS.parent)  # the tables import what lies there
     sys.path.insert(0, beside)
     try:
         tables = runpy.run_path(str(path))
@@ -191,12 +188,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Pack:
-    """All that an instructor gets for a lab.
-
-    Attributes:
-        name: Of its notebook, without the ending.
-        titles: Of its tasks, by number.
-    """
+    """All that an instructor gets for a lab; its name is its notebook's, without the ending."""
 
     name: str
     about: About

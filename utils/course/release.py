@@ -143,8 +143,13 @@ def is_solution(cell: NotebookNode) -> bool:
 
 
 def student_version(nb: NotebookNode, name: str) -> NotebookNode:
-    """Return the student's notebook; the one given is left as it is."""
-    require_markup(nb, name)
+    """Return the student's notebook; the one given is left as it is.
+
+    Raises:
+        MarkupError: Names every cell in error, and what to do about it.
+    """
+    if problems := list(markup_problems(nb)):
+        raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
     nb = without_notes(normalise(copy.deepcopy(nb)))
     resources: dict[str, Any] = {}
     for preprocessor in (
@@ -171,7 +176,7 @@ def student_text(path: Path) -> str:
 
 def model_text(path: Path) -> str:
     """Return the model's answers to the tasks of a lab, as the text of their file."""
-    answers = defaultdict(list)
+    answers: dict[str, list[str]] = defaultdict(list)
     for cell in read(path).cells:
         if is_solution(cell) and cell.cell_type == "code":
             answers[lab(cell)["task"]].append(cell.source)
@@ -207,16 +212,14 @@ def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
     lines = []
     for path in solutions:
         try:
-            texts = released(path, labs_dir)
+            for target, text in released(path, labs_dir).items():
+                name = target.relative_to(labs_dir)
+                if not target.exists():
+                    lines.append(f"{name}: not released yet: make release")
+                elif not _is(target, text):
+                    lines.append(f"{name}: differs from what its solution gives: make release")
         except NotebookError as error:
             lines.append(str(error))
-            continue
-        for target, text in texts.items():
-            name = target.relative_to(labs_dir)
-            if not target.exists():
-                lines.append(f"{name}: not released yet: make release")
-            elif not _is(target, text):
-                lines.append(f"{name}: differs from what its solution gives: make release")
     names = {path.name for path in solutions}
     orphans = [path.name for path in notebooks(labs_dir) if path.name not in names]
     return lines + [f"{name}: has no solution: delete it, or add one" for name in orphans]
@@ -227,12 +230,6 @@ def _is(path: Path, text: str) -> bool:
 
 
 # --- markup ------------------------------------------------------------------------------------
-
-
-def require_markup(nb: NotebookNode, name: str) -> None:
-    """Raise a MarkupError that names every cell in error and what to do about it."""
-    if problems := list(markup_problems(nb)):
-        raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
 
 
 def markup_problems(nb: NotebookNode) -> Iterator[str]:

@@ -67,9 +67,10 @@ def examine(machine: Machine) -> Iterator[Finding]:
         return
     # They import for seconds: all at once, and not beside the ranks, whose time is taken.
     with contextlib.suppress(OSError):  # what can't be started is told by its own line
-        _ = machine.pytorch, machine.jupyter, machine.mpi
+        for part in ("torch", "jupyterlab", "library"):
+            machine.probe(part)
         if machine.has_launcher:  # on a rank it would wait for the others
-            _ = machine.backend
+            machine.probe("all_reduce")
     for name in CHECKS:
         yield find(name, machine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib
 import importlib.metadata
@@ -145,13 +146,11 @@ def _all_reduce_facts() -> dict[str, Any]:
     return {"value": number.item()}
 
 
-PARTS = {
-    "torch": _torch_facts,
-    "torchvision": _torchvision_facts,
-    "data": _data_facts,
-    "jupyterlab": _jupyterlab_facts,
-    "ipyparallel": _ipyparallel_facts,
-    "nbval": _nbval_facts,
-    "library": _library_facts,
-    "all_reduce": _all_reduce_facts,
-}
+#: Parts that one probe tells about, as they import the same, and the function that finds the facts.
+PROBES = (
+    {"torch": _torch_facts, "torchvision": _torchvision_facts, "data": _data_facts},
+    {"jupyterlab": _jupyterlab_facts, "ipyparallel": _ipyparallel_facts, "nbval": _nbval_facts},
+    {"library": _library_facts},
+    {"all_reduce": _all_reduce_facts},
+)
+PARTS = collections.ChainMap(*PROBES)

@@ -10,8 +10,6 @@ one. A line that ends in ``#!`` is one that a report of the wrong one has to nam
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 
 PRELUDE = """\
@@ -75,22 +73,29 @@ class Pair:
     def text(self, right: bool) -> str:
         """Return the whole program."""
         other = "-" if right else "+"
-        lines = textwrap.dedent(self.diff).strip("\n").splitlines()
-        program = [line[2:] for line in lines if not line.startswith(other)]
+        program = [line[2:] for line in self.diff.splitlines() if not line.startswith(other)]
         if right:
             program = [line.removesuffix("  #!") for line in program]
         return PRELUDE + "\n".join([*program, ""])
 
 
-#: What a report says of ranks that wait for each other in a circle.
-CIRCLE_OF_TWO = (r"Deadlock", r"0 → 1 → 0")
-CIRCLE_OF_THREE = (r"Deadlock", r"0 → 1 → 2 → 0")
+#: Begins a line with what a report says.
+SAYS = "says: "
 
 
-def collector(pairs: list[Pair], kind: str) -> Callable[..., None]:
-    """Return what adds a pair of this class: its name, its diff, and what a report says."""
+def read_pairs(text: str) -> list[Pair]:
+    """Return the pairs of a text.
 
-    def add(name: str, diff: str, *says: str, ranks: int = 2) -> None:
-        pairs.append(Pair(name, kind, diff, says, ranks))
-
-    return add
+    A line ``# KIND`` begins a class, and ``## NAME`` or ``## NAME [3 ranks]`` a pair. Below it is
+    what a report says, a regular expression in each line that begins with ``says:``, then the diff.
+    """
+    pairs = []
+    for of_a_kind in text.split("\n# ")[1:]:
+        kind, *blocks = of_a_kind.split("\n## ")
+        for block in blocks:
+            head, *lines = block.rstrip().splitlines()
+            name, _, ranks = head.removesuffix(" ranks]").partition(" [")
+            says = tuple(line[len(SAYS) :] for line in lines if line.startswith(SAYS))
+            diff = "\n".join(lines[len(says) :])
+            pairs.append(Pair(name, kind.strip(), diff, says, int(ranks or 2)))
+    return pairs

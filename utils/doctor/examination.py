@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from utils.doctor import machine_checks, mpi_checks, package_checks
-from utils.doctor.finding import Finding, error, not_tested, one_line
+from utils.doctor.finding import Finding, SettledError, error, not_tested, one_line
 from utils.doctor.machine import Machine
 
 #: In the order in which one repairs: what comes first is the cause of what fails below.
@@ -51,8 +51,8 @@ def find(name: str, machine: Machine) -> Finding:
     """Make one check; what it raises is a finding, too."""
     try:
         finding = CHECKS[name](machine)
-    except Finding as raised:
-        finding = raised
+    except SettledError as settled:
+        finding = settled.finding
     except ModuleNotFoundError as missing:
         finding = not_tested(str(missing.name))
     except Exception as failure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
 import sys
@@ -19,11 +18,11 @@ OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"
 IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
-@dataclass(eq=False)
-class Finding(Exception):
+@dataclass(frozen=True)
+class Finding:
     """A finding is a line of the report; its status is ok, warning (the labs run) or error.
 
-    A check returns it, or what the check asks raises it. The table of checks has the names.
+    Checks return it without a name: the table of checks has the names.
     """
 
     status: str
@@ -32,9 +31,27 @@ class Finding(Exception):
     remedy: str = ""
 
 
-ok = functools.partial(Finding, "ok", "")
-warning = functools.partial(Finding, "warning", "")
-error = functools.partial(Finding, "error", "")
+class SettledError(Exception):
+    """Raised in a check by what it asks, where that settles the finding."""
+
+    def __init__(self, finding: Finding):
+        super().__init__(finding.fact)
+        self.finding = finding
+
+
+def ok(fact: str) -> Finding:
+    """Return the finding that all is well."""
+    return Finding("ok", "", fact)
+
+
+def warning(fact: str, remedy: str = "") -> Finding:
+    """Return the finding that the labs run, but someone should know."""
+    return Finding("warning", "", fact, remedy)
+
+
+def error(fact: str, remedy: str) -> Finding:
+    """Return the finding that the labs don't run, or not all of them."""
+    return Finding("error", "", fact, remedy)
 
 
 def not_tested(needs: str) -> Finding:

@@ -13,7 +13,7 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils.doctor.finding import Finding, error, gist, install_command, not_tested
+from utils.doctor.finding import Finding, SettledError, error, gist, install_command, not_tested
 from utils.doctor.probes import MARK, PROBES
 from utils.jobs import python_command
 
@@ -202,7 +202,7 @@ class Machine:
 
         plan = self.plan
         if isinstance(plan, Finding):
-            raise plan
+            raise SettledError(plan)
         command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *probe_command("tell_on_rank")]
         return self.start(command, env=plan.environment | {watchdog.VARIABLE: self._mark}).outcome
 
@@ -221,7 +221,7 @@ def facts_of(machine: Machine, part: str, extra: str = "") -> Facts:
     """Return what is known about a part. Without that, the finding is: install it."""
     facts = machine.facts(part)
     if "error" in facts:
-        raise error(facts["error"], install_command(extra))
+        raise SettledError(error(facts["error"], install_command(extra)))
     return facts
 
 
@@ -229,5 +229,5 @@ def needs_pytorch(machine: Machine) -> Facts:
     """Return what is known about PyTorch. Without that, the finding is: not tested."""
     facts = machine.facts("torch")
     if "error" in facts:
-        raise not_tested("PyTorch")
+        raise SettledError(not_tested("PyTorch"))
     return facts

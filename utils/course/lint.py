@@ -40,6 +40,8 @@ OTHER_TAGS = {"skip-execution"}
 PLAINLY_DRAWS = re.compile(r"ranks\.timeline\([^\n]*\)\.figure\([^\n]*\);?")
 #: Of a picture's alternative text.
 FEWEST_WORDS = 3
+#: Columns of code that JupyterLab shows beside its file browser; solutions/ruff.toml has the same.
+WIDEST = 86
 
 
 def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
@@ -64,7 +66,7 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
 def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
     """Yield what is wrong with the cells of a solution."""
     for cell in nb.cells:
-        rules = (id_problems, marker_problems, output_problems, picture_problems)
+        rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
         yield from ((cell, text) for rule in rules for text in rule(cell))
     yield from drawing_problems(nb)
 
@@ -72,7 +74,7 @@ def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
 def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
     """Yield what is wrong with the cells of a student's notebook."""
     for cell in nb.cells:
-        yield from ((cell, text) for text in id_problems(cell))
+        yield from ((cell, text) for rule in (id_problems, width_problems) for text in rule(cell))
         if cell.get("outputs") or cell.get("execution_count") is not None:
             yield cell, "has outputs of an execution: make release"
         if re.search(r"\b(BEGIN|END) (SOLUTION|HIDDEN TESTS)\b", cell.source):
@@ -107,6 +109,14 @@ def _comment_problems(source: str) -> Iterator[str]:
         if match and not (line.strip().startswith("#") and match[1] in comment_markers):
             guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
             yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+
+
+def width_problems(cell: NotebookNode) -> Iterator[str]:
+    """Yield lines of code for which a student has to scroll sideways."""
+    if cell.cell_type == "code":
+        for number, line in enumerate(cell.source.splitlines(), start=1):
+            if len(line) > WIDEST:
+                yield f"line {number} has {len(line)} columns, more than {WIDEST}: break it"
 
 
 def drawing_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:

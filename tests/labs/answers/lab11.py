@@ -390,8 +390,8 @@ CHANGES = [
     (
         HYBRID,
         "no microbatches",
-        "one_f_one_b(stages, microbatches), inputs, targets",
-        "one_f_one_b(stages, 1), [images], [labels]",
+        "microbatches)\n    loss = run_schedule(stage, schedule, inputs, targets",
+        "1)\n    loss = run_schedule(stage, schedule, [images], [labels]",
         "microbatches were asked for",
     ),
     (
@@ -1075,8 +1075,8 @@ CHANGES += [
      "keep no row"),
     ("11.6", "the gradient changed", "row = flat([gradient.t()",
      "gradient /= 1 + p\n        row = flat([gradient.t()", "the gradient that came in"),
-    ("11.7", "sends one by one", "for n, i in enumerate(order)]\n    for n in range(first, "
-     "len(order)):\n", "for n, i in enumerate(order[: first + 1])]\n"
+    ("11.7", "sends one by one", "for n, i in enumerate(order)\n    ]\n    for n in range(first, "
+     "len(order)):\n", "for n, i in enumerate(order[: first + 1])\n    ]\n"
      "    for n in range(first, len(order)):\n        if n > first:\n"
      "            sends.append(dist.isend(weights[order[n]].detach(), group_dst=0, group=group, "
      "tag=n))\n", "before you receive a gradient"),

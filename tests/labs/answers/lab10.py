@@ -715,8 +715,8 @@ CHANGES = [
     (
         RUN,
         "tags forgotten backward",
-        ", tag=backward_tag(k)",
-        "",
+        "backward_tag(k)",
+        "0",
         "that of a gradient backward_tag(k)",
     ),
     (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),

@@ -390,8 +390,8 @@ CHANGES = [
     (
         HYBRID,
         "no microbatches",
-        "microbatches)\n    loss = run_schedule(stage, schedule, inputs, targets",
-        "1)\n    loss = run_schedule(stage, schedule, [images], [labels]",
+        "one_f_one_b(stages, microbatches), inputs, targets",
+        "one_f_one_b(stages, 1), [images], [labels]",
         "microbatches were asked for",
     ),
     (
@@ -420,8 +420,8 @@ CHANGES = [
     (
         HYBRID,
         "pipeline over all ranks",
-        "targets, group=pp)",
-        "targets)",
+        "targets, group=pp",
+        "targets",
         "every call gets group=group",
     ),
     (

@@ -134,7 +134,7 @@ GROUPS = --dist loadgroup --no-loadscope-reorder
 types: $(VENV)/.test  ## check the contracts between the rooms (mypy)
 	$(BIN)/mypy
 
-check: lint types release-check  ## lint, types, and the tests that take no ranks: four minutes
+check: lint types release-check  ## lint, types, and the tests that take no ranks: two minutes
 	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often' $(BESIDE) $(ARGS)
 
 test-env: $(VENV)/.test  ## build .venv with all that the tests need

@@ -27,7 +27,7 @@ LONGEST = (
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
 QUICK = {
-    *("test_answers", "test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
+    *("test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
     *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
     *("test_map", "test_models", "test_network", "test_pack", "test_release"),
     *("test_statistics", "test_timeline", "test_timeline_ideal"),
@@ -41,7 +41,9 @@ EXTENDED = {
     "test_answers_on_ranks",
     "test_bench",
     "test_browser",
+    "test_checkpoints",
     "test_forged_replies",
+    "test_fuzz",
     "test_grading_accidents",
     "test_grading_attacks",
     "test_hosts",
@@ -50,6 +52,7 @@ EXTENDED = {
     "test_launchers",
     "test_many_ranks",
     "test_names_in_the_way",
+    "test_platforms",
     "test_site_mpi",
     "test_slurm",
     "test_stress",

@@ -33,12 +33,8 @@ def release(options: argparse.Namespace) -> int:
     from utils.course import release
 
     if options.check:
-        lines = release.drift(options.solutions, options.labs)
-        for line in lines:
-            print(line)
-        if not lines:
-            print(f"{options.labs.name}/ is what follows from {options.solutions.name}/")
-        return 1 if lines else 0
+        fine = f"{options.labs.name}/ is what follows from {options.solutions.name}/"
+        return _drift(release.drift(options.solutions, options.labs), fine)
     written = release.release(options.solutions, options.labs)
     for path in written:
         print(f"wrote {options.labs.name}/{path.relative_to(options.labs)}")
@@ -53,11 +49,15 @@ def draw_map(options: argparse.Namespace) -> int:
 
     labs = about.labs(SOLUTIONS)
     if options.check:
-        lines = map.drift(labs)
-        print("\n".join(lines) or "the map is what follows from the labs")
-        return 1 if lines else 0
+        return _drift(map.drift(labs), "the map is what follows from the labs")
     print("wrote README.md" if map.write(labs) else "the map is up to date")
     return 0
+
+
+def _drift(lines: list[str], fine: str) -> int:
+    """Print what differs, or that nothing does; return the status."""
+    print("\n".join(lines) or fine)
+    return 1 if lines else 0
 
 
 def dist(options: argparse.Namespace) -> int:
@@ -146,9 +146,15 @@ def _labs(options: argparse.Namespace) -> list[Path]:
 
 def lint(options: argparse.Namespace) -> int:
     """Check markers, ids and outputs of the notebooks."""
-    from utils.course.lint import main
+    from utils.course.lint import lint
+    from utils.course.notebook import LABS, notebooks
 
-    return main()
+    problems = lint()
+    for problem in problems:
+        print(problem)
+    count = len(notebooks(SOLUTIONS)) + len(notebooks(LABS))
+    print(f"{count} notebooks, {len(problems)} problems", file=sys.stderr)
+    return 1 if problems else 0
 
 
 def grade(options: argparse.Namespace) -> int:

@@ -297,6 +297,9 @@ class LocalRanks:
         self._exit.callback(isolate, False)
         # Ranks in threads share it, and put back what another one of them has set.
         self._exit.callback(link.set, link.network)
+        # What a check computes itself is small, too: more threads would only wait for each other.
+        self._exit.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         self._threads = [
             threading.Thread(target=self._live, args=(rank,), daemon=True) for rank in range(self.n)
         ]

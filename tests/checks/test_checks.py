@@ -21,10 +21,9 @@ from local_ranks import LocalRanks
 from mpi4py import MPI
 
 from torch_mpi.record import Call
-from utils.checks import calls
-from utils.checks.calls import made
+from utils.checks import comparison
 from utils.checks.clock import moved_clocks
-from utils.checks.mistakes import Mistake, explain, same
+from utils.checks.comparison import Mistake, made, recognise, same
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
@@ -103,27 +102,28 @@ def test_the_first_mistake_that_gives_the_result_is_told_with_expected_and_got()
         Mistake([2.0, 3.0], "this is the sum: divide it"),
         Mistake([2.0, 3.0], "never reached"),
     ]
-    said = explain([2.0, 3.0], [1.0, 1.5], mistakes)
+    said, _ = recognise([2.0, 3.0], [1.0, 1.5], mistakes)
     assert said == "this is the sum: divide it. Expected [1.0, 1.5], got [2.0, 3.0]"
 
 
 def test_a_right_result_is_no_mistake_even_if_a_mistake_would_give_it_too():
-    assert explain(3, 3, [Mistake(3, "wrong")]) is None
+    assert recognise(3, 3, [Mistake(3, "wrong")]) is None
 
 
 def test_who_returns_nothing_is_told_what_to_return():
-    assert explain(None, [1], form="a list") == "returned None: return a list"
+    said, _ = recognise(None, [1], form="a list")
+    assert said == "returned None: return a list"
 
 
 def test_of_long_lists_the_first_difference_is_shown():
-    said = explain(list(range(40)), [*range(39), 0])
+    said, _ = recognise(list(range(40)), [*range(39), 0])
     assert said == "entry 39: expected 0, got 39"
 
 
 def test_of_long_texts_that_begin_alike_the_place_where_they_differ_is_shown():
     expected = [["F", k] for k in range(60)]
     got = [*expected[:55], ["B", 1], *expected[56:]]
-    said = explain({"a": got}, {"a": expected})
+    said, _ = recognise({"a": got}, {"a": expected})
     assert "['F', 55]" in said
     assert "['B', 1]" in said
 
@@ -145,24 +145,25 @@ def call(op: str, **more) -> dict:
 @pytest.mark.parametrize(
     ("rule", "good", "bad", "said"),
     [
-        (calls.only("send", "recv"), [call("recv")], [call("broadcast")],
+        (comparison.only("send", "recv"), [call("recv")], [call("broadcast")],
          "uses broadcast; this task is about send and recv only"),
-        (calls.made("all_reduce", 1), [call("all_reduce")], [], "expected 1 all_reduce, it made 0"),
-        (calls.made("all_reduce", (2, 3)), [call("all_reduce")] * 3, [call("all_reduce")],
+        (comparison.made("all_reduce", 1), [call("all_reduce")], [],
+         "expected 1 all_reduce, it made 0"),
+        (comparison.made("all_reduce", (2, 3)), [call("all_reduce")] * 3, [call("all_reduce")],
          "expected 2 or 3 all_reduces, it made 1"),
-        (calls.inside([0, 1]), [call("all_reduce")], [call("all_reduce", group=[0, 1, 2])],
+        (comparison.inside([0, 1]), [call("all_reduce")], [call("all_reduce", group=[0, 1, 2])],
          "pass group=group"),
-        (calls.messages(("send", 1)), [call("send", peer=1)], [call("recv", peer=1)],
+        (comparison.messages(("send", 1)), [call("send", peer=1)], [call("recv", peer=1)],
          "expected send to rank 1, it made recv from rank 1"),
-        (calls.blocking(False), [call("send", blocking=False)], [call("recv")],
+        (comparison.blocking(False), [call("send", blocking=False)], [call("recv")],
          "uses dist.recv; this task asks for dist.irecv"),
-        (calls.waited, [call("send")], [call("all_reduce", waited=False)],
+        (comparison.waited, [call("send")], [call("all_reduce", waited=False)],
          "nobody called wait() on all_reduce(async_op=True)"),
     ],
 )  # fmt: skip
 def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
-    assert calls.broken(good, rule) is None
-    assert said in calls.broken(bad, rule)
+    assert comparison.broken(good, rule) is None
+    assert said in comparison.broken(bad, rule)
 
 
 # -- clocks ----------------------------------------------------------------------------------------
@@ -182,12 +183,12 @@ def test_a_message_that_was_received_has_been_sent(changed, said):
     sent = call("send", peer=1, nbytes=12, message=[0, 1])
     received = call("recv", peer=0, nbytes=12, message=[0, 1]) | changed
     told = {0: {"calls": [sent]}, 1: {"steps": [{"calls": [received]}]}, 2: {"calls": []}}
-    found = calls.disagreement(told)
+    found = comparison.disagreement(told)
     assert (said in found) if said else found is None
     said = "rank 0 has sent 12 bytes to rank 1, which rank 1 has not received"
-    assert said in calls.disagreement({0: {"calls": [sent]}, 1: {"calls": []}})
+    assert said in comparison.disagreement({0: {"calls": [sent]}, 1: {"calls": []}})
     # A rank that tells of no records: what it has sent is the check's own.
-    assert calls.disagreement(told | {0: {"sum": 3}}) is None
+    assert comparison.disagreement(told | {0: {"sum": 3}}) is None
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_message_that_was_received_has_been_sent(changed, said):
     ],
 )
 def test_a_record_that_the_backend_would_not_make_is_forged(forged, said):
-    assert calls.forgery(1, [{"steps": {"calls": [[call("barrier")], [forged]]}}]) == said
+    assert comparison.forgery(1, [{"steps": {"calls": [[call("barrier")], [forged]]}}]) == said
 
 
 class TamperedRanks:
@@ -260,10 +261,10 @@ def test_a_reply_that_was_tampered_with_passes_nothing_and_says_why(ranks, kind,
     ],
 )
 def test_a_collective_is_recorded_by_all_ranks_of_its_group(other, said):
-    found = calls.disagreement({0: {"calls": [call("all_reduce")]}, 1: [{"calls": other}]})
+    found = comparison.disagreement({0: {"calls": [call("all_reduce")]}, 1: [{"calls": other}]})
     assert (said in found) if said else found is None
     alone = call("all_reduce", group=[0])
-    assert calls.disagreement({0: {"calls": [alone]}, 1: {"calls": []}}) is None
+    assert comparison.disagreement({0: {"calls": [alone]}, 1: {"calls": []}}) is None
 
 
 def test_that_records_do_not_agree_is_told_where_nothing_else_is_wrong():

@@ -64,6 +64,10 @@ class Told:
         return self._parts[part]
 
 
+def know(machine, **parts):
+    machine.probes |= dict.fromkeys(parts, Told(**parts))
+
+
 def in_one_line(finding):
     """What a student reads of it, without the line breaks."""
     return " ".join(doctor.as_text(finding).split())
@@ -170,14 +174,16 @@ def test_without_pytorch_the_report_comes_nonetheless_also_on_an_ascii_terminal(
 
 def test_a_crash_of_pytorch_is_a_line_not_the_end(machine):
     crash = "import os; os.abort()"
-    machine.pytorch = machine.start([sys.executable, "-c", crash])
+    machine.probes["torch"] = machine.start([sys.executable, "-c", crash])
     finding = find("PyTorch", machine)
     assert finding.status == "error"
     assert "status -6" in finding.fact
 
 
 def test_a_pytorch_that_never_answers_is_a_line_not_a_hang(machine):
-    machine.pytorch = machine.start([sys.executable, "-c", "import time; time.sleep(300)"], 0.5)
+    machine.probes["torch"] = machine.start(
+        [sys.executable, "-c", "import time; time.sleep(300)"], 0.5
+    )
     finding = find("PyTorch", machine)
     assert finding.status == "error"
     assert "no answer within 0.5 s" in finding.fact
@@ -193,7 +199,7 @@ def test_probes_end_also_where_psutil_is_missing(monkeypatch):
 @pytest.mark.parametrize(("backend", "status"), [("course", "error"), ("built in", "warning")])
 def test_a_pytorch_that_nobody_tried_is_told_once(machine, backend, status):
     facts = {"version": "2.12.1+cpu", "distributed": True, "backend": backend}
-    machine.pytorch = Told(torch=facts)
+    know(machine, torch=facts)
     finding = find("PyTorch", machine)
     assert finding.status == status
     assert package_checks.requirements()["torch"] in finding.fact
@@ -201,14 +207,14 @@ def test_a_pytorch_that_nobody_tried_is_told_once(machine, backend, status):
 
 
 def test_switched_off_autoloading_is_named(machine, monkeypatch):
-    machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": None})
+    know(machine, torch={"version": "2.13.0", "distributed": True, "backend": None})
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     finding = find('backend "mpi"', machine)
     assert (finding.status, finding.remedy) == ("error", "unset TORCH_DEVICE_BACKEND_AUTOLOAD")
 
 
 def test_a_course_that_is_not_installed_has_no_backend_and_says_so(machine, monkeypatch):
-    machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": None})
+    know(machine, torch={"version": "2.13.0", "distributed": True, "backend": None})
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD", raising=False)
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **wanted: [])
     finding = find('backend "mpi"', machine)
@@ -219,10 +225,10 @@ def test_a_course_that_is_not_installed_has_no_backend_and_says_so(machine, monk
 
 def with_backend(machine, backend, all_reduce):
     """A machine with a PyTorch, an MPI library, and what came of a group of one rank."""
-    machine.pytorch = Told(torch={"version": "2.13.0", "distributed": True, "backend": backend})
-    machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
-    machine.backend = Told(all_reduce=all_reduce)
-    machine.plan = "a launcher", ""
+    know(machine, torch={"version": "2.13.0", "distributed": True, "backend": backend})
+    know(machine, library={"name": "Some MPI 1.0", "path": None})
+    know(machine, all_reduce=all_reduce)
+    machine.plan = "a launcher"
     return machine
 
 
@@ -241,7 +247,7 @@ def test_a_backend_that_does_not_come_up_is_told_with_pytorchs_error(machine):
 
 def test_on_a_rank_the_backend_is_not_tried_as_it_would_wait_for_the_others(machine):
     with_backend(machine, "course", {"error": "no answer within 60 s"})
-    machine.plan = None, "the doctor itself runs on an MPI rank"
+    machine.plan = error("the doctor itself runs on an MPI rank", "")
     finding = find('backend "mpi"', machine)
     assert (finding.status, finding.fact) == (
         "warning", 'not tested: needs a launcher that works, see "launcher"',
@@ -250,7 +256,7 @@ def test_on_a_rank_the_backend_is_not_tried_as_it_would_wait_for_the_others(mach
 
 def test_without_an_mpi_library_the_backend_is_not_to_blame(machine):
     with_backend(machine, "course", {"error": "no MPI"})
-    machine.mpi = Told(library={"error": "RuntimeError: cannot load MPI library"})
+    know(machine, library={"error": "RuntimeError: cannot load MPI library"})
     assert find('backend "mpi"', machine).status == "warning"
     finding = find("MPI library", machine)
     assert finding.status == "error"
@@ -285,7 +291,7 @@ def test_nothing_is_to_be_installed_into_the_python_of_the_system(
         own.touch(0o755)
     monkeypatch.setattr(words, "OWN_COMMAND", own)
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
-    machine.pytorch = Told(torch={"error": "No module named 'torch'"})
+    know(machine, torch={"error": "No module named 'torch'"})
     for finding in (find("Python", machine), find("PyTorch", machine)):
         assert remedy in finding.remedy
         assert "pip" not in finding.remedy
@@ -373,7 +379,7 @@ def test_a_package_from_another_environment_is_found(machine, tmp_path, monkeypa
 def test_without_mpiexec_one_is_told_how_to_get_one(machine, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
+    know(machine, library={"name": "Some MPI 1.0", "path": None})
     finding = find("launcher", machine)
     assert finding.status == "error"
     assert finding.fact.startswith("there is no mpiexec")
@@ -398,7 +404,7 @@ def test_a_launcher_that_hangs_ends_by_its_deadline_with_all_it_started(tmp_path
     # A child in a session of its own keeps the pipes open.
     fake_mpiexec(tmp_path, monkeypatch, "setsid sleep 3001 & sleep 3002")
     with doctor.Machine(timeout=1) as machine:
-        machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
+        know(machine, library={"name": "Some MPI 1.0", "path": None})
         finding = find("launcher", machine)
     assert finding.status == "error"
     assert "hangs" in finding.fact
@@ -429,7 +435,7 @@ def test_an_admin_who_ends_the_doctor_leaves_no_rank_behind(tmp_path, monkeypatc
         "import sys; from utils.doctor import Machine, examination, main;"
         "checks = examination.CHECKS; launcher = checks['launcher'];"
         "checks.clear(); checks['launcher'] = launcher;"
-        "Machine.library = {'name': 'Some MPI 1.0', 'path': None};"
+        "Machine.facts = lambda machine, part: {'name': 'Some MPI 1.0', 'path': None};"
         "sys.exit(main())"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
@@ -444,7 +450,7 @@ def test_an_admin_who_ends_the_doctor_leaves_no_rank_behind(tmp_path, monkeypatc
 def test_a_launcher_that_fails_is_quoted(tmp_path, monkeypatch, machine):
     banner = "\\n----------\\nThere are not enough slots\\n----------\\n"
     fake_mpiexec(tmp_path, monkeypatch, f"printf '{banner}' >&2; exit 7")
-    machine.mpi = Told(library={"name": "Some MPI 1.0", "path": None})
+    know(machine, library={"name": "Some MPI 1.0", "path": None})
     finding = find("launcher", machine)
     assert finding.status == "error"
     assert "status 7: There are not enough slots" in finding.fact
@@ -542,11 +548,11 @@ def test_too_little_memory_is_told_before_a_rank_is_killed(machine, monkeypatch,
 def data_facts(root, url="", damaged=None, given=False):
     damaged = {"train-images-idx3-ubyte": "is missing"} if damaged is None else damaged
     data = {"given": given, "root": str(root), "damaged": damaged, "url": url}
-    return Told(torch={"version": "2.13.0"}, data=data)
+    return {"torch": {"version": "2.13.0"}, "data": data}
 
 
 def test_offline_one_is_told_that_the_labs_use_the_stand_in(machine, tmp_path):
-    machine.pytorch = data_facts(tmp_path, url="http://127.0.0.1:9/nothing-listens-here")
+    know(machine, **data_facts(tmp_path, url="http://127.0.0.1:9/nothing-listens-here"))
     finding = find("Fashion-MNIST", machine)
     assert finding.status == "warning"
     assert "stand-in" in finding.fact
@@ -567,7 +573,7 @@ def test_online_one_is_told_that_a_lab_will_download_it(machine, tmp_path, monke
 
     with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        machine.pytorch = data_facts(tmp_path, url=f"http://127.0.0.1:{server.server_port}/a")
+        know(machine, **data_facts(tmp_path, url=f"http://127.0.0.1:{server.server_port}/a"))
         finding = find("Fashion-MNIST", machine)
         server.shutdown()
     assert finding.status == "ok"
@@ -575,14 +581,14 @@ def test_online_one_is_told_that_a_lab_will_download_it(machine, tmp_path, monke
 
 
 def test_a_folder_without_the_data_is_named(machine, tmp_path):
-    machine.pytorch = data_facts(tmp_path, given=True)
+    know(machine, **data_facts(tmp_path, given=True))
     finding = find("Fashion-MNIST", machine)
     assert (finding.status, finding.remedy) == ("error", "unset FASHION_MNIST_ROOT")
     assert "train-images-idx3-ubyte is missing" in finding.fact
 
 
 def test_intact_data_is_found_where_it_is(machine, tmp_path):
-    machine.pytorch = data_facts(tmp_path, damaged={})
+    know(machine, **data_facts(tmp_path, damaged={}))
     finding = find("Fashion-MNIST", machine)
     assert finding.status == "ok"
     assert str(tmp_path) in finding.fact
@@ -607,7 +613,7 @@ def test_the_doctor_looks_where_the_labs_look(tmp_path, monkeypatch):
 
 def test_a_kernel_of_another_python_is_noticed(machine):
     facts = {"version": "4.6.6", "kernel": "/opt/other/bin/python"}
-    machine.jupyter = Told(jupyterlab=facts)
+    know(machine, jupyterlab=facts)
     finding = find("JupyterLab", machine)
     assert finding.status == "error"
     assert "/opt/other/bin/python" in finding.fact
@@ -626,8 +632,7 @@ def test_students_need_no_nbval(machine, monkeypatch):
 def only(monkeypatch, capsys):
     """`only({name: check})`: status and output of a doctor with these checks and no probes."""
     monkeypatch.setattr(signal, "signal", lambda *args: None)
-    for probe in ("pytorch", "jupyter", "mpi"):
-        monkeypatch.setattr(doctor.Machine, probe, None)
+    monkeypatch.setattr(doctor.Machine, "probe", lambda machine, part: None)
 
     def run_main(checks, **options):
         monkeypatch.setattr(examination, "CHECKS", checks)

@@ -17,8 +17,7 @@ from test_forged_answers import FORGED, FORGER
 
 from utils.course.notebook import LABS as RELEASED
 from utils.course.notebook import SOLUTIONS, lab, notebooks, read
-from utils.grading.cells import body
-from utils.grading.reference import Reference, Task
+from utils.grading.reference import Reference, Task, body
 
 #: By student: what is handed in for labs 01 to 05.
 CLASS = {

@@ -26,7 +26,7 @@ CHECKS = '''
 from utils.checks.probe import answer_named
 from utils.checks.task import task
 
-PATIENCE = 10.0
+PATIENCE = 6.0
 
 def probe(user_ns, *, rank, name, value):
     return answer_named(user_ns, name)(value + rank)

@@ -30,13 +30,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from utils.__main__ import main
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
-from utils.grading import cells, command, gradebook, grader, submissions, worklist
+from utils.grading import assembly, command, gradebook, grader, submissions, worklist
 from utils.grading.assembly import assemble
-from utils.grading.cells import MOST_SOURCE, _defined
 from utils.grading.grader import grade
 from utils.grading.notebook_run import Run, fault, run
 from utils.grading.pages import feedback, summary, task_summary
-from utils.grading.reference import Reference
+from utils.grading.reference import MOST_SOURCE, Reference, _defined
 from utils.grading.results import Result, TaskResult, load, save
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import SubmissionsError, find
@@ -1028,7 +1027,7 @@ def test_a_notebook_that_takes_gigabytes_to_parse_is_not_parsed(reference, tmp_p
 def test_a_notebook_of_a_million_cells_is_graded_as_far_as_it_is_read(
     reference, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(cells, "MOST_CELLS", 100)
+    monkeypatch.setattr(assembly, "MOST_CELLS", 100)
     nb = json.dumps({"cells": [{}] * 101})
     done = assemble(reference, toy.hand_in(tmp_path, "eve", nb))
     assert done.error == ""

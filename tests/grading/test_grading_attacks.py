@@ -17,11 +17,10 @@ from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
 from utils.grading import gradebook, inspection, kernel, pages, worklist
-from utils.grading.cells import body
 from utils.grading.grader import grade
 from utils.grading.inspection import MOST_CODE
 from utils.grading.pages import feedback, summary
-from utils.grading.reference import Reference
+from utils.grading.reference import Reference, body
 from utils.grading.results import Result, TaskResult, load
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import File, Student
@@ -415,8 +414,8 @@ def test_no_honest_answer_is_held_against_its_author(lab):
     path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[lab].NOTEBOOK)
     model, told, shares = Reference(path), {}, {}
     for task, what, code in right_answers(LABS[lab], solutions_of(lab)):
-        solution = model.model_of(model.task(task))
-        stub = model.stub_of(model.task(task))
+        solution = model.tasks[task].model
+        stub = model.tasks[task].stub
         code = whole(body(textwrap.dedent(code)), stub, solution)
         sizes = [inspection.size_of(inspection.parsed(one)) for one in (code, solution)]
         shares[task, what] = sizes[0] / sizes[1]

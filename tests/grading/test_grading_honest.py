@@ -13,10 +13,9 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from utils.grading.assembly import MOST_OWN_CELLS, WHOLE, Assembled, View, assemble
-from utils.grading.cells import MOST_SOURCE, imports
 from utils.grading.grader import grade
 from utils.grading.inspection import look
-from utils.grading.reference import Reference
+from utils.grading.reference import MOST_SOURCE, Reference, imports
 from utils.grading.sandbox import Box
 
 ALONE = View(own=False)

@@ -25,7 +25,7 @@ def test_options_say_what_was_asked_for_and_stay():
     assert (options.only, options.formats, options.jobs) == (("01",), ("moodle",), 1)
     assert (options.resume, options.watch, options.merge, options.quiet) == (False,) * 4
     assert options.command == "ddl-labs grade"
-    assert not options.sandbox.walls
+    assert not options.walls
     with pytest.raises(FrozenInstanceError):
         options.resume = True
 
@@ -37,6 +37,6 @@ def test_who_watches_a_folder_keeps_what_was_graded():
 
 def test_a_sandbox_has_the_limits_that_were_asked_for(tmp_path):
     line = ("--cell-timeout", "7", "--timeout", "70", "--memory", "0.5", "--path", str(tmp_path))
-    box = make_box(asked(*line).sandbox)
+    box = make_box(asked(*line))
     assert (box.walls, box.paths) == (True, (tmp_path.resolve(),))
     assert (box.limits.cell, box.limits.total, box.limits.memory) == (7, 70, GB // 2)

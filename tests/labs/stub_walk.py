@@ -35,6 +35,12 @@ MET = "stopped by the stub of"
 #: By notebook and cell: what a cell's code says, and what it says in this run.
 SHORTER = {
     "03_data_parallel": {
+        "data-load": [
+            (
+                "train_data = data.fashion_mnist(train=True)",
+                "train_data = torch.utils.data.Subset(data.fashion_mnist(train=True), range(12_800))",
+            ),
+        ],
         "twin-train": [("epochs=3", "epochs=1")],
         "run-run": [("epochs=3", "epochs=1")],
         "bug-run": [("range(8)", "range(3)")],
@@ -43,7 +49,10 @@ SHORTER = {
     "04_ddp": {"slow-measure": [("range(10)][2:]", "range(5)][2:]")]},
     "05_scaling": {
         "script-run": [
-            ('"images.pt")', '"images.pt", "--rounds", 2, "--steps", 1, "--seeds", 1)'),
+            (
+                '"images.pt")',
+                '"images.pt", "--rounds", 2, "--steps", 1, "--target", 0.5, "--seeds", 1)',
+            ),
         ],
         "script-run-four": [(', "--rounds", 4, "--steps", 2', "")],
         "matrix-threads": [(', "--rounds", 4', "")],

@@ -93,15 +93,20 @@ def table() -> Iterator[None]:
 
 
 def cases(kind: str) -> list:
-    """All answers of a kind, for pytest."""
+    """All answers of a kind, for pytest; `make check` runs the first wrong one of each task."""
     found = []
+    quick = set()
     for name, tables in LABS.items():
         of_kind = wrong_answers if kind == "wrong" else right_answers
         of_lab = of_kind(tables, solutions_of(name))
         for task, what, *rest in of_lab:
             if (kind == "right" and task in real(tables)) or what in only_on_ranks(tables):
                 continue
-            found.append(pytest.param(name, task, *rest, id=f"{task}-{what.replace(' ', '-')}"))
+            first = kind == "wrong" and task not in quick
+            marks = [pytest.mark.quick] if first else []
+            quick.add(task)
+            answer = f"{task}-{what.replace(' ', '-')}"
+            found.append(pytest.param(name, task, *rest, id=answer, marks=marks))
     return found
 
 
@@ -135,6 +140,7 @@ def count(task: str, *columns: int) -> None:
         counts[column] += 1
 
 
+@pytest.mark.quick
 @each("lab", [pytest.param(name, id=name) for name in LABS])
 def test_every_task_of_the_notebook_has_a_check_a_cell_and_enough_answers(lab):
     tables = lab.tables
@@ -147,6 +153,7 @@ def test_every_task_of_the_notebook_has_a_check_a_cell_and_enough_answers(lab):
     assert not few, f"tasks with fewer than {FEWEST_WRONG} wrong or {FEWEST_RIGHT} right answers"
 
 
+@pytest.mark.quick
 @each("lab, task", tasks(with_real=False))
 def test_the_solution_passes_and_says_for_how_many_points(lab, task):
     passed, printed = verdict(lab.checks[task], lab.ranks)
@@ -157,6 +164,7 @@ def test_the_solution_passes_and_says_for_how_many_points(lab, task):
     count(task, 3, 4)
 
 
+@pytest.mark.quick
 @each("lab, task", tasks())
 def test_an_answer_that_was_not_begun_is_still_open(lab, task):
     stub = lab.stub(task)

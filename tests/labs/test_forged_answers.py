@@ -340,7 +340,8 @@ FORGED = {
                 for worker in (w for w, n in steps.items() if k <= n):
                     dist.send(weights(worker, k), worker)
                     if k < steps[worker]:
-                        whole = workers._whole(workers.LENGTHS[len(servers)], seed, k)
+                        empty = torch.empty(workers.LENGTHS[len(servers)])
+                        whole = workers._whole(empty, seed, k)
                         handed[str(worker)].append(whole.tensor_split(len(servers))[place].tolist())
             return handed
 

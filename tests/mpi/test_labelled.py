@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.group.point_to_point import Seal
+from torch_mpi.group.messages import Seal
 from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
-from utils.jobs.diagnosis_score import Stage, rows, stage
+from utils.jobs.diagnosis_score import rows, run
 from utils.mpi.labelled import PAIRS
 from utils.mpi.labelled.judge import Trial, judged, marked_lines
 from utils.mpi.labelled.programs import KINDS, Pair
@@ -64,23 +63,17 @@ def test_the_table_counts_wrong_ones_reported_and_right_ones_silent():
     assert rows(trials)[-1] == ["all", 1, 0, 0, "1 of 1", "0.5"]
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Stage]:
-    with stage("mpi") as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("pair", BY_LUCK + LEFT, ids=lambda pair: pair.name.replace(" ", "-"))
-def test_a_fault_that_runs_through_by_luck_is_told_and_its_right_twin_is_not(pair, place):
+def test_a_fault_that_runs_through_by_luck_is_told_and_its_right_twin_is_not(pair):
     for right in (False, True):
-        trial = place.run(pair, right)
+        trial = run(pair, right, "mpi")
         assert trial.is_good, trial.text or "nothing was said"
 
 
 @pytest.mark.often
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name.replace(" ", "-"))
-def test_every_program_of_the_set_is_told_apart(pair, place):
-    wrong, right = (place.run(pair, right) for right in (False, True))
+def test_every_program_of_the_set_is_told_apart(pair):
+    wrong, right = (run(pair, right, "mpi") for right in (False, True))
     assert wrong.reported, "nothing was said"
     assert not right.reported, right.text
 

@@ -44,14 +44,12 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
     namespace has them by another name, or a function in it as the default of an argument.
     """
     clock = Clock()
-    places = _places()
-    namespaces = (*namespaces, vars(timeit), {"Timer": timeit.Timer.__init__})
-    moved = {id(place.original): place.moved(clock) for place in places}
+    places = list(_places(clock))
+    moved = {id(original): new for _, _, original, new in places}
     with contextlib.ExitStack() as patches:
-        for place in places:
-            new = moved[id(place.original)]
-            patches.enter_context(mock.patch.object(place.module, place.name, new))
-        for namespace in namespaces:
+        for module, name, original, _ in places:
+            patches.enter_context(mock.patch.object(module, name, moved[id(original)]))
+        for namespace in (*namespaces, vars(timeit), {"Timer": timeit.Timer.__init__}):
             own = {name: moved[id(it)] for name, it in namespace.items() if id(it) in moved}
             patches.enter_context(mock.patch.dict(namespace, own))
             for function in list(namespace.values()):
@@ -60,41 +58,25 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
         yield clock
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a clock is found, and how to make one that is ahead."""
-
-    module: object
-    name: str
-    original: Any
-    moved: Callable[[Clock], Any]
-
-
-def _places() -> list[_Place]:
+def _places(clock: Clock) -> Iterator[tuple[object, str, Any, Any]]:
+    """Yield where clocks are (module and name), each of them, and the one that is ahead."""
     from mpi4py import MPI  # on the ranks only: a kernel has no business with MPI
 
-    places = []
+    places: list[tuple[object, str, int]] = [(timeit, "default_timer", 1), (MPI, "Wtime", 1)]
     for name in ("perf_counter", "monotonic", "time"):
-        places.append(_place(time, name, 1))
-        places.append(_place(time, f"{name}_ns", 10**9))
-    places.append(_place(timeit, "default_timer", 1))
-    places.append(_place(MPI, "Wtime", 1))
-    date = datetime.datetime
-    places.append(_Place(datetime, "datetime", date, lambda clock: _moved_dates(date, clock)))
-    return places
+        places += [(time, name, 1), (time, f"{name}_ns", 10**9)]
+    for module, name, unit in places:
+        original = getattr(module, name)
+        yield module, name, original, _ahead(original, clock, unit)
+    yield datetime, "datetime", datetime.datetime, _moved_dates(datetime.datetime, clock)
 
 
-def _place(module: object, name: str, unit: int) -> _Place:
-    original = getattr(module, name)
+def _ahead(original: Callable[[], Any], clock: Clock, unit: int) -> Callable[[], Any]:
+    def read() -> Any:
+        now = original()
+        return now + type(now)((clock.ahead + clock.offset) * unit)
 
-    def moved(clock: Clock) -> Callable[[], Any]:
-        def read() -> Any:
-            now = original()
-            return now + type(now)((clock.ahead + clock.offset) * unit)
-
-        return read
-
-    return _Place(module, name, original, moved)
+    return read
 
 
 def _moved_dates(date: type[datetime.datetime], clock: Clock) -> type[datetime.datetime]:

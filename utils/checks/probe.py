@@ -81,19 +81,14 @@ def _trace(value: Any) -> Any:
 
     if isinstance(value, torch.Tensor):
         return fingerprint(value)
-    if _is_array(value):
+    numpy = sys.modules.get("numpy")  # where nobody has imported it, nothing is an array
+    if numpy is not None and isinstance(value, numpy.ndarray):
         return value.tobytes()
     if isinstance(value, dict):
         return [(key, _trace(one)) for key, one in value.items()]
     if isinstance(value, list | tuple):
         return [_trace(one) for one in value]
     return set(value) if isinstance(value, set) else value
-
-
-def _is_array(value: Any) -> bool:
-    """Return whether the value is a NumPy array; where nobody has imported NumPy it is none."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def kind_of(value: Any) -> str:

@@ -2,23 +2,11 @@
 
 A check runs in the kernel. The answers run on the ranks, called by functions of the same
 checks module that :meth:`utils.cluster.Ranks.ask` runs there; JSON text is all that comes
-back. So the student's code has no hold on the verdict.
-
-    @task("1.4", "all_reduce", points=3)
-    def sum_over_ranks(ranks, report):
-        seeds = report.seeds(ranks.n)
-        for answer in report.answers(ranks, probe_sum, each=to_each(seed=seeds)):
-            report.judge(answer.rank, answer.value, expected, mistakes)
+back. So the student's code has no hold on the verdict. CONTRIBUTING.md builds a check.
 
 What has to be right is a generator of steps, so a step that follows a failed one is never computed:
-
-    def _sum(answer: Reply) -> Iterator[Step]:
-        yield communication(answer.value["calls"], only("all_reduce"), made("all_reduce", 1))
-        yield value(answer.value["result"], expected, mistakes, form="the tensor")
-        yield facts({"an argument was changed: work on a copy": answer.value["changed"]})
-
-`Report.follow` takes the steps. The three verbs say what was communicated, what came out, and which
-facts hold.
+`Report.follow` takes them. The verbs `communication`, `value` and `facts` say what was
+communicated, what came out, and which facts hold.
 
 The student's code runs in the process of its rank, and may read there what the probe knows. So a
 rank is told nothing that a right answer gets from the others: the seed of its own data only.
@@ -40,8 +28,8 @@ from utils.checks.verdict import Problem, Verdict
 from utils.cluster.notebook_words import show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
 
-from .calls import Calls, Rule, broken, disagreement, forgery
-from .mistakes import TOLERANCE, Mistake, recognise, same, short
+from . import comparison
+from .comparison import TOLERANCE, Calls, Mistake, Rule, same
 from .probe import definitions, digest
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
@@ -107,10 +95,6 @@ class Report:
             ranks.setdefault((text, kind), []).extend([] if rank is None else [rank])
         return [Problem(text, tuple(sorted(of)), kind) for (text, kind), of in ranks.items()]
 
-    def of(self, rank: int) -> bool:
-        """Return whether this rank has a problem."""
-        return any(one == rank for *_, one in self.found)
-
     def problem(self, text: str, rank: int | None = None, kind: str = "mistake") -> None:
         """Add a problem, of one rank or of all together."""
         if (text, kind, rank) not in self.found:
@@ -136,7 +120,8 @@ class Report:
         """Compare a JSON value with the expected one; tensors are given as lists."""
         if same(result, expected):
             return True
-        self.problem(f"{what}: expected {short(expected)}, got {short(result)}", rank, "value")
+        both = f"expected {comparison.short(expected)}, got {comparison.short(result)}"
+        self.problem(f"{what}: {both}", rank, "value")
         return False
 
     def judge(
@@ -150,11 +135,11 @@ class Report:
         form: str = "",
         tolerance: float = TOLERANCE,
     ) -> bool:
-        """Compare, and say which mistake it is: see :func:`utils.checks.mistakes.recognise`.
+        """Compare, and say which mistake it is: see :func:`utils.checks.comparison.recognise`.
 
         ``what`` was computed, in words, where a task has several results.
         """
-        wrong = recognise(result, expected, mistakes, form=form, tolerance=tolerance)
+        wrong = comparison.recognise(result, expected, mistakes, form=form, tolerance=tolerance)
         if wrong:
             said, kind = wrong
             self.problem(f"{what}: {said}" if what else said, rank, kind)
@@ -162,7 +147,7 @@ class Report:
 
     def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
         """Return whether the calls keep all rules; the first broken rule becomes a problem."""
-        problem = broken(calls, *rules)
+        problem = comparison.broken(calls, *rules)
         if problem:
             self.problem(problem, rank, "communication")
         return problem is None
@@ -181,7 +166,7 @@ class Report:
         return problem is None
 
     def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:
-        """Take steps until one fails; return whether none did (see :mod:`.steps`)."""
+        """Take steps until one fails; return whether none did."""
         return all(step(self, rank) for step in steps)
 
     def answers(
@@ -208,21 +193,27 @@ class Report:
             number, title = stub
             self.problem(f"Task {number} ({title}) is still open", kind="open")
             return []
-        self.missing |= {reply.missing for reply in replies} - {""}
-        self.kinds |= {reply.kind for reply in replies} - {""}
         for reply in replies:
+            self.missing |= {reply.missing} - {""}
+            self.kinds |= {reply.kind} - {""}
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
         if failed := [reply for reply in replies if reply.status != "ok"]:
             self._add_errors(failed, patience)
             return []
-        for reply in replies:
-            if said := reply.forged or forgery(reply.rank, reply.value):
-                self.problem(f"{said}. {FORGED}", reply.rank, "forged")
-        if any(kind == "forged" for _, kind, _ in self.found):
+        if self._is_forged(replies):
             return []
-        self.doubt = self.doubt or disagreement({reply.rank: reply.value for reply in replies})
+        self.doubt = self.doubt or comparison.disagreement({
+            reply.rank: reply.value for reply in replies
+        })
         return replies
+
+    def _is_forged(self, replies: list[Reply]) -> bool:
+        """Return whether a reply, of these or of earlier ones, shows that somebody forged it."""
+        for reply in replies:
+            if words := reply.forged or comparison.forgery(reply.rank, reply.value):
+                self.problem(f"{words}. {FORGED}", reply.rank, "forged")
+        return any(kind == "forged" for _, kind, _ in self.found)
 
     def judge_cases(
         self,
@@ -250,28 +241,25 @@ class Report:
 
     def _add_errors(self, failed: list[Reply], patience: float) -> None:
         """Add the errors of ranks, then which ranks stopped because of them."""
-        causes = [reply for reply in failed if reply.kind != STOPPED]
-        explanation = ""
-        for reply in causes or failed:
-            said = reply.error or f"no answer within {patience:.0f} s"
-            # After its first line an error of communication explains all ranks: shown once.
-            first, _, rest = said.partition("\n")
-            explanation = explanation or rest
-            # A loop without an end was ended somewhere.
-            somewhere = reply.kind == NotEnded.__name__
-            at = f" (at {reply.line})" if reply.line and not somewhere else ""
-            self.problem(f"{first}{at}", reply.rank, _kind_of(reply))
-        for reply in failed if causes else ():
-            if reply.kind == STOPPED:
-                explanation = explanation or (reply.error or "").partition("\n")[2]
+        failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
+        is_caused = failed[0].kind != STOPPED
+        for reply in failed:
+            if is_caused and reply.kind == STOPPED:
                 self.problem("stopped waiting, because of that", reply.rank, "error")
-        if explanation:
-            self.problem(explanation, kind="error")
+            else:
+                self.problem(_first_line(reply, patience), reply.rank, _kind_of(reply))
+        # After its first line an error of communication explains all ranks: shown once.
+        explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
+        if any(explanations):
+            self.problem(next(filter(None, explanations)), kind="error")
 
-    def settle(self) -> None:
-        """Add the doubt about the ranks' records as a problem if nothing else is wrong."""
-        if self.doubt and not self.found:
-            self.problem(f"{self.doubt}. {FORGED}", kind="forged")
+
+def _first_line(reply: Reply, patience: float) -> str:
+    """Return what became of a rank that gave no value, and where."""
+    words = (reply.error or f"no answer within {patience:.0f} s").partition("\n")[0]
+    # A loop without an end was ended somewhere.
+    has_place = reply.line and reply.kind != NotEnded.__name__
+    return f"{words} (at {reply.line})" if has_place else words
 
 
 def _kind_of(reply: Reply) -> str:
@@ -336,14 +324,6 @@ def each_of(*parts: Iterable[Step]) -> Step:
     return lambda report, rank: all([report.follow(rank, steps) for steps in parts])
 
 
-def passed(
-    report: Report, answers: Sequence[Reply], judge: Callable[[Reply], Iterable[Step]]
-) -> bool:
-    """Judge the answers of all ranks; return whether all have come and are right."""
-    right = [report.follow(answer.rank, judge(answer)) for answer in answers]
-    return all_came(answers) and all(right)
-
-
 def all_came(answers: Sequence[Reply]) -> bool:
     """Return whether all ranks answered, and no message is left over."""
     return bool(answers) and not any(answer.unreceived for answer in answers)
@@ -392,22 +372,23 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                     f"{error}): does your answer return what the task asks for?",
                     kind="error",
                 )
-            report.settle()
+            if report.doubt and not report.found:
+                report.problem(f"{report.doubt}. {FORGED}", kind="forged")
             if report.found and not report.open:
                 _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
             Verdict(number, title, points, not problems, still, problems).show()
             if problems:
-                _show_no_traceback()
+                shell = get_ipython()
+                if shell is not None:  # the kernel ends the cell, and those that wait, in silence
+                    show_errors(shell, CheckFailed, lambda *_: None)
                 raise CheckFailed(
                     f"Task {number} · {title}: {len(problems)} problem(s), listed above"
                 )
 
         made = cast(Check, check)
-        made.number = number
-        made.title = title
-        made.points = points
+        vars(made).update(number=number, title=title, points=points)
         return made
 
     return decorate
@@ -455,10 +436,3 @@ def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
         and value.__module__ == "__main__"
         and not name.startswith("_")
     }
-
-
-def _show_no_traceback() -> None:
-    """Let the kernel end the cell, and the waiting cells, without a traceback."""
-    shell = get_ipython()
-    if shell is not None:
-        show_errors(shell, CheckFailed, lambda *_: None)

@@ -161,7 +161,8 @@ class Ranks:
         up = self.running()
         if not up.replace_ranks():
             # The controller is gone, or did not notice that the ranks are.
-            self._take_down()
+            self._up = None
+            up.close()
             self._bring_up()
         self.view.targets = self.client.ids
         _say(f"{self.n} fresh MPI ranks are up." if self.n > 1 else "A fresh MPI rank is up.")
@@ -169,20 +170,16 @@ class Ranks:
     def stop(self) -> None:
         """End the ranks and everything that was started for them. Quiet; twice is once."""
         global _current
-        if self._up is None or os.getpid() != self._owner:
+        up = self._up
+        if up is None or os.getpid() != self._owner:
             return
-        self._take_down()
+        self._up = None
+        up.close()
         from utils.cluster import px
 
         px.retire(self.n)
         if _current is self:
             _current = None
-
-    def _take_down(self) -> None:
-        up = self._up
-        self._up = None
-        if up is not None:
-            up.close()
 
     def __enter__(self) -> Ranks:
         return self

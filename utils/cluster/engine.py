@@ -36,11 +36,7 @@ WRITING = 20.0
 
 
 def fork_nanny() -> tuple[BinaryIO, TextIO]:
-    """Fork the future nanny.
-
-    Returns:
-        A pipe for its arguments, and a pipe for its address.
-    """
+    """Fork the future nanny; return a pipe for its arguments, and one for its address."""
     arguments_out, arguments_in = os.pipe()
     address_out, address_in = os.pipe()
     if os.fork() == 0:
@@ -121,11 +117,7 @@ class Engine(IPEngine):
                 time.sleep(0.01)
 
     def start_nanny(self, control_url: str) -> tuple[str, TextIO]:
-        """Tell the nanny whom it serves.
-
-        Returns:
-            Its address, and the pipe whose end tells it that the engine has died.
-        """
+        """Tell the nanny whom it serves; return its address, and the pipe that it watches."""
         arguments, address = self.pipes
         config = type(self.config)()
         config.Session = self.config.Session

@@ -148,8 +148,8 @@ class Outcome:
 
     def _deaths(self, dead: list[int]) -> tuple[str, str]:
         """Return how ranks died: in short, and as a sentence."""
-        matches = [pattern.search(self.output) for pattern in _DEATHS]
-        first = next((match for match in matches if match), None)
+        matches = (pattern.search(self.output) for pattern in _DEATHS)
+        first = next(filter(None, matches), None)
         reason = _ENDED_JOB.get(self.job_state, "")
         if not reason and first is None:
             reason = _why_slurm_ended(self.output)

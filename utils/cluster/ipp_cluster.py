@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import socket
@@ -47,6 +46,11 @@ BETWEEN_LOOKS = 0.5
 PERIOD = 100
 MISSES = 300
 MISSES_ELSEWHERE = 50
+
+# ipyparallel's own log warns of the end of every engine: a log without handlers says nothing.
+QUIET_LOG = logging.getLogger("ddl-labs.cluster")
+QUIET_LOG.addHandler(logging.NullHandler())
+QUIET_LOG.propagate = False
 
 DEAD = "dead (ranks.restart() gives fresh ranks)"
 
@@ -98,7 +102,7 @@ class Running:
             # Engines read the connection file: they need not wait for it before they start.
             send_engines_connection_env=False,
             shutdown_atexit=False,
-            log=_quiet_log(),
+            log=QUIET_LOG,
         )
 
     def _engine_command(self) -> list[str]:
@@ -446,13 +450,3 @@ def reachable_address() -> str:
         if not address.startswith("127."):
             return address
     return "*"
-
-
-@functools.cache
-def _quiet_log() -> logging.Logger:
-    """Return a log that says nothing: ipyparallel's warns of the end of every engine."""
-    log = logging.getLogger("ddl-labs.cluster")
-    log.setLevel(logging.ERROR)
-    log.addHandler(logging.NullHandler())
-    log.propagate = False
-    return log

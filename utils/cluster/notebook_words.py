@@ -57,12 +57,7 @@ def way_on(number: str) -> str:
 
 
 def open_task(kind: str, text: str) -> tuple[str, str] | None:
-    """Return number and title of the task whose stub raised an error; ``None`` for another error.
-
-    Args:
-        kind: the name of the error's class.
-        text: the error's message.
-    """
+    """Return number and title of the task whose stub raised this error; ``None`` for another."""
     stub = _STUB.match(text) if kind == NotImplementedError.__name__ else None
     return (stub["number"], stub["title"]) if stub else None
 

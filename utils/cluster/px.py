@@ -109,7 +109,7 @@ class RanksMagics(ParallelMagics):
         stream = self.stream_output if stream_output is None else stream_output
         with _stop_button() as presses:
             result = super().parallel_execute(cell, block=False, save_name=save_name)
-            with _without_errors(result).stream_output() if stream else contextlib.nullcontext():
+            with _streamed(result) if stream else contextlib.nullcontext():
                 self._wait(result, presses)
                 if presses:
                     self._interrupt(result)
@@ -227,16 +227,20 @@ def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
     return list(zip(result._targets, result._children, strict=True))
 
 
-def _without_errors(result: AsyncResult) -> AsyncResult:
-    """Have it stream what ranks print, but not their tracebacks: those come once, at the end."""
+def _streamed(result: AsyncResult) -> contextlib.AbstractContextManager[None]:
+    """Stream what ranks print, but not their tracebacks: those come once, at the end."""
     show = result._iopub_streaming_output_callback
 
     def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
         if message["header"]["msg_type"] != "error":
-            show(rank, future, message)
+            # ipyparallel (9.2) names what a rank printed before it was listened to by the id of a
+            # message that it does not pass: the last rank's would replace all others'.
+            parent = message.get("parent_header") or {"msg_id": future.msg_id}
+            show(rank, future, message | {"parent_header": parent})
 
     result._iopub_streaming_output_callback = show_output
-    return result
+    stream: contextlib.AbstractContextManager[None] = result.stream_output()
+    return stream
 
 
 # --- what `cluster.start` changes in the notebook ------------------------------------------------
@@ -248,7 +252,6 @@ def prepare(ranks: Ranks) -> None:
     if shell is None:
         return
     shell.magics_manager.register(RanksMagics(shell, ranks))
-    _keep_early_output_apart()
     shell.run_line_magic("colors", "nocolor")
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
     show_errors(shell, RemoteError, _of_the_ranks)
@@ -283,25 +286,6 @@ def _missing_name(kind: str, text: str) -> str:
     """Return the name that a rank lacks; "" if its error is another one."""
     missing = _MISSING.search(text) if kind == "NameError" else None
     return missing[1] if missing else ""
-
-
-def _keep_early_output_apart() -> None:
-    """Have `%%px` stream what a rank printed before it listened beside the other ranks' output.
-
-    ipyparallel (9.2) shows such output under a name that it makes of the message's id, which it
-    does not pass: all ranks then have the same name, and the last one replaces the others.
-    """
-    name = "_iopub_streaming_output_callback"
-    show = getattr(AsyncResult, name, None)
-    if show is None or getattr(show, "knows_the_rank", False):
-        return
-
-    def show_apart(self: AsyncResult, rank: int, future: Any, message: dict[str, Any]) -> None:
-        parent = message.get("parent_header") or {"msg_id": future.msg_id}
-        show(self, rank, future, message | {"parent_header": parent})
-
-    show_apart.knows_the_rank = True  # type: ignore[attr-defined]  # a mark, read above
-    setattr(AsyncResult, name, show_apart)
 
 
 def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -13,7 +13,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from utils.cluster.ipp_cluster import Running
 
+# What an error calls the whole of a result.
+RESULT = "the result"
 # The name under which a rank tells its balance.
 BALANCE = "balance"
 # How the cell begins that asks a rank; what follows are arguments, which may be its secret.
@@ -243,27 +245,16 @@ class Question:
             return self._without_answer(rank, result)
         try:
             answer = json.loads(after.partition("\n")[0])
-            status = answer["status"]
-            stdout = before + answer["stdout"]
+            answer["stdout"] = before + answer["stdout"]
+            if stub := answer.get("open"):
+                answer["open"] = tuple(stub)
+            forged = self._forged(after, answer["stdout"], answer.pop("late", 0))
+            reply = Reply(rank, forged=forged, **answer)
         except (ValueError, TypeError, KeyError):  # what an answer printed, not rank_side
             return Reply(rank, "error", error="its answer was cut off")
-        kind = answer.get("kind")
-        if self._interrupted and kind == "KeyboardInterrupt":
-            status = "silent"
-        return Reply(
-            rank,
-            status,
-            answer.get("value"),
-            answer.get("error"),
-            answer.get("line"),
-            stdout,
-            balance=answer.get(BALANCE, 0),
-            forged=self._forged(after, stdout, answer.get("late")),
-            kind=kind or "",
-            open=answer.get("open") and tuple(answer["open"]),
-            missing=answer.get("missing", ""),
-            lost=answer.get("lost", False),
-        )
+        if self._interrupted and reply.kind == "KeyboardInterrupt":
+            return replace(reply, status="silent")
+        return reply
 
     def _forged(self, after: str, stdout: str, late: object) -> str:
         """Return a sign of forgery: the token is used once; who knows it has read the question."""
@@ -314,20 +305,20 @@ def about(error: BaseException, text: str) -> dict[str, Any]:
     return {"kind": kind, "open": open_task(kind, text), "missing": missing or ""}
 
 
-def plain(value: Any, name: str = "", other: Callable[[Any], str] | None = None) -> Any:
+def plain(value: Any, name: str = RESULT, other: Callable[[Any], str] | None = None) -> Any:
     """Return a result in the types of JSON: a check compares numbers, of whatever kind they were.
 
     Tensors and arrays become lists of their elements (a number, where they have no dimension);
     tuples, ranges, sets and lists become lists; a NumPy number becomes one of Python.
 
     Args:
-        name: what to call it in an error; by default it is "the result".
+        name: what to call it in an error.
         other: makes a text of what has no such form, instead of the error.
 
     Raises:
         TypeError: there is no way; says which part of it is of which type.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str | None):
         return value
     if isinstance(value, Mapping):
         return {
@@ -342,7 +333,7 @@ def plain(value: Any, name: str = "", other: Callable[[Any], str] | None = None)
         return plain(kind.tolist(value), name, other)
     if other is not None:
         return other(value)
-    raise TypeError(f"{name or 'the result'} is {_in_words(value)}")
+    raise TypeError(f"{name} is {_in_words(value)}")
 
 
 def _kind_of_array(value: Any) -> Any:
@@ -359,15 +350,15 @@ def _kind_of_array(value: Any) -> Any:
 
 
 def _part(name: str, key: object) -> str:
-    if not name:
-        return str(key) if isinstance(key, str) else f"entry {key} of the result"
+    if name == RESULT:
+        return key if isinstance(key, str) else f"entry {key} of the result"
     return f"{name}[{key!r}]"
 
 
 def _key(key: object, name: str) -> str:
     if isinstance(key, str | int | float):
         return str(key)
-    raise TypeError(f"{name or 'the result'} has the key {key!r}; expected a text or a number")
+    raise TypeError(f"{name} has the key {key!r}; expected a text or a number")
 
 
 def _in_words(value: Any) -> str:

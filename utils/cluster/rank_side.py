@@ -178,12 +178,11 @@ def _cell_begins(info: ExecutionInfo) -> None:
 @_even_if_interrupted
 def _cell_ends(result: ExecutionResult) -> None:
     settings.time_limit = None
-    if world := backend_world():
-        error = result.error_before_exec or result.error_in_exec
-        _tell(world, error)
-        # A number that is not zero goes to the kernel with the cell's output; mostly there is none.
-        if error is None and (balance := world.balance()):
-            publish_data({BALANCE: balance})
+    error = result.error_before_exec or result.error_in_exec
+    _tell(backend_world(), error)
+    # A number that is not zero goes to the kernel with the cell's output; mostly there is none.
+    if error is None and (balance := _balance()):
+        publish_data({BALANCE: balance})
 
 
 def _error_in_cell(
@@ -199,15 +198,13 @@ def _error_in_cell(
     function again.
     """
     try:
-        if world := backend_world():
-            _tell(world, error)
+        _tell(backend_world(), error)
         if kind is not KeyboardInterrupt:
             shell.showtraceback((kind, error, shortened(trace)), running_compiled_code=True)
             return
     except KeyboardInterrupt as stopped:
         error = stopped.with_traceback(trace)
-        if world := backend_world():
-            _tell(world, error)
+        _tell(backend_world(), error)
     shell._showtraceback(KeyboardInterrupt, error, ["KeyboardInterrupt"])
 
 
@@ -226,8 +223,10 @@ def _without_traceback(error: BaseException, *_: object, **__: object) -> dict[s
     return {"ename": type(error).__name__, "evalue": "", "traceback": []}
 
 
-def _tell(world: World, error: BaseException | None) -> None:
+def _tell(world: World | None, error: BaseException | None) -> None:
     """Tell the other ranks how it ended here: who waits for this rank must not wait any more."""
+    if world is None:
+        return
     if error is None:
         world.end_section()
     else:
@@ -300,11 +299,9 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
                 world.withdraw_receives(began)
             values = {"status": "ok", "value": value, BALANCE: _balance(), "late": late}
             reply = dumps(values | {"stdout": printed.text()})
-        if world := _students_world(of_ours):
-            _tell(world, None)
+        _tell(_students_world(of_ours), None)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
-        if world := _students_world(of_ours):
-            _tell(world, error)
+        _tell(_students_world(of_ours), error)
         reply = dumps(_failure(error) | {"stdout": printed.text()})
     # The line break before the mark ends what a thread may have printed meanwhile.
     _here.streams[0].write(f"\n{token}{reply}\n")
@@ -381,17 +378,13 @@ def _cell_line(error: BaseException) -> str | None:
 def after_a_failure(user_ns: dict[str, Any], *, rank: int, meet: bool) -> dict[str, Any]:
     """Return what the ranks said of the last cell; with `meet`, have them get together again."""
     world = backend_world()
-    if world is None:
-        return {"statuses": [], "fresh": True}
-    return {"statuses": world.statuses(), "fresh": not meet or _meet(world)}
-
-
-def _meet(world: World) -> bool:
-    try:
-        world.recover(MEETING)
-    except RuntimeError:  # said in the notebook: not fresh
-        return False
-    return True
+    state = {"statuses": world.statuses() if world else [], "fresh": True}
+    if world and meet:
+        try:
+            world.recover(MEETING)
+        except RuntimeError:  # the notebook says so
+            state["fresh"] = False
+    return state
 
 
 def unreceived(user_ns: dict[str, Any], *, rank: int) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ the course is drawn from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,29 +95,36 @@ def problems_of(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[st
         yield from _differences(about, number, nb.cells[0].source if nb.cells else "")
 
 
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 1
+
+
+#: For each entry of the metadata when it is right, and what is said of another value.
+RULES: dict[str, tuple[Callable[[Any], object], str]] = {
+    "title": (lambda value: isinstance(value, str) and value.strip(), "is {!r}: give it words"),
+    "part": (PARTS.__contains__, f"is {{!r}}: one of {', '.join(PARTS)}"),
+    "minutes": (_is_count, "are {!r}: a whole number from 1 on"),
+    "ranks": (_is_count, "are {!r}: a whole number from 1 on"),
+    "builds_on": (lambda value: isinstance(value, list), 'is {!r}: a list such as ["03"]'),
+}
+
+
 def _faults(about: Mapping[str, Any], number: str, numbers: set[str]) -> Iterator[str]:
-    keys = list(About.__dataclass_fields__)[1:]
-    missing = [key for key in keys if key not in about]
-    more = sorted(set(about) - set(keys))
+    missing = [key for key in RULES if key not in about]
+    more = sorted(set(about) - set(RULES))
     lack = [f"lack {', '.join(missing)}"] if missing else []
     have = [f"have {', '.join(more)}, which nobody reads"] if more else []
     if lack or have:
         yield f"its lab metadata {' and '.join(lack + have)}: write {EXAMPLE}"
         return
-    if not (isinstance(about["title"], str) and about["title"].strip()):
-        yield f"its title is {about['title']!r}: give it words"
-    if about["part"] not in PARTS:
-        yield f"its part is {about['part']!r}: one of {', '.join(PARTS)}"
-    for key in ("minutes", "ranks"):
-        if type(about[key]) is not int or about[key] < 1:
-            yield f"its {key} are {about[key]!r}: a whole number from 1 on"
-    yield from _order_faults(about["builds_on"], number, numbers)
+    wrong = [key for key, (is_right, _) in RULES.items() if not is_right(about[key])]
+    for key in wrong:
+        yield f"its {key} {RULES[key][1].format(about[key])}"
+    if "builds_on" not in wrong:
+        yield from _order_faults(about["builds_on"], number, numbers)
 
 
-def _order_faults(builds_on: object, number: str, numbers: set[str]) -> Iterator[str]:
-    if not isinstance(builds_on, list):
-        yield f'its builds_on is {builds_on!r}: a list such as ["03"]'
-        return
+def _order_faults(builds_on: list[str], number: str, numbers: set[str]) -> Iterator[str]:
     for other in builds_on:
         if other not in numbers:
             few = f"{min(numbers)} to {max(numbers)}" if len(numbers) > 1 else ", ".join(numbers)

@@ -1,8 +1,7 @@
 """Finds what nbval, ruff and reviewers overlook in notebooks.
 
 nbval ignores a marker that is misspelt, and passes a reference cell that was never executed;
-an id that an editor made up says nothing to a grader. ``python -m utils.course.lint`` prints
-what it finds, one line each, and ends with status 1 if there is anything.
+an id that an editor made up says nothing to a grader.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from .notebook import (
     SOLUTIONS,
     VOLATILE_METADATA,
     NotebookError,
+    cell_problems,
     descriptions,
     lab,
     notebooks,
@@ -48,37 +47,35 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
     """Return every problem in both folders, each with the notebook, the cell and the cure."""
     problems = []
     numbers = {about.number_of(path) for path in notebooks(solutions_dir)}
-    for folder, rules in ((solutions_dir, solution_problems), (labs_dir, lab_problems)):
+    for folder in (solutions_dir, labs_dir):
         for path in notebooks(folder):
-            where = f"{folder.name}/{path.name}"
             try:
                 nb = read(path)
             except NotebookError as error:
                 problems.append(f"{folder.name}/{error}")
                 continue
-            if folder == solutions_dir:  # the other folder follows from it
-                faults = about.problems_of(nb, about.number_of(path), numbers)
-                problems += [f"{where}: {text}" for text in faults]
-            problems += [f"{where}: cell '{cell.id}': {text}" for cell, text in rules(nb)]
+            if folder == solutions_dir:
+                faults = solution_problems(nb, about.number_of(path), numbers)
+            else:
+                faults = cell_problems(nb, id_problems, width_problems, student_problems)
+            problems += [f"{folder.name}/{path.name}: {text}" for text in faults]
     return problems
 
 
-def solution_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
-    """Yield what is wrong with the cells of a solution."""
-    for cell in nb.cells:
-        rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
-        yield from ((cell, text) for rule in rules for text in rule(cell))
+def solution_problems(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[str]:
+    """Yield what is wrong with a solution; `numbers` are those of all labs."""
+    yield from about.problems_of(nb, number, numbers)
+    rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
+    yield from cell_problems(nb, *rules)
     yield from drawing_problems(nb)
 
 
-def lab_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
-    """Yield what is wrong with the cells of a student's notebook."""
-    for cell in nb.cells:
-        yield from ((cell, text) for rule in (id_problems, width_problems) for text in rule(cell))
-        if cell.get("outputs") or cell.get("execution_count") is not None:
-            yield cell, "has outputs of an execution: make release"
-        if re.search(r"\b(BEGIN|END) (SOLUTION|HIDDEN TESTS)\b", cell.source):
-            yield cell, "shows a solution or a hidden test: make release"
+def student_problems(cell: NotebookNode) -> Iterator[str]:
+    """Yield what does not belong into a student's notebook."""
+    if cell.get("outputs") or cell.get("execution_count") is not None:
+        yield "has outputs of an execution: make release"
+    if re.search(r"\b(BEGIN|END) (SOLUTION|HIDDEN TESTS)\b", cell.source):
+        yield "shows a solution or a hidden test: make release"
 
 
 def id_problems(cell: NotebookNode) -> Iterator[str]:
@@ -119,24 +116,24 @@ def width_problems(cell: NotebookNode) -> Iterator[str]:
                 yield f"line {number} has {len(line)} columns, more than {WIDEST}: break it"
 
 
-def drawing_problems(nb: NotebookNode) -> Iterator[tuple[NotebookNode, str]]:
+def drawing_problems(nb: NotebookNode) -> Iterator[str]:
     """Yield cells that grading leaves out but needs, or runs although they only draw."""
     needed: set[str] = set()
     for cell in reversed(nb.cells):
         if cell.cell_type != "code":
             continue
         used, bound = _names(cell)
+        name = f"cell '{cell.id}':"
         if ONLY_DRAWS not in cell.metadata.get("tags", []):
             needed |= used
             if PLAINLY_DRAWS.fullmatch(cell.source):
-                yield cell, f"grading need not run it: give it the tag {ONLY_DRAWS!r}"
+                yield f"{name} grading need not run it: give it the tag {ONLY_DRAWS!r}"
         elif lab(cell) or cell.source.startswith(("%%", "!")):
-            yield cell, f"has the tag {ONLY_DRAWS!r}, but grading must run it"
+            yield f"{name} has the tag {ONLY_DRAWS!r}, but grading must run it"
         elif lost := sorted(bound & needed):
             yield (
-                cell,
-                f"has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(lost)}: "
-                "take the tag away, or compute that in another cell",
+                f"{name} has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(lost)}: "
+                "take the tag away, or compute that in another cell"
             )
 
 
@@ -188,9 +185,9 @@ def output_problems(cell: NotebookNode) -> Iterator[str]:
         return
     if cell.source.strip() and cell.execution_count is None:
         yield "was never executed, so nbval compares nothing: make solutions"
-    volatile = [key for key in VOLATILE_METADATA if key in cell.metadata]
+    volatile = cell.metadata.keys() & set(VOLATILE_METADATA)
     metadata = [output.get("metadata", {}) for output in cell.outputs]
-    if volatile or any(entry != descriptions(entry) for entry in metadata):
+    if volatile or metadata != list(map(descriptions, metadata)):
         yield "carries times or ids of one execution: make solutions"
     text = str(cell.outputs)
     for folder in {str(ROOT), str(Path.home())}:
@@ -223,17 +220,3 @@ def _picture_problems_of_text(source: str) -> Iterator[str]:
     for tag in re.findall(r"<img\b[^>]*>", source):
         if not re.search(r"\balt=[\"'][^\"']*\w", tag):
             yield f'shows a picture without alternative text: add alt="…" to {tag[:40]}'
-
-
-def main() -> int:
-    """Print the problems; return 1 if there are any."""
-    problems = lint()
-    for problem in problems:
-        print(problem)
-    count = len(notebooks(SOLUTIONS)) + len(notebooks(LABS))
-    print(f"{count} notebooks, {len(problems)} problems", file=sys.stderr)
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

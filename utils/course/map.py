@@ -28,11 +28,12 @@ WHOLE = "The whole course"
 
 def write(labs: Sequence[About], root: Path = ROOT) -> bool:
     """Write README's part; return whether it changed."""
-    changed = bool(drift(labs, root))
-    if changed:
-        readme = root / "README.md"
-        readme.write_text(with_part(readme.read_text("utf-8"), labs), "utf-8", newline="\n")
-    return changed
+    readme = root / "README.md"
+    before = readme.read_text("utf-8")
+    after = with_part(before, labs)
+    if after != before:
+        readme.write_text(after, "utf-8", newline="\n")
+    return after != before
 
 
 def drift(labs: Sequence[About], root: Path = ROOT) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,14 @@ import nbformat.v4
 from nbformat import NotebookNode
 
 from . import CourseError
+from .files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SOLUTIONS = ROOT / "solutions"
 LABS = ROOT / "labs"
 
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
-LANGUAGE_INFO = {"name": "python"}
+LANGUAGE = {"name": "python"}
 
 #: Notebook metadata that stays; the rest depends on who opened it last.
 KEPT_METADATA = ("lab", "title")
@@ -97,22 +98,13 @@ def dumps(nb: NotebookNode) -> str:
 
 def write(nb: NotebookNode, path: Path) -> None:
     """Write a notebook in one step: a reader sees the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(dumps(nb), encoding="utf-8", newline="\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_text(path, dumps(nb))
 
 
 def normalise(nb: NotebookNode) -> NotebookNode:
     """Take out, in place, what differs between two executions of the same notebook."""
     kept = {key: nb.metadata[key] for key in KEPT_METADATA if key in nb.metadata}
-    nb.metadata = nbformat.from_dict({
-        **kept,
-        "kernelspec": KERNELSPEC,
-        "language_info": LANGUAGE_INFO,
-    })
+    nb.metadata = nbformat.from_dict(kept | {"kernelspec": KERNELSPEC, "language_info": LANGUAGE})
     for cell in nb.cells:
         for key in VOLATILE_METADATA:
             cell.metadata.pop(key, None)
@@ -129,6 +121,15 @@ def descriptions(metadata: NotebookNode) -> dict[str, Any]:
         for kind, about in metadata.items()
         if isinstance(about, dict) and "alt" in about
     }
+
+
+def cell_problems(
+    nb: NotebookNode, *rules: Callable[[NotebookNode], Iterable[str]]
+) -> Iterator[str]:
+    """Yield what rules find in each cell, with the cell's id."""
+    for cell in nb.cells:
+        for rule in rules:
+            yield from (f"cell '{cell.id}': {text}" for text in rule(cell))
 
 
 def lab(cell: NotebookNode) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
-from .notebook import NotebookError, lab
-from .release import is_solution
+from .notebook import NotebookError, cell_problems, lab
+from .release import rubric_cells
 
 KINDS = RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
 #: Keeps a cell off pages that are made of the solutions: myst-nb and nbconvert know it.
@@ -56,7 +56,6 @@ class Mark:
 class Rubric:
     """A rubric of a task: what earns points, and what answers that come often get."""
 
-    task: str
     earns: tuple[Mark, ...]
     often: tuple[Mark, ...]
 
@@ -99,15 +98,8 @@ def read(nb: NotebookNode, name: str) -> Notes:
     return Notes(
         tuple(Question(*parts) for parts in _QUESTION.findall(_lines(questions.source))),
         _cuts(shorter.source),
-        {lab(answer)["task"]: _rubric(answer, cell) for answer, cell in rubric_cells(nb) if cell},
+        {lab(answer)["task"]: _rubric(cell) for answer, cell in rubric_cells(nb) if cell},
     )
-
-
-def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
-    """Yield each written answer, and the cell of its rubric; None where the next cell is none."""
-    for cell, following in zip(nb.cells, [*nb.cells[1:], None], strict=True):
-        if is_solution(cell) and cell.cell_type == "markdown":
-            yield cell, following if following and kind(following) == RUBRIC else None
 
 
 def kind(cell: NotebookNode) -> str:
@@ -117,16 +109,14 @@ def kind(cell: NotebookNode) -> str:
 
 def problems(nb: NotebookNode) -> Iterator[str]:
     """Yield what is missing, or not written as it must be."""
-    for cell in nb.cells:
-        yield from (f"cell '{cell.id}': {text}" for text in _kind_problems(cell))
+    yield from cell_problems(nb, _kind_problems)
     for wanted in (QUESTIONS, SHORTER):
         count = len(_of_kind(nb, wanted))
         if count != 1:
             yield f"{count} cells of the kind {wanted!r}: write one, at the end"
-    for cell in _of_kind(nb, QUESTIONS):
-        yield from (f"cell '{cell.id}': {text}" for text in _question_problems(cell.source))
-    for cell in _of_kind(nb, SHORTER):
-        yield from (f"cell '{cell.id}': {text}" for text in _cut_problems(nb, cell.source))
+    yield from cell_problems(nb, _question_problems)
+    parts = _parts(nb)
+    yield from cell_problems(nb, lambda cell: _cut_problems(cell, parts))
     for answer, cell in rubric_cells(nb):
         if cell is None:
             yield f"cell '{answer.id}': no rubric below it: add a cell of the kind {RUBRIC!r}"
@@ -150,8 +140,10 @@ def _lines(source: str) -> str:
     return re.sub(r"\n +(?=\S)", " ", source)
 
 
-def _question_problems(source: str) -> Iterator[str]:
-    questions = _QUESTION.findall(_lines(source))
+def _question_problems(cell: NotebookNode) -> Iterator[str]:
+    if kind(cell) != QUESTIONS:
+        return
+    questions = _QUESTION.findall(_lines(cell.source))
     if not FEWEST_QUESTIONS <= len(questions) <= MOST_QUESTIONS:
         yield f"{len(questions)} questions, written as '1. **Who waits?** Rank 0.': write 4 to 6"
     for text, _ in questions:
@@ -159,17 +151,23 @@ def _question_problems(source: str) -> Iterator[str]:
             yield f"{text!r} is no question: end it with '?'"
 
 
-def _cut_problems(nb: NotebookNode, source: str) -> Iterator[str]:
-    cuts = _cuts(source)
-    if not cuts:
-        yield "nothing to leave out, written as '- **1.7; 1.B**: why': write at least one"
-    # Parts of a lab are called by the numbers of tasks and by headings.
+def _parts(nb: NotebookNode) -> set[str]:
+    """Return what parts of a lab are called by: the numbers of tasks, and headings."""
     names = {str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("task")}
     for cell in nb.cells:
         if cell.cell_type == "markdown" and not kind(cell):
             names.update(re.findall(r"^## (.+)$", cell.source, re.MULTILINE))
+    return names
+
+
+def _cut_problems(cell: NotebookNode, parts: set[str]) -> Iterator[str]:
+    if kind(cell) != SHORTER:
+        return
+    cuts = _cuts(cell.source)
+    if not cuts:
+        yield "nothing to leave out, written as '- **1.7; 1.B**: why': write at least one"
     for name in (name for cut in cuts for name in cut.what):
-        if name not in names:
+        if name not in parts:
             yield f"{name!r} is no task and no heading of this lab"
 
 
@@ -179,7 +177,7 @@ def _cuts(source: str) -> tuple[Cut, ...]:
 
 
 def _rubric_problems(answer: NotebookNode, cell: NotebookNode) -> Iterator[str]:
-    rubric = _rubric(answer, cell)
+    rubric = _rubric(cell)
     points = lab(answer).get("points", 0)
     if not rubric.earns or not rubric.often:
         yield "says not both what earns points and what answers that come often get"
@@ -189,10 +187,10 @@ def _rubric_problems(answer: NotebookNode, cell: NotebookNode) -> Iterator[str]:
         yield f"gives an answer more than the {points:g} points that there are"
 
 
-def _rubric(answer: NotebookNode, cell: NotebookNode) -> Rubric:
+def _rubric(cell: NotebookNode) -> Rubric:
     earns, _, often = _lines(cell.source).partition(OFTEN)
-    marks = [
-        tuple(Mark(float(points), text) for points, text in _MARK.findall(part))
-        for part in (earns, often)
-    ]
-    return Rubric(lab(answer)["task"], *marks)
+    return Rubric(_marks(earns), _marks(often))
+
+
+def _marks(text: str) -> tuple[Mark, ...]:
+    return tuple(Mark(float(points), words) for points, words in _MARK.findall(text))

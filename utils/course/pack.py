@@ -8,14 +8,12 @@ after reading and running go to its tasks, in proportion to their points.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
+import runpy
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 
 from markupsafe import Markup
 from nbformat import NotebookNode
@@ -27,7 +25,7 @@ from .notebook import ROOT, NotebookError, lab
 from .notes import Cut
 from .page_templates import environment, html_of
 from .pictures import Picture, pictures_of, save, seconds
-from .release import is_solution
+from .release import is_solution, rubric_cells
 
 #: Words of text and lines of code that are read in a minute. Silent reading of English non-fiction
 #: is 238 words a minute in the mean of 190 studies (Brysbaert, Journal of Memory and Language 109,
@@ -44,12 +42,9 @@ class Section:
     """A section is what stands from a heading to the next.
 
     Attributes:
-        title: The heading.
         tasks: The numbers of its tasks, in order, and what each weighs in the work.
-        points: Of them all.
         words: To be read, as are the lines; without hints, folded code, and what students write.
         seconds: That its cells ran.
-        weight: Its part in the work.
         work: Minutes.
         needs: The earlier tasks whose names its cells use.
     """
@@ -95,7 +90,9 @@ def sections(nb: NotebookNode, minutes: float) -> list[Section]:
             continue
         if cell.cell_type == "markdown" and (head := re.search(r"^## (.+)$", cell.source, re.M)):
             result.append(Section(head[1]))
-        _add(result[-1], cell, owners)
+        _count(result[-1], cell)
+        if cell.cell_type == "code":
+            _link(result[-1], cell, owners)
     left = minutes - sum(section.minutes for section in result)
     whole = sum(section.weight for section in result)
     for section in result:
@@ -109,13 +106,7 @@ def a_point(parts: list[Section]) -> float:
     return sum(section.work for section in parts) / points if points else 0.0
 
 
-def needed_by(parts: list[Section], task: str) -> list[str]:
-    """Return the titles of the later sections that use what a task defines."""
-    return [section.title for section in parts if task in section.needs]
-
-
-def _add(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
-    """Count a cell in. `owners` has the task that defines a name, of all cells so far."""
+def _count(section: Section, cell: NotebookNode) -> None:
     about = lab(cell)
     section.seconds += seconds(cell)
     if is_solution(cell):
@@ -131,32 +122,21 @@ def _add(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
     ):
         section.lines += sum(bool(line.strip()) for line in cell.source.splitlines())
     section.weight += PREDICTION * bool(about.get("predict"))
-    if cell.cell_type == "code":
-        used = [task for task in _used(cell.source, owners) if task not in section.tasks]
-        section.needs = list(dict.fromkeys(section.needs + used))
-        if is_solution(cell):
-            owners |= dict.fromkeys(_defined(cell.source), about["task"])
 
 
-def _tree(source: str) -> ast.Module:
-    lines = [line for line in source.splitlines() if not line.lstrip().startswith(("%", "!"))]
+def _link(section: Section, cell: NotebookNode, owners: dict[str, str]) -> None:
+    """Note what a cell needs. `owners` has the task that defines a name, of all cells so far."""
     try:
-        return ast.parse("\n".join(lines))
+        tree = ast.parse(re.sub(r"^[ \t]*[%!].*", "", cell.source, flags=re.MULTILINE))
     except SyntaxError:
-        return ast.Module([], [])
-
-
-def _defined(source: str) -> Iterator[str]:
-    """Yield the names of functions and classes: what other cells call."""
-    for node in _tree(source).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield node.name
-
-
-def _used(source: str, owners: dict[str, str]) -> Iterator[str]:
-    for node in ast.walk(_tree(source)):
-        if isinstance(node, ast.Name) and node.id in owners:
-            yield owners[node.id]
+        return
+    for node in ast.walk(tree):
+        task = owners.get(node.id) if isinstance(node, ast.Name) else None
+        if task and task not in [*section.tasks, *section.needs]:
+            section.needs.append(task)
+    if is_solution(cell):
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+        owners |= {function.name: lab(cell)["task"] for function in functions}
 
 
 # --- what goes wrong ----------------------------------------------------------------------------
@@ -164,45 +144,31 @@ def _used(source: str, owners: dict[str, str]) -> Iterator[str]:
 ANSWERS = ROOT / "tests/labs/answers"
 
 
-@dataclass(frozen=True)
-class Wrong:
-    """A wrong answer: what a student did, and words of what the check says."""
-
-    what: str
-    told: str
+#: A wrong answer: what a student did, and words of what the check says.
+Wrong = tuple[str, str]
 
 
-def mistakes(number: str, folder: Path = ANSWERS) -> dict[str, list[Wrong]]:
+def mistakes(number: str) -> dict[str, list[Wrong]]:
     """Return a lab's wrong answers by task, as the tables in ``tests/labs/answers`` have them.
 
     Raises:
         NotebookError: These are not there, as in a bundle for students.
     """
-    if not folder.is_dir():
-        raise NotebookError(f"there is no {folder}: the pack is made in a clone of the course")
-    path = folder / f"lab{number}.py"
+    if not ANSWERS.is_dir():
+        raise NotebookError(f"there is no {ANSWERS}: the pack is made in a clone of the course")
+    path = ANSWERS / f"lab{number}.py"
     if not path.is_file():
         return {}
-    tables = _module(path)
-    by_task = defaultdict(list)
-    for task, deed, *_, words in [*tables.WRONG, *getattr(tables, "CHANGES", ())]:
-        by_task[task].append(Wrong(deed, words))
-    return {task: by_task[task] for task in tables.CELLS}
-
-
-def _module(path: Path) -> ModuleType:
-    """Import the tables of a lab; they import what lies beside ``answers``."""
-    spec = importlib.util.spec_from_file_location(f"answers_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a module of Python")
-    module = importlib.util.module_from_spec(spec)
-    beside = str(path.parents[1])
+    beside = str(ANSWERS.parent)  # the tables import what lies there
     sys.path.insert(0, beside)
     try:
-        spec.loader.exec_module(module)
+        tables = runpy.run_path(str(path))
     finally:
         sys.path.remove(beside)
-    return module
+    by_task: defaultdict[str, list[Wrong]] = defaultdict(list)
+    for task, deed, *_, words in [*tables["WRONG"], *tables.get("CHANGES", ())]:
+        by_task[task].append((deed, words))
+    return {task: by_task[task] for task in tables["CELLS"]}
 
 
 # --- pages --------------------------------------------------------------------------------------
@@ -222,12 +188,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Pack:
-    """All that an instructor gets for a lab.
-
-    Attributes:
-        name: Of its notebook, without the ending.
-        titles: Of its tasks, by number.
-    """
+    """All that an instructor gets for a lab; its name is its notebook's, without the ending."""
 
     name: str
     about: About
@@ -256,25 +217,25 @@ def pack(path: Path, nb: NotebookNode, about: About) -> Pack:
         NotebookError: Something is missing; says what and where.
     """
     parts = sections(nb, about.minutes)
+    noted = notes.read(nb, path.name)
     tasks = [cell for cell in nb.cells if lab(cell).get("title")]
     return Pack(
         name=path.stem,
         about=about,
         points=sum(section.points for section in parts),
         sections=parts,
-        notes=notes.read(nb, path.name),
+        notes=noted,
         titles={lab(cell)["task"]: lab(cell)["title"] for cell in tasks},
         mistakes=mistakes(about.number),
-        written=written(nb),
+        written=written(nb, noted.rubrics),
         pictures=list(pictures_of(nb)),
     )
 
 
-def written(nb: NotebookNode) -> list[Written]:
+def written(nb: NotebookNode, rubrics: dict[str, notes.Rubric]) -> list[Written]:
     """Return every written answer, with the question from the last text above it that asks it."""
-    rubrics = notes.read(nb, "").rubrics
     answers = []
-    for answer, _ in notes.rubric_cells(nb):
+    for answer, _ in rubric_cells(nb):
         about = lab(answer)
         above = nb.cells[: nb.cells.index(answer)]
         asks = [cell.source for cell in above if f"**Explain {about['task']}.**" in cell.source]
@@ -282,11 +243,15 @@ def written(nb: NotebookNode) -> list[Written]:
             raise NotebookError(
                 f"cell '{answer.id}': no text above it asks **Explain {about['task']}.**"
             )
-        question = asks[-1][asks[-1].index("**Explain") :]
-        points = float(about.get("points", 0))
-        rubric = rubrics[about["task"]]
         answers.append(
-            Written(about["task"], about["title"], points, question, answer.source, rubric)
+            Written(
+                task=about["task"],
+                title=about["title"],
+                points=float(about.get("points", 0)),
+                question=asks[-1][asks[-1].index("**Explain") :],
+                model=answer.source,
+                rubric=rubrics[about["task"]],
+            )
         )
     return answers
 
@@ -295,7 +260,7 @@ def write(packs: list[Pack], folder: Path) -> None:
     """Write ``index.html``, a page for each lab, and their pictures."""
     templates = environment()
     templates.filters["spoken"] = _inline
-    templates.globals |= {"a_point": a_point, "needed_by": needed_by, "TIGHT": TIGHT}
+    templates.globals |= {"a_point": a_point, "TIGHT": TIGHT}
     for entry in packs:
         save(entry.pictures, folder / "figures" / entry.name)
         page = templates.get_template("pack_lab.html.j2").render(pack=entry)

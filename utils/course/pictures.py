@@ -30,6 +30,8 @@ from .notes import kind
 
 #: Where copies are kept.
 RUNS = ROOT / "build" / "runs"
+#: Seconds for each cell.
+TIMEOUT = 300
 #: Goes up when copies are made in another way than before.
 VERSION = 4
 #: Parts of utils that change no output of a lab.
@@ -49,11 +51,8 @@ def executed_copies(paths: list[Path]) -> Iterator[tuple[Path, NotebookNode]]:
             print(error, file=sys.stderr, flush=True)
 
 
-def executed(path: Path, folder: Path = RUNS, timeout: float = 300) -> NotebookNode:
+def executed(path: Path, folder: Path = RUNS) -> NotebookNode:
     """Return the copy of a solution: from `folder`, or executed now (up to two minutes).
-
-    Args:
-        timeout: Seconds for each cell.
 
     Raises:
         RunError: A cell fails or a check does not pass.
@@ -62,7 +61,7 @@ def executed(path: Path, folder: Path = RUNS, timeout: float = 300) -> NotebookN
     mark = _mark(nb)
     copy = folder / path.name
     if not (copy.is_file() and nbformat.read(copy, 4).metadata.get("mark") == mark):
-        _run(path, deepcopy(nb), copy, mark, timeout)
+        _run(path, deepcopy(nb), copy, mark)
     # Outputs and times are the copy's; all else is that of today.
     cells = {cell.id: cell for cell in nbformat.read(copy, 4).cells}
     for cell in nb.cells:
@@ -72,10 +71,10 @@ def executed(path: Path, folder: Path = RUNS, timeout: float = 300) -> NotebookN
     return nb
 
 
-def _run(path: Path, nb: NotebookNode, copy: Path, mark: str, timeout: float) -> None:
+def _run(path: Path, nb: NotebookNode, copy: Path, mark: str) -> None:
     """Execute a solution, in place, and keep it with its mark."""
     require_kernel()
-    error = run_cells(nb, path.parent, timeout, timing=True, variables={forms.VARIABLE: "1"})
+    error = run_cells(nb, path.parent, TIMEOUT, timing=True, variables={forms.VARIABLE: "1"})
     _, failed, _ = verdicts(nb)
     if error or failed:
         why = error or f"{failed} checks did not pass"
@@ -89,10 +88,9 @@ def _mark(nb: NotebookNode) -> str:
     """Return the fingerprint of all that the outputs depend on."""
     parts = [path for path in (ROOT / "utils").iterdir() if path.name not in BESIDE_THE_POINT]
     folders = sorted(path for path in parts if path.is_dir())
-    files = sorted(path for path in parts if path.suffix == ".py")
+    files = [path.read_bytes() for path in sorted(parts) if path.suffix == ".py"]
     cells = [f"{cell.cell_type} {cell.id} {cell.source}" for cell in nb.cells if not kind(cell)]
-    contents = [path.read_bytes() for path in files]
-    return key(folder_key(folders), *contents, *cells, version=VERSION)
+    return key(folder_key(folders), *files, *cells, version=VERSION)
 
 
 def seconds(cell: NotebookNode) -> float:
@@ -161,11 +159,10 @@ def save(pictures: list[Picture], folder: Path) -> None:
 
 def _titled(svg: str, words: str) -> str:
     """Return an SVG that says what it shows."""
-    label = html.escape(words, quote=True)
-    start = f'<svg role="img" aria-label="{label}"'
-    with_role = svg.replace("<svg", start, 1)
-    end = with_role.index(">", with_role.index(start) + len(start)) + 1
-    return f"{with_role[:end]}\n <title>{html.escape(words)}</title>{with_role[end:]}"
+    before, _, rest = svg.partition("<svg")
+    attributes, _, content = rest.partition(">")
+    start = f'<svg role="img" aria-label="{html.escape(words, quote=True)}"{attributes}>'
+    return f"{before}{start}\n <title>{html.escape(words)}</title>{content}"
 
 
 def _described(png: bytes, words: str) -> bytes:

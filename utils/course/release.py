@@ -35,10 +35,21 @@ from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, LockCells
 
 from utils.checks.model import FOLDER, pack
 
-from .notebook import LABS, SOLUTIONS, NotebookError, dumps, lab, normalise, notebooks, read
+from .notebook import (
+    LABS,
+    SOLUTIONS,
+    NotebookError,
+    cell_problems,
+    dumps,
+    lab,
+    normalise,
+    notebooks,
+    read,
+)
 
 TEXT_STUB = "*Write your answer here.*"
 REGIONS = ("SOLUTION", "HIDDEN TESTS")
+FILL = "five_metrics.fill"
 
 
 class MarkupError(NotebookError):
@@ -85,12 +96,12 @@ class ClearPredictions(Preprocessor):
 
 
 def predictions(source: str) -> list[ast.expr]:
-    """Return what is predicted in a cell, in order: each number and each choice."""
-    values = []
+    """Return what is predicted in a cell: each number and each choice."""
+    values: list[ast.expr] = []
     for call in _calls(source, "predict"):
         answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
         values += answer.values if isinstance(answer, ast.Dict) else [answer]
-    return sorted(values, key=lambda value: (value.lineno, value.col_offset))
+    return values
 
 
 def judgements(source: str) -> list[ast.keyword]:
@@ -98,13 +109,16 @@ def judgements(source: str) -> list[ast.keyword]:
 
     Without those that say what was measured, ``f"… {sent} …"``, and without ``...``.
     """
-    words = [word for call in fills(source) for word in call.keywords]
-    return [word for word in words if not (_measured(word.value) or _nothing_yet(word.value))]
+    words = [word for call in _calls(source, FILL) for word in call.keywords]
+    return [word for word in words if _is_own(word.value)]
 
 
-def fills(source: str) -> list[ast.Call]:
-    """Return the calls of ``five_metrics.fill`` in a cell."""
-    return _calls(source, "five_metrics.fill")
+def _is_own(value: ast.expr) -> bool:
+    """Is it neither ``...`` nor an f-string with a name in it? ``f"{2 / 10}"`` has none."""
+    if not isinstance(value, ast.JoinedStr):
+        return ast.unparse(value) != "..."
+    parts = [part.value for part in value.values if isinstance(part, ast.FormattedValue)]
+    return not any(isinstance(node, ast.Name) for part in parts for node in ast.walk(part))
 
 
 def _calls(source: str, name: str) -> list[ast.Call]:
@@ -123,27 +137,19 @@ def own_words(source: str) -> list[ast.expr]:
     return sorted(values, key=lambda value: (value.lineno, value.col_offset))
 
 
-def _measured(value: ast.expr) -> bool:
-    """Is it an f-string with a value that has a name? The result of ``2 / 10`` has none."""
-    return isinstance(value, ast.JoinedStr) and any(
-        isinstance(part, ast.FormattedValue)
-        and any(isinstance(node, ast.Name) for node in ast.walk(part.value))
-        for part in value.values
-    )
-
-
-def _nothing_yet(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is ...
-
-
 def is_solution(cell: NotebookNode) -> bool:
     """Return whether students fill in this cell."""
     return bool(cell.metadata.get("nbgrader", {}).get("solution"))
 
 
 def student_version(nb: NotebookNode, name: str) -> NotebookNode:
-    """Return the student's notebook; the one given is left as it is."""
-    require_markup(nb, name)
+    """Return the student's notebook; the one given is left as it is.
+
+    Raises:
+        MarkupError: Names every cell in error, and what to do about it.
+    """
+    if problems := list(markup_problems(nb)):
+        raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
     nb = without_notes(normalise(copy.deepcopy(nb)))
     resources: dict[str, Any] = {}
     for preprocessor in (
@@ -163,6 +169,13 @@ def without_notes(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
+def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
+    """Yield each written answer, and the cell of its rubric; None where the next cell is none."""
+    for cell, below in zip(nb.cells, [*nb.cells[1:], None], strict=True):
+        if is_solution(cell) and cell.cell_type == "markdown":
+            yield cell, below if below and lab(below).get("instructor") == "rubric" else None
+
+
 def student_text(path: Path) -> str:
     """Return the student's notebook that follows from a solution, as the text of its file."""
     return dumps(student_version(read(path), path.name))
@@ -170,10 +183,10 @@ def student_text(path: Path) -> str:
 
 def model_text(path: Path) -> str:
     """Return the model's answers to the tasks of a lab, as the text of their file."""
-    answers: dict[str, list[str]] = {}
+    answers: dict[str, list[str]] = defaultdict(list)
     for cell in read(path).cells:
         if is_solution(cell) and cell.cell_type == "code":
-            answers.setdefault(lab(cell)["task"], []).append(cell.source)
+            answers[lab(cell)["task"]].append(cell.source)
     return pack(answers)
 
 
@@ -206,16 +219,14 @@ def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
     lines = []
     for path in solutions:
         try:
-            texts = released(path, labs_dir)
+            for target, text in released(path, labs_dir).items():
+                name = target.relative_to(labs_dir)
+                if not target.exists():
+                    lines.append(f"{name}: not released yet: make release")
+                elif not _is(target, text):
+                    lines.append(f"{name}: differs from what its solution gives: make release")
         except NotebookError as error:
             lines.append(str(error))
-            continue
-        for target, text in texts.items():
-            name = target.relative_to(labs_dir)
-            if not target.exists():
-                lines.append(f"{name}: not released yet: make release")
-            elif not _is(target, text):
-                lines.append(f"{name}: differs from what its solution gives: make release")
     names = {path.name for path in solutions}
     orphans = [path.name for path in notebooks(labs_dir) if path.name not in names]
     return lines + [f"{name}: has no solution: delete it, or add one" for name in orphans]
@@ -228,18 +239,9 @@ def _is(path: Path, text: str) -> bool:
 # --- markup ------------------------------------------------------------------------------------
 
 
-def require_markup(nb: NotebookNode, name: str) -> None:
-    """Raise a MarkupError that names every cell in error and what to do about it."""
-    problems = list(markup_problems(nb))
-    if problems:
-        raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
-
-
 def markup_problems(nb: NotebookNode) -> Iterator[str]:
     """Yield what an author must repair before the notebook can be released."""
-    for cell in nb.cells:
-        for problem in (*_region_problems(cell), *_metadata_problems(cell), *_lab_problems(cell)):
-            yield f"cell '{cell.id}': {problem}"
+    yield from cell_problems(nb, _region_problems, _metadata_problems, _lab_problems)
     owners = defaultdict(list)
     for cell in nb.cells:
         owners[cell.metadata.get("nbgrader", {}).get("grade_id")].append(f"'{cell.id}'")
@@ -306,7 +308,7 @@ def _lab_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def _prediction_problems(cell: NotebookNode, about: dict[str, Any]) -> Iterator[str]:
-    if about.get("predict") and not (predictions(cell.source) or fills(cell.source)):
+    if about.get("predict") and not (predictions(cell.source) or _calls(cell.source, FILL)):
         yield (
             'is a prediction without a call of predict("what is measured", a number or a choice) '
             "or of five_metrics.fill"

@@ -26,19 +26,15 @@ AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL
 EXECUTABLE = 0o111
 
 
-class DistError(NotebookError):
-    """There is nothing that could be bundled; the message says why and what to do."""
-
-
 def bundle(root: Path, version: str, target: Path) -> Path:
     """Write ``target/ddl-labs-VERSION.zip``; return its path.
 
     Raises:
-        DistError: ``root`` is no git checkout, or has changes that are not committed.
+        NotebookError: ``root`` is no git checkout, or has changes that are not committed.
     """
     names = _git(root, "ls-files", "-z", "--", *FOR_STUDENTS).split("\0")[:-1]
     if changed := _git(root, "status", "--porcelain", "--", *FOR_STUDENTS).splitlines():
-        raise DistError(
+        raise NotebookError(
             f"{len(changed)} files are not committed, such as {changed[0][3:]}: students would get "
             "something that no commit holds. Commit them, or take them away"
         )
@@ -72,7 +68,7 @@ def _git(root: Path, *arguments: str) -> str:
             ["git", *arguments], cwd=root, capture_output=True, encoding="utf-8", check=False
         )
     except FileNotFoundError:
-        raise DistError("git is not installed; it tells which files are the course's") from None
+        raise NotebookError("git is not installed; it tells which files are the course's") from None
     if done.returncode:
-        raise DistError(f"{root}: {done.stderr.strip()}. The bundle is made in a git clone")
+        raise NotebookError(f"{root}: {done.stderr.strip()}. The bundle is made in a git clone")
     return done.stdout

@@ -136,7 +136,11 @@ def cache_folder() -> Path:
 
 
 def _find_data() -> Path | None:
-    """Return a folder with intact files, in torchvision's layout; None for the stand-in."""
+    """Return a folder with intact files, in torchvision's layout; None for the stand-in.
+
+    A process that settles for the stand-in says so, once.
+    """
+    global _standin_because
     folder = os.environ.get(ROOT_VARIABLE)
     if folder:
         root = Path(folder).expanduser()
@@ -149,21 +153,15 @@ def _find_data() -> Path | None:
                 _fill(cache)
             return cache
         except _NoDownloadError as failure:
-            _take_standin(str(failure))
+            _standin_because = str(failure)
+            print(
+                "! NOT Fashion-MNIST: it is not on this machine and could not be downloaded "
+                f"({failure}). A GENERATED STAND-IN takes its place: random patterns of the same "
+                "shape, so accuracies will differ. Once online, restart the kernel and the ranks, "
+                f"or set {ROOT_VARIABLE} to a folder that has the data.",
+                flush=True,
+            )
     return None
-
-
-def _take_standin(reason: str) -> None:
-    """Settle for the stand-in and say so, once per process."""
-    global _standin_because
-    _standin_because = reason
-    print(
-        "! NOT Fashion-MNIST: it is not on this machine and could not be downloaded "
-        f"({reason}). A GENERATED STAND-IN takes its place: random patterns of the same shape, "
-        "so accuracies will differ. Once online, restart the kernel and the ranks, or set "
-        f"{ROOT_VARIABLE} to a folder that has the data.",
-        flush=True,
-    )
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from utils.doctor import machine_checks, mpi_checks, package_checks
-from utils.doctor.finding import Finding, SettledError, error, not_tested, one_line
+from utils.doctor.finding import Finding, error, not_tested, one_line
 from utils.doctor.machine import Machine
 
 #: In the order in which one repairs: what comes first is the cause of what fails below.
@@ -42,6 +42,7 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
 }
 
 WIDTH = 80
+INDENT = 17
 SYMBOLS = {"ok": "✓", "warning": "!", "error": "✗"}
 IN_ASCII = {"✓": "+", "✗": "x", "→": ">", "…": "..."}
 
@@ -50,10 +51,10 @@ def find(name: str, machine: Machine) -> Finding:
     """Make one check; what it raises is a finding, too."""
     try:
         finding = CHECKS[name](machine)
-    except SettledError as settled:
-        finding = settled.finding
+    except Finding as raised:
+        finding = raised
     except ModuleNotFoundError as missing:
-        finding = not_tested(f"needs {missing.name}")
+        finding = not_tested(str(missing.name))
     except Exception as failure:
         finding = error(one_line(failure), "this is new: please report it with this line")
     return replace(finding, name=name)
@@ -66,24 +67,21 @@ def examine(machine: Machine) -> Iterator[Finding]:
         return
     # They import for seconds: all at once, and not beside the ranks, whose time is taken.
     with contextlib.suppress(OSError):  # what can't be started is told by its own line
-        _ = machine.pytorch, machine.jupyter, machine.mpi
+        for part in ("torch", "jupyterlab", "library"):
+            machine.probe(part)
         if machine.has_launcher:  # on a rank it would wait for the others
-            _ = machine.backend
+            machine.probe("all_reduce")
     for name in CHECKS:
         yield find(name, machine)
 
 
 def as_text(finding: Finding) -> str:
     """Return a line for the finding, wrapped at words, and the lines of its remedy."""
-    indent = " " * 17
-    fact = textwrap.fill(
-        finding.fact,
-        WIDTH,
-        initial_indent=f"{SYMBOLS[finding.status]} {finding.name}".ljust(len(indent)),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+    head = f"{SYMBOLS[finding.status]} {finding.name}".ljust(INDENT)
+    words = textwrap.TextWrapper(
+        WIDTH, head, " " * INDENT, break_long_words=False, break_on_hyphens=False
     )
+    fact = words.fill(finding.fact)
     # Remedies keep their lines: a command is there to be copied.
     remedy = finding.remedy.replace("\n", "\n    ")
     return f"{fact}\n  → {remedy}" if remedy else fact
@@ -105,12 +103,11 @@ def main(as_json: bool = False, timeout: float = 60.0) -> int:
     except BrokenPipeError:  # as in `… doctor | head`; Python would complain again at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    seconds = time.monotonic() - started
+    seconds = round(time.monotonic() - started, 1)
     errors = sum(finding.status == "error" for finding in findings)
     if as_json:
         checks = [asdict(finding) for finding in findings]
-        report = {"ok": not errors, "seconds": round(seconds, 1), "checks": checks}
-        print(json.dumps(report, indent=1))
+        print(json.dumps({"ok": not errors, "seconds": seconds, "checks": checks}, indent=1))
     else:
         result = f"{errors} of them to repair first" if errors else "the labs run"
         _say(f"{len(findings)} checks in {seconds:.1f} s: {result}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -18,9 +19,12 @@ OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"
 IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A finding is a line of the report; its status is ok, warning (the labs run) or error."""
+@dataclass(eq=False)
+class Finding(Exception):
+    """A finding is a line of the report; its status is ok, warning (the labs run) or error.
+
+    A check returns it, or what the check asks raises it. The table of checks has the names.
+    """
 
     status: str
     name: str
@@ -28,32 +32,14 @@ class Finding:
     remedy: str = ""
 
 
-def ok(fact: str) -> Finding:
-    """Return a finding without a name, as all checks do: the table of checks has the names."""
-    return Finding("ok", "", fact)
+ok = functools.partial(Finding, "ok", "")
+warning = functools.partial(Finding, "warning", "")
+error = functools.partial(Finding, "error", "")
 
 
-def warning(fact: str, remedy: str = "") -> Finding:
-    """Return the finding that the labs run, but someone should know."""
-    return Finding("warning", "", fact, remedy)
-
-
-def error(fact: str, remedy: str) -> Finding:
-    """Return the finding that the labs don't run, or not all of them."""
-    return Finding("error", "", fact, remedy)
-
-
-def not_tested(because: str) -> Finding:
+def not_tested(needs: str) -> Finding:
     """Return a finding whose cause has a line of its own, which is the one to read."""
-    return warning(f"not tested: {because}")
-
-
-class SettledError(Exception):
-    """Raised in a check by what it asks, where that settles the finding."""
-
-    def __init__(self, finding: Finding):
-        super().__init__(finding.fact)
-        self.finding = finding
+    return warning(f"not tested: needs {needs}")
 
 
 # --- words -------------------------------------------------------------------------------------

@@ -13,14 +13,16 @@ import subprocess
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from utils.doctor.finding import SettledError, error, gist, install_command, not_tested
-from utils.doctor.probes import MARK
+from utils.doctor.finding import Finding, error, gist, install_command, not_tested
+from utils.doctor.probes import MARK, PROBES
 from utils.jobs import python_command
 
 if TYPE_CHECKING:
     from utils.jobs.start_plan import Plan
 
 Facts = dict[str, Any]
+#: Parts of probes with the variables that the course sets for its ranks.
+OF_A_RANK = ("library", "all_reduce")
 
 
 class Outcome(NamedTuple):
@@ -35,7 +37,7 @@ class Outcome(NamedTuple):
 class Probe:
     """A process that tells facts by `probes.tell`, in a session of its own, until its deadline."""
 
-    def __init__(self, command: list[str], deadline: float, env: dict[str, str] | None = None):
+    def __init__(self, command: list[str], deadline: float, env: dict[str, str]):
         self._deadline = deadline
         self._started = time.monotonic()
         self._process = subprocess.Popen(
@@ -102,7 +104,7 @@ class Probe:
         self._process.wait(5)
 
 
-def python_probe(function: str, *arguments: str) -> list[str]:
+def probe_command(function: str, *arguments: str) -> list[str]:
     """Return the command that runs a function of `utils.doctor.probes` in a fresh Python."""
     code = f"from utils.doctor import probes; probes.{function}(*sys.argv[1:])"
     return python_command(code, *arguments)
@@ -111,6 +113,9 @@ def python_probe(function: str, *arguments: str) -> list[str]:
 class Machine:
     """This machine; a context manager that ends the probes.
 
+    Attributes:
+        probes: Those that `probe` has started, by part.
+
     Args:
         timeout: Seconds that each probe gets; PyTorch on a network drive can take half a minute.
     """
@@ -118,13 +123,14 @@ class Machine:
     def __init__(self, timeout: float = 60.0):
         self.timeout = timeout
         self._mark = f"doctor{os.getpid()}-{secrets.token_hex(4)}"
-        self._probes: list[Probe] = []
+        self.probes: dict[str, Probe] = {}
+        self._started: list[Probe] = []
 
     def __enter__(self) -> Machine:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for probe in self._probes:
+        for probe in self._started:
             probe.end()
         if "ranks" in vars(self):
             from utils.jobs import watchdog
@@ -135,69 +141,58 @@ class Machine:
     def start(
         self, command: list[str], deadline: float | None = None, env: dict[str, str] | None = None
     ) -> Probe:
-        """Start a probe that does not outlive this object."""
-        probe = Probe(command, deadline or self.timeout, env)
-        self._probes.append(probe)
+        """Start a probe that does not outlive this object; `env` adds to the variables here."""
+        probe = Probe(command, deadline or self.timeout, os.environ | (env or {}))
+        self._started.append(probe)
         return probe
 
-    @functools.cached_property
-    def pytorch(self) -> Probe:
-        """Tells about "torch", "torchvision" and "data"."""
-        return self.start(python_probe("probe_pytorch"))
+    def ask(self, *parts: str, env: dict[str, str] | None = None) -> Probe:
+        """Start a probe that tells about these parts, see `probes.PROBES`."""
+        return self.start(probe_command("tell_about", *parts), env=env)
+
+    def probe(self, part: str) -> Probe:
+        """Return the probe that tells about a part; the first call starts it."""
+        if part not in self.probes:
+            (parts,) = [parts for parts in PROBES if part in parts]
+            env = self.rank_environment if part in OF_A_RANK else None
+            self.probes |= dict.fromkeys(parts, self.ask(*parts, env=env))
+        return self.probes[part]
+
+    def facts(self, part: str) -> Facts:
+        """Return what is known about a part; if nothing, "error" says why."""
+        return self.probe(part).facts(part)
 
     @functools.cached_property
-    def jupyter(self) -> Probe:
-        """Tells about "jupyterlab", "ipyparallel" and "nbval"."""
-        return self.start(python_probe("probe_jupyter"))
-
-    @functools.cached_property
-    def backend(self) -> Probe:
-        """Tells about "all_reduce" in a process group of one rank."""
-        return self.start(python_probe("probe_backend"), env=os.environ | self.rank_environment)
-
-    @functools.cached_property
-    def mpi(self) -> Probe:
-        """Tells about the "library" that a rank loads."""
-        return self.start(python_probe("probe_library"), env=os.environ | self.rank_environment)
-
-    @property
-    def library(self) -> Facts:
-        """Name and path of the MPI library that a rank loads, or "error"."""
-        return self.mpi.facts("library")
-
-    @functools.cached_property
-    def library_of_scripts(self) -> Facts:
-        """The same of a process for which the course sets nothing."""
-        return self.start(python_probe("probe_library")).facts("library")
-
-    @functools.cached_property
-    def plan(self) -> tuple[Plan | None, str]:
-        """The course's plan for two ranks, and "" (None, and why there is none)."""
+    def plan(self) -> Plan | Finding:
+        """The course's plan for two ranks, or the finding that there is none."""
         from utils.jobs import RanksError
         from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
         try:
             refuse_on_a_rank()
         except RanksError:
-            return None, "the doctor itself runs on an MPI rank. Run it without mpiexec or srun"
+            fact = "the doctor itself runs on an MPI rank"
+            return error(fact, "Run it without mpiexec or srun")
         try:
-            return Plan(2, launcher="mpiexec"), ""
+            return Plan(2, launcher="mpiexec")
         except RanksError as failure:
-            return None, str(failure)
+            # The messages of the course: what is wrong. What to do.
+            fact, _, remedy = str(failure).partition(". ")
+            return error(fact, remedy)
 
     @property
     def rank_environment(self) -> dict[str, str]:
         """What the course sets for its ranks; nothing where that fails (see "launcher")."""
         with contextlib.suppress(Exception):
-            plan, _ = self.plan
-            return plan.environment if plan else {}
+            if not isinstance(self.plan, Finding):
+                return self.plan.environment
         return {}
 
     @property
     def has_launcher(self) -> bool:
         """Can ranks be started, and is this not a rank itself? If not, see "launcher"."""
         with contextlib.suppress(Exception):
-            return self.plan[0] is not None
+            return not isinstance(self.plan, Finding)
         return False
 
     @functools.cached_property
@@ -205,17 +200,15 @@ class Machine:
         """Two ranks, started as the labs do; needs a plan."""
         from utils.jobs import watchdog
 
-        plan, why = self.plan
-        if plan is None:
-            raise RuntimeError(why)
-        command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *python_probe("probe_rank")]
-        env = os.environ | plan.environment | {watchdog.VARIABLE: self._mark}
-        return self.start(command, env=env).outcome
+        plan = self.plan
+        if isinstance(plan, Finding):
+            raise plan
+        command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *probe_command("tell_on_rank")]
+        return self.start(command, env=plan.environment | {watchdog.VARIABLE: self._mark}).outcome
 
     def told_by_ranks(self, part: str) -> list[Facts]:
         """Return what each rank told about "world" or "all_reduce"; nothing if none can start."""
-        plan, _ = self.plan
-        if plan is None or "error" in self.library:
+        if isinstance(self.plan, Finding) or "error" in self.facts("library"):
             return []
         return [facts[part] for facts in self.ranks.told if part in facts]
 
@@ -224,17 +217,17 @@ class Machine:
         return [world["size"] for world in self.told_by_ranks("world")]
 
 
-def facts_of(probe: Probe, part: str, extra: str = "") -> Facts:
-    """Return what a probe told about a part. Without that, the finding is: install it."""
-    facts = probe.facts(part)
+def facts_of(machine: Machine, part: str, extra: str = "") -> Facts:
+    """Return what is known about a part. Without that, the finding is: install it."""
+    facts = machine.facts(part)
     if "error" in facts:
-        raise SettledError(error(facts["error"], install_command(extra)))
+        raise error(facts["error"], install_command(extra))
     return facts
 
 
 def needs_pytorch(machine: Machine) -> Facts:
-    """Return what the probe told about PyTorch. Without that, the finding is: not tested."""
-    facts = machine.pytorch.facts("torch")
+    """Return what is known about PyTorch. Without that, the finding is: not tested."""
+    facts = machine.facts("torch")
     if "error" in facts:
-        raise SettledError(not_tested("needs PyTorch"))
+        raise not_tested("PyTorch")
     return facts

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from utils.doctor.finding import Finding, error, gigabytes, ok, one_line, warning
 from utils.doctor.machine import Machine
+from utils.jobs import RanksError
 
 RANKS_OF_A_LAB = 4
 # Four ranks with PyTorch and the data, the notebook's kernel and JupyterLab.
@@ -101,13 +102,11 @@ def check_temp_folder(machine: Machine) -> Finding:
     try:
         folder = Path(tempfile.gettempdir())
         write_a_megabyte(folder)
+        from utils.jobs.session import base_folder
+
+        base_folder()
     except OSError as failure:
         return error(one_line(failure), remedy)
-    from utils.jobs import RanksError
-    from utils.jobs.session import base_folder
-
-    try:
-        base_folder()
     except RanksError as failure:
         return error(str(failure), remedy)
     return _room_in(folder, remedy)
@@ -156,11 +155,10 @@ def check_ports(machine: Machine) -> Finding:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    except OSError as failure:
-        return error(f"no connection to 127.0.0.1: {failure}", remedy)
-    try:
         socket.getaddrinfo("localhost", port)
-    except OSError as failure:
+    except socket.gaierror as failure:
         remedy = "add to /etc/hosts:\n127.0.0.1 localhost"
         return error(f"localhost has no address: {failure}", remedy)
+    except OSError as failure:
+        return error(f"no connection to 127.0.0.1: {failure}", remedy)
     return ok("connections on 127.0.0.1 work")

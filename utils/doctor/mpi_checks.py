@@ -24,17 +24,16 @@ from utils.doctor.machine import Machine, needs_pytorch
 
 if TYPE_CHECKING:
     from utils.jobs.site import Launcher
-    from utils.jobs.start_plan import Plan
 
 # Seconds. On a laptop, two ranks take 2 to 5.
 SLOW_START = 20
 
-NO_LAUNCHER = not_tested('needs a launcher that works, see "launcher"')
+NO_LAUNCHER = not_tested('a launcher that works, see "launcher"')
 
 
 def check_library(machine: Machine) -> Finding:
     """Which library does mpi4py really load, and where does it come from?"""
-    facts = machine.library
+    facts = machine.facts("library")
     if "error" not in facts:
         path = facts["path"]
         fact = f"{facts['name']} {_origin(path)}" + (f": {short(path)}" if path else "")
@@ -56,8 +55,8 @@ def check_library(machine: Machine) -> Finding:
 def _for_scripts_too(machine: Machine, fact: str) -> Finding:
     """Does mpi4py load the same one where the course doesn't name it, in a batch script?"""
     named = machine.rank_environment.get("MPI4PY_LIBMPI")
-    others = machine.library_of_scripts if named else machine.library
-    if others.get("path") == machine.library["path"]:
+    others = machine.ask("library").facts("library") if named else machine.facts("library")
+    if others.get("path") == machine.facts("library")["path"]:
         return ok(fact)
     loads = others.get("name", "none")
     return warning(
@@ -91,14 +90,12 @@ def _wheel() -> bool:
 
 def check_launcher(machine: Machine) -> Finding:
     """Do two ranks that mpiexec starts see each other?"""
-    plan, problem = machine.plan
-    if plan is None:
-        # The messages of the course: what is wrong. What to do.
-        fact, _, remedy = problem.partition(". ")
-        return error(fact, remedy)
-    library = machine.library
+    plan = machine.plan
+    if isinstance(plan, Finding):
+        return plan
+    library = machine.facts("library")
     if "error" in library:
-        return not_tested("needs an MPI library")
+        return not_tested("an MPI library")
     launcher = plan.launcher
     path = short(launcher.path)
     belongs = launcher.belongs_to(library["name"])
@@ -118,7 +115,7 @@ def check_launcher(machine: Machine) -> Finding:
         return error(f"2 ranks were started and each is alone: {apart}", _together(launcher))
     if not belongs and machine.ranks.status is not None:
         return error(f"{apart}; {_no_start(machine)}", _together(launcher))
-    return error(_no_start(machine), _look_closer(plan))
+    return error(_no_start(machine), _look_closer(machine))
 
 
 def _no_start(machine: Machine) -> str:
@@ -128,7 +125,10 @@ def _no_start(machine: Machine) -> str:
     return f"mpiexec -n 2 ended with status {outcome.status}: {gist(outcome.errors)}"
 
 
-def _look_closer(plan: Plan) -> str:
+def _look_closer(machine: Machine) -> str:
+    plan = machine.plan
+    if isinstance(plan, Finding):
+        return plan.remedy
     lines = ["see all that it says, and show it to your admin:"]
     allowed = [f"{name}=1" for name in sorted(plan.environment) if "ALLOW_RUN_AS_ROOT" in name]
     if allowed:
@@ -167,14 +167,13 @@ def check_ranks(machine: Machine) -> Finding:
     sums = machine.told_by_ranks("all_reduce")
     task = 'init_process_group("mpi") and all_reduce on 2 ranks'
     failures = [facts["error"] for facts in sums if "error" in facts]
-    if failures and "error" in machine.backend.facts("all_reduce"):
-        return not_tested('needs a backend that works, see "PyTorch" and "backend"')
+    if failures and "error" in machine.facts("all_reduce"):
+        return not_tested('a backend that works, see "PyTorch" and "backend"')
     if failures:
         remedy = "it works on one rank: please report it with this line"
         return error(f"{task}: {failures[0]}", remedy)
     if [facts["value"] for facts in sums] != [3.0, 3.0]:
-        plan, _ = machine.plan
-        return error(_no_start(machine), _look_closer(plan) if plan else "")
+        return error(_no_start(machine), _look_closer(machine))
     seconds = machine.ranks.seconds
     if seconds > SLOW_START:
         remedy = "is the environment on a network drive? On a local disk it is faster"

@@ -27,7 +27,7 @@ from utils.doctor.finding import (
     short,
     warning,
 )
-from utils.doctor.machine import Machine, facts_of, needs_pytorch, python_probe
+from utils.doctor.machine import Machine, facts_of, needs_pytorch, probe_command
 from utils.doctor.machine_checks import existing
 from utils.jobs import ROOT
 
@@ -183,7 +183,7 @@ def _installed_clone() -> Path:
 
 def check_pytorch(machine: Machine) -> Finding:
     """Does it import, in a version that the course was tried with?"""
-    facts = facts_of(machine.pytorch, "torch")
+    facts = facts_of(machine, "torch")
     wanted = requirements()["torch"]
     if not in_range(facts["version"], wanted):
         # The course's backend refuses it.
@@ -214,12 +214,12 @@ def check_backend(machine: Machine) -> Finding:
 def _tried(machine: Machine, version: str) -> Finding:
     """Judge `init_process_group("mpi")` and an all_reduce on one rank."""
     if not in_range(version, requirements()["torch"]):
-        return not_tested('needs another PyTorch, see "PyTorch"')
-    if "error" in machine.library:
-        return not_tested('needs an MPI library, see "MPI library"')
+        return not_tested('another PyTorch, see "PyTorch"')
+    if "error" in machine.facts("library"):
+        return not_tested('an MPI library, see "MPI library"')
     if not machine.has_launcher:
-        return not_tested('needs a launcher that works, see "launcher"')
-    sums = machine.backend.facts("all_reduce")
+        return not_tested('a launcher that works, see "launcher"')
+    sums = machine.facts("all_reduce")
     if "error" in sums:
         fact = f'init_process_group("mpi") fails on one rank: {sums["error"]}'
         return error(fact, "if no line below explains it, please report it with this line")
@@ -229,7 +229,7 @@ def _tried(machine: Machine, version: str) -> Finding:
 def check_torchvision(machine: Machine) -> Finding:
     """Does it import, if need be by way of `utils.data`?"""
     needs_pytorch(machine)
-    facts = facts_of(machine.pytorch, "torchvision")
+    facts = facts_of(machine, "torchvision")
     if not facts["operators"]:
         return ok(f"{facts['version']}; its operators don't load, no lab needs them")
     return ok(facts["version"])
@@ -238,7 +238,7 @@ def check_torchvision(machine: Machine) -> Finding:
 def check_data(machine: Machine) -> Finding:
     """Is it here, or to be downloaded, or will the labs take the stand-in?"""
     needs_pytorch(machine)
-    facts = facts_of(machine.pytorch, "data")
+    facts = facts_of(machine, "data")
     if not facts["damaged"]:
         return ok(f"all files intact in {short(facts['root'])}")
     if facts["given"]:
@@ -253,7 +253,7 @@ def check_data(machine: Machine) -> Finding:
     )
     if not os.access(existing(Path(facts["root"])), os.W_OK):
         return warning(f"no place for it: {short(facts['root'])} can't be written", own_copy)
-    answer = machine.start(python_probe("probe_url", facts["url"]), DOWNLOAD_DEADLINE)
+    answer = machine.start(probe_command("tell_of_url", facts["url"]), DOWNLOAD_DEADLINE)
     if "error" not in answer.facts("server"):
         return ok("not here yet; a lab downloads it (31 MB), and its server answers")
     return warning("not here, its server does not answer: the labs use a stand-in", own_copy)
@@ -261,7 +261,7 @@ def check_data(machine: Machine) -> Finding:
 
 def check_jupyterlab(machine: Machine) -> Finding:
     """Is it there, and does it start notebooks with the Python of this environment?"""
-    facts = facts_of(machine.jupyter, "jupyterlab")
+    facts = facts_of(machine, "jupyterlab")
     # Jupyter puts its own Python in the place of a bare "python".
     python = facts["kernel"]
     if os.path.isabs(python) and not Path(python).is_relative_to(sys.prefix):
@@ -274,7 +274,7 @@ def check_jupyterlab(machine: Machine) -> Finding:
 
 def check_ipyparallel(machine: Machine) -> Finding:
     """Is it there? Its extensions of JupyterLab add a panel; the labs need none of them."""
-    facts = facts_of(machine.jupyter, "ipyparallel")
+    facts = facts_of(machine, "ipyparallel")
     server, lab = ("on" if facts[side] else "off (not needed)" for side in ("server", "lab"))
     return ok(f"{facts['version']}; server extension {server}, lab extension {lab}")
 
@@ -283,4 +283,4 @@ def check_nbval(machine: Machine) -> Finding:
     """Is it there? Only instructors need it."""
     if importlib.util.find_spec("nbval") is None:
         return ok("not installed; only instructors need it (make test installs it)")
-    return ok(facts_of(machine.jupyter, "nbval", extra="course")["version"])
+    return ok(facts_of(machine, "nbval", extra="course")["version"])

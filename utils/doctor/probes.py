@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import importlib
 import importlib.metadata
@@ -9,7 +10,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,34 @@ def tell(**facts: Any) -> None:
     sys.stdout.flush()
 
 
-def tell_each(**parts: Callable[[], dict[str, Any]]) -> None:
-    """Tell what each function finds, or its error; one that fails leaves the others alone."""
-    for name, find in parts.items():
+def tell_about(*parts: str) -> None:
+    """Tell the facts of each part, or the error; one that fails leaves the others alone."""
+    for part in parts:
         try:
-            facts = find()
+            facts = PARTS[part]()
         except Exception as failure:
             facts = {"error": one_line(failure)}
-        tell(**{name: facts})
+        tell(**{part: facts})
 
 
-def probe_pytorch() -> None:
-    """Tell about PyTorch, torchvision and the data set."""
-    tell_each(torch=_torch_facts, torchvision=_torchvision_facts, data=_data_facts)
+def tell_of_url(url: str) -> None:
+    """Tell whether the server has this file; nothing of it is downloaded."""
+    import urllib.request
+
+    request = urllib.request.Request(url, method="HEAD")
+    with urllib.request.urlopen(request):  # the probe has the deadline
+        tell(server={})
+
+
+def tell_on_rank() -> None:
+    """On each of two ranks: tell about MPI's world, then about a process group of PyTorch."""
+    from mpi4py import MPI
+
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    names = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
+    tell(world={"size": MPI.COMM_WORLD.size, "thread_level": names[MPI.Query_thread()]})
+    if MPI.COMM_WORLD.size > 1:
+        tell_about("all_reduce")
 
 
 def _torch_facts() -> dict[str, Any]:
@@ -77,11 +92,6 @@ def _data_facts() -> dict[str, Any]:
     }
 
 
-def probe_jupyter() -> None:
-    """Tell about JupyterLab and what comes with it."""
-    tell_each(jupyterlab=_jupyterlab_facts, ipyparallel=_ipyparallel_facts, nbval=_nbval_facts)
-
-
 def _jupyterlab_facts() -> dict[str, Any]:
     import jupyterlab
     from jupyter_client.kernelspec import KernelSpecManager
@@ -110,20 +120,6 @@ def _nbval_facts() -> dict[str, Any]:
     return {"version": importlib.metadata.version("nbval")}
 
 
-def probe_url(url: str) -> None:
-    """Tell whether the server has this file; nothing of it is downloaded."""
-    import urllib.request
-
-    request = urllib.request.Request(url, method="HEAD")
-    with urllib.request.urlopen(request):  # the probe has the deadline
-        tell(server={})
-
-
-def probe_library() -> None:
-    """Tell which MPI library mpi4py loads."""
-    tell_each(library=_library_facts)
-
-
 def _library_facts() -> dict[str, Any]:
     import mpi4py
 
@@ -131,35 +127,15 @@ def _library_facts() -> dict[str, Any]:
     from mpi4py import MPI
 
     name, version = MPI.get_vendor()
-    return {"name": f"{name} {'.'.join(map(str, version))}", "path": _loaded_library()}
-
-
-def _loaded_library() -> str | None:
-    """Return the path of the MPI library in this process; None where the system does not tell."""
-    with contextlib.suppress(OSError):
+    paths = []
+    with contextlib.suppress(OSError):  # the system does not tell
         maps = Path("/proc/self/maps").read_text()
-        for path in re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE):
-            return str(path)
-    return None
+        paths = re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE)
+    path = paths[0] if paths else None
+    return {"name": f"{name} {'.'.join(map(str, version))}", "path": path}
 
 
-def probe_backend() -> None:
-    """Tell whether a process group of this one rank starts, or PyTorch's error."""
-    tell_each(all_reduce=_sum_over_ranks)
-
-
-def probe_rank() -> None:
-    """On each of two ranks: tell about MPI's world, then about a process group of PyTorch."""
-    from mpi4py import MPI
-
-    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
-    names = {getattr(MPI, f"THREAD_{level}"): f"MPI_THREAD_{level}" for level in levels}
-    tell(world={"size": MPI.COMM_WORLD.size, "thread_level": names[MPI.Query_thread()]})
-    if MPI.COMM_WORLD.size > 1:
-        tell_each(all_reduce=_sum_over_ranks)
-
-
-def _sum_over_ranks() -> dict[str, Any]:
+def _all_reduce_facts() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
@@ -168,3 +144,13 @@ def _sum_over_ranks() -> dict[str, Any]:
     dist.all_reduce(number)
     dist.destroy_process_group()
     return {"value": number.item()}
+
+
+#: Parts that one probe tells about, as they import the same, and the function that finds the facts.
+PROBES = (
+    {"torch": _torch_facts, "torchvision": _torchvision_facts, "data": _data_facts},
+    {"jupyterlab": _jupyterlab_facts, "ipyparallel": _ipyparallel_facts, "nbval": _nbval_facts},
+    {"library": _library_facts},
+    {"all_reduce": _all_reduce_facts},
+)
+PARTS = collections.ChainMap(*PROBES)

@@ -27,10 +27,6 @@ LABELS = re.compile(r"/(cpu|cu\d+|rocm[\d.]+|xpu)/*$")
 PATIENCE = ["--retries", "1", "--timeout", "15"]
 
 
-class InstallError(Exception):
-    """Raised if PyTorch could not be installed; the message says why and what to do."""
-
-
 def cpu_index() -> str:
     """Return the URL of PyTorch's index of builds for CPUs."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -43,7 +39,7 @@ def pinned(name: str, constraints: Path) -> str:
     for line in constraints.read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}=="):
             return line.removeprefix(f"{name}==").partition("#")[0].strip()
-    raise InstallError(f"{constraints} has no line '{name}==…'")
+    raise SystemExit(f"{constraints} has no line '{name}==…'")
 
 
 def install(index: str, constraints: Path, options: list[str]) -> str:
@@ -55,36 +51,42 @@ def install(index: str, constraints: Path, options: list[str]) -> str:
 
     Returns:
         In words where PyTorch comes from.
+
+    Raises:
+        SystemExit: PyTorch could not be installed; the message says why and what to do.
     """
     version = pinned("torch", constraints)
     if index == PACKAGE_INDEX:
         return f"{version} from the package index, as TORCH_INDEX={PACKAGE_INDEX} asks for"
     if index == CPU and sys.platform != "linux":
         return f"{version} from the package index, which has no CUDA for {platform.system()}"
-    labels = ["cpu"] if index == CPU else LABELS.findall(index)
-    wanted = f"{version}+{labels[0]}" if labels and "+" not in version else version
+    wanted = _labelled(version, index)
     present = _installed("torch")
-    interrupted = False
-    if present.partition("+")[0] == version.partition("+")[0]:
-        # Beside builds of an index belongs its torchvision; an interruption can leave it out.
-        interrupted = "+" in present and not _installed("torchvision")
-        if not interrupted:
-            return f"{present}, which is there already"
+    is_present = present.partition("+")[0] == version.partition("+")[0]
+    # Beside builds of an index belongs its torchvision; an interruption can leave it out.
+    if is_present and ("+" not in present or _installed("torchvision")):
+        return f"{present}, which is there already"
     torch = ["--no-deps", *PATIENCE, f"torch=={wanted}"]
     if index == CPU:
         # What is there must not hide whether pip, as it is configured, would find it.
-        ask = ["--quiet", "--dry-run", "--ignore-installed"] if interrupted else []
+        ask = ["--quiet", "--dry-run", "--ignore-installed"] if is_present else []
         if not _complaint_of_pip(*ask, *torch, *options):
             return f"{wanted}, a CPU build that pip finds as it is configured here"
         index = cpu_index()
     print(f"Asking {index} for PyTorch {wanted} …", flush=True)
     if complaint := _complaint_of_pip("--index-url", index, *torch, *options):
-        raise InstallError(_why_not(wanted, index, complaint))
+        raise SystemExit(_why_not(wanted, index, complaint))
     # Of the same index, or its compiled operators do not load; the rest as pip is configured.
     vision = ["torchvision", "-c", str(constraints), "--extra-index-url", index]
     if complaint := _complaint_of_pip(*vision, *options):
-        raise InstallError(f"torchvision for PyTorch {wanted} could not be had:\n{complaint}")
+        raise SystemExit(f"torchvision for PyTorch {wanted} could not be had:\n{complaint}")
     return f"{wanted} from {index}"
+
+
+def _labelled(version: str, index: str) -> str:
+    """Return a version as an index calls its build of it, such as 2.13.0+cpu."""
+    labels = ["cpu"] if index == CPU else LABELS.findall(index)
+    return f"{version}+{labels[0]}" if labels and "+" not in version else version
 
 
 def _installed(name: str) -> str:
@@ -99,12 +101,12 @@ def _complaint_of_pip(*arguments: str) -> str:
     """Install something; return what pip says if it did not find the version, else "".
 
     Raises:
-        InstallError: Every other failure.
+        SystemExit: Every other failure.
     """
     call = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *arguments]
     done = subprocess.run(call, stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode and "No matching distribution found" not in done.stderr:
-        raise InstallError(f"pip failed:\n{done.stderr.strip()}")
+        raise SystemExit(f"pip failed:\n{done.stderr.strip()}")
     return done.stderr.strip() if done.returncode else ""
 
 
@@ -126,26 +128,21 @@ def _why_not(wanted: str, index: str, complaint: str) -> str:
   for another Python:         make clean env PYTHON=python3.12"""
 
 
-def main() -> int:
-    """Run the command; return its exit status. See the module's text."""
+def main() -> None:
+    """Run the command, see the module's text."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--index", default=CPU, help=f'"{CPU}", "{PACKAGE_INDEX}", or a URL')
     parser.add_argument("--constraints", type=Path, default=ROOT / ".ci" / "constraints.txt")
     parser.add_argument("options", nargs="*", help="of pip, after --")
     arguments = parser.parse_args()
-    try:
-        if importlib.util.find_spec("pip") is None:
-            raise InstallError(
-                f"{sys.prefix} has no pip; uv makes such environments. Go on with uv (uv sync), or "
-                "take it away: make clean"
-            )
-        source = install(arguments.index, arguments.constraints, arguments.options)
-    except InstallError as error:
-        print(error, file=sys.stderr)
-        return 1
+    if importlib.util.find_spec("pip") is None:
+        raise SystemExit(
+            f"{sys.prefix} has no pip; uv makes such environments. Go on with uv (uv sync), or "
+            "take it away: make clean"
+        )
+    source = install(arguments.index, arguments.constraints, arguments.options)
     print(f"PyTorch: {source}", flush=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

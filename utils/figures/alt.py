@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from IPython import get_ipython
 from matplotlib.axes import Axes
-from matplotlib.container import BarContainer
+from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -61,16 +61,16 @@ def _axes(axes: Axes) -> str:
 
 def _series(axes: Axes) -> Iterator[str]:
     """Yield a sentence for each line and each set of bars."""
-    bars = [container for container in axes.containers if isinstance(container, BarContainer)]
-    others = [container for container in axes.containers if container not in bars]
-    for container in bars:
-        yield _bars(axes, container)
-    inside = {id(part) for container in axes.containers for part in container.get_children()}
+    inside = set()
+    for container in axes.containers:
+        inside |= set(map(id, container.get_children()))
+        if isinstance(container, BarContainer):
+            yield _bars(axes, container)
     for line in axes.get_lines():
         if id(line) not in inside:
             yield _line(line)
-    for container in others:
-        if container.lines and container.lines[0]:
+    for container in axes.containers:
+        if isinstance(container, ErrorbarContainer) and container.lines[0]:
             yield _line(container.lines[0], _own(container.get_label()))
 
 
@@ -97,14 +97,10 @@ def _line(line: Line2D, name: str = "") -> str:
 
 def _bars(axes: Axes, bars: BarContainer) -> str:
     """Return the lengths of bars, by what stands at the axis."""
-    if getattr(bars, "orientation", "vertical") == "vertical":
-        axis = axes.xaxis
-        lengths = [bar.get_height() for bar in bars]
-        places = [bar.get_x() + bar.get_width() / 2 for bar in bars]
-    else:
-        axis = axes.yaxis
-        lengths = [bar.get_width() for bar in bars]
-        places = [bar.get_y() + bar.get_height() / 2 for bar in bars]
+    upright = bars.orientation == "vertical"
+    axis = axes.xaxis if upright else axes.yaxis
+    lengths = bars.datavalues
+    places = [bar.get_center()[0 if upright else 1] for bar in bars]
     start = f"{_own(bars.get_label()) or 'bars'}: "
     if len(lengths) > _FEW:
         return f"{start}{len(lengths)} of {min(lengths):.3g} to {max(lengths):.3g}"

@@ -21,7 +21,9 @@ from numbers import Real
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, GREY, INK, ORANGE, chart, name_rows, write_beside
+from .charts import chart, finish, legend_beside, name_rows
+from .palette import BLUE, GREY, INK, ORANGE
+from .shapes import write_beside
 
 NOTHING_YET = "No prediction yet: put it in place of ... and run this cell again."
 # Where the largest number is so many times the smallest, the axis is logarithmic.
@@ -61,9 +63,7 @@ class Prediction:
         draw = _draw_choice if self.choices else _draw_numbers
         draw(axes, self, results, source)
         axes.set_title("\n".join(textwrap.wrap(self.question, 80)))
-        figure.tight_layout()
-        figure.alt_text = f"{self.question} {self._in_words(results, source)}"
-        return figure
+        return finish(figure, f"{self.question} {self._in_words(results, source)}")
 
     def _in_words(self, results: Mapping[str, float | str], source: str) -> str:
         parts = []
@@ -76,11 +76,7 @@ class Prediction:
 
 
 def predict(
-    question: str,
-    answer: object,
-    *,
-    unit: str = "",
-    choices: Sequence[str] = (),
+    question: str, answer: object, *, unit: str = "", choices: Sequence[str] = ()
 ) -> Prediction:
     """Note a prediction, and print it.
 
@@ -137,7 +133,7 @@ def _draw_numbers(
     name_rows(axes, list(results))
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xlabel(prediction.unit)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
+    legend_beside(axes)
 
 
 def _scale(axes: Axes, numbers: Sequence[float]) -> None:
@@ -173,17 +169,10 @@ def _draw_choice(
 
 def _mark(axes: Axes, x: float, row: int, label: str, *, hollow: bool) -> None:
     color = ORANGE if hollow else BLUE
-    axes.plot(
-        x,
-        row,
-        "D" if hollow else "o",
-        markersize=10,
-        markerfacecolor="none" if hollow else color,
-        markeredgecolor=color,
-        markeredgewidth=2,
-        label=None if label in axes.get_legend_handles_labels()[1] else label,
-        linestyle="none",
-    )
+    look = {"markersize": 10, "markeredgecolor": color, "markeredgewidth": 2, "linestyle": "none"}
+    if label not in axes.get_legend_handles_labels()[1]:
+        look["label"] = label
+    axes.plot(x, row, "D" if hollow else "o", markerfacecolor="none" if hollow else color, **look)
 
 
 def _label(axes: Axes, x: float, row: int, unit: str, *, below: bool) -> None:

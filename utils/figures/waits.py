@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+
+from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 
 from torch_mpi.protocol.diagnosis import Diagnosis, arrows
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from . import forms
+from .palette import GREY, INK, ORANGE, PALE, PAPER, RED, use_style
+from .shapes import arrow, fit_limits
 
 Point = tuple[float, float]
 
@@ -20,10 +24,6 @@ _FEW = 8
 
 def show(diagnosis: Diagnosis, size: int) -> None:
     """Put the picture into the notebook, with its words."""
-    from IPython.display import display
-
-    from utils.figures import forms
-
     data, metadata = forms.bundle(picture(diagnosis, size))
     display(data, metadata=metadata, raw=True)
 
@@ -34,34 +34,37 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
     Args:
         size: number of ranks.
     """
-    from matplotlib.figure import Figure
-
-    from utils import figures
-
-    figures.use_style()
-    figure = Figure(figsize=_inches(size), facecolor=figures.PAPER)
+    use_style()
+    figure = Figure(figsize=_inches(size), facecolor=PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     places = _places(size)
+    _draw_waits(axes, diagnosis, places)
+    waiting = {rank for rank, _ in diagnosis.edges}
+    for rank, place in enumerate(places):
+        color = ORANGE if rank in waiting else PALE
+        points = 12 if size <= _FEW else 8
+        axes.add_patch(Circle(place, _RADIUS, facecolor=color, edgecolor=INK, zorder=3))
+        axes.text(*place, f"{rank}", ha="center", va="center", zorder=4, fontsize=points)
+    xs, ys = zip(*places, strict=True)
+    loops = any(rank == other for rank, other in diagnosis.edges)
+    fit_limits(axes, xs, ys, margin=1.1 if loops else 0.55)
+    look = {"transform": axes.transAxes, "fontsize": 9, "color": GREY}
+    axes.text(0.98, 0.03, "arrow: waits for", ha="right", **look)
+    figure.alt_text = _in_words(diagnosis, size)
+    return figure
+
+
+def _draw_waits(axes: Axes, diagnosis: Diagnosis, places: list[Point]) -> None:
     in_cycle = set(zip(diagnosis.cycle, diagnosis.cycle[1:], strict=False))
     for rank, other in diagnosis.edges:
-        both_ways = (other, rank) in diagnosis.edges
-        color = figures.RED if (rank, other) in in_cycle or rank == other else figures.INK
+        color = RED if (rank, other) in in_cycle or rank == other else INK
         if rank == other:
             _loop(axes, places[rank], color)
             continue
         start, end = _shortened(places[rank], places[other])
-        figures.arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
-    waiting = {rank for rank, _ in diagnosis.edges}
-    for rank, place in enumerate(places):
-        _circle(axes, place, rank, rank in waiting, 12 if size <= _FEW else 8)
-    xs, ys = zip(*places, strict=True)
-    loops = any(rank == other for rank, other in diagnosis.edges)
-    figures.fit_limits(axes, xs, ys, margin=1.1 if loops else 0.55)
-    look = {"transform": axes.transAxes, "fontsize": 9, "color": figures.GREY}
-    axes.text(0.98, 0.03, "arrow: waits for", ha="right", **look)
-    figure.alt_text = _in_words(diagnosis, size)
-    return figure
+        both_ways = (other, rank) in diagnosis.edges
+        arrow(axes, start, end, color=color, bend=0.25 if both_ways else 0.0)
 
 
 def _in_words(diagnosis: Diagnosis, size: int) -> str:
@@ -81,7 +84,7 @@ def _inches(size: int) -> tuple[float, float]:
     return width, 0.5 + width / 1.6
 
 
-def _places(size: int) -> list[tuple[float, float]]:
+def _places(size: int) -> list[Point]:
     if size == 2:
         return [(0.0, 0.0), (2.0, 0.0)]
     radius = max(1.0, size * (0.32 if size <= _FEW else 0.22))
@@ -99,22 +102,10 @@ def _shortened(start: Point, end: Point) -> tuple[Point, Point]:
 
 def _loop(axes: Axes, place: Point, color: str) -> None:
     """Draw an arrow from a circle to itself, on the side away from the middle of the ring."""
-    from utils import figures
-
     across, up = place
     outward = math.atan2(up, across) if (across, up) != (0.0, 0.0) else math.pi / 2
     ends = [
         (place[0] + reach * math.cos(outward + turn), place[1] + reach * math.sin(outward + turn))
         for turn, reach in ((0.6, _RADIUS + 0.02), (-0.6, _RADIUS + 0.05))
     ]
-    figures.arrow(axes, *ends, color=color, bend=-1.9)
-
-
-def _circle(axes: Axes, place: Point, rank: int, waits: bool, size: int) -> None:
-    from matplotlib.patches import Circle
-
-    from utils import figures
-
-    color = figures.ORANGE if waits else figures.PALE
-    axes.add_patch(Circle(place, _RADIUS, facecolor=color, edgecolor=figures.INK, zorder=3))
-    axes.text(*place, f"{rank}", ha="center", va="center", zorder=4, fontsize=size)
+    arrow(axes, *ends, color=color, bend=-1.9)

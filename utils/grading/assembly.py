@@ -12,40 +12,41 @@ has changed the imports are taken.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import ijson
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from utils.course.notebook import lab
 from utils.course.release import is_solution
 
-from .cells import (
-    MOST_SOURCE,
-    Cell,
-    UnreadableError,
-    body,
-    bound,
-    defined,
-    imports,
-    parses,
-    read_cells,
-)
-from .reference import Reference
+from .reference import MOST_SOURCE, Reference, body, bound, defined, imports, on_ranks, parsed
+from .submissions import MB, MOST_FILE
 
 SKIP = "nbval-skip"
 #: Begins the ids of the student's own cells.
 OWN = "own-"
-#: By which of the lab's cells a student's is one of them, the surest first.
-MARKS = ("grade_id", "id", "source")
-#: A page full of experiments is no harm; a thousand cells are no homework.
 MOST_OWN_CELLS = 100
+#: JSON of 200 MB takes gigabytes: what is larger is read without outputs, and no more than this.
+MOST_NOTEBOOK = 25 * MB
+#: Cells of a notebook; twenty labs together have fewer.
+MOST_CELLS = 10_000
+#: Parts of a cell that no answer is in, and the depth from which on nothing is an answer.
+HEAVY = {"outputs", "attachments"}
+DEEPEST = 12
 #: What a student can do about a file that can't be read, whatever is wrong with it.
 AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and hand it in again."
+
+#: Type, id, grade_id and source of a cell.
+Cell = dict[str, str]
 
 
 @dataclass
@@ -128,7 +129,7 @@ class Assembled:
         """
         nb = copy.deepcopy(self.reference.nb)
         if view.only is not None:
-            last = list(self.reference.task(view.only).checks)[-1]
+            last = list(self.reference.tasks[view.only].checks)[-1]
             nb.cells = nb.cells[: [cell.id for cell in nb.cells].index(last) + 1]
         for cell in nb.cells:
             if is_solution(cell):
@@ -159,9 +160,8 @@ class Assembled:
         answer = self.answers[grade_id]
         mine = "" if answer.elsewhere else body(answer.source or "")
         missing = defined(body(self.reference.answer_cells[grade_id].source)) - defined(mine)
-        parts = [mine] if mine.strip() else []
         others = [source for source in self.sources() if missing & defined(source)]
-        return "\n\n".join(parts + others)
+        return "\n\n".join([mine, *others] if mine.strip() else others)
 
     def _with_own(self, cells: list[NotebookNode]) -> Iterator[NotebookNode]:
         for cell in cells:
@@ -174,20 +174,19 @@ class Assembled:
     def _source(self, cell: NotebookNode, view: View) -> str:
         answer = self.answers[cell.metadata.nbgrader.grade_id]
         task = lab(cell)["task"]
-        code = cell.cell_type == "code"
         if task in view.given or task in view.blanked:
             source = str(cell.source) if task in view.given else self.reference.stubs[cell.id]
             # Later answers may rest on what this one has imported.
-            return _with_imports(answer.source or "", source) if code else source
+            return _with_imports(answer.source or "", source)
         if view.own and answer.elsewhere:
             return str(cell.source).split("\n", 1)[0]
         if answer.source is None:
             return self.reference.stubs[cell.id]
-        return forced(answer.source, cell) if code else answer.source
+        return forced(answer.source, cell)
 
 
 def _with_imports(answer: str, source: str) -> str:
-    """A cell for the ranks behind the imports of an answer."""
+    """Return a cell for the ranks behind the imports of an answer."""
     first, _, rest = source.partition("\n")
     added = imports(answer) if first.startswith("%%") else ""
     return f"{first}\n{added}\n{rest}" if added else source
@@ -215,7 +214,7 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         assembled.remarks.append(AGAIN)
     finder = Finder(reference, cells or [])
     for grade_id, cell in reference.answer_cells.items():
-        answer, remark = _answer(finder, grade_id, cell)
+        answer, remark = finder.answer(grade_id, cell)
         assembled.answers[grade_id] = answer
         if remark and cells is not None:
             assembled.remarks.append(f"Task {lab(cell)['task']}: {remark}")
@@ -223,31 +222,134 @@ def assemble(reference: Reference, path: Path) -> Assembled:
     return assembled
 
 
-def _answer(finder: Finder, grade_id: str, cell: NotebookNode) -> tuple[Answer, str]:
-    """Return a student's answer, and a remark where it is not plainly there."""
-    source, remark = finder.find(grade_id, cell)
-    if source is None:
-        return Answer(None), remark or "there is no such cell"
-    if len(source) > MOST_SOURCE:
-        return Answer(None), f"its answer has {len(source)} characters: not looked at"
-    changed = body(source).strip() != body(finder.reference.stubs[cell.id]).strip()
-    return Answer(source, changed), remark
-
-
 def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:
     """Take in the student's own cells; which of them, or of other answers, define an answer?"""
-    answers = [answer.source for answer in assembled.answers.values()]
-    sources = [source for source in answers if source is not None]
-    remarks = _take_own_cells(assembled, cells, sources)
-    if assembled.own:
+    added, remarks = _own_cells(assembled, cells)
+    added = [cell for cell in added if cell.source.strip()]
+    assembled.own = added[:MOST_OWN_CELLS]
+    if added:
         count = len(assembled.own)
         assembled.remarks.append(f"run beside the answers: {count} cells of the student's own")
     assembled.remarks += remarks
+    if len(added) > MOST_OWN_CELLS:
+        most = f"the first {MOST_OWN_CELLS} of {len(added)}"
+        assembled.remarks.append(f"only {most} cells of the student's own were run")
     known = set().union(*map(defined, assembled.sources()))
-    for grade_id, cell in assembled.reference.answer_cells.items():
-        names = defined(body(cell.source))
-        answer = assembled.answers[grade_id]
+    for grade_id, answer in assembled.answers.items():
+        names = defined(body(assembled.reference.answer_cells[grade_id].source))
         answer.elsewhere = not answer.changed and bool(names) and names <= known
+
+
+# --- the cells of a file, whatever it is ----------------------------------------------------------
+
+
+class UnreadableError(Exception):
+    """A file that can't be read as JSON, or is larger than is read: nobody knows what is in it."""
+
+
+def read_cells(path: Path, remarks: list[str]) -> list[Cell] | None:
+    """Return the cells of a file, or None with a remark on why there are none.
+
+    Raises:
+        OSError, UnreadableError: The file can't be read, which says nothing of what is in it: an
+            upload that broke off is no wrong answer.
+    """
+    content = _content(path, remarks)
+    try:
+        if "cells" in content:
+            cells = content["cells"]
+        else:  # format 3, which came before 2015, and of converters since
+            cells = [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
+    except (KeyError, TypeError):
+        remarks.append(f"{path.name}: not a notebook: it has no cells")
+        return None
+    if not isinstance(cells, list):
+        remarks.append(f"{path.name}: not a notebook: its cells are no list")
+        return None
+    if len(cells) > MOST_CELLS:
+        remarks.append(f"only the first {MOST_CELLS} of {len(cells)} cells were read")
+    return [_cell(cell) for cell in cells[:MOST_CELLS] if isinstance(cell, dict)]
+
+
+def _content(path: Path, remarks: list[str]) -> Any:
+    """Return what is in a file of JSON, without the outputs if it is large or deeply nested."""
+    size = path.stat().st_size
+    if size > MOST_FILE:
+        raise UnreadableError(
+            f"{path.name}: it has {size // MB} MB or more, over the limit of {MOST_FILE // MB} MB: "
+            "clear its outputs"
+        )
+    if not size:
+        raise UnreadableError(f"{path.name}: can't be read: the file is empty")
+    try:
+        with contextlib.suppress(RecursionError):  # ijson reads what is nested deeper
+            if size <= MOST_NOTEBOOK:
+                return json.loads(path.read_bytes())
+        return _without_outputs(path, remarks)
+    except ijson.JSONError as error:
+        first_line = str(error).partition("\n")[0]
+        why = f"({first_line[:120]}); clearing its outputs may help"
+    except (ValueError, RecursionError) as error:
+        why = f"({str(error)[:120] or type(error).__name__})"
+    raise UnreadableError(f"{path.name}: can't be read, it is cut short or damaged {why}")
+
+
+def _cell(cell: dict[str, Any]) -> Cell:
+    """Return type, id, grade_id and source of a cell, whatever they were."""
+    source = cell.get("source", cell.get("input", ""))
+    if isinstance(source, list):
+        source = "".join(part for part in source if isinstance(part, str))
+    values = {
+        "type": cell.get("cell_type"),
+        "id": cell.get("id"),
+        "grade_id": _part(_part(cell.get("metadata"), "nbgrader"), "grade_id"),
+        "source": source,
+    }
+    texts = {key: value if isinstance(value, str) else "" for key, value in values.items()}
+    # JSON can hold half characters; Python reads no zeros.
+    printable = texts["source"].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    return texts | {"source": printable.replace("\r\n", "\n")}
+
+
+def _part(data: Any, key: str) -> Any:
+    return data.get(key) if isinstance(data, dict) else None
+
+
+def _without_outputs(path: Path, remarks: list[str]) -> Any:
+    """Return a notebook's content without what its cells have printed and drawn.
+
+    Of more than `MOST_NOTEBOOK` the first part is read, and a remark says so.
+    """
+    builder = ijson.ObjectBuilder()
+    size = 0
+    with path.open("rb") as file:
+        for event, value in _light(ijson.basic_parse(file, use_float=True)):
+            size += len(value) + 8 if isinstance(value, str) else 8
+            if size > MOST_NOTEBOOK:
+                megabytes = MOST_NOTEBOOK // MB
+                remarks.append(f"only its first {megabytes} MB without outputs were read")
+                break
+            builder.event(event, value)
+    return builder.value
+
+
+def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield ijson's events with null for heavy parts of cells, and for what is nested too deep."""
+    depth = 0
+    left_out_at = None
+    for event, value in events:
+        depth -= event.startswith("end_")
+        if left_out_at is None and event.startswith("start_") and depth >= DEEPEST:
+            left_out_at = depth
+            yield "null", None
+        depth += event.startswith("start_")
+        if left_out_at is not None:
+            left_out_at = None if depth == left_out_at else left_out_at
+            continue
+        yield event, value
+        if event == "map_key" and value in HEAVY and depth >= 3:
+            left_out_at = depth
+            yield "null", None
 
 
 # --- which cell is the answer --------------------------------------------------------------------
@@ -266,7 +368,17 @@ class Finder:
             if cell["id"] not in reference.ids and cell["grade_id"] not in reference.answer_cells
         ]
 
-    def find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
+    def answer(self, grade_id: str, cell: NotebookNode) -> tuple[Answer, str]:
+        """Return a student's answer, and a remark where it is not plainly there."""
+        source, remark = self._find(grade_id, cell)
+        if source is None:
+            return Answer(None), remark or "there is no such cell"
+        if len(source) > MOST_SOURCE:
+            return Answer(None), f"its answer has {len(source)} characters: not looked at"
+        changed = body(source).strip() != body(self.reference.stubs[cell.id]).strip()
+        return Answer(source, changed), remark
+
+    def _find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
         """Return the answer's source, or None; and a remark where it was not plain."""
         for mark, value in (("grade_id", grade_id), ("id", cell.id)):
             marked = [one for one in self.cells if one[mark] == value]
@@ -278,7 +390,7 @@ class Finder:
         return self._by_neighbour(cell)
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:
-        """A cell that defines what the answer must define, or that names the task."""
+        """Find a cell that defines what the answer must define, or that names the task."""
         sources, how = self._candidates(cell)
         if not sources:
             return None, ""
@@ -297,7 +409,7 @@ class Finder:
         return list(filter(marker.search, lost)), "by the task's number in it"
 
     def _by_neighbour(self, cell: NotebookNode) -> tuple[str | None, str]:
-        """A written answer: the unknown text below the question."""
+        """Find a written answer: the unknown text below the question."""
         cells = self.reference.nb.cells
         before = cells[cells.index(cell) - 1]
         for question, below in zip(self.cells, self.cells[1:], strict=False):
@@ -320,7 +432,7 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
     names = [bound(body(source)) for source in changed]
     overlap = len(set[str]().union(*names)) < sum(map(len, names))
     parts = "\n".join(map(body, changed))
-    if not overlap and len(set(changed)) == count and parses(parts):
+    if not overlap and len(set(changed)) == count and parsed(parts):
         return parts, f"there are {count} cells with its mark; taken together"
     return changed[-1], f"there are {count} cells with its mark; the last one was taken"
 
@@ -328,66 +440,55 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
 # --- the student's own cells ---------------------------------------------------------------------
 
 
-def _take_own_cells(assembled: Assembled, cells: list[Cell], answers: list[str]) -> list[str]:
-    """Take in what a student has added, in order; return remarks on what of it is not run.
-
-    The sources in `answers` are taken for answers already.
-    """
-    reference = assembled.reference
-    known = {cell.id: cell for cell in reference.nb.cells}
-    after = next(cell.id for cell in known.values() if cell.cell_type == "code")
-    marks = _marks(reference)
+def _own_cells(assembled: Assembled, cells: list[Cell]) -> tuple[list[OwnCell], list[str]]:
+    """Return what a student has added, in order, and remarks on what of it is not run."""
+    answers = [answer.source for answer in assembled.answers.values() if answer.source is not None]
     added = []
     remarks = []
-    for cell in cells:
-        at = next((marks[name, cell[name]] for name in MARKS if (name, cell[name]) in marks), None)
-        after = at or after
-        if not _is_own(cell, known.get(at)):
-            continue
-        source = body(cell["source"])
+    for source, at, after in _beside_the_answers(cells, assembled.reference):
         if len(source) > MOST_SOURCE:
             remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
         elif at is not None:
-            added.append(OwnCell(at, _changed_imports(source, known[at])))
+            added.append(OwnCell(at.id, "" if source == body(at.source) else imports(source)))
         elif not any(source.strip() in answer for answer in answers):
-            added.append(OwnCell(_behind_its_answer(reference, source, after), source))
-    added = [cell for cell in added if cell.source.strip()]
-    if len(added) > MOST_OWN_CELLS:
-        remarks.append(
-            f"only the first {MOST_OWN_CELLS} of {len(added)} cells of the student's own were run"
-        )
-    assembled.own = added[:MOST_OWN_CELLS]
-    return remarks
+            added.append(OwnCell(_behind_its_answer(assembled.reference, source, after), source))
+    return added, remarks
 
 
-def _marks(reference: Reference) -> dict[tuple[str, str], str]:
-    """The id of the lab's cell by each mark of a student's: its grade_id, its id, its source."""
+def _beside_the_answers(
+    cells: list[Cell], reference: Reference
+) -> Iterator[tuple[str, NotebookNode | None, str]]:
+    """Yield a student's sources for the ranks that are no answers.
+
+    With each comes the lab's cell that it is, if any, and the id of the last one of the lab's.
+    """
+    marks = _marks(reference)
+    after = next(cell.id for cell in reference.nb.cells if cell.cell_type == "code")
+    for cell in cells:
+        keys = [(name, cell[name]) for name in ("grade_id", "id", "source")]
+        at = next((marks[key] for key in keys if key in marks), None)
+        after = at.id if at else after
+        if _is_own(cell, at):
+            yield body(cell["source"]), at, after
+
+
+def _marks(reference: Reference) -> dict[tuple[str, str], NotebookNode]:
+    """Return the lab's cell by each mark of a student's: its grade_id, its id, its source."""
     cells = reference.nb.cells
-    marks = {("source", cell.source): cell.id for cell in cells if cell.source.strip()}
-    marks |= {("id", cell.id): cell.id for cell in cells}
-    return marks | {("grade_id", key): cell.id for key, cell in reference.answer_cells.items()}
+    marks = {("source", cell.source): cell for cell in cells if cell.source.strip()}
+    marks |= {("id", cell.id): cell for cell in cells}
+    return marks | {("grade_id", key): cell for key, cell in reference.answer_cells.items()}
 
 
-def is_on_the_ranks(source: str) -> bool:
-    """Return whether all ranks run a cell; it is graded there, also where the kernel ran it."""
-    first = source.lstrip().split("\n", 1)[0].split()
-    return first in (["%%px"], ["%%px", "--local"])
-
-
-def _is_own(cell: Cell, labs: NotebookNode | None) -> bool:
-    """Return whether the ranks run a cell that is not an answer. labs: the lab's cell, if any."""
-    if cell["type"] != "code" or not is_on_the_ranks(cell["source"]):
+def _is_own(cell: Cell, at: NotebookNode | None) -> bool:
+    """Return whether the ranks run a cell that is not an answer. at: the lab's cell, if any."""
+    if cell["type"] != "code" or not on_ranks(cell["source"]):
         return False
-    return labs is None or not ("task" in lab(labs) and is_solution(labs))
-
-
-def _changed_imports(source: str, cell: NotebookNode) -> str:
-    """Return the imports of a cell of the lab's that a student has changed; "" if unchanged."""
-    return "" if source == body(cell.source) else imports(source)
+    return at is None or not ("task" in lab(at) and is_solution(at))
 
 
 def _behind_its_answer(reference: Reference, source: str, after: str) -> str:
-    """Where a cell is run: one that defines an answer anew, at the latest behind that answer.
+    """Return where a cell is run: at the latest behind an answer that it defines anew.
 
     A student who goes back to an answer further down has run the check again afterwards.
     """

@@ -61,16 +61,8 @@ def main(options: GradingOptions) -> int:
     """Grade, write books and pages; 0: all were graded, 1: not all, 130: interrupted."""
     out = options.out.resolve()
     if options.merge:
-        if not (out / "students").is_dir():
-            raise LabError(f"{out}: there are no results to merge into")
-        with held(out), Interrupts() as interrupts:
-            interrupts.finish()
-            return merge(out, options)
-    submissions = options.submissions
-    if submissions is None:
-        raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
-    if out.is_relative_to(submissions.resolve()):
-        raise LabError(f"{options.out} lies in {submissions}: results would be submissions")
+        return merge(out, options)
+    submissions = _submissions(options)
     try:
         with held(out), Interrupts() as interrupts:
             grade_now = partial(grade_class, submissions, out, options, interrupts)
@@ -88,6 +80,15 @@ def main(options: GradingOptions) -> int:
         raise LabError(f"{error}: what was graded is kept, --resume goes on") from error
 
 
+def _submissions(options: GradingOptions) -> Path:
+    if options.submissions is None:
+        raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
+    if options.out.resolve().is_relative_to(options.submissions.resolve()):
+        name = options.submissions
+        raise LabError(f"{options.out} lies in {name}: results would be submissions")
+    return options.submissions
+
+
 def grade_class(
     submissions: Path,
     out: Path,
@@ -98,7 +99,7 @@ def grade_class(
     """Grade with the results folder for itself. known: see `publish`."""
     read_explain(out / "explain.csv")  # a mistake in it must not cost an hour
     refs, broken = references(options.solutions, options.only)
-    box = make_box(options.sandbox)
+    box = make_box(options)
     # A sandbox cannot keep what it compiles: each would compile the course in all its processes.
     compileall.compile_dir(Path(utils.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
@@ -121,12 +122,17 @@ def grade_class(
 
 def merge(out: Path, options: GradingOptions) -> int:
     """Write books and pages again, from stored results and the points in explain.csv."""
-    refs, _ = references(options.solutions, options.only)
-    results = stored_results(out, refs)
-    if not results:
-        raise LabError(f"{out}: there are no results to merge into")
-    unwritten = publish(results, refs, out, load_class(out).remarks, options)
-    return report(results, out, unwritten)
+    nothing = LabError(f"{out}: there are no results to merge into")
+    if not (out / "students").is_dir():
+        raise nothing
+    with held(out), Interrupts() as interrupts:
+        interrupts.finish()
+        refs, _ = references(options.solutions, options.only)
+        results = stored_results(out, refs)
+        if not results:
+            raise nothing
+        unwritten = publish(results, refs, out, load_class(out).remarks, options)
+        return report(results, out, unwritten)
 
 
 def report(
@@ -218,11 +224,10 @@ def _noting(unwritten: list[str], name: str) -> Iterator[None]:
 
 def _write_explain(results: list[Result], path: Path, grades: Grades, known: Stamp | None) -> None:
     """Write the table of written answers where there are any; `known` gets its stamp."""
-    if not path.exists() and not any(result.written for result in results):
-        return
-    write_explain(results, path, grades)
-    if known is not None:
-        known.update(stamp(path))
+    if path.exists() or any(result.written for result in results):
+        write_explain(results, path, grades)
+        if known is not None:
+            known.update(stamp(path))
 
 
 def _hand_points(results: list[Result], path: Path) -> tuple[Grades, list[str], str]:
@@ -264,7 +269,7 @@ def provenance_now(command: str, graded_by: str = "") -> dict[str, str]:
 
 
 def _version() -> str:
-    """The package's version, and the commit where this is a clone: "0.1.0 (v0.1.0-3-gabc1234)"."""
+    """Return the version, and the commit where this is a clone: "0.1.0 (v0.1.0-3-gabc1234)"."""
     version = "?"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("ddl-labs")

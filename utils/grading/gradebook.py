@@ -15,7 +15,7 @@ import time
 import zipfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from utils.course.files import write_text
@@ -47,16 +47,10 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
     for student, own_results in by_student(results).items():
         texts = [text for result in own_results for text in _remarks(result)]
         texts += (remarks or {}).get(student, [])
-        row = [
-            student,
-            *_points_of(own_results, tasks),
-            *(_total_of(own_results, lab) for lab in totals),
-            number(total(own_results)),
-            number(most_of(own_results)),
-            " ".join(task for result in own_results for task in result.open),
-            "; ".join(dict.fromkeys(texts)),
-        ]
-        rows.append(row)
+        points = [*_points_of(own_results, tasks), *_totals_of(own_results, totals)]
+        points += [number(total(own_results)), number(most_of(own_results))]
+        by_hand = [task for result in own_results for task in result.open]
+        rows.append([student, *points, " ".join(by_hand), "; ".join(dict.fromkeys(texts))])
     return table(rows)
 
 
@@ -72,10 +66,10 @@ def _points_of(results: list[Result], tasks: list[tuple[str, str]]) -> list[str]
     return [number(points.get(task)) for task in tasks]
 
 
-def _total_of(results: list[Result], lab: str) -> str:
-    """The points of one student in a lab; nothing if it was not handed in."""
-    of_lab = [result for result in results if result.lab == lab]
-    return number(total(of_lab)) if of_lab else ""
+def _totals_of(results: list[Result], labs: list[str]) -> list[str]:
+    """Return the points of one student in each lab; nothing for one that was not handed in."""
+    points = {result.lab: total([result]) for result in results}
+    return [number(points.get(lab)) for lab in labs]
 
 
 def _remarks(result: Result) -> list[str]:
@@ -100,9 +94,8 @@ def canvas(results: list[Result]) -> str:
     rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
     rows.append(["Points Possible", "", "", "", "", *map(number, labs.values())])
     for student, own_results in by_student(results).items():
-        points = {result.lab: total([result]) for result in own_results}
-        grades = [number(points.get(lab)) for lab in labs]
-        rows.append([student, own_results[0].lms.get("id", ""), "", "", "", *grades])
+        identifier = own_results[0].lms.get("id", "")
+        rows.append([student, identifier, "", "", "", *_totals_of(own_results, list(labs))])
     return table(rows)
 
 
@@ -187,10 +180,6 @@ class Grade:
         """Would anything be lost without this row?"""
         return self.points is not None or bool(self.comment) or any(self.more.values())
 
-    def others(self, names: list[str]) -> list[str]:
-        """Return the person's own columns of these names."""
-        return [self.more.get(name, "") for name in names]
-
 
 def read_explain(path: Path) -> Grades:
     """Return the grades in explain.csv; nothing if there is no file.
@@ -217,11 +206,7 @@ def read_explain(path: Path) -> Grades:
         student, lab, task = (clean(row.get(name, "")) for name in HEADER[:3])
         key = student, lab, task
         try:
-            if "".join(cells[len(names) :]).strip():
-                raise RowError(
-                    f"{path.name}, line {line}: more cells than columns: put text with a comma in "
-                    "quotes"
-                )
+            _require_columns(cells, len(names), f"{path.name}, line {line}")
             if key in seen:
                 grades.pop(key, None)
                 raise RowError(
@@ -235,8 +220,13 @@ def read_explain(path: Path) -> Grades:
     return grades
 
 
+def _require_columns(cells: list[str], count: int, where: str) -> None:
+    if "".join(cells[count:]).strip():
+        raise RowError(f"{where}: more cells than columns: put text with a comma in quotes")
+
+
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Number and cells of each row that is not empty."""
+    """Yield number and cells of each row that is not empty."""
     text = _decoded(path).lstrip("\ufeff")
     first = text.lstrip("\n").split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
@@ -252,7 +242,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _decoded(path: Path) -> str:
-    """The text: UTF-16 has a mark at its beginning, and what is no UTF-8 is Excel's old code."""
+    """Return the text: UTF-16 begins with a mark, and what is no UTF-8 is Excel's old code."""
     try:
         data = path.read_bytes()
         if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
@@ -349,20 +339,25 @@ def write_explain(results: list[Result], path: Path, grades: Grades | None = Non
     left = dict(grades or {})
     more = list(dict.fromkeys(name for grade in left.values() for name in grade.more))
     rows = [[*HEADER, *more]]
+    for key, grade in _entries(results, left).items():
+        own = [grade.more.get(name, "") for name in more]
+        rows.append([*key, grade.most, number(grade.points), grade.comment, grade.answer, *own])
+    text = "\ufeff" + table(rows)
+    _keep_copy(path, text)
+    write_text(path, text)
+
+
+def _entries(results: list[Result], left: dict[Key, Grade]) -> dict[Key, Grade]:
+    """Return the rows of explain.csv as grades; those that fit no answer come last."""
+    entries: dict[Key, Grade] = {}
     for result in sorted(results, key=lambda one: (one.lab, one.student.casefold())):
         for task in result.written:
             key = (result.student, result.lab, task.task)
             grade = left.pop(key, Grade(None))
             marked = grade.answer if grade.points is not None else ""
-            cells = [number(task.most), number(task.points), task.note, marked or mark(task.code)]
-            rows.append([*key, *cells, *grade.others(more)])
-    for key, grade in left.items():
-        if grade.entered:
-            cells = [grade.most, number(grade.points), grade.comment, grade.answer]
-            rows.append([*key, *cells, *grade.others(more)])
-    text = "\ufeff" + table(rows)
-    _keep_copy(path, text)
-    write_text(path, text)
+            entry = replace(grade, points=task.points, comment=task.note, most=number(task.most))
+            entries[key] = replace(entry, answer=marked or mark(task.code))
+    return entries | {key: grade for key, grade in left.items() if grade.entered}
 
 
 def mark(text: str) -> str:
@@ -371,7 +366,7 @@ def mark(text: str) -> str:
 
 
 def _keep_copy(path: Path, text: str) -> None:
-    """A dated copy of a file that is about to be written otherwise."""
+    """Make a dated copy of a file that is about to be written otherwise."""
     if not path.exists() or path.read_bytes() == text.encode(errors="replace"):
         return
     stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"

@@ -149,23 +149,20 @@ class Grading:
         An answer above may have done harm that outlives it: a closed stdout, a lost group.
         """
         before = dict(self.verdicts)
-        passed = []
         everything = frozenset(self.reference.tasks)
-        lost = set(self._lost())
-        answered_above = False
-        for number, task in self.reference.tasks.items():
-            if answered_above and number in lost:
-                self.verdicts.pop(number, None)
-                view = View(given=everything - {number}, own=self.view.own, only=number)
-                if self._run_once(view) is None:
-                    break
-                if self._passed(number):
-                    passed.append(number)
-            answered_above = answered_above or self._is_answered(task)
+        passed = []
+        first = next((n for n, task in self.reference.tasks.items() if self._is_answered(task)), "")
+        for number in [task for task in self._lost() if task != first]:
+            self.verdicts.pop(number, None)
+            view = View(given=everything - {number}, own=self.view.own, only=number)
+            if self._run_once(view) is None:
+                break
+            if self._passed(number):
+                passed.append(number)
         self._keep(before, passed, "with the reference's answers to all other tasks")
 
     def _lost(self) -> list[str]:
-        """Tasks with an answer that did not pass."""
+        """Return the tasks with an answer that did not pass."""
         return [
             task.number
             for task in self.reference.tasks.values()
@@ -180,7 +177,7 @@ class Grading:
         return verdict is not None and verdict.status == "passed"
 
     def _keep(self, before: dict[str, TaskResult], passed: list[str], how: str) -> None:
-        """The verdicts are those of before, but for what has passed now."""
+        """Go back to the verdicts of before, but for what has passed now."""
         self.verdicts = before | {task: self.verdicts[task] for task in passed}
         if passed:
             self.remarks.append(f"Task {', '.join(passed)}: judged {how}")
@@ -221,7 +218,8 @@ class Grading:
                 break
             ended_at.add(self._where(done) if done.out_of_memory else "")
         else:
-            if len(ended_at) > 1 or not self._is_the_students(*ended_at):
+            at = ended_at.pop()
+            if ended_at or not self._is_the_students(at):
                 raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
             done.end = End.MACHINE_MEMORY
         self.seconds += done.seconds
@@ -308,7 +306,8 @@ class Grading:
         status, text = self._why(done)
         name = name_of(at, self.reference)
         if culprit not in self.verdicts:
-            self.verdicts[culprit] = self._verdict(culprit, status, done)
+            task = self.reference.tasks[culprit]
+            self.verdicts[culprit] = self._verdict(task, status, done)
         verdict = self.verdicts[culprit]
         if verdict.points == 0:
             verdict.note = verdict.note or f"{name[0].upper()}{name[1:]} {text}."
@@ -317,11 +316,9 @@ class Grading:
         self.remarks.append(f"Task {culprit}: {name} {text}")
         # Already without it: then an earlier answer still does something in the background.
         order = list(self.reference.tasks)
-        for task in reversed(order[: order.index(culprit) + 1]):
-            if task not in self.blanked:
-                self.blanked.add(task)
-                return
-        self.blanked |= set(order)
+        above = order[: order.index(culprit) + 1]
+        left = [number for number in above if number not in self.blanked]
+        self.blanked |= set(left[-1:] or order)
 
     # -- verdicts ---------------------------------------------------------------------------------
 
@@ -339,23 +336,19 @@ class Grading:
                 self.verdicts[task.number] = self._judged(task, checks, done)
 
     def _judged(self, task: Task, checks: list[Record], done: Run) -> TaskResult:
-        passes = [check for check in checks if self._is_pass(check)]
-        status = "passed" if len(passes) == len(checks) else failure(checks)
-        return self._verdict(task.number, status, done, {check["cell"] for check in passes})
+        limits = self.box.limits
+        passes = [check for check in checks if explicit_pass(check, self.reference, limits)]
+        if len(passes) == len(checks):
+            return self._verdict(task, "passed", done, task.points)
+        # Checks with points of their own count one by one.
+        points = sum(task.checks[check["cell"]] for check in passes)
+        return self._verdict(task, failure(checks), done, points)
 
-    def _is_pass(self, check: Record) -> bool:
-        return explicit_pass(check, self.reference, self.box.limits)
-
-    def _verdict(
-        self, number: str, status: Status, done: Run, passed: Collection[str] = ()
-    ) -> TaskResult:
-        task = self.reference.task(number)
+    def _verdict(self, task: Task, status: Status, done: Run, points: float = 0) -> TaskResult:
         result = self._blank_result(task, status)
-        if status == "passed":
-            result.points = task.points
-        else:  # checks with points of their own count one by one
-            result.points = sum(points for cell, points in task.checks.items() if cell in passed)
-        records = [r for r in done.records if self.reference.owners.get(r["cell"]) == number]
+        result.points = points
+        owners = self.reference.owners
+        records = [record for record in done.records if owners.get(record["cell"]) == task.number]
         checks = [record for record in records if record["cell"] in task.checks]
         result.said = "\n".join(words(record) for record in checks).strip()
         result.problems = problems_in(checks)
@@ -372,10 +365,10 @@ class Grading:
 
     def result(self) -> Result:
         """Return what is known at the end; no verdict, no points; after an error not even that."""
-        result = Result("", self.reference.lab, "", remarks=list(dict.fromkeys(self.remarks)))
+        remarks = list(dict.fromkeys(self.remarks))
+        result = Result("", self.reference.lab, "", remarks=remarks, error=self.error)
         result.runs = self.runs
         result.seconds = round(self.seconds, 1)
-        result.error = self.error
         result.own = "\n\n".join(cell.source for cell in self.assembled.own)[:MOST_CODE]
         for task in self.reference.tasks.values():
             if self.assembled.error or (self.error and not task.by_hand):

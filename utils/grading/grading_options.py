@@ -6,19 +6,15 @@ import argparse
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """What a submission may use and see.
+    """What a submission may use and see: seconds, gigabytes, and folders to import from.
 
     Attributes:
-        cell_timeout: Seconds for each cell.
-        timeout: Seconds for each run of a notebook.
-        memory: Gigabytes for each submission.
         walls: Whether there is a sandbox around the submission.
-        paths: Folders that notebooks may read and import from, besides the course's own.
     """
 
     cell_timeout: float
@@ -28,25 +24,23 @@ class SandboxOptions:
     paths: tuple[Path, ...]
 
     @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace) -> SandboxOptions:
-        """Return the options that `add_sandbox_options` has read."""
-        options = {field.name: getattr(arguments, field.name) for field in fields(cls)}
-        return cls(**options | {"paths": tuple(arguments.paths)})
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """Return the options that a parser of this module has read."""
+        options: dict[str, Any] = {}
+        for field in fields(cls):
+            value = getattr(arguments, field.name)
+            options[field.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**options)
 
 
 @dataclass(frozen=True)
-class GradingOptions:
+class GradingOptions(SandboxOptions):
     """What ``ddl-labs grade`` is asked to do.
 
     Attributes:
         submissions: A folder or a zip; None if none was named.
-        jobs: How many submissions are graded at the same time.
         only: Labs to grade, by number or name; empty for all.
-        resume: Whether results are kept if they would come out the same.
-        watch: Whether submissions are graded again whenever they change.
-        merge: Whether only books and pages are written, from what was graded before.
         formats: Formats of the books that are asked for besides gradebook.csv.
-        solutions: The folder of the solutions that submissions are compared with.
         command: The command line, as a person would type it.
     """
 
@@ -58,25 +52,15 @@ class GradingOptions:
     watch: bool
     merge: bool
     formats: tuple[str, ...]
-    sandbox: SandboxOptions
     solutions: Path
     quiet: bool
     command: str
 
     @classmethod
-    def from_arguments(cls, arguments: argparse.Namespace, command: str) -> GradingOptions:
-        """Return the options that `add_options` has read from a command line."""
-        options: dict[str, Any] = {
-            field.name: getattr(arguments, field.name, None) for field in fields(cls)
-        }
-        options |= {
-            "only": tuple(arguments.only),
-            "resume": arguments.resume or arguments.watch,
-            "formats": tuple(arguments.formats),
-            "sandbox": SandboxOptions.from_arguments(arguments),
-            "command": command,
-        }
-        return cls(**options)
+    def from_arguments(cls, arguments: argparse.Namespace, command: str = "") -> Self:
+        """Return the options that were read from the line `command`; who watches also resumes."""
+        more = {"command": command, "resume": arguments.resume or arguments.watch}
+        return super().from_arguments(argparse.Namespace(**vars(arguments) | more))
 
 
 def add_options(parser: argparse.ArgumentParser, root: Path) -> None:

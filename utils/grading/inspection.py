@@ -29,8 +29,6 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any
 
-from utils.jobs import python_command
-
 if TYPE_CHECKING:
     from .reference import Reference
     from .results import Result
@@ -126,7 +124,7 @@ def _forgeries(result: Result) -> Iterator[str]:
 def _inspected(
     codes: dict[str, str], result: Result, reference: Reference
 ) -> dict[str, list[str]] | None:
-    """What the inspection says of each part of a submission; None if it came to no end."""
+    """Return what there is to say of each part of a submission; None if that came to no end."""
     answers: dict[str, dict[str, Any]] = {
         "own": {"code": codes["own"], "passed": False, "stub": "", "model": ""}
     }
@@ -135,18 +133,17 @@ def _inspected(
             answers[task.number] = {
                 "code": codes.get(task.number, ""),
                 "passed": task.number in codes and bool(result.task(task.number).points),
-                "stub": reference.stub_of(task),
-                "model": reference.model_of(task),
+                "stub": task.stub,
+                "model": task.model,
             }
     lab = {"answers": answers, "provided": reference.provided}
     text = json.dumps({"parts": list(codes), "lab": lab})
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        command = python_command(INSPECT)
+        command = [sys.executable, "-P", "-c", INSPECT]  # -P: not from the current folder
         done = subprocess.run(
             command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
         )
-        remarks: dict[str, list[str]] = json.loads(done.stdout)
-        return remarks
+        return dict(json.loads(done.stdout))
     return None
 
 
@@ -206,6 +203,11 @@ def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
             yield one.asname or one.name.partition(".")[0], f"{module}{one.name}"
 
 
+def bases_of(*trees: ast.AST) -> set[str]:
+    """Return what the classes in some trees inherit from."""
+    return {ast.unparse(base) for node in every(ast.ClassDef, *trees) for base in node.bases}
+
+
 @cache
 def scopes(tree: ast.Module) -> tuple[set[str], set[str]]:
     """Return the global names that a source looks up, and those that it binds."""
@@ -246,32 +248,42 @@ def ordinary() -> set[str]:
 class Allowed:
     """What the answers of a lab may use.
 
-    sources: its stubs and solutions; provided: the other cells that it runs on the ranks. Only an
-    answer that has not passed may use the names and collectives of the provided cells.
+    Only an answer that has not passed may use the names and collectives of the provided cells.
+
+    Args:
+        sources: The lab's stubs and solutions.
+        provided: The other cells that it runs on the ranks.
+        classes: Whether an answer may define some.
     """
 
-    def __init__(self, sources: list[str], provided: list[str], passed: bool):
+    def __init__(self, sources: list[str], provided: list[str], passed: bool, classes: bool):
         answers = list(filter(None, map(parsed, sources)))
         cells = list(filter(None, map(parsed, provided)))
         used = answers if passed else answers + cells
         imports = list(imported(*cells, *answers))
+        self.classes = classes
+        self.bases = BASES | bases_of(*answers)
         self.names = METHODS.union(*(names for tree in used for names in scopes(tree)))
-        modules = {real for name, real in imports if name in self.names}
-        self.modules = modules | {real.rpartition(".")[0] for real in modules} - {""}
+        self._allow_modules(imports)
+        self._allow_words(every(ast.Attribute, *answers, *cells), words(ast.Attribute, *used))
+        self.families = [family for family in FAMILIES if not passed or self._has_one_of(family)]
+        self.names |= BUILTINS | {name for name, real in imports if self.imports(real)}
+
+    def _allow_modules(self, imports: list[tuple[str, str]]) -> None:
+        """Allow what the lab imports, and where it comes from."""
+        reals = {real for name, real in imports if name in self.names}
+        self.modules = reals | {real.rpartition(".")[0] for real in reals} - {""}
         self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
-        nodes = every(ast.Attribute, *answers, *cells)
-        self.settable = {node.attr for node in nodes if isinstance(node.ctx, ast.Store)}
+
+    def _allow_words(self, attributes: list[ast.Attribute], used: set[str]) -> None:
+        """Allow the attributes of the lab's cells, but for special ones that are not `used`."""
+        self.settable = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
         self.settable |= {"grad", "data", "requires_grad"}
-        self.words = {node.attr for node in nodes if not SPECIAL.match(node.attr)} | ordinary()
-        self.words |= words(ast.Attribute, *used)
-        self.words = self.words.union(*(name.split(".") for name in self.modules))
+        plain = {node.attr for node in attributes if not SPECIAL.match(node.attr)}
+        self.words = plain.union(ordinary(), used, *(name.split(".") for name in self.modules))
         if "os" in self.modules:
             self.modules |= FILES
             self.words |= {"load", "save"} | public(*map(importlib.import_module, FILES))
-        self.families = [family for family in FAMILIES if not passed or self._has_one_of(family)]
-        bases = [base for node in every(ast.ClassDef, *answers) for base in node.bases]
-        self.bases = BASES.union(map(ast.unparse, bases))
-        self.names |= BUILTINS | {name for name, real in imports if self.imports(real)}
 
     def _has_one_of(self, family: re.Pattern[str]) -> bool:
         return any(map(family.fullmatch, self.words))
@@ -286,32 +298,30 @@ class Allowed:
         return real in self.modules or (module in self.modules and self.has(word))
 
 
-def foreign(tree: ast.Module, allowed: Allowed, classes: bool) -> Iterator[str]:
-    """Yield what a source uses beyond what is allowed. classes: whether it may define some."""
+def foreign(tree: ast.Module, allowed: Allowed) -> Iterator[str]:
+    """Yield what a source uses beyond what is allowed."""
     looked_up, bound = scopes(tree)
     calls = every(ast.Call, tree)
-    plain = {id(call.func) for call in calls if asks_plainly(call, allowed, classes)}
+    plain = {id(call.func) for call in calls if asks_plainly(call, allowed)}
     yield from (f"import {real}" for _, real in imported(tree) if not allowed.imports(real))
     yield from sorted(looked_up - allowed.names - (bound - REACHING) - ASKING)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            text = foreign_attribute(node, allowed, classes, looked_up)
+            text = foreign_attribute(node, allowed, looked_up)
         elif isinstance(node, ast.Name) and id(node) in plain:
             text = ""
         else:
-            text = foreign_name(node, allowed, classes)
+            text = foreign_name(node, allowed)
         if text:
             yield text[-60:]
     yield from sorted(set(DUNDER.findall(ast.unparse(tree))) - allowed.names - allowed.words)
 
 
-def foreign_attribute(
-    node: ast.Attribute, allowed: Allowed, classes: bool, looked_up: set[str]
-) -> str:
+def foreign_attribute(node: ast.Attribute, allowed: Allowed, looked_up: set[str]) -> str:
     """Return an attribute as text if it is not allowed; "" if it is."""
     text = ast.unparse(node)
     match node:
-        case ast.Attribute(ast.Name("self" | "ctx"), word) if classes and word[0] != "_":
+        case ast.Attribute(ast.Name("self" | "ctx"), word) if allowed.classes and word[0] != "_":
             return ""
         case ast.Attribute(ast.Call(ast.Attribute(_, "Generator")), "manual_seed"):
             return ""
@@ -328,29 +338,29 @@ def foreign_attribute(
     return "" if fits else text
 
 
-def foreign_name(node: ast.AST, allowed: Allowed, classes: bool) -> str:
+def foreign_name(node: ast.AST, allowed: Allowed) -> str:
     """Return a name, a class or a pattern as text if it is not allowed; "" if it is."""
     match node:
         case ast.Name(name) if name in ASKING - allowed.names:
             return name
         case ast.ClassDef(name, bases):
             texts = [ast.unparse(base) for base in bases]
-            fits = classes and set(texts) <= allowed.bases
+            fits = allowed.classes and set(texts) <= allowed.bases
             return "" if fits else f"class {name}({', '.join(texts)})"
         case ast.MatchClass(kwd_attrs=names):
             return "" if all(map(allowed.has, names)) else ", ".join(names)
     return ""
 
 
-def asks_plainly(call: ast.Call, allowed: Allowed, classes: bool) -> bool:
+def asks_plainly(call: ast.Call, allowed: Allowed) -> bool:
     """Return whether a call of type, getattr or setattr does only what one sees in it."""
     match call.func, call.args:
         case (ast.Name("type"), [one]) if not isinstance(one, ast.Starred):
             return True
         case ast.Name("getattr"), [ast.Name(owner), ast.Constant(str(word)), *_]:
-            return (classes and owner == "self") or allowed.has(word)
+            return (allowed.classes and owner == "self") or allowed.has(word)
         case ast.Name("setattr"), [ast.Name("self" | "ctx"), *_]:
-            return classes
+            return allowed.classes
     return False
 
 
@@ -467,11 +477,11 @@ def program_remarks(
     model = trusted(answers[part]["model"])
     passed = answers[part]["passed"]
     sources = [each[key] for each in answers.values() for key in ("stub", "model")]
-    allowed = Allowed(sources, provided, passed)
+    classes = not passed or bool(every(ast.ClassDef, stub, model))
+    allowed = Allowed(sources, provided, passed, classes)
     if passed:
         tree = with_helpers(tree, [each for key, each in answers.items() if key != part])
-    classes = not passed or bool(every(ast.ClassDef, stub, model))
-    if names := dict.fromkeys(foreign(tree, allowed, classes)):
+    if names := dict.fromkeys(foreign(tree, allowed)):
         yield f"it uses {listed(names)}, which the task does not need"
     if passed:
         yield from too_little(tree, stub, model)

@@ -107,7 +107,7 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | N
 
 
 def _pytest(job: Path, box: Box) -> list[str]:
-    """nbval, with our plugin and no other."""
+    """Return the command of nbval, with our plugin and no other."""
     return [
         *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={job}"),
         *("-p", "utils.grading.plugin", "-p", "nbval.plugin"),
@@ -180,7 +180,7 @@ def fault(result: Run, cells: list[str], status: int, killed: int, free: int) ->
 
 
 def _status(status: int) -> str:
-    """A signal's name, or the number; bubblewrap says 128 + n for signal n."""
+    """Return a signal's name, or the number; bubblewrap says 128 + n for signal n."""
     number = -status if status < 0 else status - 128
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
@@ -195,7 +195,7 @@ def oom_kills() -> int:
 
 
 def _records(path: Path) -> list[Record]:
-    """The lines that the plugin wrote; a run that was killed may leave half a line."""
+    """Return what the plugin wrote; a run that was killed may leave half a line."""
     records = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -210,7 +210,7 @@ def _records(path: Path) -> list[Record]:
 def _watch(
     process: subprocess.Popen[bytes], box: Box, mark: str, start: float, stop: Event | None
 ) -> str | None:
-    """Wait for the end of the run; why it was ended before, or None."""
+    """Wait for the end of the run; return why it was ended before, or None."""
     why = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -226,7 +226,7 @@ def _watch(
 
 
 def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
-    """All of a run. Without walls the fork server and its ranks descend from nothing of it."""
+    """Return all of a run. Without walls the fork server and its ranks are not its descendants."""
     processes = set(watchdog.family(pid))
     if not box.walls:
         processes |= set(watchdog.members(mark, variable=RUN_VARIABLE))
@@ -234,7 +234,7 @@ def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
 
 
 def _use_more(processes: list[psutil.Process], limit: int) -> bool:
-    """Do these processes have more bytes for themselves, or share more with no one else?
+    """Return whether these processes have more bytes, which they share with no one else.
 
     Linux counts the parts of shared memory anew whenever it is asked, which takes as long as all
     else here: it is asked only when all that the processes have written is more than the limit.
@@ -243,7 +243,7 @@ def _use_more(processes: list[psutil.Process], limit: int) -> bool:
 
 
 def _written(process: psutil.Process) -> int:
-    """Memory that a process has written, with all that it shares with those it forked."""
+    """Return what memory a process has written, with all that it shares with those it forked."""
     with contextlib.suppress(psutil.Error):
         memory = process.memory_info()
         return int(max(0, memory.rss - getattr(memory, "shared", 0)))
@@ -251,7 +251,7 @@ def _written(process: psutil.Process) -> int:
 
 
 def _own_memory(process: psutil.Process) -> int:
-    """Memory that a process has written, its part of what it shares with those it forked.
+    """Return what memory a process has written, its part of what it shares with its forks.
 
     Where the system does not tell about parts, shared memory counts for each: too much.
     """
@@ -295,9 +295,8 @@ def rerun(path: Path, options: SandboxOptions) -> int:
         done = run(nb, box, Path(scratch) / "run")
     for line in outcomes(done):
         print(harmless(line))
-    checks = [one for one in done.records if one["verdicts"]]
-    whole = not done.end and not done.fault
-    return 0 if whole and all(one["outcome"] == "passed" for one in checks) else 1
+    failed = any(one["verdicts"] and one["outcome"] != "passed" for one in done.records)
+    return 1 if failed or done.end or done.fault else 0
 
 
 def notebook(path: Path) -> NotebookNode:

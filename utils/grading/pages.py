@@ -5,20 +5,21 @@ Also a table for GitHub Actions, of ``--format github``.
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from utils.course.files import write_text
 from utils.course.page_templates import environment, number
 
-from .cells import body, code_shape, size, text_shape
 from .inspection import LOOK
-from .reference import Reference
+from .reference import Reference, Task, body, parsed
 from .results import (
     ADVICE,
     KIND_LABELS,
@@ -47,6 +48,9 @@ BINS = 10
 #: Nodes beyond the stub's from which nobody comes upon the very program of the solution alone:
 #: four lines or more. What is shorter, many find.
 LEAST_OF_MODEL = 60
+#: Answers shorter than this, in nodes of their syntax tree or in words, look alike by nature.
+LEAST_NODES = 25
+LEAST_WORDS = 12
 #: The file to which a job of GitHub Actions appends its summary.
 GITHUB_VARIABLE = "GITHUB_STEP_SUMMARY"
 #: GitHub refuses summaries of more than 1 MiB; characters take up to 4 bytes.
@@ -88,12 +92,18 @@ def feedback(student: str, results: list[Result]) -> str:
     return _rendered(
         "feedback.html.j2",
         student=student,
-        results=[(result, _not_said_below(result)) for result in results],
+        results=[(result, list(_remarks(result))) for result in results],
         points=total(results),
         most=most_of(results),
         open=[task for result in results for task in result.open],
         next=next_step(results),
     )
+
+
+def _remarks(result: Result) -> Iterator[str]:
+    """Yield remarks that don't repeat what a task's own note says."""
+    noted = tuple(f"Task {task.task}: " for task in result.tasks if task.note)
+    yield from (text for text in result.remarks if not text.startswith(noted))
 
 
 @dataclass
@@ -117,7 +127,7 @@ def next_step(results: list[Result]) -> Step | None:
 
 
 def _beginning(task: TaskResult) -> str:
-    """The first lines of what was said of an answer, and its advice, without the task's name."""
+    """Return the first lines of what was said of an answer, and its advice, without its task."""
     texts = [task.said, *(shown.text for shown in task.shown)]
     lines = next((text.strip().splitlines() for text in texts if text.strip()), [])
     if lines and lines[0].startswith("✗ Task") and len(lines) > 1:
@@ -127,12 +137,6 @@ def _beginning(task: TaskResult) -> str:
     rest = lines[MOST_LINES:]
     advice = next((rest[k:] for k, line in enumerate(rest) if ADVICE in line), [])
     return "\n".join([*lines[:MOST_LINES], "…", *advice])
-
-
-def _not_said_below(result: Result) -> list[str]:
-    """Remarks that don't repeat what a task's own note says."""
-    noted = tuple(f"Task {task.task}: " for task in result.tasks if task.note)
-    return [text for text in result.remarks if not text.startswith(noted)]
 
 
 # --- the instructor's summary ---------------------------------------------------------------------
@@ -188,6 +192,10 @@ def summary(
     )
 
 
+def _tasks_of(results: list[Result]) -> dict[tuple[str, str], TaskResult]:
+    return {(one.lab, task.task): task for one in results for task in one.tasks}
+
+
 def _commonest(summaries: list[TaskSummary]) -> list[tuple[TaskSummary, Common]]:
     problems = [(task, problem) for task in summaries for problem in task.failures]
     return sorted(problems, key=lambda pair: -pair[1][1])
@@ -217,12 +225,8 @@ def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
     ]
 
 
-def _tasks_of(results: list[Result]) -> dict[tuple[str, str], TaskResult]:
-    return {(one.lab, task.task): task for one in results for task in one.tasks}
-
-
 def _to_look_at(students: dict[str, list[Result]]) -> dict[str, list[str]]:
-    """By student what a person should look at; nobody of whom there is nothing."""
+    """Return by student what a person should look at; nobody of whom there is nothing."""
     looks = {
         name: _lines((one.lab, text.replace(LOOK, "", 1)) for one in own for text in one.look)
         for name, own in students.items()
@@ -233,7 +237,7 @@ def _to_look_at(students: dict[str, list[Result]]) -> dict[str, list[str]]:
 def _all_remarks(
     students: dict[str, list[Result]], remarks: dict[str, list[str]]
 ) -> dict[str, list[str]]:
-    """By student the remarks on the class and on each result; nobody without any."""
+    """Return by student the remarks on the class and on each result; nobody without any."""
     lines = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items()}
     for name, own in students.items():
         of_results = _lines((one.lab, text) for one in own for text in one.remarks)
@@ -242,7 +246,7 @@ def _all_remarks(
 
 
 def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Remarks of (lab, text), each told once: with all tasks that it is of, else with the lab."""
+    """Return each remark of (lab, text) once: with all tasks that it is of, else with the lab."""
     tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
     for lab, text in remarks:
         if match := re.fullmatch(r"Task (\S+): (.*)", text, re.DOTALL):
@@ -265,7 +269,7 @@ class Alike:
     """Students, and the tasks in which their answers are near-identical."""
 
     students: tuple[str, ...]
-    tasks: list[str] = field(default_factory=list)
+    tasks: list[str]
 
 
 def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
@@ -275,26 +279,26 @@ def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
     for student, lab, task, shape in _shapes(results):
         if shape not in models.get(lab, ()):
             same[lab, task, shape].add(student)
-    alike: dict[tuple[str, ...], Alike] = {}
-    for (_, task, _), students in same.items():
-        if len(students) > 1:
-            key = tuple(sorted(students))
-            alike.setdefault(key, Alike(key)).tasks.append(task)
-    return _ranked(alike.values())
+    shared = {key: tuple(sorted(group)) for key, group in same.items() if len(group) > 1}
+    return _alike((students, task) for (_, task, _), students in shared.items())
 
 
 def copies(results: list[Result], references: list[Reference]) -> list[Alike]:
     """Return students whose longer answers are the published solution's, most tasks first."""
     models = {reference.lab: _long_models(reference) for reference in references}
-    alike: dict[str, Alike] = {}
-    for student, lab, task, shape in _shapes(results):
-        if shape == models.get(lab, {}).get(task):
-            alike.setdefault(student, Alike((student,))).tasks.append(task)
-    return _ranked(alike.values())
+    return _alike(
+        ((student,), task)
+        for student, lab, task, shape in _shapes(results)
+        if shape == models.get(lab, {}).get(task)
+    )
 
 
-def _ranked(alike: Iterable[Alike]) -> list[Alike]:
-    return sorted(alike, key=lambda group: (-len(group.tasks), group.students))
+def _alike(pairs: Iterable[tuple[tuple[str, ...], str]]) -> list[Alike]:
+    """Return the tasks of each group of students, most tasks first."""
+    tasks: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for students, task in pairs:
+        tasks[students].append(task)
+    return [Alike(*pair) for pair in sorted(tasks.items(), key=lambda pair: (-len(pair[1]), pair))]
 
 
 def _shapes(results: list[Result]) -> Iterator[tuple[str, str, str, str]]:
@@ -307,23 +311,71 @@ def _shapes(results: list[Result]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _long_models(reference: Reference) -> dict[str, str]:
-    """The shape of the solution of each task in which it is no coincidence to have the same."""
+    """Return the shapes of the solutions that nobody has by coincidence, by task."""
     shapes = {}
     for task in reference.tasks.values():
-        model = reference.model_of(task)
         if task.by_hand:
-            shapes[task.number] = text_shape(model)
-        elif size(model) - size(reference.stub_of(task)) >= LEAST_OF_MODEL:
-            shapes[task.number] = code_shape(model)
+            shapes[task.number] = text_shape(task.model)
+        elif size(task.model) - size(task.stub) >= LEAST_OF_MODEL:
+            shapes[task.number] = code_shape(task.model)
     return {number: shape for number, shape in shapes.items() if shape}
 
 
 def _models(reference: Reference) -> set[str]:
-    """Shapes of the model answers and of the stubs."""
+    """Return the shapes of the model answers and of the stubs."""
     sources = [cell.source for cell in reference.answer_cells.values()]
     sources += [reference.stubs[cell.id] for cell in reference.answer_cells.values()]
     shapes = {code_shape(body(source)) for source in sources}
     return {*shapes, *(text_shape(source) for source in sources)} - {""}
+
+
+class _Rename(ast.NodeTransformer):
+    """Gives names and arguments numbers in the order of their appearance."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[str, str] = {}
+
+    def _number(self, name: str) -> str:
+        return self.numbers.setdefault(name, f"n{len(self.numbers)}")
+
+    def visit_Name(self, node: ast.Name) -> ast.Name:
+        return ast.Name(self._number(node.id), node.ctx)
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        return ast.arg(self._number(node.arg))
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        node.name = self._number(node.name)
+        node.returns = None
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+        self.generic_visit(node)
+        return node
+
+
+def size(source: str) -> int:
+    """Return how many nodes a program has; 0 for what is none."""
+    tree = parsed(source)
+    return len(list(ast.walk(tree))) if tree else 0
+
+
+def code_shape(source: str) -> str:
+    """Return the same for programs that differ in names, layout and comments; "" if short."""
+    if tree := parsed(source):
+        if size(source) < LEAST_NODES:
+            return ""
+        with contextlib.suppress(RecursionError, MemoryError):
+            return ast.dump(_Rename().visit(tree))
+    return _worded(re.sub(r"#.*", "", source).split())
+
+
+def text_shape(text: str) -> str:
+    """Return the words of a written answer; "" for short ones."""
+    return _worded(re.findall(r"\w+", text.casefold()))
+
+
+def _worded(words: list[str]) -> str:
+    return " ".join(words) if len(words) >= LEAST_WORDS else ""
 
 
 # --- written answers ------------------------------------------------------------------------------
@@ -331,21 +383,31 @@ def _models(reference: Reference) -> set[str]:
 
 def explain(results: list[Result], references: list[Reference]) -> str:
     """Return the page with every written answer beside the model's, task by task."""
-    sections = []
-    for reference in references:
-        handed_in = [result for result in results if result.lab == reference.lab]
-        handed_in.sort(key=lambda result: result.student.casefold())
-        written = [(result.student, answer) for result in handed_in for answer in result.written]
-        for task in reference.tasks.values():
-            if not task.by_hand:
-                continue
-            answers = [pair for pair in written if pair[1].task == task.number]
-            cell = reference.answer_cells[task.answers[0]]
-            cells = reference.nb.cells
-            question = cells[cells.index(cell) - 1].source
-            rubric = reference.rubrics.get(task.answers[0], "")
-            sections.append((reference.lab, task, question, cell.source, rubric, answers))
+    sections = [
+        (reference.lab, task, *_texts(reference, task), _written(results, reference.lab, task))
+        for reference in references
+        for task in reference.tasks.values()
+        if task.by_hand
+    ]
     return _rendered("explain.html.j2", sections=sections)
+
+
+def _texts(reference: Reference, task: Task) -> tuple[str, str, str]:
+    """Return the question of a written answer, the model's answer, and the rubric."""
+    cells = reference.nb.cells
+    cell = reference.answer_cells[task.answers[0]]
+    question = cells[cells.index(cell) - 1].source
+    return question, cell.source, reference.rubrics.get(task.answers[0], "")
+
+
+def _written(results: list[Result], lab: str, task: Task) -> list[tuple[str, TaskResult]]:
+    """Return the students who have answered a task in words, and what, by name."""
+    answers = [
+        (result.student, answer)
+        for result, answer in answers_to(results, lab, task.number)
+        if answer.status == "by hand"
+    ]
+    return sorted(answers, key=lambda pair: pair[0].casefold())
 
 
 # --- GitHub ---------------------------------------------------------------------------------------
@@ -390,12 +452,12 @@ def _markdown_of(result: Result) -> str:
 
 
 def _plain(text: str) -> str:
-    """The text in one line of Markdown in which nothing is a link, a picture or a column."""
+    """Return the text in one line of Markdown: nothing is a link, a picture or a column."""
     text = " ".join(text.split())
     return re.sub(r"[^\w\s.,;–-]|_", lambda match: f"&#{ord(match[0])};", text)
 
 
 def _escaped(text: str) -> str:
-    """Nothing that HTML or Markdown would obey; no blank line, which would end a `<pre>`."""
+    """Return nothing that HTML or Markdown obeys; no blank line, which would end a `<pre>`."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(" " * (len(line) - len(line.lstrip())) + _plain(line) for line in lines)

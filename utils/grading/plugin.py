@@ -94,7 +94,7 @@ def pytest_runtest_makereport(
 
 
 def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
-    """Why nothing after this cell can be judged in this run; None if it can."""
+    """Return why nothing after this cell can be judged in this run; None if it can."""
     if call.when == "setup":
         return "the kernel did not start"
     error = _error(call)
@@ -157,7 +157,7 @@ def _note(
 
 
 def _cut(output: NotebookNode) -> dict[str, str]:
-    """An output of bearable size, without colours; pictures only as PNG."""
+    """Return an output of bearable size, without colours; pictures only as PNG."""
     kept = {"type": output.output_type}
     if output.output_type == "stream":
         kept |= {"name": output.name, "text": _short(output.text)}

@@ -1,30 +1,28 @@
-"""What is graded: the tasks of a solution, their cells and the verdicts of their checks."""
+"""What is graded: the tasks of a solution, their cells and the verdicts of their checks.
+
+Also what a cell's source is made of, without its magics: what it defines, sets and imports.
+"""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
 
 from utils.checks import verdict
-from utils.course.notebook import (
-    ONLY_DRAWS,
-    NotebookError,
-    dumps,
-    is_named,
-    lab,
-    notebooks,
-    read,
-)
-from utils.course.notes import rubric_cells
-from utils.course.release import is_solution, student_version, without_notes
+from utils.course.notebook import ONLY_DRAWS, NotebookError, dumps, is_named, lab, notebooks, read
+from utils.course.release import is_solution, rubric_cells, student_version, without_notes
 
-from .cells import body
+#: Characters of a source that is parsed: a megabyte of it takes a gigabyte of memory.
+MOST_SOURCE = 200_000
 
 
 class LabError(NotebookError):
@@ -40,6 +38,8 @@ class Task:
         answers: The grade_ids of its answers.
         checks: Points by the id of each check cell.
         foundation: Whether other tasks stand on it, such as joining the process group.
+        model: Its solution as one text.
+        stub: What is handed out, as one text.
     """
 
     number: str
@@ -49,6 +49,8 @@ class Task:
     answers: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
     foundation: bool = False
+    model: str = ""
+    stub: str = ""
 
 
 class Reference:
@@ -57,37 +59,36 @@ class Reference:
     def __init__(self, path: Path):
         self.path = path
         self.lab = path.stem
-        self.nb = read(path)
+        nb = read(path)
         self.rubrics = {
             answer.metadata.nbgrader.grade_id: below.source
-            for answer, below in rubric_cells(self.nb)
+            for answer, below in rubric_cells(nb)
             if below
         }
-        self.nb = without_notes(self.nb)
+        self.nb = without_notes(nb)
         student = student_version(self.nb, path.name)
         self.stubs: dict[str, str] = {cell.id: cell.source for cell in student.cells}
+        #: The cells that students fill in, by grade_id, in order.
+        self.answer_cells: dict[str, NotebookNode] = {
+            cell.metadata.nbgrader.grade_id: cell for cell in self.nb.cells if is_solution(cell)
+        }
+        #: The ids and grade_ids by which a notebook of this lab is known.
+        self.ids: set[str] = {cell.id for cell in self.nb.cells} | set(self.answer_cells)
+        #: The ids of the cells that a grading run leaves out.
+        self.drawings = self._tagged(ONLY_DRAWS)
+        #: The ids of the cells whose error the lab shows on purpose.
+        self.deliberate = self._tagged("raises-exception")
+        #: The verdicts of each check when it passes (there is one), by cell id.
+        self.expected: dict[str, list[dict[str, Any]]] = {
+            cell.id: [one.data() for one in verdict.read(cell.outputs)]
+            for cell in self.nb.cells
+            if lab(cell).get("check")
+        }
         self.tasks = self._find_tasks()
         self._require_verdicts()
 
-    @cached_property
-    def drawings(self) -> set[str]:
-        """Return the ids of the cells that a grading run leaves out."""
-        return self._tagged(ONLY_DRAWS)
-
-    @cached_property
-    def deliberate(self) -> set[str]:
-        """Return the ids of the cells whose error the lab shows on purpose."""
-        return self._tagged("raises-exception")
-
     def _tagged(self, tag: str) -> set[str]:
         return {cell.id for cell in self.nb.cells if tag in cell.metadata.get("tags", [])}
-
-    @cached_property
-    def answer_cells(self) -> dict[str, NotebookNode]:
-        """Return the cells that students fill in, by grade_id, in order."""
-        return {
-            cell.metadata.nbgrader.grade_id: cell for cell in self.nb.cells if is_solution(cell)
-        }
 
     @cached_property
     def owners(self) -> dict[str, str | None]:
@@ -101,20 +102,6 @@ class Reference:
         return owners
 
     @cached_property
-    def ids(self) -> set[str]:
-        """Return the ids and grade_ids by which a notebook of this lab is known."""
-        return {cell.id for cell in self.nb.cells} | set(self.answer_cells)
-
-    @cached_property
-    def expected(self) -> dict[str, list[dict[str, Any]]]:
-        """Return the verdicts of each check when it passes (there is one), by cell id."""
-        return {
-            cell.id: [one.data() for one in verdict.read(cell.outputs)]
-            for cell in self.nb.cells
-            if lab(cell).get("check")
-        }
-
-    @cached_property
     def unprotected(self) -> list[str]:
         """Return the tasks whose answer runs in the kernel, beside its own check."""
         return [
@@ -126,27 +113,12 @@ class Reference:
     @cached_property
     def provided(self) -> list[str]:
         """Return the code that the lab itself runs on the ranks, around the answers."""
-        cells = [cell for cell in self.nb.cells if cell.cell_type == "code"]
-        cells = [cell for cell in cells if not is_solution(cell)]
-        return [body(cell.source) for cell in cells if cell.source.startswith("%%px")]
+        cells = [cell for cell in self.nb.cells if cell.source.startswith("%%px")]
+        return [body(cell.source) for cell in cells if not is_solution(cell)]
 
     def fingerprint(self) -> str:
         """Return what changes with anything that the grade may depend on; notes are not."""
         return hashlib.sha256(dumps(self.nb).encode()).hexdigest()
-
-    def task(self, number: str) -> Task:
-        """Return the task of this number."""
-        return self.tasks[number]
-
-    def model_of(self, task: Task) -> str:
-        """Return a task's solution as one text."""
-        cells = [self.answer_cells[grade_id] for grade_id in task.answers]
-        return "\n\n".join(body(cell.source) for cell in cells)
-
-    def stub_of(self, task: Task) -> str:
-        """Return a task's stub as one text."""
-        cells = [self.answer_cells[grade_id] for grade_id in task.answers]
-        return "\n\n".join(body(self.stubs[cell.id]) for cell in cells)
 
     def _find_tasks(self) -> dict[str, Task]:
         tasks: dict[str, Task] = {}
@@ -167,6 +139,9 @@ class Reference:
             if about.get("check"):
                 task.checks[cell.id] = float(about.get("points", 0))
         for task in tasks.values():
+            cells = [self.answer_cells[grade_id] for grade_id in task.answers]
+            task.model = "\n\n".join(body(cell.source) for cell in cells)
+            task.stub = "\n\n".join(body(self.stubs[cell.id]) for cell in cells)
             task.points = sum(task.checks.values()) or task.points
         return tasks
 
@@ -211,3 +186,70 @@ def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference
         why = "".join(f"\n  {text}" for text in broken.values())
         raise LabError(f"there is no lab that can be graded in {folder}{why}")
     return refs, broken
+
+
+# --- what stands in a cell's source ---------------------------------------------------------------
+
+
+def body(source: str) -> str:
+    """Return a cell's source without the cell magics at its top."""
+    return "\n".join(dropwhile(_is_magic, source.split("\n")))
+
+
+def _is_magic(line: str) -> bool:
+    line = line.lstrip()
+    return not line or line.startswith("%%")
+
+
+def on_ranks(source: str) -> bool:
+    """Return whether all ranks run a cell; it is graded there, also where the kernel ran it."""
+    first = source.lstrip().split("\n", 1)[0].split()
+    return first in (["%%px"], ["%%px", "--local"])
+
+
+def parsed(source: str) -> ast.Module | None:
+    """Return the program; None for what is no Python, or too long or deep to be parsed."""
+    if len(source) > MOST_SOURCE:
+        return None
+    try:  # shell commands and line magics become empty lines
+        return ast.parse(re.sub(r"^[!%].*$", "", source, flags=re.MULTILINE))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    """Return the statements at the top level; none for what is no Python."""
+    tree = parsed(source)
+    return tree.body if tree else []
+
+
+def defined(source: str) -> frozenset[str]:
+    """Return the functions and classes that a source defines at its top level."""
+    # A source of many megabytes is not kept in the cache, either.
+    return _defined(source) if len(source) <= MOST_SOURCE else _searched(source)
+
+
+@lru_cache(maxsize=1_000)  # each of a notebook's cells is asked for each of its answers
+def _defined(source: str) -> frozenset[str]:
+    tree = parsed(source)
+    if tree is None:
+        return _searched(source)
+    return frozenset(node.name for node in tree.body if hasattr(node, "name"))
+
+
+def _searched(source: str) -> frozenset[str]:
+    """Return what `defined` returns, for a source that is not parsed."""
+    return frozenset(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
+
+
+def bound(source: str) -> frozenset[str]:
+    """Return what `defined` returns, and the variables that are set at the top level."""
+    assigned = [node for node in _statements(source) if isinstance(node, ast.Assign)]
+    targets = [target for node in assigned for target in node.targets]
+    return defined(source) | {t.id for t in targets if isinstance(t, ast.Name)}
+
+
+def imports(source: str) -> str:
+    """Return the imports at the top level; none of a source with an error."""
+    nodes = _statements(source)
+    return "\n".join(ast.unparse(n) for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))

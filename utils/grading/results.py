@@ -244,7 +244,7 @@ def load(path: Path) -> Result | None:
 
 
 def _state(task: TaskResult) -> str:
-    """The status; a written answer was read when it has points, and waits before."""
+    """Return the status; a written answer was read when it has points, and waits before."""
     if task.status != "by hand":
         return task.status
     return "waits" if task.points is None else "read"
@@ -311,7 +311,7 @@ def blurred(text: str) -> str:
 
 
 def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
-    """Did nbval pass this check cell, with the verdict of the reference and no other, in time?"""
+    """Return whether nbval passed a check in time, with no verdict but the reference's."""
     return (
         record["outcome"] == "passed"
         and record["end"] is None
@@ -336,8 +336,9 @@ def problems_in(checks: list[Record]) -> list[dict[str, Any]]:
 def shown(records: list[Record], reference: Reference) -> list[Shown]:
     """Return errors of a task's cells for the feedback: never the source of a check."""
     errors = []
+    hidden = reference.deliberate.union(*(task.checks for task in reference.tasks.values()))
     for record in records:
-        if not _may_be_shown(record["cell"], reference):
+        if record["cell"] in hidden:
             continue
         title = name_of(record["cell"], reference)
         if error := _error(record, title):
@@ -347,18 +348,13 @@ def shown(records: list[Record], reference: Reference) -> list[Shown]:
     return (errors or _pictures(records, reference))[:MOST_SHOWN]
 
 
-def _may_be_shown(cell_id: str, reference: Reference) -> bool:
-    task = reference.owners[cell_id]
-    checks = reference.task(task).checks if task else {}
-    return cell_id not in checks and cell_id not in reference.deliberate
-
-
 def _pictures(records: list[Record], reference: Reference) -> list[Shown]:
     checks = [record for record in records if record["cell"] in reference.expected]
-    outputs = [output for record in checks for output in record["outputs"] if output.get("png")]
+    outputs = [output for record in checks for output in record["outputs"]]
     return [
         Shown("The check", shortened(output["text"].strip()) or output["type"], output["png"])
         for output in outputs
+        if output.get("png")
     ]
 
 
@@ -367,7 +363,7 @@ def _errors(record: Record) -> list[dict[str, str]]:
 
 
 def _error(record: Record, title: str) -> Shown | None:
-    """A cell's first error, with its picture; None if there is none."""
+    """Return a cell's first error, with its picture; None if there is none."""
     errors = _errors(record)
     if not errors:
         return None

@@ -29,6 +29,10 @@ from .grading_options import SandboxOptions
 
 GB = 1 << 30
 HOME = "/tmp/home"
+#: Of one submission: processes, and bytes of files in the scratch folder and in shared memory.
+PROCESSES = 600
+SCRATCH = 1 * GB
+SHARED = 1 * GB
 #: Parts of /etc that programs need, and that tell nothing of this machine's users.
 ETC = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime"),
@@ -59,16 +63,11 @@ class Limits:
         cell: Seconds for one cell.
         total: Seconds for one run of the notebook.
         memory: Bytes of all processes together.
-        scratch: Bytes of files in the scratch folder.
-        shared: Bytes of files in shared memory.
     """
 
     cell: float = 120.0
     total: float = 900.0
     memory: int = 6 * GB
-    processes: int = 600
-    scratch: int = 1 * GB
-    shared: int = 1 * GB
 
 
 @dataclass(frozen=True)
@@ -118,9 +117,9 @@ class Box:
             *(bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
             *("--hostname", "grading"),
             *self._privileges(),
-            *("--perms", "1777", "--size", str(self.limits.scratch), "--tmpfs", "/tmp"),
+            *("--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp"),
             *("--proc", "/proc", "--dev", "/dev"),
-            *("--perms", "1777", "--size", str(self.limits.shared), "--tmpfs", "/dev/shm"),
+            *("--perms", "1777", "--size", str(SHARED), "--tmpfs", "/dev/shm"),
             *_with_parents([*self._file_system(), *self._etc(job, uid), *mounts]),
             *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"),
             *(part for pair in self._environment().items() for part in ("--setenv", *pair)),
@@ -149,11 +148,11 @@ class Box:
         }
         if self.walls:
             running = 0 if uid is not None else _threads_of_user()
-            settings |= {"processes": limits.processes + running, "file_size": limits.scratch}
+            settings |= {"processes": PROCESSES + running, "file_size": SCRATCH}
         return settings
 
     def _privileges(self) -> list[str]:
-        """Root's kernel may become another user, and no more; others have nothing to give."""
+        """Let root's kernel become another user, and no more; others have nothing to give."""
         if os.geteuid() == 0:
             return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
@@ -173,12 +172,12 @@ class Box:
         return options
 
     def _read_only(self) -> list[Path]:
-        """Python, the helper module, an MPI of the site, data; parents before what lies in them."""
+        """Return Python, the course, the MPI, the data; parents before what lies in them."""
         wanted = {Path(sys.prefix), Path(sys.base_prefix).resolve(), Path(sys.base_prefix)}
         wanted.add(Path(utils.__file__).parent)
         if mpiexec := shutil.which("mpiexec"):
             wanted |= {Path(mpiexec).parents[1], Path(mpiexec).resolve().parents[1]}
-        wanted |= set(self.paths) | ({self.data} if self.data else set())
+        wanted |= {*self.paths, *filter(None, [self.data])}
         kept: list[Path] = []
         for path in sorted(wanted, key=lambda path: len(path.parts)):
             inside = [Path("/usr"), *kept]
@@ -187,7 +186,7 @@ class Box:
         return kept
 
     def _etc(self, job: Path, uid: int | None) -> list[str]:
-        """A small /etc with one user in it."""
+        """Write a small /etc with one user in it; return its mounts."""
         number = os.geteuid() if uid is None else uid
         texts = {
             "passwd": f"student:x:{number}:{number}::{HOME}:/bin/sh\n",
@@ -300,7 +299,7 @@ def _knows(option: str) -> bool:
 
 
 def _with_parents(mounts: list[str]) -> list[str]:
-    """The mounts, each after the folders above it: bubblewrap's own are closed to other users."""
+    """Return the mounts behind the folders above them: bubblewrap's are closed to other users."""
     options = []
     made = {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
     for kind, source, target in zip(*[iter(mounts)] * 3, strict=True):
@@ -313,7 +312,7 @@ def _with_parents(mounts: list[str]) -> list[str]:
 
 
 def _threads_of_user() -> int:
-    """RLIMIT_NPROC counts threads of the user, older kernels those outside as well."""
+    """Return the threads that RLIMIT_NPROC counts: older kernels count those outside as well."""
     about = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
     return sum(
         info["num_threads"] or 0

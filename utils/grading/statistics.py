@@ -17,16 +17,7 @@ from utils.checks.verdict import Problem
 from utils.course.execute import require_kernel, run_cells
 from utils.course.notebook import NotebookError, normalise, write
 
-from .results import (
-    NOTHING_WRONG,
-    Result,
-    TaskResult,
-    answers_to,
-    blurred,
-    kind,
-    load,
-    problems,
-)
+from .results import NOTHING_WRONG, Result, TaskResult, answers_to, blurred, kind, load, problems
 
 TEMPLATE = Path(__file__).with_name("templates") / "statistics.ipynb"
 #: Before why there is nothing to judge yet, in the first line of a verdict.

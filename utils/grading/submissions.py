@@ -102,6 +102,7 @@ class Found:
         remarks: By student's name; those that belong to nobody have the name "".
         others: Files that aren't notebooks, by student's name.
         closed: What can't be looked into, so that nobody knows what was handed in, by name.
+        damaged: Files that did not come out of a zip whole, and why.
     """
 
     files: list[File] = field(default_factory=list)
@@ -109,6 +110,7 @@ class Found:
     remarks: dict[str, list[str]] = field(default_factory=dict)
     others: dict[str, list[str]] = field(default_factory=dict)
     closed: dict[str, list[str]] = field(default_factory=dict)
+    damaged: dict[Path, str] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
 
     def remark(self, text: str, name: str = "") -> None:
@@ -149,20 +151,19 @@ def find(source: Path, scratch: Path, labs: list[str]) -> Found:
     such as "01_c10d", beside the student's.
     """
     submissions = Found()
-    damaged: dict[Path, str] = {}
-    folder = source
-    if source.is_file() and source.suffix.lower() == ".zip":
-        folder = scratch / "unpacked"
-        remarks, damaged = unpack(source, folder, Room(MOST_UNPACKED, MOST_FILES, MOST_FILES))
-        for remark in remarks:
-            submissions.remark(remark)
-    elif source.is_file() and source.suffix.lower() == ".ipynb":
-        Search(submissions, labs, scratch, damaged).add_flat(source)
+    search = Search(submissions, labs, scratch)
+    suffix = source.suffix.lower() if source.is_file() else ""
+    if suffix == ".ipynb":
+        search.add_flat(source)
         return submissions
+    folder = source
+    if suffix == ".zip":
+        folder = scratch / "unpacked"
+        unpack(source, folder, Room(MOST_UNPACKED, MOST_FILES, MOST_FILES), submissions)
     elif not source.is_dir():
         raise SubmissionsError(f"{source}: no folder, no .zip and no .ipynb")
     try:
-        Search(submissions, labs, scratch, damaged).add_all(_only_folder(folder))
+        search.add_all(_only_folder(folder))
     except OSError as error:
         raise SubmissionsError(f"{source}: can't be read: {error.strerror}") from error
     if not submissions.students:
@@ -189,18 +190,14 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(path for path in paths if not path.name.startswith("._"))
 
 
+@dataclass
 class Search:
-    """A walk through a folder, which adds to `found` what is in it.
+    """A walk through a folder, which adds to `found` what is in it."""
 
-    damaged: of files that came out of a zip, those that did not come out whole, and why.
-    """
-
-    def __init__(self, found: Found, labs: list[str], scratch: Path, damaged: dict[Path, str]):
-        self.found = found
-        self.labs = labs
-        self.scratch = scratch
-        self.damaged = damaged
-        self.rooms: dict[str, Room] = {}
+    found: Found
+    labs: list[str]
+    scratch: Path
+    rooms: dict[str, Room] = field(default_factory=dict)
 
     def add_all(self, folder: Path) -> None:
         """Add every student's folder or file."""
@@ -259,9 +256,9 @@ class Search:
     def _add_file(
         self, student: Student, path: Path, name: str, attempt: int = 0, depth: int = 0
     ) -> None:
-        """A notebook, a zip of notebooks, or something else to be told of."""
+        """Add a notebook, a zip of notebooks, or something else to be told of."""
         suffix = path.suffix.lower()
-        error = self.damaged.get(path, "")
+        error = self.found.damaged.get(path, "")
         if NOTEBOOK.search(path.name):
             self.found.files.append(File(student, path, name, attempt, error))
         elif suffix == ".zip" and not error and depth < MOST_DEPTH:
@@ -277,26 +274,22 @@ class Search:
         room = self.rooms.setdefault(
             student.name, Room(MOST_OF_ONE, MOST_FILES_OF_ONE, MOST_FILES_OF_ONE)
         )
-        remarks, damaged = unpack(path, target, room)
-        for remark in remarks:
-            self.found.remark(remark, student.name)
-        if target in damaged:
-            self.found.close(damaged[target], student.name)
-        self.damaged |= damaged
+        if why := unpack(path, target, room, self.found, student.name):
+            self.found.close(why, student.name)
         if not _entries(target):
             self.found.others.setdefault(student.name, []).append(f"{name}, with nothing in it")
         self._walk(student, target, depth)
 
 
 def _is_students(path: Path, flat: bool) -> bool:
-    """Whether a file beside others can be a submission: beside folders only what an LMS names."""
+    """Return whether a file can be a submission: beside folders only what an LMS names."""
     if NOTEBOOK.search(path.name) or MOODLE.match(path.stem) or CANVAS.fullmatch(path.stem):
         return True
     return flat and path.suffix.lower() not in LITTER and not path.name.startswith(".")
 
 
 def _without_lab(stem: str, labs: list[str]) -> str:
-    """The student's name in a file name such as 01_c10d_Ada_Lovelace."""
+    """Return the student's name in a file name such as 01_c10d_Ada_Lovelace."""
     for lab in labs:
         at = stem.casefold().find(lab.casefold())
         if at >= 0:
@@ -337,20 +330,22 @@ class Room:
     empty: int
 
 
-def unpack(source: Path, target: Path, room: Room) -> tuple[list[str], dict[Path, str]]:
+def unpack(source: Path, target: Path, room: Room, notes: Found, name: str = "") -> str:
     """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
 
-    It uses up `room`.
+    It uses up `room`, and writes into `notes` what was left out or did not come out whole.
+
+    Args:
+        name: The student to whom remarks belong; "" for nobody.
 
     Returns:
-        Remarks on what was left out, and the paths of what did not come out whole, with the
-        reason; `target` is among them when the zip itself can't be read.
+        Why the zip itself can't be read; "" if it can.
 
     Raises:
         SubmissionsError: There is no room for it, which is no student's fault.
     """
     target.mkdir(parents=True, exist_ok=True)
-    unpacking = Unpacking(source, target, room)
+    unpacking = Unpacking(source, target, room, notes, name)
     try:
         with zipfile.ZipFile(source) as archive:
             for entry in archive.infolist():
@@ -358,28 +353,28 @@ def unpack(source: Path, target: Path, room: Room) -> tuple[list[str], dict[Path
     except SubmissionsError:
         raise
     except (*UNREADABLE, OSError, ValueError) as error:
-        text = f"{source.name}: not a zip that can be read ({error})"
-        unpacking.remarks.append(text)
-        unpacking.damaged[target] = text
-    return unpacking.remarks, unpacking.damaged
+        why = f"{source.name}: not a zip that can be read ({error})"
+        notes.remark(why, name)
+        return why
+    return ""
 
 
+@dataclass
 class Unpacking:
     """What has come out of a zip so far. What the zip says of sizes is not believed."""
 
-    def __init__(self, source: Path, target: Path, room: Room):
-        self.source = source
-        self.target = target
-        self.room = room
-        self.remarks: list[str] = []
-        self.damaged: dict[Path, str] = {}
-        self.listed: Counter[tuple[str, ...]] = Counter()
+    source: Path
+    target: Path
+    room: Room
+    found: Found
+    student: str
+    listed: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         """Unpack an entry. Whatever it is, its student's folder or file is there afterwards."""
         name = clean(entry.filename)
         if why := _refused(entry):
-            self.remarks.append(f"{name}: {why}")
+            self.found.remark(f"{name}: {why}", self.student)
             return
         inside = PurePosixPath(entry.filename.replace("\\", "/"))
         path = self.target.joinpath(*map(_short, inside.parts))
@@ -398,7 +393,7 @@ class Unpacking:
             self._spoil(path, f"{name}: can't be unpacked ({error.strerror})")
 
     def _make_folder(self, path: Path) -> None:
-        """A folder that may be a student's, so that who has handed in nothing has a row.
+        """Make a folder that may be a student's, so that who has handed in nothing has a row.
 
         Others are made for the files in them: a `.git` has thousands, a bomb has millions.
         """
@@ -407,7 +402,7 @@ class Unpacking:
             path.mkdir(parents=True, exist_ok=True)
 
     def _list(self, path: Path) -> None:
-        """An empty file in place of what is not looked into: it tells what was handed in.
+        """Put an empty file in place of what is not looked into: it tells what was handed in.
 
         Of an archive always, as the notebook may be in there: nobody knows, so it is no zero.
         """
@@ -420,8 +415,8 @@ class Unpacking:
             path.touch()
 
     def _spoil(self, path: Path, why: str) -> None:
-        self.remarks.append(why)
-        self.damaged[path] = why
+        self.found.remark(why, self.student)
+        self.found.damaged[path] = why
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -449,7 +444,7 @@ class Unpacking:
 
 
 def _short(part: str) -> str:
-    """A part of a path that every file system takes, with the name at its beginning and its end."""
+    """Return a part of a path as every file system takes it, with its beginning and its end."""
     suffix = PurePosixPath(part).suffix[:10]
     if len(part.encode()) <= MOST_NAME:
         return part
@@ -459,7 +454,7 @@ def _short(part: str) -> str:
 
 
 def _refused(entry: zipfile.ZipInfo) -> str | None:
-    """Why an entry is not unpacked, or None."""
+    """Return why an entry is not unpacked, or None."""
     path = PurePosixPath(entry.filename.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", entry.filename):
         return "leads out of its folder, left out"

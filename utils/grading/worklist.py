@@ -12,7 +12,7 @@ import queue
 import shutil
 import sys
 from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Event
@@ -25,8 +25,7 @@ from utils.course.files import folder_key, key, write_text
 from utils.course.notebook import notebooks
 
 from . import inspection
-from .assembly import assemble
-from .cells import Cell, UnreadableError, known_cells, read_cells
+from .assembly import UnreadableError, assemble, read_cells
 from .grader import InterruptedGradingError, grade
 from .grading_options import GradingOptions, SandboxOptions
 from .reference import LabError, Reference
@@ -46,6 +45,7 @@ class Job:
         file: The file that counts; None if nothing was handed in.
         error: Why it can't be graded, which is known before.
         instead: What was handed in instead of a notebook.
+        result: What grading gave, once there is something.
     """
 
     student: Student
@@ -56,10 +56,11 @@ class Job:
     key: str = ""
     error: str = ""
     instead: list[str] = field(default_factory=list)
+    result: Result | None = None
 
     def ungraded(self, why: str) -> Result:
         """Return what stands in for a result where grading has failed."""
-        return ungraded(self.student, self.reference.lab, self.reference, why)
+        return stand_in(self.student, self.reference.lab, self.reference, error=why)
 
 
 def plan(
@@ -82,7 +83,7 @@ def plan(
     if not refs:
         raise LabError(_nothing_known(submissions))
     folders = student_folders(list(submissions.students), out)
-    circumstances = _circumstances(options.sandbox)
+    circumstances = _circumstances(options)
     jobs = []
     for student in submissions.students.values():
         for ref in refs:
@@ -102,20 +103,17 @@ def _nothing_known(submissions: Found) -> str:
     return f"no file is known for a lab's; --only LAB says which is graded{lines}"
 
 
-def _circumstances(box: SandboxOptions) -> tuple[str, str]:
-    """What else a grade depends on: the course's code, and the limits."""
+def _circumstances(options: SandboxOptions) -> tuple[str, str]:
+    """Return what else a grade depends on: the course's code, and the limits."""
     house = Path(utils.__file__).parent
-    course = folder_key([*(house / room for room in ("checks", "labs")), *box.paths])
-    return course, f"{box.cell_timeout:g} {box.timeout:g} {box.memory:g}"
+    course = folder_key([*(house / room for room in ("checks", "labs")), *options.paths])
+    return course, f"{options.cell_timeout:g} {options.timeout:g} {options.memory:g}"
 
 
 def _sort_files(
-    submissions: Found,
-    refs: list[Reference],
-    broken: dict[str, str],
-    others: dict[str, set[str]],
+    submissions: Found, refs: list[Reference], broken: dict[str, str], others: dict[str, set[str]]
 ) -> dict[tuple[str, str], list[File]]:
-    """The files of each student and lab; what can't be told is closed, not a zero."""
+    """Return the files of each student and lab; what can't be told is closed, not a zero."""
     taken: dict[tuple[str, str], list[File]] = {}
     for file in submissions.files:
         lab = match(file, refs, others)
@@ -153,7 +151,7 @@ def _take(job: Job, files: list[File], circumstances: tuple[str, str]) -> None:
 
 
 def _is_begun(file: File, reference: Reference) -> bool:
-    """Whether there is more in it than was handed out, or nobody knows: it can't be read."""
+    """Return whether there is more in it than was handed out, or nobody can read it."""
     assembled = assemble(reference, file.path)
     return bool(file.error or assembled.error) or assembled.is_begun
 
@@ -162,7 +160,7 @@ def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str
     """Return the lab of a file: by its name, unless its cells are clearly those of another."""
     known = {ref.lab: ref.ids for ref in refs} | others
     named = next((lab for lab in known if lab.casefold() in file.name.casefold()), None)
-    own_ids = _ids(known_cells(file.path))
+    own_ids = _ids(file.path)
     shared = {lab: len(own_ids & ids) for lab, ids in known.items()}
     best = max(shared, key=lambda lab: shared[lab])
     if named and (shared[named] or not shared[best]):
@@ -173,15 +171,19 @@ def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str
 
 
 def _other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
-    """Ids of the labs that are not graded now, so that their files are told apart."""
+    """Return the ids of the labs that are not graded now, so that their files are told apart."""
     graded = {ref.lab for ref in refs}
-    known = {one for ref in refs for one in ref.ids}
+    known = set[str]().union(*(ref.ids for ref in refs))
     paths = [path for path in notebooks(folder) if path.stem not in graded]
-    return {path.stem: _ids(known_cells(path)) - known for path in paths}
+    return {path.stem: _ids(path) - known for path in paths}
 
 
-def _ids(cells: list[Cell]) -> set[str]:
-    return {one for cell in cells for one in (cell["id"], cell["grade_id"]) if one}
+def _ids(path: Path) -> set[str]:
+    """Return the ids and grade_ids in a file; none if it can't be read, which grading says."""
+    cells = None
+    with contextlib.suppress(OSError, UnreadableError):
+        cells = read_cells(path, [])
+    return {one for cell in cells or [] for one in (cell["id"], cell["grade_id"]) if one}
 
 
 def newest(files: list[File], lab: str) -> File:
@@ -207,8 +209,6 @@ def work(
 
     It calls `finish` when there is no more work that a Ctrl-C could end.
     """
-    results: dict[int, Result] = {}
-    futures: dict[Future[Result], int] = {}
     stop = Event()
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
     for slot in range(options.jobs):
@@ -216,15 +216,12 @@ def work(
     pool = ThreadPoolExecutor(options.jobs)
     interrupted = False
     try:
-        for number, job in enumerate(jobs):
-            if known := _without_a_run(job, options.resume):
-                results[number] = known
-            else:
-                futures[pool.submit(do, job, box, slots, stop)] = number
+        waiting = [job for job in jobs if not _needs_no_run(job, options.resume)]
+        futures = [pool.submit(do, job, box, slots, stop) for job in waiting]
         quiet = options.quiet or not futures
-        ended = as_completed(list(futures))
+        ended = as_completed(futures)
         for future in tqdm(ended, total=len(futures), unit="submission", disable=quiet):
-            results[futures[future]] = future.result()
+            future.result()
     except KeyboardInterrupt:
         interrupted = True
         print("\nstopped; what was graded is kept, --resume goes on from there", file=sys.stderr)
@@ -232,20 +229,16 @@ def work(
         finish()
         stop.set()
         pool.shutdown(cancel_futures=True)
-    results |= _ended(futures)
-    return [
-        results.get(number) or _usable(job) or job.ungraded(NOT_YET)
-        for number, job in enumerate(jobs)
-    ], interrupted
+    return list(map(_outcome, jobs)), interrupted
 
 
-def _ended(futures: dict[Future[Result], int]) -> dict[int, Result]:
-    ended = [future for future in futures if not future.cancelled() and not future.exception()]
-    return {futures[future]: future.result() for future in ended}
+def _outcome(job: Job) -> Result:
+    """Return what grading gave, now or before; else that it has not come to this job."""
+    return job.result or _usable(job) or job.ungraded(NOT_YET)
 
 
 def _usable(job: Job) -> Result | None:
-    """The result of an earlier run, if it would come out the same now."""
+    """Return the result of an earlier run, if it would come out the same now."""
     stored = load(job.folder / "result.json") if job.file and not job.error else None
     if stored is None or stored.error or stored.key != job.key:
         return None
@@ -253,14 +246,23 @@ def _usable(job: Job) -> Result | None:
     return stored if stored.student == job.student.name else None
 
 
-def _without_a_run(job: Job, resume: bool) -> Result | None:
-    """The result of a job that takes no run: known, hopeless, or nothing handed in."""
+def _needs_no_run(job: Job, resume: bool) -> bool:
+    """Give a job its result if it takes no run: known, hopeless, or nothing handed in."""
     if resume and (stored := _usable(job)):
         stored.lms = job.student.lms
-        return stored
-    if job.error:
-        return _keep(job.ungraded(job.error), job)
-    return _keep(_absent(job), job) if job.file is None else None
+        job.result = stored
+    elif job.error:
+        _keep(job.ungraded(job.error), job)
+    elif job.file is None:
+        _keep(_absent(job), job)
+    return job.result is not None
+
+
+def _absent(job: Job) -> Result:
+    """Return what stands in for a result if nothing was handed in for this lab: no points."""
+    others = ", ".join(job.instead[:8])
+    remark = f"no notebook was handed in, but {others}" if others else "nothing was handed in"
+    return stand_in(job.student, job.reference.lab, job.reference, remarks=[remark])
 
 
 def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Event) -> Result:
@@ -294,29 +296,18 @@ def _keep(result: Result, job: Job) -> Result:
     try:
         save(result, job.folder / "result.json")
     except OSError as error:
-        return job.ungraded(f"its result can't be stored: {error}")
+        result = job.ungraded(f"its result can't be stored: {error}")
+    job.result = result
     return result
 
 
-def _absent(job: Job) -> Result:
-    """In place of a result if nothing was handed in for this lab: no points for it."""
-    others = ", ".join(job.instead[:8])
-    remark = f"no notebook was handed in, but {others}" if others else "nothing was handed in"
-    tasks = _without_answers(job.reference, 0.0, "missing")
-    return Result(job.student.name, job.reference.lab, "", tasks=tasks, remarks=[remark])
-
-
-def ungraded(student: Student, lab: str, reference: Reference | None, why: str) -> Result:
-    """Return what stands in for a result where grading has failed: neither points nor a zero."""
-    tasks = _without_answers(reference, None, "not graded") if reference else []
-    return Result(student.name, lab, "", lms=student.lms, tasks=tasks, error=why)
-
-
-def _without_answers(
-    reference: Reference, points: float | None, status: Status
-) -> list[TaskResult]:
-    tasks = reference.tasks.values()
-    return [TaskResult(task.number, task.title, task.points, points, status) for task in tasks]
+def stand_in(student: Student, lab: str, reference: Reference | None, **about: Any) -> Result:
+    """Return a result without answers: zeros, or after an error neither points nor a zero."""
+    status: Status = "not graded" if "error" in about else "missing"
+    points = None if status == "not graded" else 0.0
+    tasks = reference.tasks.values() if reference else ()
+    nothing = [TaskResult(one.number, one.title, one.points, points, status) for one in tasks]
+    return Result(student.name, lab, "", lms=student.lms, tasks=nothing, **about)
 
 
 # --- the class -----------------------------------------------------------------------------------
@@ -377,7 +368,7 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
         student = Student(name, about.students.get(name, {}).get("lms", {}))
         broken = "its result.json can't be read: --resume grades it again"
         why = broken if path.exists() else NOT_YET
-        results.setdefault((name, lab), ungraded(student, lab, known.get(lab), why))
+        results.setdefault((name, lab), stand_in(student, lab, known.get(lab), error=why))
     return list(results.values())
 
 

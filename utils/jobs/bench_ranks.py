@@ -6,9 +6,9 @@ From a plain shell the ranks are started here. Under mpiexec they are there alre
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -48,14 +48,13 @@ def _start_ranks(options: argparse.Namespace) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    with contextlib.closing(mpi_job.Python(plan)) as python:
-        code = "from utils.__main__ import main; sys.exit(main())"
-        command = python.job(*python_words(code, "bench", *_as_arguments(options)))
-        seconds = options.deadline + GRACE
-        try:
-            ended = mpi_job.run(command, os.environ | plan.environment, seconds, capture=False)
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
+    code = "from utils.__main__ import main; sys.exit(main())"
+    words = python_words(code, *shlex.split(options.line)[1:])
+    seconds = options.deadline + GRACE
+    try:
+        ended = mpi_job.run_on(plan, words, seconds, capture=False)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     if ended.status == mpi_job.LATE:
         print(f"bench: the ranks were not done after {seconds:g} s: ended", file=sys.stderr)
     return ended.status
@@ -78,18 +77,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline", type=_positive, default=600, metavar="S", help="end the ranks after: 600 s"
     )
-
-
-def _as_arguments(options: argparse.Namespace) -> list[str]:
-    """Return the same options as words of a command line, for the ranks."""
-    words = ["--quick"] if options.quick else []
-    for name in ("sizes", "only"):
-        if values := getattr(options, name):
-            words.append(f"--{name}={','.join(map(str, values))}")
-    for name in ("rounds", "json", "deadline"):
-        if value := getattr(options, name):
-            words.append(f"--{name}={value}")
-    return words
 
 
 def _positive(text: str) -> int:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tabulate import tabulate
@@ -57,12 +55,11 @@ def chosen(words: str) -> list[Pair]:
 
 def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
     trials = []
-    with stage(backend) as place:
-        programs = [(pair, right) for pair in pairs for right in (False, True)]
-        for pair, right in tqdm(programs, backend, unit="program", disable=None):
-            trials.append(place.run(pair, right))
-            if verbose:
-                print(f"\n=== {pair.name}, {'right' if right else 'wrong'}\n{trials[-1].text}")
+    programs = [(pair, right) for pair in pairs for right in (False, True)]
+    for pair, right in tqdm(programs, backend, unit="program", disable=None):
+        trials.append(run(pair, right, backend))
+        if verbose:
+            print(f"\n=== {pair.name}, {'right' if right else 'wrong'}\n{trials[-1].text}")
     return trials
 
 
@@ -96,43 +93,22 @@ def _how(trial: Trial) -> str:
     return f"the report lacks {' and '.join(part for part, named in parts if not named)}"
 
 
-# --- one program of the set on ranks ----------------------------------------------------------
+def run(pair: Pair, right: bool, backend: str) -> Trial:
+    """Run one program of a pair on ranks of its own.
 
-
-@contextlib.contextmanager
-def stage(backend: str) -> Iterator[Stage]:
-    """Yield a place where programs run on a backend."""
+    Raises:
+        ValueError, RanksError: no ranks can be started here.
+    """
+    plan = Plan(pair.ranks, timeout=PATIENCE, launcher="mpiexec")
     with tempfile.TemporaryDirectory() as folder:
-        yield Stage(backend, Path(folder))
-
-
-class Stage:
-    """A folder where programs run on a backend, each on ranks of its own."""
-
-    def __init__(self, backend: str, folder: Path):
-        self.backend = backend
-        self.folder = folder
-        self._count = 0
-
-    def run(self, pair: Pair, right: bool) -> Trial:
-        """Run one of the two programs.
-
-        Raises:
-            ValueError, RanksError: no ranks can be started here.
-        """
-        self._count += 1
-        place = self.folder / str(self._count)
-        place.mkdir()
-        (place / NAME).write_text(pair.text(right))
-        plan = Plan(pair.ranks, timeout=PATIENCE, launcher="mpiexec")
-        environment = plan.environment | {
-            "LABELLED_BACKEND": self.backend,
+        program = Path(folder) / NAME
+        program.write_text(pair.text(right))
+        environment = {
+            "LABELLED_BACKEND": backend,
             "LABELLED_TIMEOUT": str(PATIENCE),
-            "LABELLED_STORE": str(place / "store"),
+            "LABELLED_STORE": str(Path(folder) / "store"),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
             "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if pair.kind in BY_LUCK else "OFF",
         }
-        with contextlib.closing(mpi_job.Python(plan)) as python:
-            command = python.job(str(place / NAME))
-            ended = mpi_job.run(command, os.environ | environment, DEADLINE)
-        return judged(pair, right, ended.status, ended.err, ended.seconds)
+        ended = mpi_job.run_on(plan, [str(program)], DEADLINE, environment)
+    return judged(pair, right, ended.status, ended.err, ended.seconds)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -83,10 +83,10 @@ class Python:
             return f"Each rank is a Python process of its own: {reason}."
         return "The ranks were forked from a process that had imported PyTorch (the fork server)."
 
-    def close(self, stay: bool = True) -> None:
-        """Give the lease back; `stay` as of `client.Lease.close`."""
+    def close(self) -> None:
+        """Give the lease back."""
         if self._lease is not None:
-            self._lease.close(stay)
+            self._lease.close()
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,25 @@ def run(
     return ended
 
 
+def run_on(
+    plan: Plan,
+    words: Sequence[str],
+    deadline: float,
+    environment: Mapping[str, str] | None = None,
+    *,
+    capture: bool = True,
+) -> Ended:
+    """Run a program on the ranks of a plan, as `run` does.
+
+    Args:
+        words: what follows `python` on a command line, such as `["train.py", "-v"]`.
+        environment: variables to be added to the plan's.
+    """
+    variables = os.environ | plan.environment | dict(environment or {})
+    with contextlib.closing(Python(plan)) as python:
+        return run(python.job(*words), variables, deadline, capture=capture)
+
+
 @contextlib.contextmanager
 def _streams(capture: bool) -> Iterator[tuple[Stream, Stream]]:
     """Yield files, not pipes: a process that keeps a pipe open can't stall us."""
@@ -155,30 +174,22 @@ def _status(
             stderr=streams[1],
             start_new_session=True,
         )
+        late = time.monotonic() + deadline
         try:
             session.watch([process.pid])
-            if watch is None:
-                return process.wait(deadline)
-            return _watched(process, deadline, streams[1], watch)
-        except subprocess.TimeoutExpired:
-            return LATE
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(min(LOOK, max(0.0, late - time.monotonic())))
+                if watch:
+                    watch(_text(streams[1]))
+                if process.returncode is not None:
+                    return process.returncode
+                if time.monotonic() >= late:
+                    return LATE
         finally:
             if process.poll() is None:
                 watchdog.end_all(session.mark)
                 process.wait(5)
-
-
-def _watched(process: subprocess.Popen[bytes], deadline: float, err: Stream, watch: Watch) -> int:
-    """Return the status of a process; raise TimeoutExpired at the deadline."""
-    late = time.monotonic() + deadline
-    while True:
-        try:
-            return process.wait(min(LOOK, max(0.0, late - time.monotonic())))
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= late:
-                raise
-        finally:
-            watch(_text(err))
 
 
 def _text(stream: Stream) -> str:

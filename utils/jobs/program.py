@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 
 from utils.jobs import RanksError, mpi_job
@@ -39,8 +37,7 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     words = [str(script), *map(str, arguments)]
     more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
     print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
-    with contextlib.closing(mpi_job.Python(plan)) as python:
-        ended = mpi_job.run(python.job(*words), os.environ | plan.environment, deadline)
+    ended = mpi_job.run_on(plan, words, deadline)
     print(ended.out, end="", flush=True)
     if ended.status:
         late = ended.status == mpi_job.LATE

@@ -42,22 +42,24 @@ class DDLLabs(Configurable):
     The file lies in /etc/ipython, or in etc/ipython of the Python environment, which wins.
     """
 
-    launcher = Enum(LAUNCHERS, "auto", help="as of cluster.start").tag(config=True)
-    fork_server = Bool(True, help="may ranks be forked from a process of the user?").tag(
-        config=True
-    )
-    partition = Unicode(help="of the ranks' own jobs; empty: Slurm's default").tag(config=True)
-    time = Unicode("60", help="limit of the ranks' own jobs, as sbatch takes it").tag(config=True)
-    account = Unicode(help="that the ranks' own jobs are charged to").tag(config=True)
-    ranks_per_node = Int(0, help="of the ranks' own jobs; 0: as Slurm likes").tag(config=True)
-    options = List(Unicode(), help="further options of srun for those jobs").tag(config=True)
-    srun_mpi = Unicode(help="for srun's --mpi; empty: pmix where there is one").tag(config=True)
+    launcher = Enum(LAUNCHERS, "auto", help="as of cluster.start")
+    fork_server = Bool(True, help="may ranks be forked from a process of the user?")
+    partition = Unicode(help="of the ranks' own jobs; empty: Slurm's default")
+    time = Unicode("60", help="limit of the ranks' own jobs, as sbatch takes it")
+    account = Unicode(help="that the ranks' own jobs are charged to")
+    ranks_per_node = Int(0, help="of the ranks' own jobs; 0: as Slurm likes")
+    options = List(Unicode(), help="further options of srun for those jobs")
+    srun_mpi = Unicode(help="for srun's --mpi; empty: pmix where there is one")
     shared_folder = Unicode(
         help="seen by all nodes, for connection files; empty: the user's cache folder"
-    ).tag(config=True)
+    )
     controller_ip = Unicode(
         help="address of this node that ranks on other nodes reach; empty: the host name's"
-    ).tag(config=True)
+    )
+
+
+for _trait in DDLLabs.class_own_traits().values():
+    _trait.tag(config=True)
 
 
 @functools.cache
@@ -111,7 +113,6 @@ def decide(cpus: int, asked: str | None, site: DDLLabs) -> Way:
     """Return how to start ranks that need so many CPUs in all.
 
     Args:
-        cpus: number of CPUs.
         asked: a launcher by the user; None or "auto": by the site, DDL_LABS_LAUNCHER, or the place.
         site: its settings.
 

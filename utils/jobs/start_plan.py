@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -53,7 +54,8 @@ class Plan:
         self.threads = threads
         self.fault_tolerant = fault_tolerant
         self.way = decide(n * threads, launcher, settings())
-        _check_job({"partition": partition, "time": time, "nodes": nodes}, self.way)
+        self._job: dict[str, Any] = {"partition": partition, "time": time, "nodes": nodes}
+        _check_job(self._job, self.way)
         cores = _cores(self.way)
         self._check_size(cores, bind)
         fits = cores is None or n * threads <= cores
@@ -63,7 +65,7 @@ class Plan:
         if self.way.launcher == "mpiexec":
             self.mpi_args = self._mpiexec_options()
         else:
-            self.mpi_args = self._srun_options(partition, time, nodes)
+            self.mpi_args = self._srun_options()
         if fault_tolerant:
             self._check_fault_tolerance()
             self.mpi_args = ["--with-ft", "ulfm", *self.mpi_args]
@@ -122,9 +124,7 @@ class Plan:
             return ["--map-by", f"slot:PE={threads}:OVERSUBSCRIBE", "--bind-to", "core"]
         return ["--bind-to", "core" if threads == 1 else f"core:{threads}"]
 
-    def _srun_options(
-        self, partition: str | None, time: str | int | None, nodes: int | None
-    ) -> list[str]:
+    def _srun_options(self) -> list[str]:
         """Return options of srun, within a job or for a job of its own."""
         plugin = settings().srun_mpi or slurm.srun_mpi(self.launcher.is_open_mpi)
         options = [
@@ -135,18 +135,17 @@ class Plan:
         ]
         if not self.way.own_job:
             return [*options, "--overlap"]
-        return options + self._job_options(partition, time, nodes)
+        return options + self._job_options()
 
-    def _job_options(
-        self, partition: str | None, time: str | int | None, nodes: int | None
-    ) -> list[str]:
+    def _job_options(self) -> list[str]:
         site = settings()
+        nodes = self._job["nodes"]
         per_node = math.ceil(self.n / nodes) if nodes else site.ranks_per_node
         # What the user chose for the server's job, on the hub's page: further jobs have the same.
         chosen = os.environ.get
         values = {
-            "partition": partition or chosen("SBATCH_PARTITION") or site.partition,
-            "time": time or site.time,
+            "partition": self._job["partition"] or chosen("SBATCH_PARTITION") or site.partition,
+            "time": self._job["time"] or site.time,
             "account": chosen("SBATCH_ACCOUNT") or site.account,
             "nodes": nodes,
             "ntasks-per-node": min(per_node, self.n),

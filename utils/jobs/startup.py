@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 
 from tabulate import tabulate
 from tqdm import tqdm
@@ -32,23 +31,19 @@ _FIRST_REDUCE = (
 )
 _NOTEBOOK = f"""
 import json, sys, time
-n, parts = int(sys.argv[1]), sys.argv[2].split(",")
-begin = time.perf_counter()
+n = int(sys.argv[1])
 from utils import cluster
-found = {{"import": time.perf_counter() - begin}}
 begin = time.perf_counter()
 ranks = cluster.start(n)
 ranks.view.execute({_FIRST_REDUCE!r}).get()
-found["start"] = time.perf_counter() - begin
-if "memory" in parts:
-    def pss(pid):
-        text = open(f"/proc/{{pid}}/smaps_rollup").read()
-        return 1024 * int(text.partition("Pss:")[2].split()[0])
-    found["memory"] = sum(pss(r["pid"]) for r in ranks.describe().records)
-if "restart" in parts:
-    begin = time.perf_counter()
-    ranks.restart()
-    found["restart"] = time.perf_counter() - begin
+found = {{"start": time.perf_counter() - begin}}
+def pss(pid):
+    text = open(f"/proc/{{pid}}/smaps_rollup").read()
+    return 1024 * int(text.partition("Pss:")[2].split()[0])
+found["memory"] = sum(pss(r["pid"]) for r in ranks.describe().records)
+begin = time.perf_counter()
+ranks.restart()
+found["restart"] = time.perf_counter() - begin
 ranks.stop()
 print(json.dumps(found))
 """
@@ -75,12 +70,12 @@ print(json.dumps({"kernel": time.perf_counter() - begin}))
 # Name: program, its arguments, and what it measures.
 _COLD = "the same, nothing warm"
 MEASUREMENTS = {
-    "cluster.start(4), import torch, init, all_reduce": (_NOTEBOOK, ("4", ""), "start"),
-    _COLD: (_NOTEBOOK, ("4", ""), "start"),
-    "ranks.restart()": (_NOTEBOOK, ("4", "restart"), "restart"),
+    "cluster.start(4), import torch, init, all_reduce": (_NOTEBOOK, ("4",), "start"),
+    _COLD: (_NOTEBOOK, ("4",), "start"),
+    "ranks.restart()": (_NOTEBOOK, ("4",), "restart"),
     "mpiexec -n 4, start to end, one all_reduce": (_JOB, (), "job"),
-    "cluster.start(16), the same": (_NOTEBOOK, ("16", ""), "start"),
-    "memory (PSS) of four idle ranks with PyTorch": (_NOTEBOOK, ("4", "memory"), "memory"),
+    "cluster.start(16), the same": (_NOTEBOOK, ("16",), "start"),
+    "memory (PSS) of four idle ranks with PyTorch": (_NOTEBOOK, ("4",), "memory"),
     "from utils import cluster, in a kernel": (_IMPORT, (), "kernel"),
 }
 
@@ -111,25 +106,25 @@ def measure(name: str, way: str) -> float:
     return float(json.loads(done.stdout.splitlines()[-1])[wanted])
 
 
-def rounds(names: list[str], number: int) -> dict[str, dict[str, list[float]]]:
+def _row(name: str, values: dict[tuple[str, str], list[float]]) -> list[str]:
+    """Return the name, a median for each way, and their ratio."""
+    medians = [statistics.median(values[name, way]) for way in WAYS]
+    shown = [f"{median:.2f} s" for median in medians]
+    if name.startswith("memory"):
+        shown = [f"{median / 2**20:.0f} MiB" for median in medians]
+    return [name, *shown, f"{medians[0] / medians[1]:.1f} ×"]
+
+
+def measured(names: list[str], rounds: int) -> dict[tuple[str, str], list[float]]:
     """Return all measurements, way after way, round after round; by name and way."""
-    values: dict[str, dict[str, list[float]]] = {name: {way: [] for way in WAYS} for name in names}
-    turns = [(name, way) for _ in range(number) for name in names for way in WAYS]
+    turns = [(name, way) for name in names for way in WAYS] * rounds
+    values: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
+    # The first of each way warms the server and the files of the system.
+    for way in WAYS:
+        measure(next(iter(MEASUREMENTS)), way)
     for name, way in tqdm(turns, unit="measurement"):
-        values[name][way].append(measure(name, way))
+        values[name, way].append(measure(name, way))
     return values
-
-
-def table(values: dict[str, dict[str, list[float]]]) -> str:
-    """Return medians and their ratio, as text."""
-    rows = []
-    for name, ways in values.items():
-        medians = [statistics.median(ways[way]) for way in WAYS]
-        shown = [f"{median:.2f} s" for median in medians]
-        if name.startswith("memory"):
-            shown = [f"{median / 2**20:.0f} MiB" for median in medians]
-        rows.append([name, *shown, f"{medians[0] / medians[1]:.1f} ×"])
-    return str(tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github"))
 
 
 def main() -> int:
@@ -137,17 +132,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m utils.jobs.startup", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="medians of R rounds: 5")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="what has one of these words")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there")
     options = parser.parse_args()
     words = options.only or [""]
     names = [name for name in MEASUREMENTS if any(word in name for word in words)]
-    # The first of each way warms the server and the files of the system.
-    for way in WAYS:
-        measure(next(iter(MEASUREMENTS)), way)
-    values = rounds(names, options.rounds)
-    print(table(values))
-    if options.json:
-        options.json.write_text(json.dumps(values, indent=1) + "\n")
+    values = measured(names, options.rounds)
+    rows = [_row(name, values) for name in names]
+    print(tabulate(rows, headers=["", *WAYS, "ratio"], tablefmt="github"))
     return 0
 
 

@@ -1,7 +1,8 @@
 """``python -m utils.jobs.warm_up``: have the fork server ready before a notebook wants ranks.
 
 `make lab` starts it beside JupyterLab. It holds a lease while its parent lives, so that restarted
-kernels find the server as well. Where there can be no fork server, it ends without a word.
+kernels find the server as well; the lease is lost with this process, and the server ends. Where
+there can be no fork server, it ends without a word.
 """
 
 import contextlib
@@ -23,7 +24,6 @@ def main() -> None:
         python = Python(Plan(1))
         while not python.reason and os.getppid() == parent:
             time.sleep(LOOK)
-        python.close(stay=False)
 
 
 if __name__ == "__main__":

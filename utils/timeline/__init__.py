@@ -43,10 +43,7 @@ class Timeline:
     """
 
     def __init__(
-        self,
-        reports: list[dict],
-        offsets: list[float] | None = None,
-        title: str | None = None,
+        self, reports: list[dict], offsets: list[float] | None = None, title: str | None = None
     ):
         self.title = title or TITLE
         self.lanes = activity.lanes(reports, offsets or [0.0] * len(reports))
@@ -126,12 +123,7 @@ class Timeline:
 
 
 def of(ranks: Ranks, title: str | None = None) -> Timeline:
-    """Return the timeline of the last cell that the ranks ran.
-
-    Args:
-        ranks: to ask.
-        title: of the figure.
-    """
+    """Return the timeline of the last cell that the ranks ran."""
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}
         for reply in ranks.ask(cell_log.report)

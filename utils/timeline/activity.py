@@ -5,7 +5,6 @@ Nothing here draws or asks; times are seconds since the cell began on the first 
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -124,21 +123,16 @@ def _find_eager(made: list[Lane]) -> None:
 
     Its data went into a buffer at once, so it has not waited for a partner.
     """
+    silent = {lane.rank for lane in made if lane.problem}  # they may have received it
     records = all_records(made)
-    came = {
-        tuple(record["message"]): record["start"]
-        for record in records
-        if record["op"] == "recv" and record["message"] is not None
-    }
-    problems = {lane.rank: lane.problem for lane in made}
     for record in records:
-        message = record["message"]
-        over = record["op"] == "send" and None not in (message, record["end"])
-        # A rank that does not answer may have received it.
-        known = over and not problems.get(partner(record))
-        record["eager"] = known and record["end"] <= came.get(tuple(message), math.inf)
-        if record["eager"]:
-            record["matched"] = record["start"]
+        record["eager"] = False
+    sends, receives = _halves(records)
+    for message, send in sends.items():
+        came = receives[message]["start"] if message in receives else math.inf
+        if send["end"] is not None and send["end"] <= came and partner(send) not in silent:
+            send["eager"] = True
+            send["matched"] = send["start"]
 
 
 def _times(lane: Lane) -> Iterable[float]:
@@ -223,37 +217,43 @@ def span(record: dict, lane: Lane) -> tuple[float, float]:
     return start, max(start, lane.end) if end is None else end
 
 
+def given_up(record: dict, lane: Lane) -> float:
+    """Return until when a rank waited for an operation that was never over."""
+    ends = [lane.end if end is None else end for _, end in record["waits"]]
+    return max(ends, default=span(record, lane)[1])
+
+
 def rows(spans: list[tuple[float, float]]) -> list[int]:
     """Return a row for each span, so that no two in a row overlap: as few rows as possible."""
     placed = [0] * len(spans)
-    busy: list[tuple[float, int]] = []
-    free: list[int] = []
-    count = 0
+    ends: list[float] = []  # of the last span in each row
     for index in sorted(range(len(spans)), key=lambda i: spans[i]):
         begin, end = spans[index]
-        while busy and busy[0][0] <= begin:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        if not free:
-            free = [count]
-            count += 1
-        placed[index] = heapq.heappop(free)
-        heapq.heappush(busy, (end, placed[index]))
+        row = next((row for row, until in enumerate(ends) if until <= begin), len(ends))
+        ends[row : row + 1] = [end]
+        placed[index] = row
     return placed
 
 
 # -- what met what ----------------------------------------------------------------------------
 
 
-def messages(records: Iterable[dict]) -> list[tuple[dict, dict]]:
-    """Return the pairs of send and recv that were one message and arrived, by time of sending."""
+def _halves(records: Iterable[dict]) -> tuple[dict[tuple, dict], dict[tuple, dict]]:
+    """Return the sends and the receives by the message that they belong to."""
     halves: dict[str, dict[tuple, dict]] = {"send": {}, "recv": {}}
     for record in records:
         if record["op"] in halves and record["message"] is not None:
             halves[record["op"]][tuple(record["message"])] = record
+    return halves["send"], halves["recv"]
+
+
+def messages(records: Iterable[dict]) -> list[tuple[dict, dict]]:
+    """Return the pairs of send and recv that were one message and arrived, by time of sending."""
+    sends, receives = _halves(records)
     pairs = [
-        (send, halves["recv"][message])
-        for message, send in halves["send"].items()
-        if message in halves["recv"] and halves["recv"][message]["end"] is not None
+        (send, receives[message])
+        for message, send in sends.items()
+        if message in receives and receives[message]["end"] is not None
     ]
     return sorted(pairs, key=lambda pair: pair[0]["start"])
 

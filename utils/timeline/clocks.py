@@ -14,6 +14,7 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch_mpi.mpi import MPI
 
@@ -43,24 +44,14 @@ class Offset:
         return abs(self.seconds) > self.error
 
 
-def offsets(
-    comm: MPI.Comm,
-    *,
-    clock: Clock = time.perf_counter,
-    samples: int = SAMPLES,
-    timeout: float = 2.0,
-) -> list[float]:
+def offsets(comm: MPI.Comm, **how: Any) -> list[float]:
     """Return the seconds that each rank's clock is ahead of rank 0's; 0.0 if they may be the same.
 
-    Subtract a rank's offset from its times to have them on rank 0's clock. Every rank of ``comm``
-    has to call, and gets the list. Linux and macOS count ``time.perf_counter`` from the machine's
-    start, so ranks of one machine share it.
-
-    Raises:
-        TimeoutError: not within ``timeout`` seconds. Don't use ``comm`` for this again.
+    Subtract a rank's offset from its times to have them on rank 0's clock. Linux and macOS count
+    ``time.perf_counter`` from the machine's start, so ranks of one machine share it. For the
+    arguments and exceptions see :func:`measure`.
     """
-    measured = measure(comm, clock=clock, samples=samples, timeout=timeout)
-    return [one.seconds if one.significant else 0.0 for one in measured]
+    return [one.seconds if one.significant else 0.0 for one in measure(comm, **how)]
 
 
 def measure(
@@ -70,7 +61,11 @@ def measure(
     samples: int = SAMPLES,
     timeout: float = 2.0,
 ) -> list[Offset]:
-    """Return what was measured, with its error; see :func:`offsets`."""
+    """Return what was measured, with its error. Every rank of ``comm`` calls, and gets the list.
+
+    Raises:
+        TimeoutError: not within ``timeout`` seconds. Don't use ``comm`` for this again.
+    """
     deadline = time.monotonic() + timeout
     flat = array("d", [0.0] * (2 * comm.size))
     if comm.rank == 0:

@@ -171,22 +171,15 @@ def _together(parts: list[Part], pixel: float) -> list[Piece]:
     count = max(round((end - begin) / (_NARROW * pixel)), 1)
     step = (end - begin) / count
     columns: list[list[Part]] = [[] for _ in range(count)]
-    for part in parts:
-        _cut(part, begin, step, columns)
-    return [
-        piece
-        for k, column in enumerate(columns)
-        for piece in _column(begin + k * step, begin + (k + 1) * step, column)
-    ]
-
-
-def _cut(part: Part, begin: float, step: float, columns: list[list[Part]]) -> None:
-    """Divide a part between the columns it lies in."""
-    last = len(columns) - 1
-    first, final = (min(int((time - begin) / step), last) for time in part[:2])
-    for k in range(first, final + 1):
-        low, high = max(part[0], begin + k * step), min(part[1], begin + (k + 1) * step)
-        columns[k].append((low, max(low, high), part[2]))
+    for since, until, state in parts:
+        first, final = (min(int((time - begin) / step), count - 1) for time in (since, until))
+        for k in range(first, final + 1):
+            low, high = max(since, begin + k * step), min(until, begin + (k + 1) * step)
+            columns[k].append((low, max(low, high), state))
+    made = []
+    for k, column in enumerate(columns):
+        made += _column(begin + k * step, begin + (k + 1) * step, column)
+    return made
 
 
 def _shares(parts: list[Part]) -> dict[str, float]:

@@ -56,7 +56,7 @@ def ideal(seconds: float | None, measured: float) -> str:
 def means(totals: list[dict]) -> str:
     """Return ``mean of the ranks: computing 31 ms, …``, the mean of those that communicate."""
     there = [row for row in totals if any(map(row.get, _COUNTS))] or totals
-    keys = [key for key in (there[0] if there else {}) if key.startswith("seconds ")]
+    keys = (key for key in there[0] if key.startswith("seconds "))
     mean = {key: sum(row[key] for row in there) / len(there) for key in keys}
     which = "the ranks" if len(there) == len(totals) else f"the {len(there)} that communicate"
     return f"mean of {which}: {_spent(mean)}"
@@ -148,13 +148,17 @@ def labels(record: dict) -> list[str]:
     return [f"{op} {amount}", op] if record["nbytes"] else [op]
 
 
-def partners(record: dict, last: int | None = None) -> list[str]:
-    """Return texts that name whom an operation waits for, longest first.
+def of_wait(record: dict, state: str, last: int | None) -> list[str]:
+    """Return texts for a thread that an operation holds, longest first.
 
     Args:
-        record: of the operation.
+        state: of the thread.
         last: the rank that was last to call a collective.
     """
+    if state == activity.COMMUNICATING:
+        return labels(record)
+    if state == activity.AWAITING:
+        return awaits(record)
     if record["op"] in activity.POINT_TO_POINT:
         who = _partner(record)
     else:

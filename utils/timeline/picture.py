@@ -20,6 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 
 from .. import figures
+from ..figures import charts, shapes
 from . import activity, phrases
 from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, TOP, Page, pieces, view
@@ -71,15 +72,7 @@ def figure(
     note: str,
     width: float,
 ) -> Figure:
-    """Return the picture of a run.
-
-    Args:
-        lanes: one for each rank.
-        title: above the lanes.
-        since: seconds; None: see :func:`layout.view`.
-        until: the same for the end.
-        note: beside the title.
-        width: inches.
+    """Return the picture of a run, see :meth:`.Timeline.figure`; a note stands beside the title.
 
     Raises:
         ValueError: nothing is between the two times.
@@ -114,13 +107,17 @@ class _Picture:
         self.axes = axes
         self.axes.set_xlim(*map(page.across, page.shown))
         self.axes.set_ylim(page.high, 0)
-        # For each state: rectangles as (left, right, top, bottom).
-        self.boxes: dict[str, list[tuple]] = defaultdict(list)
+        # For each state the corners of its rectangles.
+        self.boxes: dict[str, list] = {state: [] for state in LOOK}
         self.borders: list[list[tuple]] = []
         # Where each record's bar is, by identity: arrows begin and end there.
         self.bars: dict[int, tuple[float, float]] = {}
         self.met = activity.collectives(activity.all_records(lanes))
-        self.last_called = _last_called(self.met)
+        # For each record of a collective, by identity, the rank that called it last.
+        self.last_called: dict[int, int] = {}
+        for records in self.met:
+            last = max(records, key=lambda record: record["start"])["rank"]
+            self.last_called |= dict.fromkeys(map(id, records), last)
         self.shares_shown = False
 
     def draw(self) -> set[str]:
@@ -133,7 +130,7 @@ class _Picture:
                 self._background(lane)
                 self._nothing(lane)
         self._add_boxes()
-        used = {state for state in LOOK if self.boxes[state]}
+        used = {state for state, boxes in self.boxes.items() if boxes}
         used |= {COLLECTIVE} if self._collectives() else set()
         return used | self._messages()
 
@@ -158,7 +155,7 @@ class _Picture:
             after = min(max(lane.end, self.page.since), self.page.until)
             place = (self.page.across(after), sum(high) / 2)
             points = self.page.font(high[1] - high[0]) or 6
-            figures.write_beside(
+            shapes.write_beside(
                 self.axes, text, place, (5, 0), va="center", color=figures.GREY, fontsize=points
             )
 
@@ -213,8 +210,11 @@ class _Picture:
 
     def _box(self, begin: float, end: float, top: float, bottom: float, state: str) -> None:
         if self._visible(begin, end):
-            left, right = self.page.across(begin), self.page.across(end)
-            self.boxes[state].append((left, right, top, bottom))
+            self.boxes[state].append(self._corners(begin, end, top, bottom))
+
+    def _corners(self, begin: float, end: float, top: float, bottom: float) -> list[tuple]:
+        left, right = self.page.across(begin), self.page.across(end)
+        return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
     def _roomy(self, begin: float, end: float) -> bool:
         """Return whether an operation is seen, and large enough for more than its color."""
@@ -226,13 +226,10 @@ class _Picture:
         self.borders.append([(left, top), (left, bottom)])
 
     def _add_boxes(self) -> None:
-        for state in LOOK:
-            if not self.boxes[state]:
+        for state, boxes in self.boxes.items():
+            if not boxes:
                 continue
             face, edge, hatch = LOOK[state]
-            left, right, top, bottom = np.array(self.boxes[state]).T
-            corners = [(left, top), (right, top), (right, bottom), (left, bottom)]
-            boxes = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1)
             look = {"facecolor": face, "edgecolor": edge, "hatch": hatch, "zorder": _BARS}
             width = 0 if edge == "none" else 0.6
             self.axes.add_collection(PolyCollection(boxes, linewidth=width, label=state, **look))
@@ -268,17 +265,10 @@ class _Picture:
         for from_, to, state in activity.held(record, begin, end):
             if state == STUCK or to <= free_from:
                 continue
-            texts = self._texts_of_wait(record, state)
+            texts = phrases.of_wait(record, state, self.last_called.get(id(record)))
             look = {"color": figures.PAPER} if state == COMMUNICATING else {"bbox": _CARD}
             written |= self._write(max(from_, free_from), to, high, texts, **look)
         return max(end, free_from) if written else free_from
-
-    def _texts_of_wait(self, record: dict, state: str) -> list[str]:
-        if state == COMMUNICATING:
-            return phrases.labels(record)
-        if state == AWAITING:
-            return phrases.awaits(record)
-        return phrases.partners(record, self.last_called.get(id(record)))
 
     def _label_background(self, record: dict, span: tuple, high: tuple[float, float]) -> None:
         parts = {state: (begin, end) for begin, end, state in activity.phases(record, *span)}
@@ -292,8 +282,7 @@ class _Picture:
         """Mark the open end of operations that were never over."""
         if not stuck:
             return
-        waited = [lane.end if end is None else end for r in stuck for _, end in r["waits"]]
-        last = max(waited or [activity.span(record, lane)[1] for record in stuck])
+        last = max(activity.given_up(record, lane) for record in stuck)
         if not self._visible(stuck[0]["start"], last):
             return
         never = "never matched" if stuck[-1]["matched"] is None else "never finished"
@@ -306,7 +295,7 @@ class _Picture:
         look |= {"fontweight": "bold", "fontsize": self.page.font(bottom - top) or 6}
         text = f"✗ {never}: {phrases.labels(stuck[-1])[0]}{count}"
         offset = (-9, 0)
-        figures.write_beside(
+        shapes.write_beside(
             self.axes, text, place, offset, ha="right", va="center_baseline", bbox=_CARD, **look
         )
 
@@ -321,30 +310,27 @@ class _Picture:
         links = []
         for begin, end, group in bands:
             left = self.page.across(begin)
-            right = self.page.across(end)
             for rank in group:
-                top, bottom = self.page.band(rank)
-                rectangles.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+                rectangles.append(self._corners(begin, end, *self.page.band(rank)))
             top = self.page.band(min(group))[0]
             bottom = self.page.band(max(group))[1]
             links.append([(left, top), (left, bottom)])
-        look = {"color": figures.GREEN, "zorder": _BANDS}
-        self.axes.add_collection(
-            PolyCollection(rectangles, facecolor=figures.GREEN, alpha=0.13, zorder=_BANDS)
-        )
-        self.axes.add_collection(
-            LineCollection(links, linewidth=0.9, linestyle=_DASHED[EAGER], **look)
-        )
+        look = {"facecolor": figures.GREEN, "alpha": 0.13, "zorder": _BANDS}
+        self.axes.add_collection(PolyCollection(rectangles, **look))
+        look = {"color": figures.GREEN, "linestyle": _DASHED[EAGER], "zorder": _BANDS}
+        self.axes.add_collection(LineCollection(links, linewidth=0.9, **look))
         return bool(bands)
 
     def _bands(self) -> list[tuple[float, float, list[int]]]:
         """Return the last call, the last end and the ranks of each collective to be drawn."""
-        over = [
-            (max(r["start"] for r in records), max(r["end"] for r in records), records[0]["group"])
-            for records in self.met
-            if len(records) > 1 and all(r["end"] is not None for r in records)
-        ]
-        return [band for band in over if self._visible(*band[:2])]
+        bands = []
+        for records in self.met:
+            begin = max(record["start"] for record in records)
+            ends = [record["end"] for record in records]
+            over = len(records) > 1 and None not in ends
+            if over and self._visible(begin, max(ends)):
+                bands.append((begin, max(ends), records[0]["group"]))
+        return bands
 
     def _messages(self) -> set[str]:
         """Draw an arrow per message, from its send's begin to its recv's end; return the kinds."""
@@ -420,7 +406,7 @@ class _Picture:
         axes = self.axes
         size = 10 if page.scale > 0.8 else 9 if page.scale > 0.6 else 8
         middles = [sum(page.thread(lane.rank)) / 2 for lane in self.lanes]
-        figures.name_rows(axes, [f"rank {lane.rank}" for lane in self.lanes], middles, size)
+        charts.name_rows(axes, [f"rank {lane.rank}" for lane in self.lanes], middles, size)
         axes.tick_params(axis="x", labelsize=9)
         axes.spines["left"].set_visible(False)
         for edge in page.edges[1 : len(self.lanes)]:
@@ -451,36 +437,30 @@ class _Picture:
 def _legend(made: Figure, used: set[str]) -> None:
     """Explain only what is in the picture, in rows of three."""
     width, height = made.get_size_inches()
-    handles = [_handle(key) for key in MEANING if key in used]
+    handles = [handle for key, handle in _handles().items() if key in used]
     columns = len(handles) if len(handles) <= 4 else 3
     # Matplotlib fills column by column; read, it is row by row.
     ordered = itertools.chain(*(handles[k::columns] for k in range(columns)))
+    look = {"fontsize": 8.5 * min(1, width / 9), "columnspacing": 1.4, "handlelength": 1.8}
+    corner = (LEFT / width - 0.012, (BOTTOM - 0.5) / height)
     made.legend(
-        handles=list(ordered),
-        ncols=columns,
-        loc="upper left",
-        bbox_to_anchor=(LEFT / width - 0.012, (BOTTOM - 0.5) / height),
-        fontsize=8.5 * min(1, width / 9),
-        columnspacing=1.4,
-        handlelength=1.8,
+        handles=list(ordered), ncols=columns, loc="upper left", bbox_to_anchor=corner, **look
     )
 
 
-def _handle(key: str) -> Artist:
-    """Return how the legend shows a state, a kind of arrow, or a band."""
-    label = MEANING[key]
-    if key in LOOK:
-        face, edge, hatch = LOOK[key]
-        edge = None if edge == "none" else edge
-        return Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.6, label=label)
-    if key == MESSAGE:
-        look = {"color": figures.INK, "linewidth": 1.1, "marker": ">", "markersize": 5}
-        return Line2D([], [], **look, label=label)
-    if key == EAGER:
-        look = _RING | {"linestyle": _DASHED[EAGER], "linewidth": 1.1}
-        return Line2D([], [], **look, label=label)
-    face, edge = (figures.GREEN, 0.15), figures.GREEN
-    return Patch(facecolor=face, edgecolor=edge, linestyle="--", label=label)
+def _handles() -> dict[str, Artist]:
+    """Return how the legend shows each state, kind of arrow, and band."""
+    handles = {}
+    for state, (face, edge, hatch) in LOOK.items():
+        look = {"facecolor": face, "edgecolor": None if edge == "none" else edge, "hatch": hatch}
+        handles[state] = Patch(linewidth=0.6, label=MEANING[state], **look)
+    line = {"color": figures.INK, "linewidth": 1.1, "marker": ">", "markersize": 5}
+    handles[MESSAGE] = Line2D([], [], label=MEANING[MESSAGE], **line)
+    line = _RING | {"linestyle": _DASHED[EAGER], "linewidth": 1.1}
+    handles[EAGER] = Line2D([], [], label=MEANING[EAGER], **line)
+    band = {"facecolor": (figures.GREEN, 0.15), "edgecolor": figures.GREEN, "linestyle": "--"}
+    handles[COLLECTIVE] = Patch(label=MEANING[COLLECTIVE], **band)
+    return handles
 
 
 @functools.lru_cache(maxsize=4096)
@@ -488,12 +468,3 @@ def _pixels_of(text: str, points: float) -> float:
     """Return how wide a text is drawn."""
     font = FontProperties(size=points)
     return text_to_path.get_text_width_height_descent(text, font, False)[0] * DPI / 72
-
-
-def _last_called(met: list[list[dict]]) -> dict[int, int]:
-    """Return, for each record of a collective by identity, the rank that called it last."""
-    last_called = {}
-    for records in met:
-        last = max(records, key=lambda record: record["start"])["rank"]
-        last_called |= {id(record): last for record in records}
-    return last_called

@@ -20,6 +20,8 @@ _PHASES = {
     activity.AWAITING: "waits for the background",
     STUCK: "never matched",
 }
+# The tracks of other threads' waits come after those of the background.
+_BEYOND = 1000
 
 
 def save(lanes: list[Lane], path: str | os.PathLike) -> None:
@@ -43,8 +45,9 @@ def _thread(lane: Lane, places: dict) -> list[dict]:
     waits = activity.waits(lane)
     # One thread waits for one thing at a time; a wait of another thread gets a track of its own.
     tracks = activity.rows([(begin, end) for begin, end, _ in waits])
-    names = ["computing thread", *("another waiting thread" for _ in range(max(tracks, default=0)))]
-    made = _metadata(lane, names, first=0, process=True)
+    others = [_BEYOND + track for track in range(1, max(tracks, default=0) + 1)]
+    names = {0: "computing thread"} | dict.fromkeys(others, "another waiting thread")
+    made = _metadata(lane, names)
     made += [
         _complete("computing", COMPUTING, lane.rank, 0, begin, end)
         for begin, end, state in activity.states(lane)
@@ -60,21 +63,16 @@ def _thread(lane: Lane, places: dict) -> list[dict]:
     return made
 
 
-# The tracks of other threads' waits come after those of the background.
-_BEYOND = 1000
-
-
 def _background(lane: Lane, places: dict) -> list[dict]:
     """Return the operations beside the computing thread, on as few tracks as they need."""
     records = activity.background(lane)
     spans = [activity.span(record, lane) for record in records]
-    tracks = activity.rows(spans)
-    names = [f"in the background {k + 1}" for k in range(max(tracks, default=-1) + 1)]
-    made = _metadata(lane, names, first=1)
+    tracks = [row + 1 for row in activity.rows(spans)]
+    made = _metadata(lane, {track: f"in the background {track}" for track in sorted(set(tracks))})
     for record, span, track in zip(records, spans, tracks, strict=True):
         parts = activity.phases(record, *span)
-        made += _operation(record["op"], record, lane, track + 1, span, parts)
-        places[id(record)] = (track + 1, *span)
+        made += _operation(record["op"], record, lane, track, span, parts)
+        places[id(record)] = (track, *span)
     return made
 
 
@@ -139,14 +137,13 @@ def _nanoseconds(seconds: float) -> int:
     return max(round(seconds * 1e9), 0)
 
 
-def _metadata(lane: Lane, names: list[str], first: int, process: bool = False) -> list[dict]:
-    """Return names and order of the rank's tracks, and of the rank itself."""
+def _metadata(lane: Lane, names: dict[int, str]) -> list[dict]:
+    """Return names and order of the rank's tracks, and with track 0 those of the rank itself."""
     about = []
-    if process:
+    if 0 in names:
         about.append(("process_name", 0, {"name": f"rank {lane.rank}"}))
         about.append(("process_sort_index", 0, {"sort_index": lane.rank}))
-    for k, name in enumerate(names):
-        track = first + k if first or not k else _BEYOND + k
+    for track, name in names.items():
         about.append(("thread_name", track, {"name": name}))
         about.append(("thread_sort_index", track, {"sort_index": track}))
     return [

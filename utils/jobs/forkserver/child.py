@@ -29,7 +29,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from torch_mpi import library
-from utils.jobs.forkserver.client import THREADS
+from utils.jobs.forkserver.client import THREADS, load_time
 
 # Read by PyTorch at its import.
 DEBUG = b"TORCH_DISTRIBUTED_DEBUG"
@@ -45,15 +45,20 @@ class CannotForkError(Exception):
 # --- before the fork ---------------------------------------------------------------------------
 
 
-def check(wanted: dict[str, Any]) -> None:
-    """Raise CannotForkError for a request that a fork of this process can't be made to fit."""
+def check(wanted: dict[str, Any], settings: Mapping[str, str]) -> None:
+    """Raise CannotForkError for a request that a fork of this process can't be made to fit.
+
+    Args:
+        settings: the variables of the environment that libraries have read in this process.
+    """
+    _check_environment(wanted["environment"], settings)
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise CannotForkError(f"a library has started {threads - 1} threads in the fork server")
     program = os.fsdecode(wanted["arguments"][0])
     path = os.path.join(os.fsdecode(wanted["folder"]), program)
     if program not in ("-c", "-m") and not os.path.isfile(path):
         raise CannotForkError(f"{program} is an option of Python, or no file")
-    _threads(wanted["environment"])
-    if wanted["environment"].get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
-        raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
     for number, _, hard in wanted["limits"]:
         if _as_number(hard) > _as_number(resource.getrlimit(number)[1]):
             raise CannotForkError(f"its resource limit {number} is above the fork server's")
@@ -63,6 +68,16 @@ def check(wanted: dict[str, Any]) -> None:
         raise CannotForkError("it runs as another user or group")
     if hidden := shadowed(wanted):
         raise CannotForkError(f"{hidden} comes before a module that is imported already")
+
+
+def _check_environment(environment: dict[bytes, bytes], settings: Mapping[str, str]) -> None:
+    theirs = load_time({os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()})
+    for name in sorted(theirs.keys() | settings.keys()):
+        if theirs.get(name) != settings.get(name):
+            raise CannotForkError(f"{name} is another one than in the fork server")
+    _threads(environment)
+    if environment.get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
+        raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
 
 
 def _as_number(limit: int) -> float:
@@ -122,12 +137,7 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
 
 
 def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over what the stub was given.
-
-    Args:
-        wanted: the request.
-        descriptors: those that came with the request, in the order of `wanted["descriptors"]`.
-    """
+    """Take over what the stub was given: its request, and the descriptors that came with it."""
     library.stand_in = wanted["stub"]
     _take_signals(wanted)
     _take_limits(wanted)
@@ -206,13 +216,12 @@ def _renew_streams() -> None:
 
 def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
     """Return a stream as `create_stdio` of CPython's pylifecycle.c makes it."""
-    mode = "rb" if number == 0 else "wb"
-    raw = io.FileIO(number, mode, closefd=False)
-    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
+    mode = "w" if number else "r"
     through = unbuffered and number > 0
-    buffer: Any = raw if through else open(number, mode, closefd=False)  # noqa: SIM115 - stays open
-    if not through:
-        buffer.raw.name = raw.name
+    buffering = 0 if through else -1
+    buffer: Any = open(number, f"{mode}b", buffering, closefd=False)  # noqa: SIM115 - stays open
+    raw = getattr(buffer, "raw", buffer)
+    raw.name = ("<stdin>", "<stdout>", "<stderr>")[number]
     stream = io.TextIOWrapper(
         buffer,
         encoding=getattr(old, "encoding", "utf-8"),
@@ -221,7 +230,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
         line_buffering=not through and (number == 2 or raw.isatty()),
         write_through=unbuffered,
     )
-    stream.mode = "r" if number == 0 else "w"  # type: ignore[misc]  # CPython sets it as well
+    stream.mode = mode  # type: ignore[misc]  # CPython sets it as well
     return stream
 
 
@@ -301,7 +310,7 @@ def run_program(arguments: list[bytes]) -> NoReturn:
     sys.orig_argv = [sys.executable, *words]
     # For a module, what stands there while Python looks for it; its file's path comes later.
     sys.argv = [words[0], *words[2:]] if words[0] in ("-m", "-c") else words
-    _put_first(words)
+    _put_first(arguments)
     main = sys.modules["__main__"] = ModuleType("__main__")
     vars(main)["__builtins__"] = sys.modules["builtins"]
     main.__annotations__ = {}
@@ -338,13 +347,11 @@ def _run(words: list[str], main: ModuleType) -> None:
         _run_script(words[0], main)
 
 
-def _put_first(words: list[str]) -> None:
+def _put_first(arguments: list[bytes]) -> None:
     """Put the program's folder in the place of the server's own on `sys.path`."""
-    if sys.flags.safe_path:
-        return
-    first = _first_folder([os.fsencode(words[0])])
-    # `-m` puts the full path of the current folder there, `-c` leaves it open.
-    sys.path[0] = os.getcwd() if words[0] == "-m" else first
+    if not sys.flags.safe_path:
+        # `-m` puts the full path of the current folder there, `-c` leaves it open.
+        sys.path[0] = os.getcwd() if arguments[0] == b"-m" else _first_folder(arguments)
 
 
 def _run_script(path: str, main: ModuleType) -> None:

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,15 +82,10 @@ class Lease:
         """Return what stands for `python` in the command of a rank."""
         return [sys.executable, "-I", "-S", stub.__file__, str(self.path)]
 
-    def close(self, stay: bool = True) -> None:
-        """Give the lease back. A second call changes nothing.
-
-        Args:
-            stay: the server stays for some minutes; otherwise it ends, unless somebody else uses
-                it.
-        """
+    def close(self) -> None:
+        """Give the lease back; the server stays for some minutes. A second call changes nothing."""
         try:
-            self.connection.sendall(stub.BYE if stay else b"")
+            self.connection.sendall(stub.BYE)
         except OSError:  # it was killed, or this is the second time
             with contextlib.suppress(OSError), locked(base_folder() / "lock"):
                 _remove_if_dead(self.path.parent)
@@ -235,29 +230,16 @@ def _place() -> list[str]:
 
 def _code() -> str:
     """Return a text that changes with every file of the course, and with what is installed."""
+    packages = (Path(utils.__file__).parent, Path(torch_mpi.__file__).parent)
+    files = [path for package in packages for path in sorted(package.rglob("*.py"))]
+    libraries = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
     digest = hashlib.sha256()
-    for folder in (Path(utils.__file__).parent, Path(torch_mpi.__file__).parent):
-        for path, size, changed in sorted(_python_files(folder)):
-            digest.update(f"{path} {size} {changed}\n".encode(errors="surrogateescape"))
-    for name in ("purelib", "platlib"):
-        digest.update(f"{_changed(sysconfig.get_path(name))}".encode())
+    for path in (*files, *filter(Path.exists, libraries)):
+        status = path.stat()
+        digest.update(
+            f"{path} {status.st_size} {status.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
     return digest.hexdigest()
-
-
-def _python_files(folder: Path | str) -> Iterator[tuple[str, int, int]]:
-    for entry in os.scandir(folder):
-        if entry.is_dir() and entry.name != "__pycache__":
-            yield from _python_files(entry.path)
-        elif entry.name.endswith(".py"):
-            status = entry.stat()
-            yield entry.path, status.st_size, status.st_mtime_ns
-
-
-def _changed(folder: str) -> int:
-    try:
-        return os.stat(folder).st_mtime_ns
-    except OSError:
-        return 0
 
 
 @functools.cache

@@ -114,8 +114,7 @@ class Server:
     def _fork(self, wanted: dict[str, Any], connection: socket.socket) -> bool:
         """Fork a keeper for this request; True in the fork."""
         try:
-            self._check_here(wanted)
-            child.check(wanted)
+            child.check(wanted, self.settings)
         except child.CannotForkError as reason:
             connection.sendall(stub.REFUSED + str(reason).encode())
             return False
@@ -125,19 +124,6 @@ class Server:
             return True
         self.keepers.add(forked)
         return False
-
-    def _check_here(self, wanted: dict[str, Any]) -> None:
-        """Raise CannotForkError if libraries have read another environment, or started threads."""
-        environment = {os.fsdecode(k): os.fsdecode(v) for k, v in wanted["environment"].items()}
-        theirs = load_time(environment)
-        for name in sorted(theirs.keys() | self.settings.keys()):
-            if theirs.get(name) != self.settings.get(name):
-                raise child.CannotForkError(f"{name} is another one than in the fork server")
-        threads = len(os.listdir("/proc/self/task"))
-        if threads > 1:
-            raise child.CannotForkError(
-                f"a library has started {threads - 1} threads in the fork server"
-            )
 
     def _hear(self, lease: socket.socket) -> None:
         """Note that a holder says goodbye, or has died."""
@@ -182,8 +168,7 @@ class Server:
 
 def _user_of(connection: socket.socket) -> int:
     """Return the effective user of the process at the other end, which the system knows."""
-    size = struct.calcsize("3i")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
     return int(struct.unpack("3i", credentials)[1])
 
 
@@ -203,13 +188,9 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 
 
 def fork_rank(connection: socket.socket) -> list[int]:
-    """Fork the rank in a fresh fork of the server, and keep it. Return in the rank only.
+    """Fork the rank in a fresh fork of the server, and keep it; in the rank return its descriptors.
 
-    Args:
-        connection: to the stub.
-
-    Returns:
-        The rank's descriptors, in the order of the request.
+    They are in the order of the request.
     """
     os.setsid()
     child.close_all_but({connection.fileno()})

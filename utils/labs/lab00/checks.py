@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from utils.checks.mistakes import Mistake
+from utils.checks.comparison import Mistake
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, value
@@ -28,7 +28,6 @@ def right_neighbour(ranks: Ranks, report: Report) -> None:
 
 
 def _all_neighbours(neighbours: list) -> Iterator[Step]:
-    """Judge the neighbour of each case."""
     for (rank, size), neighbour in zip(CASES, neighbours, strict=True):
         mistakes = [
             Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),

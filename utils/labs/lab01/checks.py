@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -14,8 +16,20 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Calls, Rule, blocking, made, messages, only, waited
-from utils.checks.mistakes import EXACT, TOLERANCE, Mistake, same, table
+from utils.checks.comparison import (
+    EXACT,
+    TOLERANCE,
+    Calls,
+    Mistake,
+    Rule,
+    blocking,
+    made,
+    messages,
+    only,
+    same,
+    table,
+    waited,
+)
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, recorded
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
@@ -197,7 +211,14 @@ def transfer_overlapped(ranks: Ranks, report: Report) -> None:
 
 def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield what a rank's `transfer_overlapped` has to do with one tensor and with work()."""
-    yield each_of(_overlapped_transfer(case, answer), _work_done(case, answer))
+    times = len(answer.value["seen"])
+    expected = [case["each"][answer.rank]["seed"]]
+    words = "the value returned (that of work())"
+    work_done = [
+        facts({f"work() must be called once, was called {times} times": times != 1}),
+        value(answer.value["result"], expected, what=words, form="what work() returned"),
+    ]
+    yield each_of(_overlapped_transfer(case, answer), work_done)
 
 
 def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
@@ -227,16 +248,6 @@ def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> 
         "it sleeps before work(), and the message is over by then: call work() at once after "
         f"{op}": slept,
     }
-
-
-def _work_done(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield that work() is called, and that its result is returned."""
-    times = len(answer.value["seen"])
-    yield facts({f"work() must be called once, was called {times} times": times != 1})
-    expected = [case["each"][answer.rank]["seed"]]
-    what = "the value returned (that of work())"
-    form = "what work() returned"
-    yield value(answer.value["result"], expected, what=what, form=form)
 
 
 # -- 1.4 --------------------------------------------------------------------------------------
@@ -322,10 +333,8 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 
         return note
 
-    with contextlib.ExitStack() as patches:
-        for name in used:
-            noted = noting(name, getattr(group, name))
-            patches.enter_context(mock.patch.object(group, name, noted))
+    noted = {name: noting(name, getattr(group, name)) for name in used}
+    with mock.patch.multiple(group, **noted):
         yield used
 
 
@@ -333,7 +342,7 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 def exchange(ranks: Ranks, report: Report) -> None:
     """Check that ranks 0 and 1 swap tensors, also tensors that do not fit into a buffer."""
     seed = report.seed
-    sends_first: dict[int, list[bool]] = {0: [], 1: []}
+    begin_with_send: Counter[int] = Counter()  # how many ranks, by the length of the tensor
     kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
     kinds.append(((100 + seed % 400,), "int64"))
 
@@ -341,13 +350,13 @@ def exchange(ranks: Ranks, report: Report) -> None:
         yield from _exchange_steps(case, answer)
         if answer.rank < 2:
             first = answer.value["calls"][0]
-            sends_first[answer.rank].append(first["op"] == "send" and first["blocking"])
+            length = math.prod(case["shape"])
+            begin_with_send[length] += first["op"] == "send" and first["blocking"]
 
     cases = _cases(ranks, report, kinds)
     if not report.judge_cases(ranks, probe_exchange, cases, judge):
         return
-    both = zip(kinds, sends_first[0], sends_first[1], strict=True)
-    lengths = [math.prod(shape) for (shape, _), of_0, of_1 in both if of_0 and of_1]
+    lengths = [length for length, count in begin_with_send.items() if count == 2]
     if lengths:
         report.problem(
             f"of {lengths[0]} elements: both ranks send first, by send. That works because MPI "
@@ -388,7 +397,7 @@ def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
 
 
 def _is_sent_while_received(calls: Calls) -> bool:
-    """Return whether a tensor is received while another one is being sent."""
     sends = [call for call in calls if call["op"] == "send" and not call["blocking"]]
     receives = [call for call in calls if call["op"] == "recv"]
-    return any(r["start"] < s["end"] and s["start"] < r["end"] for s in sends for r in receives)
+    pairs = itertools.product(sends, receives)
+    return any(r["start"] < s["end"] and s["start"] < r["end"] for s, r in pairs)

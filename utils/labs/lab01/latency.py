@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import statistics
@@ -14,9 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import in_words, only
 from utils.checks.clock import moved_clocks
-from utils.checks.mistakes import Mistake, is_number, table
+from utils.checks.comparison import Mistake, in_words, is_number, only, table
 from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
@@ -70,25 +70,20 @@ def probe_ping_pong(
     """
     function = answer_named(user_ns, "ping_pong")
     came = []
-    with moved_clocks(user_ns) as clock, _slow_wire(clock, *wire, factors, stamp, came):
+    with moved_clocks(user_ns) as clock, _slow_wire(clock, wire, factors, stamp, came):
         seconds, calls = recorded(function, nbytes, repeats, rank)
     return {"seconds": seconds, "calls": calls, "stamps": came}
 
 
 @contextlib.contextmanager
 def _slow_wire(
-    clock,
-    latency: float,
-    bandwidth: float,
-    share: float,
-    factors: list[float],
-    stamp: int,
-    came: list[int],
+    clock, wire: list[float], factors: list[float], stamp: int, came: list[int]
 ) -> Iterator[None]:
     """Let each message of this rank take that long, and some rounds longer; stamp what it sends.
 
     A send ends early, as MPI copies what it sends: nearly all of a round trip passes in the recv.
     """
+    latency, bandwidth, share = wire
     group = dist.group.WORLD
     passed = [0]
     received = []
@@ -111,10 +106,8 @@ def _slow_wire(
 
         return with_delay
 
-    with contextlib.ExitStack() as patches:
-        for name in ("send", "recv", "recv_anysource"):
-            slowed = slow(name, getattr(group, name))
-            patches.enter_context(mock.patch.object(group, name, slowed))
+    names = ("send", "recv", "recv_anysource")
+    with mock.patch.multiple(group, **{name: slow(name, getattr(group, name)) for name in names}):
         yield
         look()
 
@@ -177,18 +170,18 @@ def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
     nbytes = case["nbytes"]
     repeats = case["repeats"]
     play = f"ping_pong({nbytes}, {repeats})"
-    takes_part = rank < 2
     plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
+    if rank > 1:
+        messages_made = in_words((call["op"], call["peer"]) for call in plays)
+        return {f"only ranks 0 and 1 play; it made {messages_made}": plays}
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
-    messages_made = in_words((call["op"], call["peer"]) for call in plays)
     is_short = sends < repeats or 2 * sends != len(plays)
     measures = rank == 1 and answer.value["seconds"] is not None
-    is_strange = takes_part and case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
+    is_strange = case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
     return {
-        f"only ranks 0 and 1 play; it made {messages_made}": plays and not takes_part,
         f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
-        f"it made {sends} and {len(plays) - sends}": takes_part and is_short,
+        f"it made {sends} and {len(plays) - sends}": is_short,
         f"{play} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
         "only rank 0 measures: return None on the others": measures,
         f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv": is_strange,
@@ -230,8 +223,8 @@ def _wrong_times(
         f"that is the slowest round: {median}": max(counted),
         f"that is the sum of the rounds: {median}": sum(counted),
     }
-    no_number = Mistake(lambda got: not is_number(got), "expected seconds: a number")
-    return [no_number, *table({said: factor * true for said, factor in measured.items()})]
+    wrong = {said: factor * true for said, factor in measured.items()}
+    return table({"expected seconds: a number": lambda got: not is_number(got), **wrong})
 
 
 def _judge_fit(ranks: Ranks, report: Report) -> None:
@@ -245,10 +238,7 @@ def _judge_fit(ranks: Ranks, report: Report) -> None:
         _noisy_line(report.seed, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1)),
     ]
 
-    def judge(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-        if answer.rank == 0:
-            yield from _fit_steps(case, answer.value, latency, bandwidth)
-
+    judge = functools.partial(_fit_steps, latency, bandwidth)
     report.judge_cases(ranks, probe_fit, cases, judge)
 
 
@@ -264,13 +254,16 @@ def _noisy_line(
 
 
 def _fit_steps(
-    case: dict[str, Any], fitted: Any, latency: float, bandwidth: float
+    latency: float, bandwidth: float, case: dict[str, Any], answer: Reply
 ) -> Iterator[Step]:
-    """Yield that `fit` has found the latency and bandwidth that the times follow."""
+    """Yield that `fit` has found the latency and bandwidth that the times follow, on rank 0."""
+    if answer.rank > 0:
+        return
+    fitted = answer.value
     pair = isinstance(fitted, list) and len(fitted) == 2 and all(map(is_number, fitted))
     form = "numbers that are not nan" if isinstance(fitted, list) else "a pair of numbers"
     yield facts({f"fit returned {fitted}, expected (latency, bandwidth): {form}": not pair})
-    hint = _why_fit(fitted, latency, bandwidth, case["sizes"], case["times"])
+    hint = _why_fit(fitted, latency, bandwidth, **case)
     far_off = (
         f"fit: {hint}the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
         f"{fitted[0]:.3g} and {fitted[1]:.3g} (more than 15 % off)"
@@ -279,7 +272,6 @@ def _fit_steps(
 
 
 def _near(a: float, b: float, most: float = 0.15) -> bool:
-    """Return whether two numbers are nearly equal."""
     return math.isfinite(a) and abs(a / b - 1) <= most
 
 

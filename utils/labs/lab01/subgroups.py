@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,13 +10,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import inside, made, only
-from utils.checks.mistakes import table
+from utils.checks.comparison import inside, made, only, table
 from utils.checks.probe import answer_named, fingerprint, numbers, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
-
-from .latency import ping_pong as ping_pong
 
 
 def probe_even_group(user_ns: dict, *, rank: int) -> dict:
@@ -57,49 +53,24 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
     tensor = numbers(seed, 5)
     other = numbers(seed, 2, 3, double=True)
     another = dist.new_group(evens)  # before the answer, which may raise an error on some ranks
+    made_inside = mock.patch.object(dist, "new_group", wraps=dist.new_group)
     try:
-        return _even_sums(user_ns, function, tensor, other, another, rank in evens)
+        with made_inside as new_group, warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
+        outcome = {
+            "tensor": tensor,
+            "calls": calls,
+            "made inside": new_group.called,
+            "warned": any("does not belong to the given group" in str(w.message) for w in warned),
+        }
+        if new_group.called:
+            return outcome
+        used, again = recorded(_uses, function, other, another, rank in evens)
+        return outcome | {"used": used, "calls again": again, "other": fingerprint(other)}
     finally:
         if rank in evens:
             dist.destroy_process_group(another)
-
-
-def _even_sums(
-    user_ns: dict,
-    function: Callable,
-    tensor: torch.Tensor,
-    other: torch.Tensor,
-    another: Any,
-    is_member: bool,
-) -> dict:
-    """Call the function with a tensor in the student's group, then with the other in another."""
-    with _noted_groups() as made_inside, warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
-    outcome = {
-        "tensor": tensor,
-        "calls": calls,
-        "made inside": len(made_inside),
-        "warned": any("does not belong to the given group" in str(w.message) for w in warned),
-    }
-    if made_inside:
-        return outcome
-    outcome["used"], outcome["calls again"] = recorded(_uses, function, other, another, is_member)
-    return outcome | {"other": fingerprint(other)}
-
-
-@contextlib.contextmanager
-def _noted_groups() -> Iterator[list]:
-    """Give a list that gets an entry for each new group of the block."""
-    noted = []
-    original = dist.new_group
-
-    def noting(*args, **kwargs):
-        noted.append(True)
-        return original(*args, **kwargs)
-
-    with mock.patch.object(dist, "new_group", noting):
-        yield noted
 
 
 def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
@@ -162,7 +133,7 @@ def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
     made_by_rank = [group["groups"] for group in groups]
     if not all(names) or not all(known and all(known.values()) for known in made_by_rank):
         raise ValueError("a group without a name or a member, or a rank without a group")
-    of_one_call = {tuple(known[name]) for known in made_by_rank for name in names if name in known}
+    of_one_call = {tuple(known[name]) for known in made_by_rank for name in names & known.keys()}
     different = len(of_one_call) > 1
     groups_made = " and ".join(map(str, sorted(of_one_call)))
     return {

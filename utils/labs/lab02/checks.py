@@ -2,29 +2,26 @@
 
 Functions of numbers (n samples, p ranks, rank r) are called on every rank for the same list of
 calls, whatever the number of ranks here. Functions that communicate are tried in groups of 1, 2, 3
-and 4 ranks (`utils.checks.groups`).
+and 4 ranks (`utils.checks.trials`).
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
 
 from utils import data
-from utils.checks.mistakes import Mistake, one_of, table
+from utils.checks.comparison import Mistake, one_of, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, task
 from utils.cluster.questions import Ranks
 
 from .samples import (
-    BY_HAND,
-    IGNORED,
     PLACES,
     RANK_COUNTS,
-    SAMPLED,
     SAMPLES,
+    UNUSED,
     Batches,
     Call,
     NumberTask,
@@ -32,9 +29,8 @@ from .samples import (
     batches,
     epochs_to_try,
     fresh_number,
-    judge_follow_up,
+    judge_samples,
     microbatches_of,
-    none_is_so,
     share,
     unused_parts,
 )
@@ -55,19 +51,15 @@ def items_of(ranks: Ranks, report: Report) -> None:
         for p, r in PLACES
     ]
     number_task = NumberTask("items_of", _items, _wrong_items, "a flat list with the items")
-    answers = answers_are_right(ranks, report, number_task, calls)
-    if none_is_so(report, answers, functools.partial(unused_parts, wanted=SAMPLED)):
-        judge_follow_up(ranks, report, number_task, calls[::7])
+    judge_samples(ranks, report, number_task, calls, calls[::7])
 
 
 def _items(n: int, p: int, r: int, **how: bool) -> list[int]:
-    """Return the items of rank r of p."""
     dataset = data.SimpleDataSet(n)
     return [int(dataset[sample]) for sample in share(n, p, r, **how)]
 
 
 def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
     right = _items(n, p, r, **how)
     shuffled = "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
     if how["shuffle"]:
@@ -108,15 +100,14 @@ def epoch_orders(ranks: Ranks, report: Report) -> None:
     ]
     form = "a list with one list of sample numbers per epoch"
     number_task = NumberTask("epoch_orders", _orders, _wrong_orders, form)
-    answers = answers_are_right(ranks, report, number_task, calls)
-    if none_is_so(report, answers, _unused_by_epochs):
-        judge_follow_up(ranks, report, number_task, calls[::3])
+    judge_samples(ranks, report, number_task, calls, calls[::3], _unused_by_epochs)
 
 
 def _unused_by_epochs(outcomes: list[dict[str, Any]]) -> dict[str, bool]:
     """Return what is not used, or made anew in each epoch."""
     never = "set_epoch was never called: a sampler lives as long as a training, and is told each "
-    wanted = {"__init__": BY_HAND, "set_epoch": never + "epoch's number", "__iter__": IGNORED}
+    by_hand, ignored = UNUSED.values()
+    wanted = {"__init__": by_hand, "set_epoch": never + "epoch's number", "__iter__": ignored}
     anew = any(outcome["used"].count("__init__") > 1 for outcome in outcomes)
     return {
         **unused_parts(outcomes, wanted),
@@ -132,8 +123,6 @@ def _orders(n: int, p: int, r: int, epochs: int, seed: int) -> Batches:
 def _wrong_orders(
     world: int, rank: int, n: int, p: int, r: int, epochs: int, seed: int
 ) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
-
     def with_seeds(*seeds: int) -> Callable:
         return one_of(*(_orders(n, p, r, epochs, other) for other in seeds))
 
@@ -192,19 +181,15 @@ def _repeated_and_lost(n: int, p: int, drop_last: bool) -> Batches:
 
 def _in_order(result: Any) -> Any:
     """Return the lists in a list sorted, if they are lists of numbers."""
-    if not isinstance(result, list):
-        return result
-    return [sorted(part) if _is_list_of_int(part) else part for part in result]
 
+    def in_order(part: Any) -> Any:
+        is_numbers = isinstance(part, list) and all(isinstance(k, int) for k in part)
+        return sorted(part) if is_numbers else part
 
-def _is_list_of_int(part: Any) -> bool:
-    """Return whether this is a list of whole numbers."""
-    return isinstance(part, list) and all(isinstance(k, int) for k in part)
+    return list(map(in_order, result)) if isinstance(result, list) else result
 
 
 def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
-
     def again(count: int) -> list:
         """Return that the first `count` samples are repeated, from 0 on and round again."""
         return [sorted(k % n for k in range(count)), []]
@@ -260,23 +245,12 @@ def microbatches(ranks: Ranks, report: Report) -> None:
     calls += [((24, 8, 3, 0), {}), ((25, 6, 4, 1), {})]
     form = "a list of microbatches, each a list of sample numbers"
     number_task = NumberTask("microbatches", _microbatches_or_error, _wrong_microbatches, form)
-    answers = answers_are_right(ranks, report, number_task, calls)
-    if none_is_so(report, answers, functools.partial(unused_parts, wanted=SAMPLED)):
-        judge_follow_up(ranks, report, number_task, calls[:-2:7])
+    judge_samples(ranks, report, number_task, calls, calls[:-2:7])
 
 
 def _wrong_microbatches(
-    world: int,
-    rank: int,
-    n: int,
-    m: int,
-    p: int,
-    r: int,
-    shuffle: bool = False,
-    epoch: int = 0,
-    drop_last: bool = False,
+    world: int, rank: int, n: int, m: int, p: int, r: int, shuffle=False, epoch=0, drop_last=False
 ) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
     of_rank = share(n, p, r, shuffle=shuffle, epoch=epoch)
     fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
     right = batches(of_rank, m // p, drop_last)

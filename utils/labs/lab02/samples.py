@@ -13,10 +13,10 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import data
-from utils.checks.functions import Results
-from utils.checks.mistakes import Mistake, same, short
+from utils.checks.comparison import Mistake, same, short
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, facts, value
+from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
 
 #: Samples: one number that all p of 1 … 4 divide, and awkward ones.
@@ -28,6 +28,13 @@ PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
 Batches = list[list[int]]
 #: Arguments of a call, in order and by name.
 Call = tuple[tuple[int, ...], Mapping[str, Any]]
+
+#: What to say of right samples, by the method of a DistributedSampler that a call does not use.
+UNUSED = {
+    "__init__": "made by hand: the task asks for a DistributedSampler, which your trainings will "
+    "use",
+    "__iter__": "the DistributedSampler is made and not used: take the samples from it",
+}
 
 
 # -- what the sampler does ------------------------------------------------------------------------
@@ -50,13 +57,7 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batch
 
 
 def microbatches_of(
-    n: int,
-    m: int,
-    p: int,
-    r: int,
-    shuffle: bool = False,
-    epoch: int = 0,
-    drop_last: bool = False,
+    n: int, m: int, p: int, r: int, shuffle=False, epoch: int = 0, drop_last=False
 ) -> Batches:
     """Return the microbatches of rank r of p, of minibatches of m samples."""
     return batches(share(n, p, r, shuffle=shuffle, epoch=epoch), m // p, drop_last)
@@ -186,29 +187,41 @@ def _result_steps(
             yield facts({tensors: outcome["tensors"]})
 
 
-def none_is_so(
-    report: Report, answers: list[Reply], wrong: Callable[[list[dict]], dict[str, bool]]
-) -> bool:
-    """Say what else is wrong on each rank; return whether there are answers, and nothing is.
+def unused_parts(outcomes: list[dict], wanted: Mapping[str, str] = UNUSED) -> dict[str, bool]:
+    """Return what a function does not use, though its results are right."""
+    uses = [outcome["used"] for outcome in outcomes if "error" not in outcome]
+    return {
+        f"right, but {text}": any(method not in methods for methods in uses)
+        for method, text in wanted.items()
+    }
+
+
+def judge_samples(
+    ranks: Ranks,
+    report: Report,
+    number_task: NumberTask,
+    calls: Sequence[Call],
+    again: Sequence[Call],
+    wrong: Callable[[list[dict]], dict[str, bool]] = unused_parts,
+) -> None:
+    """Compare a function's results, and judge whether it takes them from a sampler.
 
     Args:
+        again: calls that are made where sampler and data set give other numbers, which the answer
+            has to follow.
         wrong: of the outcomes of a rank's calls; see `Report.facts`.
     """
+    answers = answers_are_right(ranks, report, number_task, calls)
     right = [report.facts(answer.rank, wrong(answer.value)) for answer in answers]
-    return bool(answers) and all(right)
-
-
-def judge_follow_up(
-    ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]
-) -> None:
-    """Ask again where sampler and data set give other numbers: the answer has to follow them."""
+    if not answers or not all(right):
+        return
     with _turned():
-        expected = [number_task.expected(*arguments, **named) for arguments, named in calls]
+        expected = [number_task.expected(*arguments, **named) for arguments, named in again]
     unmoved = (
         "not what the DistributedSampler and the data set give: the check let them give other "
         "numbers, and the answer did not change. Take the numbers from them"
     )
-    asked = {"name": number_task.name, "calls": calls, "turned": True}
+    asked = {"name": number_task.name, "calls": again, "turned": True}
     for answer in report.answers(ranks, probe_calls, **asked):
         pairs = zip(answer.value, expected, strict=True)
         stays = any(not same(outcome.get("value"), right) for outcome, right in pairs)
@@ -223,21 +236,3 @@ def fresh_number(seed: int, low: int, high: int) -> int:
 def epochs_to_try(seed: int) -> list[tuple[bool, int]]:
     """Return pairs of shuffle and epoch; without shuffling, all epochs are alike."""
     return [(False, 0), (False, 3), (True, 0), (True, 3), (True, 5 + seed % 1000)]
-
-
-def unused_parts(outcomes: list[dict[str, Any]], wanted: dict[str, str]) -> dict[str, bool]:
-    """Return what a function does not use, though its results are right.
-
-    Args:
-        wanted: by the method of a DistributedSampler, what to say if a call does not use it.
-    """
-    uses = [outcome["used"] for outcome in outcomes if "error" not in outcome]
-    return {
-        f"right, but {text}": any(method not in methods for methods in uses)
-        for method, text in wanted.items()
-    }
-
-
-IGNORED = "the DistributedSampler is made and not used: take the samples from it"
-BY_HAND = "made by hand: the task asks for a DistributedSampler, which your trainings will use"
-SAMPLED = {"__init__": BY_HAND, "__iter__": IGNORED}

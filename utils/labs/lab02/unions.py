@@ -6,26 +6,15 @@ import functools
 import math
 import random
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, zip_longest
 from typing import Any
 
 import torch
 
-from utils.checks.calls import inside
-from utils.checks.groups import (
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    keywords,
-    on,
-    partitions,
-    places,
-)
-from utils.checks.mistakes import Mistake, is_number, one_of, same, short, table
+from utils.checks.comparison import Mistake, inside, is_number, one_of, same, short, table
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import GroupAnswer, in_group, judge_groups, on, partitions, places
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import one_number
 
@@ -50,8 +39,7 @@ Scenario = tuple[Batches, Batches, str]
 
 def _scenarios(p: int, r: int, seed: int) -> dict[str, Scenario]:
     """Return by name what rank r of p is given."""
-    parts = _as_sampled(p, r, seed), _large_numbers(p, r, seed), _damaged(p, r, seed)
-    return {name: scenario for part in parts for name, scenario in part.items()}
+    return _as_sampled(p, r, seed) | _large_numbers(p, r, seed) | _damaged(p, r, seed)
 
 
 def _sampled(
@@ -104,7 +92,8 @@ def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
     subset = "A subset is not enough, and all ranks have to look at all microbatches"
     sums = "Equal sums are not enough: compare sorted lists"
     twice = [mine[0], [*mine[1], mine[1][0]]]
-    same_sum = [_of_same_sum(mine[0]), mine[1]]
+    low, *others, high = sorted(mine[0])
+    same_sum = [[low + 1, *others, high - 1], mine[1]]
     # What the group's last rank has instead of its microbatches.
     instead = {
         "microbatches 0 and 1 swapped on the group's last rank": (mine[1::-1], epochs),
@@ -129,12 +118,6 @@ def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
     return scenarios
 
 
-def _of_same_sum(batch: list[int]) -> list[int]:
-    """Return the batch with its smallest sample larger by 1, and its largest one smaller."""
-    low, *others, high = sorted(batch)
-    return [low + 1, *others, high - 1]
-
-
 @functools.cache
 def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
     """Return by scenario: what is overlooked, and what a group of p ranks must find."""
@@ -148,25 +131,15 @@ def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
 
 def _is_union(parts: list[Batches], minibatches: Batches) -> bool:
     """Return whether the ranks' microbatches are the minibatches, one by one, in any order."""
-    return all(
-        sorted(chain(*(_at(part, k) for part in parts))) == sorted(_at(minibatches, k))
-        for k in range(max(map(len, [*parts, minibatches])))
-    )
-
-
-def _at(few: Batches, k: int) -> list[int]:
-    """Return the batch at a place; an empty one behind the last."""
-    return few[k] if k < len(few) else []
+    rows = zip_longest(minibatches, *parts, fillvalue=[])
+    return all(sorted(chain(*of_ranks)) == sorted(minibatch) for minibatch, *of_ranks in rows)
 
 
 @in_group
-def probe_same(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, scenarios: list
-) -> list[dict]:
+def probe_same(user_ns: dict, *, rank: int, named: dict, scenarios: list) -> list[dict]:
     """Return what `same_minibatches` says in this rank's group in each scenario."""
     function = reading_answer(user_ns, "same_minibatches")
     answers = []
-    named = keywords(partition, group)
     for mine, minibatches in scenarios:
         result, calls = recorded(function, mine, minibatches, **named)
         answers.append({"result": told(result), "calls": calls})
@@ -185,43 +158,37 @@ def same_minibatches(ranks: Ranks, report: Report) -> None:
     if not _makes_minibatches(ranks, report):
         return
     # In another order in each case: in a group of its own a rank sees which are damaged.
-    names, draw = list(_scenarios(1, 0, report.seed)), random.Random(report.seed)
-    cases, orders = [], []
+    names = list(_scenarios(1, 0, report.seed))
+    draw = random.Random(report.seed)
     for partition in (*partitions(ranks.n), None):
         order = draw.sample(names, len(names))
         of_ranks = [_scenarios(p, r, report.seed) for r, p in places(partition, ranks.n)]
         given = [[scenarios[name][:2] for name in order] for scenarios in of_ranks]
-        orders.append(order)
-        cases.append({"partition": partition, "each": to_each(scenarios=given)})
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        order = orders[cases.index(answer.case)]
-        outcomes = dict(zip(order, answer.value, strict=True))
-        for name, (overlooked, expected) in _truth(len(answer.members), report.seed).items():
-            yield from _verdict_steps(outcomes[name], answer.members, name, expected, overlooked)
-
-    judge_groups(ranks, report, probe_same, cases, judge, group_in_words, ranks.n)
+        case = {"partition": partition, "each": to_each(scenarios=given)}
+        judge = functools.partial(_verdict_steps, order, report.seed)
+        if not judge_groups(ranks, report, probe_same, [case], judge, group_in_words, ranks.n):
+            return
 
 
-def _verdict_steps(
-    outcome: dict[str, Any], members: list[int], name: str, expected: bool, overlooked: str
-) -> Iterator[Step]:
-    """Yield what a rank of a group has to communicate, and to find in a scenario."""
-    calls = outcome["calls"]
-    result = outcome["result"]
-    yield communication(calls, inside(members))
-    silent = len(members) > 1 and not calls
-    yield facts({
-        f"{on(members)}: it communicated nothing; a rank knows its own microbatches only": silent,
-        f"returned {short(result)}, expected True or False": not isinstance(result, bool),
-    })
-    if expected:
-        overlooked = "Compare without regard to the order of the samples"
-        if ALONE in name:
-            overlooked = "Ranks may have different numbers of microbatches"
-    hint = f". {overlooked}" if overlooked else ""
-    text = f"{on(members)}: {name}. Expected {expected}, got {result}{hint}"
-    yield facts({text: result is not expected})
+def _verdict_steps(order: list[str], seed: int, answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank of a group has to communicate, and to find in each scenario."""
+    members = answer.members
+    outcomes = dict(zip(order, answer.value, strict=True))
+    for name, (overlooked, expected) in _truth(len(members), seed).items():
+        calls = outcomes[name]["calls"]
+        result = outcomes[name]["result"]
+        yield communication(calls, inside(members))
+        silent = len(members) > 1 and not calls
+        knows = f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
+        no_bool = f"returned {short(result)}, expected True or False"
+        yield facts({knows: silent, no_bool: not isinstance(result, bool)})
+        if expected:
+            overlooked = "Compare without regard to the order of the samples"
+            if ALONE in name:
+                overlooked = "Ranks may have different numbers of microbatches"
+        hint = f". {overlooked}" if overlooked else ""
+        text = f"{on(members)}: {name}. Expected {expected}, got {result}{hint}"
+        yield facts({text: result is not expected})
 
 
 def _makes_minibatches(ranks: Ranks, report: Report) -> bool:
@@ -244,8 +211,6 @@ def _twins(n: int, m: int, shuffle: bool, epoch: int) -> Batches:
 def _wrong_twins(
     world: int, rank: int, n: int, m: int, shuffle: bool, epoch: int
 ) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
-
     def is_permutation(got: Any) -> bool:
         nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
         return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
@@ -284,13 +249,11 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 
 
 @in_group
-def probe_mean(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, values: list, n: int
-) -> dict:
+def probe_mean(user_ns: dict, *, rank: int, named: dict, values: list, n: int) -> dict:
     """Return what `mean_once` makes of this rank's values."""
     function = reading_answer(user_ns, "mean_once")
     mine = torch.tensor(values)
-    result, calls = recorded(function, mine, n, **keywords(partition, group))
+    result, calls = recorded(function, mine, n, **named)
     return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
 

@@ -1,6 +1,6 @@
 """Checks of lab 03: data parallel training, replicas in sync.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`), more than once each.
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`), more than once each.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from utils.checks.calls import inside, made, some, waited
-from utils.checks.groups import (
+from utils.checks.comparison import Mistake, inside, made, some, table, waited
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, in_double, numbers, recorded, told
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
-    Group,
     GroupAnswer,
-    Partition,
     in_group,
     judge_groups,
-    keywords,
     on,
     places,
     tried,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, in_double, numbers, recorded, told
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin
 
 from . import training
-from .damages import DAMAGES, damage_of, in_words, spoil
 from .gradients import average_gradients as average_gradients
 from .gradients import average_gradients_weighted as average_gradients_weighted
 from .gradients import of_calls, rules, sample_counts, unequal_calls, widths
@@ -47,14 +42,12 @@ from .gradients import of_calls, rules, sample_counts, unequal_calls, widths
 
 
 @in_group
-def probe_metrics(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, parts: list
-) -> list[dict]:
+def probe_metrics(user_ns: dict, *, rank: int, named: dict, parts: list) -> list[dict]:
     """Ask for `global_metrics` of this rank's sums, once for each call."""
     function = answer_named(user_ns, "global_metrics")
     answers = []
     for sums in parts:
-        result, calls = recorded(function, *sums, **keywords(partition, group))
+        result, calls = recorded(function, *sums, **named)
         pair = isinstance(result, tuple | list)
         kinds = [type(number).__name__ for number in (result if pair else [result])]
         floats = pair and all(isinstance(number, float) for number in result)
@@ -109,12 +102,10 @@ def _means(loss: float, correct: float, count: float) -> list[float]:
 
 
 def _summed(parts: Sequence[list], members: list[int]) -> list[float]:
-    """Return the three sums of a group."""
     return [sum(parts[r][k] for r in members) for k in range(3)]
 
 
 def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list[Mistake]:
-    """Return what likely mistakes give."""
     p = len(members)
     mine = parts[rank]
     loss, correct, count = sums = _summed(parts, members)
@@ -122,7 +113,7 @@ def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list
     summed = [sum(_means(*parts[r])[k] for r in members) for k in (0, 1)]
     means = [summed[0] / p, summed[1] / p]
     whole = _means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count)
-    wrong = {
+    return table({
         "the two are swapped: return (mean loss, accuracy)": expected[::-1],
         "these are this rank's own means": _means(*mine),
         "these are means of the ranks' means: reduce the sums and the count, then divide": means,
@@ -135,8 +126,7 @@ def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list
         "the losses were cut to whole numbers: make a tensor of floats": whole,
         "these are the three sums: divide, and return (mean loss, accuracy)": sums,
         "return two numbers only, (mean loss, accuracy)": [*expected, count],
-    }
-    return table(wrong)
+    })
 
 
 # -- a step: 3.4 ------------------------------------------------------------------------------
@@ -157,12 +147,10 @@ STEPS = [
 
 
 def _rate(seed: int) -> float:
-    """Draw the learning rate."""
     return 0.4 + seed % 41 / 200
 
 
 def _step_model(seed: int, kind: str) -> nn.Sequential:
-    """Return the model that is trained."""
     model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else widths(seed))
     if kind == "frozen":
         model[1].bias.requires_grad_(False)
@@ -181,15 +169,7 @@ def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Ten
 
 @in_group
 def probe_steps(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    data_seed: int,
-    seed: int,
-    kind: str,
-    counts: list,
+    user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, kind: str, counts: list
 ) -> list[dict]:
     """Take a `train_step` on each minibatch; ``data_seed`` is that of this rank's samples."""
     model = _step_model(seed, kind)
@@ -197,7 +177,6 @@ def probe_steps(
     optimizer = torch.optim.SGD(trained, lr=_rate(seed))
     step = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
     batches = [_minibatch(data_seed, number, count, kind) for number, count in enumerate(counts)]
-    named = keywords(partition, group)
     return [replicas.taken(*step, batch, **named) for batch in batches]
 
 
@@ -320,15 +299,96 @@ def same_result(ranks: Ranks, report: Report) -> None:
 
 # -- in sync: 3.6 -----------------------------------------------------------------------------
 
+# Parameters of the model that is damaged.
+PARAMETERS = ["1.weight", "1.bias (frozen)", "3.weight", "3.bias", "5.weight", "5.bias"]
+SUBTLE = {
+    "swap": "two weights are swapped on one rank, so that all sums agree",
+    "checksum": "four weights in a row differ in their last bits on one rank, so that sums of the "
+    "bits agree, also if each counts k times at place k",
+    "opposite": "one weight is larger by 1 on one rank and smaller by 1 on another",
+    "one nan": "NaN on one rank only",
+    "nan": "NaN at the same place on all ranks: NaN is not equal to itself, but its bits are",
+    "signs": "one weight has the other sign on every second rank, so that a sum of the bits wraps",
+    "many": "256 weights of 3.weight differ in their last bits on one rank, so that a count of "
+    "them in 8 bits is 0",
+    "zero": "0.0 on one rank and -0.0 on another, equal as numbers, but the bits differ",
+    "none": "identical replicas",
+}
+# Every parameter in turn, and every rank. So many are sound that nobody guesses which.
+DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE, *["none"] * 6]
+
+
+def _damage_of(damage: str, place: int, size: int, seed: int) -> list:
+    """Return what is done to the replica at a place of a group: how, which parameter, where in it.
+
+    "" is nothing: who is told so cannot know whether another replica is damaged.
+    """
+    if damage.isdigit():
+        which = int(damage)
+        how = "last bit" if place == (which + seed) % size else ""
+        return [how, which, _spot(which, size, seed)]
+    which = PARAMETERS.index("3.weight") if damage == "many" else seed % len(PARAMETERS)
+    return [_how(damage, place, last=place == size - 1), which, seed // 7]
+
+
+def _how(damage: str, place: int, last: bool) -> str:
+    ends = "smaller" if last else ""
+    on_some = {
+        "none": "",
+        "nan": "nan",
+        "opposite": "larger" if place == 0 else ends,
+        "signs": "other sign" if place % 2 else "",
+        "zero": "-0.0" if last else "0.0",
+    }
+    return on_some.get(damage, damage if last else "")
+
+
+def _spot(which: int, size: int, seed: int) -> int:
+    """Return which weight is damaged: over all groups the last one (-1), the first one, another."""
+    return (-1, 0, seed // 7)[(which + size) % 3]
+
+
+@torch.no_grad()
+def _spoil(model: nn.Module, how: str, which: int, at: int) -> None:
+    """Change a parameter of a replica; see `_damage_of`."""
+    row = list(model.parameters())[which].view(-1)
+    k = at % len(row)
+    if how in ("swap", "checksum"):
+        k = at % (len(row) - 3)
+    if how in ("last bit", "many"):
+        part = slice(256) if how == "many" else slice(k, k + 1)
+        row[part] = torch.nextafter(row[part], row.new_tensor(9.0))
+    elif how in ("-0.0", "0.0", "nan", "one nan"):
+        row[k] = float(how.removeprefix("one "))
+    elif how == "checksum":
+        bits = row.view(torch.int64 if row.dtype == torch.float64 else torch.int32)
+        bits[k : k + 4] += torch.tensor([1, -3, 3, -1], dtype=bits.dtype)
+    elif how == "other sign":
+        row[k] = -row[k]
+    elif how == "swap":
+        row[k : k + 2] = row[k : k + 2].flip(0).clone()
+    elif how:
+        row[k] += {"larger": 1.0, "smaller": -1.0}[how]
+
+
+def _damage_in_words(damage: str, members: Sequence[int], seed: int) -> str:
+    if not damage.isdigit():
+        return SUBTLE[damage]
+    which = int(damage)
+    size = len(members)
+    victim = members[(which + seed) % size]
+    weight = {-1: "the last", 0: "the first"}.get(_spot(which, size, seed), "one")
+    return f"{weight} weight of {PARAMETERS[which]} differs in its last bit on rank {victim}"
+
 
 @in_group
 def probe_sync(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, damages: list[list]
+    user_ns: dict, *, rank: int, named: dict, seed: int, damages: list[list]
 ) -> list[dict]:
     """Ask for `replicas_in_sync` of replicas that may differ; return a dict for each time.
 
     Args:
-        damages: what is done to this rank's replica each time, see :func:`.damages.damage_of`.
+        damages: what is done to this rank's replica each time, see `_damage_of`.
     """
     function = answer_named(user_ns, "replicas_in_sync")
     answers = []
@@ -336,12 +396,12 @@ def probe_sync(
         first, *middle, last = widths(seed)  # 3.weight has more than 256 numbers
         model = replicas.net(seed, (first, *(width + 10 for width in middle), last))
         model[1].bias.requires_grad_(False)
-        if partition is None:
+        if not named:
             in_double(model)
         model.register_buffer("mean", torch.full((3,), float(rank)))  # a buffer, not a parameter
-        spoil(model, *damage)
+        _spoil(model, *damage)
         before = replicas.weights_of(model).view(torch.int32)
-        result, calls = recorded(function, model, **keywords(partition, group))
+        result, calls = recorded(function, model, **named)
         changed = not torch.equal(before, replicas.weights_of(model).view(torch.int32))
         kind = result if isinstance(result, bool) else f"<{type(result).__name__}>"
         answers.append({"result": kind, "changed": changed, "calls": calls})
@@ -353,33 +413,28 @@ def replicas_in_sync(ranks: Ranks, report: Report) -> None:
     """Check that it is True exactly when the group's replicas agree bit by bit, on all ranks."""
     # In another order in each case: in a group of its own a rank sees all damages.
     draw = random.Random(report.seeds(1)[0])
-    cases = []
-    orders = []
     for partition in EVERYWHERE:
         order = draw.sample(range(len(DAMAGES)), len(DAMAGES))
         at = places(partition)
-        damages = [[damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
+        damages = [[_damage_of(DAMAGES[k], *where, report.seed) for k in order] for where in at]
         each = to_each(damages=damages)
-        orders.append(order)
-        cases.append({"partition": partition, "seed": report.seed, "each": each})
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        outcomes = dict(zip(orders[cases.index(answer.case)], answer.value, strict=True))
-        for k, damage in enumerate(DAMAGES):
-            yield from _sync_steps(outcomes[k], answer.members, damage, report.seed)
-
-    judge_groups(ranks, report, probe_sync, cases, judge)
+        case = {"partition": partition, "seed": report.seed, "each": each}
+        judge = functools.partial(_sync_steps, order)
+        if not judge_groups(ranks, report, probe_sync, [case], judge):
+            return
 
 
-def _sync_steps(
-    outcome: dict[str, Any], members: list[int], damage: str, seed: int
-) -> Iterator[Step]:
-    """Yield what a rank has to communicate and to find, of replicas with this damage."""
-    yield communication(outcome["calls"], inside(members), waited)
-    yield facts({"the model was changed: compare with a copy": outcome["changed"]})
-    expected = damage in ("none", "nan") or len(members) == 1
+def _sync_steps(order: list[int], answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank has to communicate and to find, of replicas with each damage."""
+    members = answer.members
+    outcomes = dict(zip(order, answer.value, strict=True))
     no_bool = "return True or False, a Python bool: .item() makes one of a tensor"
     mistakes = [Mistake(lambda got: isinstance(got, str), no_bool)]
-    what = f"{on(members)}: {in_words(damage, members, seed)}"
-    yield value(outcome["result"], expected, mistakes, what=what, form="True or False")
-    yield communication(outcome["calls"], some(members))
+    for k, damage in enumerate(DAMAGES):
+        outcome = outcomes[k]
+        yield communication(outcome["calls"], inside(members), waited)
+        yield facts({"the model was changed: compare with a copy": outcome["changed"]})
+        expected = damage in ("none", "nan") or len(members) == 1
+        what = f"{on(members)}: {_damage_in_words(damage, members, answer.case['seed'])}"
+        yield value(outcome["result"], expected, mistakes, what=what, form="True or False")
+        yield communication(outcome["calls"], some(members))

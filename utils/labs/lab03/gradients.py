@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from utils.checks.calls import Rule, inside, made, only, waited
-from utils.checks.groups import (
+from utils.checks.comparison import Mistake, Rule, inside, made, only, table, waited
+from utils.checks.probe import answer_named, recorded
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
-    Group,
     GroupAnswer,
     Partition,
     in_group,
     judge_groups,
-    keywords,
     on,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.probe import answer_named, recorded
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 
@@ -57,19 +54,11 @@ def _gradient(seed: int, samples: int) -> torch.Tensor:
 
 @in_group
 def probe_average(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    seed: int,
-    counts: list,
-    weighted: bool,
-    sizes: list[int],
+    user_ns: dict, *, rank: int, named: dict, seed: int, counts: list, weighted: bool, sizes: list
 ) -> list[dict]:
     """Ask for `average_gradients`, or the weighted one, on known gradients.
 
-    One parameter is frozen, and one was not used. Without a partition all is in double precision.
+    One parameter is frozen, and one was not used. Without a group all is in double precision.
 
     Args:
         seed: this rank's own.
@@ -78,7 +67,7 @@ def probe_average(
     name = "average_gradients_weighted" if weighted else "average_gradients"
     function = answer_named(user_ns, name)
     answers = []
-    model = replicas.net(seed, sizes).to(torch.float64 if partition is None else torch.float32)
+    model = replicas.net(seed, sizes).to(torch.float32 if named else torch.float64)
     model[1].bias.requires_grad_(False)
     model[5].shared = model[1].weight  # as two layers that share one weight
     for k, count in enumerate(counts):
@@ -86,7 +75,7 @@ def probe_average(
         _fill_gradients(model, _gradient(seed + 10 * k, count))
         before = replicas.weights_of(model)
         had = [p for p in model.parameters() if p.grad is not None]
-        _, calls = recorded(function, model, *[count] * weighted, **keywords(partition, group))
+        _, calls = recorded(function, model, *[count] * weighted, **named)
         answers.append({
             "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
             "count": len(had),
@@ -134,23 +123,27 @@ class GradientCall:
         return sum(self.samples[r] for r in self.members)
 
 
-#: Of a call of an answer: what likely mistakes give.
-WrongGradients = Callable[[GradientCall], Iterator[Mistake]]
-
-
 def _judge_gradients(
-    ranks: Ranks, report: Report, cases: list[dict[str, Any]], mistakes: WrongGradients
+    ranks: Ranks,
+    report: Report,
+    counts: Iterable[tuple[Partition, list[list[int]]]],
+    weighted: bool,
 ) -> None:
-    """Judge an answer that averages gradients, call by call, on each rank of each group."""
+    """Judge an answer that averages gradients, call by call, on each rank of each group.
 
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
-            yield from _gradient_steps(call, outcome, mistakes(call), answer.case["weighted"])
+    Args:
+        counts: partitions, and of each call the samples of all ranks.
+    """
+    alike = {"weighted": weighted, "sizes": widths(report.seed)}
+    cases = []
+    for partition, samples in counts:
+        each = to_each(seed=report.seeds(WORLD), counts=list(zip(*samples, strict=True)))
+        cases.append({"partition": partition, "each": each} | alike)
 
     def hint(case: dict[str, Any]) -> str:
         return _samples(of_calls(case, "counts")[-1])
 
-    judge_groups(ranks, report, probe_average, cases, judge, hint)
+    judge_groups(ranks, report, probe_average, cases, _gradient_steps, hint)
 
 
 def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
@@ -165,28 +158,28 @@ def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
         yield GradientCall(gradients, samples, counts[0], answer.members, answer.rank)
 
 
-def _gradient_steps(
-    call: GradientCall, outcome: dict[str, Any], likely: Iterator[Mistake], weighted: bool
-) -> Iterator[Step]:
-    """Yield what a rank has to communicate, and what its gradients are afterwards."""
-    count = outcome["count"]
-    members = call.members
-    yield communication(outcome["calls"], *rules(members))
-    wrong = {
-        "a parameter without gradient got one: leave it alone": outcome["others"],
-        "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
-        "some all_reduces are of fewer bytes than the gradients have: reduce each whole gradient, "
-        "in its own type": _reduces_less(outcome),
-    }
-    yield facts(wrong)
-    expected = (call.weighted / call.total).tolist()
-    mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
-    where = on(members) + weighted * f", {_samples(call.samples)}"
-    yield value(outcome["gradient"], expected, mistakes, what=where)
+def _gradient_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank has to communicate, and what its gradients are after each call."""
+    members = answer.members
+    weighted = answer.case["weighted"]
+    wrong = _wrong_weighted if weighted else _wrong_averages
     why = ": one for each parameter that has a gradient" + weighted * ", and one for the samples"
-    yield communication(
-        outcome["calls"], made("all_reduce", range(count, count + weighted + 1), why)
-    )
+    for call, outcome in zip(_gradient_calls(answer), answer.value, strict=True):
+        calls = outcome["calls"]
+        count = outcome["count"]
+        yield communication(calls, *rules(members))
+        yield facts({
+            "a parameter without gradient got one: leave it alone": outcome["others"],
+            "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
+            "some all_reduces are of fewer bytes than the gradients have: reduce each whole "
+            "gradient, in its own type": _reduces_less(outcome),
+        })
+        expected = (call.weighted / call.total).tolist()
+        multiple = replicas.multiple(outcome["gradient"], expected)
+        mistakes = itertools.chain(wrong(call), multiple)
+        where = on(members) + weighted * f", {_samples(call.samples)}"
+        yield value(outcome["gradient"], expected, mistakes, what=where)
+        yield communication(calls, made("all_reduce", range(count, count + weighted + 1), why))
 
 
 def _reduces_less(outcome: dict[str, Any]) -> bool:
@@ -212,30 +205,16 @@ def _samples(counts: Sequence[int]) -> str:
 @task("3.1", "average the gradients", points=3)
 def average_gradients(ranks: Ranks, report: Report) -> None:
     """Check the mean of the group's gradients, by one all_reduce per parameter that has one."""
-    cases = [_gradient_case(report, partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
-    _judge_gradients(ranks, report, cases, _wrong_averages)
-
-
-def _gradient_case(
-    report: Report, partition: Partition, counts: list[list[int]], weighted: bool = False
-) -> dict[str, Any]:
-    """Return arguments of `probe_average` with fresh seeds.
-
-    Args:
-        counts: of each call the samples of all ranks.
-    """
-    each = to_each(seed=report.seeds(WORLD), counts=list(zip(*counts, strict=True)))
-    given = {"partition": partition, "weighted": weighted, "sizes": widths(report.seed)}
-    return given | {"each": each}
+    counts = [(partition, [[1] * WORLD] * CALLS) for partition in EVERYWHERE]
+    _judge_gradients(ranks, report, counts, weighted=False)
 
 
 def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
     p = len(call.members)
     mine = call.gradients[call.rank]
     total = sum(call.gradients[r] for r in call.members)
     largest = torch.stack([call.gradients[r] for r in call.members]).amax(0)
-    wrong = {
+    yield from table({
         "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
         "the result there": mine,
         f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
@@ -246,18 +225,17 @@ def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
         "the gradients were divided, but never summed over ranks": mine / p,
         "the gradients were cut to whole numbers": (total / p).trunc(),
         "these are the largest of all ranks: op=dist.ReduceOp.SUM": largest,
-    }
-    yield from table(wrong)
+    })
 
 
 @task("3.2", "average over unequal parts", points=3)
 def average_gradients_weighted(ranks: Ranks, report: Report) -> None:
     """Check the gradient of the mean over all samples of the group."""
-    cases = []
-    for partition, seeds, empty in unequal_calls(report.seed):
-        counts = [sample_counts(seed, empty) for seed in seeds]
-        cases.append(_gradient_case(report, partition, counts, weighted=True))
-    _judge_gradients(ranks, report, cases, _wrong_weighted)
+    counts = [
+        (partition, [sample_counts(seed, empty) for seed in seeds])
+        for partition, seeds, empty in unequal_calls(report.seed)
+    ]
+    _judge_gradients(ranks, report, counts, weighted=True)
 
 
 def unequal_calls(seed: int) -> Iterator[tuple[Partition, list[int], bool]]:
@@ -279,7 +257,6 @@ def sample_counts(seed: int, empty: bool) -> list[int]:
 
 
 def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
     p = len(call.members)
     n = call.samples[call.rank]
     mine = call.gradients[call.rank]
@@ -289,7 +266,7 @@ def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
     mean = weighted / total
     by_world = weighted / sum(call.samples)
     by_earlier = weighted / sum(call.earlier[r] for r in call.members)
-    wrong = {
+    yield from table({
         "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
         "many. Weight each gradient by samples / all samples": plain / p,
         "weighted by samples, but never divided by the number of all samples": weighted,
@@ -306,5 +283,4 @@ def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
         "weighted, but never summed over ranks": mine * n / total,
         "the gradients are this rank's own, unchanged: store the result in parameter.grad": mine,
         "the gradients were cut to whole numbers": mean.trunc(),
-    }
-    yield from table(wrong)
+    })

@@ -10,20 +10,20 @@ import functools
 import hashlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
-from utils.checks.calls import inside, some
-from utils.checks.groups import WORLD, Group, Partition, in_group, keywords, members_of, on
-from utils.checks.mistakes import Mistake, same
+from utils.checks.comparison import Mistake, inside, same, some
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report, Step, communication, facts, value
+from utils.checks.trials import in_group, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 
@@ -84,9 +84,7 @@ def small_mlp() -> nn.Module:
 
 
 @in_group
-def probe_training(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
-) -> dict:
+def probe_training(user_ns: dict, *, rank: int, named: dict, seed: int) -> dict:
     """Ask for `train_parallel` on a few images; return its history, and what the model got.
 
     Args:
@@ -94,7 +92,7 @@ def probe_training(
     """
     function = answer_named(user_ns, "train_parallel")
     model = small_mlp()
-    size = len(members_of(partition, rank, WORLD))
+    size = dist.get_world_size(named.get("group"))
     images = [Images(*one, seed) for one in few(size).items()]
     seen: dict[str, list[int]] = {"trained": [], "tested": []}
     modes = []
@@ -109,7 +107,7 @@ def probe_training(
         mock.patch.dict(user_ns, {"train_data": images[0], "test_data": images[1]}),
         mock.patch.object(data, "fashion_mnist", lambda train=True, **_: images[not train]),
     ):
-        history, calls = recorded(function, model, EPOCHS, **keywords(partition, group))
+        history, calls = recorded(function, model, EPOCHS, **named)
     return {"history": told(history), "calls": calls, "in training mode": all(modes)} | seen
 
 
@@ -141,19 +139,16 @@ def history_of_twin(
     same_order: bool = False,
 ) -> dict:
     """Return the twin's history on these images; of one rank's part of each minibatch only."""
-    model = small_mlp()
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    twin = replicas.Twin(small_mlp(), rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
     for epoch, images in enumerate(epochs):
         draw = torch.Generator().manual_seed(0 if same_order else epoch)
         loader = data.InMemoryLoader(images["trained"], 128, shuffle=True, generator=draw)
         for pixels, labels in loader:
-            optimizer.zero_grad()
-            losses = functional.cross_entropy(model(pixels), labels, reduction="none")
-            losses.mean().backward()
-            optimizer.step()
-            history["loss"].append(losses[part].mean().item())
-        for key, result in zip(KEYS[1:], metrics_of(model, images["tested"], part), strict=True):
+            history["loss"].append(twin.loss(pixels[part], labels[part]))
+            twin.step(pixels, labels)
+        metrics = metrics_of(twin.model, images["tested"], part)
+        for key, result in zip(KEYS[1:], metrics, strict=True):
             history[key].append(result)
     return history
 
@@ -327,7 +322,7 @@ def trains_alike(
 ) -> bool:
     """Judge the trainings of a group; return whether they and the twin's are alike."""
     shares = [_share(kind, members, values) for kind in MINIBATCH]
-    if not tell_each(report, {share.problem: share.hopeless for share in shares}):
+    if not tell_each(report, {problem: is_hopeless for problem, is_hopeless, _ in shares}):
         return False
     epochs = composed(seeds, values)
     twin = history_of_twin(epochs)
@@ -336,23 +331,16 @@ def trains_alike(
         part = slice(place, None, len(members))
         steps = _history_steps(values[place], members, twin, epochs, part)
         right.append(report.follow(rank, steps))
-    return all(right) and tell_each(report, {share.problem: share.unequal for share in shares})
+    return all(right) and tell_each(report, {problem: is_so for problem, _, is_so in shares})
 
 
-class Share(NamedTuple):
-    """How a group has shared the images of a kind: a problem in words, and whether there is one.
+def _share(kind: str, members: list[int], values: list[dict[str, Any]]) -> tuple[str, bool, bool]:
+    """Return how a group has shared the images of a kind in all epochs together.
 
-    It is hopeless if each rank took all images, or too few were tested: then all else is wrong.
-    It is unequal if an image was on no rank or on several, or parts differ by a minibatch.
+    Returns:
+        A problem in words. Whether each rank took all images, or too few were tested: then all else
+        is wrong. Whether an image was on no rank or on several, or parts differ by a minibatch.
     """
-
-    problem: str
-    hopeless: bool
-    unequal: bool
-
-
-def _share(kind: str, members: list[int], values: list[dict[str, Any]]) -> Share:
-    """Return how a group has shared the images of a kind in all epochs together."""
     taken = [len(of_rank[kind]) for of_rank in values]
     wanted = EPOCHS * few(len(members))[kind]
     all_on_each = len(taken) > 1 and min(taken) >= wanted
@@ -364,7 +352,7 @@ def _share(kind: str, members: list[int], values: list[dict[str, Any]]) -> Share
     if all_on_each:
         how = "every rank takes all images"
     problem = f"{on(members)}: {how}: {taken} of {wanted} were {kind}. {TAKE[kind]}"
-    return Share(problem, all_on_each or too_few_tests, apart or sum(taken) != wanted)
+    return problem, all_on_each or too_few_tests, apart or sum(taken) != wanted
 
 
 def _history_steps(

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.functions import Results
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, short, table
 from utils.checks.probe import reading_answer, recorded, told
 from utils.checks.task import Report, Step, task, value
+from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 
@@ -52,8 +52,6 @@ def cases(seed: int) -> list[dict]:
 
 
 def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
-
     def each(change: Callable[[int], int], buckets: list[list[int]]) -> list[list[int]]:
         return [[change(k) for k in bucket] for bucket in buckets]
 
@@ -75,7 +73,7 @@ def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
         "every gradient has a bucket of its own: collect until the cap": lambda *_: True,
         "all gradients are in one bucket: close it when it is full": lambda *_: False,
     }
-    wrong = {
+    yield from table({
         **{text: assign(**case, closes=rule) for text, rule in closes.items()},
         "the first bucket has a cap of its own, first_cap": one_cap,
         "first_cap is for the first bucket only": assign(**case | {"cap": first}),
@@ -85,8 +83,7 @@ def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
         backwards + ", and return the buckets in that order": expected[::-1],
         "these are sizes; expected are indices into sizes": each(lambda k: sizes[k], expected),
         "these are indices counted from 1": each(lambda k: k + 1, expected),
-    }
-    yield from table(wrong)
+    })
     placed = sorted(str(k) for bucket in result for k in bucket)
     everything = sorted(map(str, range(len(sizes))))
     yield Mistake(lambda _: placed != everything, "each index must be in one bucket, once")

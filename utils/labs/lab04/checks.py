@@ -1,6 +1,6 @@
 """Checks of lab 04: DistributedDataParallel, buckets, overlap, hooks, accumulation.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.groups`).
+The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`).
 What was communicated is read from the records of the ranks, in bytes and operations: no verdict
 depends on how long something took.
 """
@@ -18,23 +18,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.calls import inside, only, some
-from utils.checks.groups import (
-    EVERYWHERE,
-    WORLD,
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    keywords,
-    on,
-    tried,
-)
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, inside, only, same, some, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, in_group, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupTraining, Twin
@@ -65,17 +53,9 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 
 @in_group
 def probe_step(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    data_seed: int,
-    awkward: bool,
-    rate: float,
+    user_ns: dict, *, rank: int, named: dict, data_seed: int, awkward: bool, rate: float
 ) -> dict:
     """Have a model of this rank's own seed wrapped, then take steps on samples of that seed."""
-    named = keywords(partition, group)
     module = _step_model(data_seed, awkward)
     model = answer_named(user_ns, "replicate")(module, **named)
     if not isinstance(model, DistributedDataParallel):
@@ -90,16 +70,16 @@ def probe_step(
     taken = []
     optimizer.register_step_post_hook(lambda *_: taken.append(True))
     step_with = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
+    nbytes = sum(p.nbytes for p in trained)
     with replicas.network():
-        batches = [_minibatch(data_seed, number, awkward) for number in range(len(MINIBATCHES))]
-        for batch in batches:
+        for number in range(len(MINIBATCHES)):
             taken.clear()
             called.clear()
+            batch = _minibatch(data_seed, number, awkward)
             step = replicas.taken(*step_with, batch, **named)
+            calls = of_gradients(step["calls"])
+            step |= {"calls": calls, "times": reduced_bytes(calls) // nbytes}
             steps.append(step | {"taken": len(taken), "called": list(called)})
-    for step in steps:
-        step["calls"] = of_gradients(step["calls"])
-        step["times"] = reduced_bytes(step["calls"]) // sum(p.nbytes for p in trained)
     return {"returned": "DDP", "wraps": wraps, "group": members, "start": start, "steps": steps}
 
 
@@ -195,15 +175,14 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     """Yield what a rank has to do beside the right step."""
     yield communication(step["calls"], only("all_reduce"), inside(members))
     yield from compared
-    wrong = {
+    yield facts({
         f"the gradients were reduced {step['times']} times. backward() of a DDP model has averaged "
         "them already": step["times"] > 1,
         "DDP did not average the gradients: call the DDP model, not model.module, and outside of "
         "no_sync(). Its backward() communicates while it computes": step["called"] != [True],
         f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the "
         "weights": step["taken"] != 1,
-    }
-    yield facts(wrong)
+    })
     yield communication(step["calls"], some(members))
 
 
@@ -220,19 +199,12 @@ def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @in_group
 def probe_accumulate(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    data_seed: int,
-    seed: int,
-    ks: list,
+    user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, ks: list
 ) -> list:
     """Ask to `accumulate` on one model, for each number of microbatches of this seed of data."""
     function = reading_answer(user_ns, "accumulate")
     answers = []
-    model = DistributedDataParallel(replicas.net(seed), process_group=group)
+    model = DistributedDataParallel(replicas.net(seed), process_group=named.get("group"))
     before = replicas.weights_of(model)
     passes = []
     called = noted_calls(model)
@@ -260,19 +232,12 @@ def probe_accumulate(
 def accumulate(ranks: Ranks, report: Report) -> None:
     """Check the gradient of one large batch; all_reduces for one backward."""
     ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
-    seeds = report.seeds(WORLD)
-    given = {"seed": report.seed, "each": to_each(data_seed=seeds)}
+    given = {"seed": report.seed, "each": to_each(data_seed=report.seeds(WORLD))}
     cases = [
         {"partition": partition, "ks": of_case} | given
         for partition, of_case in zip(EVERYWHERE, ks, strict=True)
     ]
-
-    def judge(answer: GroupAnswer) -> Iterator[Step]:
-        for k, outcome in zip(answer.case["ks"], answer.value, strict=True):
-            gradients = {r: _gradients(report.seed, seeds[r], k) for r in answer.members}
-            yield from _accumulation_steps(outcome, gradients, answer.rank, k)
-
-    judge_groups(ranks, report, probe_accumulate, cases, judge)
+    judge_groups(ranks, report, probe_accumulate, cases, _accumulation_steps)
 
 
 @functools.lru_cache(64)
@@ -282,32 +247,27 @@ def _gradients(model_seed: int, seed: int, k: int) -> list[torch.Tensor]:
     return [twin.gradient(*part) for part in _microbatches(seed, k)]
 
 
-def _accumulation_steps(
-    outcome: dict[str, Any], gradients: dict[int, list[torch.Tensor]], rank: int, k: int
-) -> Iterator[Step]:
-    """Yield what a rank's gradients are after k microbatches, and how they come about.
-
-    Args:
-        gradients: by rank of the group, of each of its microbatches.
-    """
-    members = list(gradients)
-    where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
-    changed = "the weights have changed: accumulate makes gradients, no step"
-    yield facts({changed: outcome["changed"]})
-    yield communication(outcome["calls"], inside(members))
-    expected = (sum(map(sum, gradients.values())) / k / len(members)).tolist()
-    mistakes = itertools.chain(
-        _wrong_accumulations(gradients, rank, k), replicas.multiple(outcome["gradient"], expected)
-    )
-    yield value(outcome["gradient"], expected, mistakes, what=where)
-    wrong = _wrong_communication(outcome) | _wrong_passes(outcome, k)
-    yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
+def _accumulation_steps(answer: GroupAnswer) -> Iterator[Step]:
+    """Yield what a rank's gradients are after k microbatches, and how they come about."""
+    case = answer.case
+    members = answer.members
+    for k, outcome in zip(case["ks"], answer.value, strict=True):
+        where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
+        changed = "the weights have changed: accumulate makes gradients, no step"
+        yield facts({changed: outcome["changed"]})
+        yield communication(outcome["calls"], inside(members))
+        gradients = {r: _gradients(case["seed"], case["each"][r]["data_seed"], k) for r in members}
+        expected = (sum(map(sum, gradients.values())) / k / len(members)).tolist()
+        likely = _wrong_accumulations(gradients, answer.rank, k)
+        mistakes = itertools.chain(likely, replicas.multiple(outcome["gradient"], expected))
+        yield value(outcome["gradient"], expected, mistakes, what=where)
+        wrong = _wrong_communication(outcome) | _wrong_passes(outcome, k)
+        yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
 
 
 def _wrong_accumulations(
     gradients: dict[int, list[torch.Tensor]], rank: int, k: int
 ) -> Iterator[Mistake]:
-    """Yield what likely mistakes give."""
     p = len(gradients)
 
     def mean_of(part: slice) -> torch.Tensor:
@@ -320,7 +280,7 @@ def _wrong_accumulations(
     all_but_last = mean_of(slice(0, -1)) if k > 1 else 0 * mine
     first_and_own = mean_of(slice(0, 1)) + sum(gradients[rank][1:])
     zero_grad = "counts: zero_grad() belongs before the first"
-    wrong = {
+    yield from table({
         f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
         "the gradients are this rank's own mean: the last backward must communicate": mine / k,
         "the gradients are this rank's own sum: the last backward must communicate, and each "
@@ -334,8 +294,7 @@ def _wrong_accumulations(
         "only the first microbatch was communicated: the last backward is the one that "
         "must": first_and_own / k,
         "there are no gradients: call backward() for each microbatch": 0 * mine,
-    }
-    yield from table(wrong)
+    })
 
 
 def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:

@@ -13,20 +13,10 @@ import torch.distributed as dist
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.calls import Calls, inside, only
-from utils.checks.groups import (
-    PARTITIONS,
-    WORLD,
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    on,
-)
-from utils.checks.mistakes import table
+from utils.checks.comparison import Calls, inside, only, table
 from utils.checks.probe import answer_named, as_dict
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import PARTITIONS, WORLD, Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin
@@ -172,14 +162,7 @@ SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
 
 @in_group
 def probe_hook(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    data_seed: int,
-    seed: int,
-    large: float,
+    user_ns: dict, *, rank: int, group: Group, data_seed: int, seed: int, large: float
 ) -> dict:
     """Use `fp16_hook` in DDP; return the third step's gradients, how they came, and large ones.
 
@@ -278,7 +261,6 @@ def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[
 def _wrong_gradients(
     gradients: list[torch.Tensor], members: list[int], rank: int
 ) -> dict[str, torch.Tensor]:
-    """Return what likely mistakes give."""
     p = len(members)
     summed = sum(gradients[r] for r in members)
     mine = gradients[rank]

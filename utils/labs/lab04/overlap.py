@@ -12,10 +12,10 @@ import torch
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.checks.groups import WORLD, enough, group_of
-from utils.checks.mistakes import Mistake, is_number, short, table
+from utils.checks.comparison import Mistake, is_number, short, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, task, value
+from utils.checks.trials import WORLD, enough, group_of
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import replicas
 
@@ -73,7 +73,6 @@ def _cases(seed: int) -> dict[str, list[list[float]]]:
 
 
 def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> Iterator[Mistake]:
-    """Yield mistakes that give another share."""
     yield Mistake(lambda _: not is_number(result), "expected a number from 0 to 1")
     share = _hidden(transfers, begin, end)
     moving = _union(transfers)
@@ -87,7 +86,7 @@ def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> 
     begins, ends = zip(*transfers, strict=True)
     of_span = share * moving / (max(ends) - min(begins))
     total = "time in which two transfers move at once counts once"
-    wrong = {
+    yield from table({
         "as a share, not in percent": 100 * share,
         "these are seconds; divide by all the time in which data moved": share * moving,
         "divided by the length of backward; divide by the time in which data moved": of_backward,
@@ -101,8 +100,7 @@ def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> 
         / moving,
         f"{cut}.": _union([[s, e] for s, e in transfers if s < end]) / moving,
         "a share is never negative: what lies after backward hides nothing": -abs(result),
-    }
-    yield from table(wrong)
+    })
 
 
 DEEP = (784, *[512] * 8, 10)
@@ -114,6 +112,8 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
     Whichever rank comes last to the first bucket still has most of its backward before it, so one
     of the two hides something however busy the machine is.
     """
+    from torch_mpi.record import log
+
     with group_of([[0, 1]], rank) as pair:
         if pair is None:
             return None
@@ -122,25 +122,15 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
         labels = torch.zeros(128, dtype=torch.int64)
         with replicas.network(50e-6, 125e6):
             for _ in range(3):
-                step = _timed_backward(model, images, labels)
+                loss = functional.cross_entropy(model(images), labels)
+                mark = log.mark()
+                begin = time.perf_counter()
+                loss.backward()
+        calls = [call for call in log.since(mark) if call.op == "all_reduce"]
+    transfers = [(call.matched, call.end) for call in calls]
+    step = {"transfers": transfers, "begin": begin, "end": max(call.start for call in calls)}
     share = reading_answer(user_ns, "hidden_share")(**step)
     return step | {"share": replicas.one_number(told(share))}
-
-
-def _timed_backward(model, images, labels) -> dict:
-    """Return transfers of one backward, and the interval in which it computed; seconds."""
-    from torch_mpi.record import log
-
-    loss = functional.cross_entropy(model(images), labels)
-    mark = log.mark()
-    begin = time.perf_counter()
-    loss.backward()
-    calls = [call for call in log.since(mark) if call.op == "all_reduce"]
-    return {
-        "transfers": [(call.matched, call.end) for call in calls],
-        "begin": begin,
-        "end": max(call.start for call in calls),
-    }
 
 
 # How exact the share must be: a numerical answer, on a fine grid, is one too.
@@ -148,9 +138,9 @@ GRID = 3e-3
 
 
 def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
-    """Ask for `hidden_share` of every case; in the end of the first one again."""
+    """Ask for `hidden_share` of every case."""
     function = reading_answer(user_ns, "hidden_share")
-    given = [[tuple(pair) for pair in transfers] for transfers in [*cases, cases[0]]]
+    given = [[tuple(pair) for pair in transfers] for transfers in cases]
     return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
 
 
@@ -192,7 +182,7 @@ def _shares_right(
             case = f"{name}: transfers {short(transfers)}, {backward}"
             yield value(share, expected, mistakes, what=case, form=form, tolerance=GRID)
 
-    given = {"cases": list(cases.values()), "begin": begin, "end": end}
+    given = {"cases": [transfers for _, transfers in again], "begin": begin, "end": end}
     return report.judge_cases(ranks, probe_hidden, [given], judge)
 
 

@@ -8,57 +8,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 
-from utils.figures import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    PAPER,
-    PINK,
-    RED,
-    SKY,
-    YELLOW,
-    arrow,
-    box,
-    canvas,
-    chart,
-    fit_limits,
-    name_rows,
-    use_style,
-    write_beside,
-)
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PAPER, RED, SKY, YELLOW
+from utils.figures.charts import chart, finish, keys, name_rows, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame, link, write_beside
 
-RANK_COLORS = (BLUE, ORANGE, GREEN, PINK)
 COMPUTING = "#D3D3D3"
 
 
 def initial_broadcast(n: int) -> Figure:
     """Draw `n` replicas that start from different seeds, and what a broadcast makes of them."""
-    figure, axes = canvas(10, 0.55 + 0.62 * n)
+    _, axes = canvas(10, 0.55 + 0.62 * n)
     for r in range(n):
         y = -1.1 * r
-        own = RANK_COLORS[r % len(RANK_COLORS)]
-        first = RANK_COLORS[0]
         axes.text(-2.2, y, f"rank {r}", ha="right", va="center")
-        box(axes, 0, y, f"weights of seed {r}", width=3.8, height=0.8, color=own)
-        box(axes, 10, y, "weights of seed 0", width=3.8, height=0.8, color=first)
+        box(axes, 0, y, f"weights of seed {r}", width=3.8, height=0.8, color=CYCLE[r % 4])
+        box(axes, 10, y, "weights of seed 0", width=3.8, height=0.8, color=CYCLE[0])
         arrow(axes, (2.0, 0), (7.9, y), "broadcast" if r == 0 else "", color=BLUE)
     axes.text(0, 0.75, "before", ha="center")
     axes.text(10, 0.75, "after", ha="center")
-    fit_limits(axes, [-4, 12], [-1.1 * (n - 1) - 0.4, 1.0], margin=0.2)
-    figure.alt_text = (
+    words = (
         f"Before: each of {n} ranks has weights of a seed of its own. A broadcast goes from rank 0 "
         "to all. After: every rank has the weights of seed 0."
     )
-    return figure
+    return frame(axes, (-4.2, 12.2), (-1.1 * (n - 1) - 0.6, 1.2), words, equal=True)
 
 
 def gradient_flow(layers: int = 4) -> Figure:
@@ -66,19 +41,18 @@ def gradient_flow(layers: int = 4) -> Figure:
 
     A drawing, not a measurement: each layer takes one unit in backward, and one on the network.
     """
-    figure, axes = canvas(11, 4.0)
+    _, axes = canvas(11, 4.0)
     _flow_row(axes, 0, "by hand", layers, [layers + k for k in range(layers)])
     _flow_row(axes, -3.4, "DDP", layers, [1 + k for k in range(layers)])
-    axes.annotate("", (12.6, -5.35), (2.4, -5.35), arrowprops={"arrowstyle": "->", "color": GREY})
+    link(axes, (2.4, -5.35), (12.6, -5.35), color=GREY)
     axes.text(7.5, -5.75, "time", ha="center", va="center", color=GREY)
-    fit_limits(axes, [-2.6, 13.4], [-5.8, 0.5], margin=0.2)
-    figure.alt_text = (
+    words = (
         f"Two steps over time, forward, then the gradients of {layers} layers from the last to the "
         "first, and the network below. By hand the network begins when backward is over. With DDP "
         "each gradient leaves as soon as it is there, so all but the last are hidden, and the "
         "optimizer's step comes earlier."
     )
-    return figure
+    return frame(axes, (-2.8, 13.6), (-6.0, 0.7), words, equal=True)
 
 
 def _flow_row(axes: Axes, y: float, name: str, layers: int, leaves: Sequence[int]) -> None:
@@ -117,29 +91,24 @@ def bucket_map(
         for k in bucket:
             left = starts[k]
             width = starts[k + 1] - starts[k]
-            axes.barh(0, width, 0.6, left, color=color, alpha=0.35, edgecolor=INK, linewidth=0.8)
-            if width > 0.0105 * len(names[k]) * starts[-1]:
-                axes.text(left + width / 2, 0, names[k], ha="center", va="center", fontsize=10)
+            name = names[k] if width > 0.0105 * len(names[k]) * starts[-1] else ""
+            look = {"height": 0.6, "fontsize": 10, "alpha": 0.35, "linewidth": 0.8}
+            cell(axes, left, 0, width, color, name, **look)
         left, right = starts[bucket[0]], starts[bucket[-1] + 1]
         named = len(buckets) <= 4 and right - left > 0.1 * starts[-1]
         name = f"bucket {number}: {right - left:.2f} MB" if named else str(number)
         axes.plot([left, left, right, right], [0.36, 0.44, 0.44, 0.36], color=color, clip_on=False)
         axes.text((left + right) / 2, 0.52, name, ha="center", va="bottom", fontsize=10)
-    axes.set_ylim(-0.45, 0.95)
-    axes.set_xlim(0, starts[-1])
-    axes.set_yticks([])
+    label = "gradients in the order in which backward makes them [MB]"
+    axes.set(xlim=(0, starts[-1]), ylim=(-0.45, 0.95), yticks=[], xlabel=label, title=title)
     axes.spines["left"].set_visible(False)
     axes.grid(False)
-    axes.set_xlabel("gradients in the order in which backward makes them [MB]")
-    axes.set_title(title)
-    figure.tight_layout()
     words = "; ".join(
         f"bucket {number} of {sum(nbytes[k] for k in bucket) / 1e6:.3g} MB: "
         + ", ".join(names[k] for k in bucket)
         for number, bucket in enumerate(buckets)
     )
-    figure.alt_text = f"{title}. {words}."
-    return figure
+    return finish(figure, f"{title}. {words}.")
 
 
 def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
@@ -151,36 +120,23 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
             clock; ``matched`` is when all ranks had come with this bucket.
         titles: one for each step.
     """
-    use_style()
     longest = max(step["end"] - step["begin"] for step in steps) * 1e3
     heights = [1.5 + 0.42 * len(step["buckets"]) for step in steps]
-    size = (10, sum(heights) * 0.55 + 0.9)
-    figure, grid = plt.subplots(
-        len(steps), figsize=size, sharex=True, squeeze=False, height_ratios=heights
-    )
-    panels = grid[:, 0]
-    for axes, step, title in zip(panels, steps, titles, strict=True):
+    look = {"sharex": True, "height_ratios": heights}
+    figure, each = panels(10, sum(heights) * 0.55 + 0.9, rows=len(steps), **look)
+    for axes, step, title in zip(each, steps, titles, strict=True):
         _lanes(axes, step)
-        axes.set_title(title)
-        axes.set_xlim(0, 1.12 * longest)
-    panels[-1].set_xlabel("time since backward began [ms]")
-    panels[0].legend(
-        handles=[
-            Patch(facecolor=COMPUTING, label="backward computes"),
-            Patch(facecolor=PAPER, edgecolor=GREY, hatch="////", label="bucket waits"),
-            Patch(facecolor=GREEN, label="moves, hidden"),
-            Patch(facecolor=RED, label="moves, in the open"),
-        ],
-        loc="lower right",
-        bbox_to_anchor=(1.0, 1.0),
-        ncols=4,
-        fontsize=9,
-        columnspacing=1.0,
-        handlelength=1.4,
-    )
-    figure.tight_layout()
-    figure.alt_text = " ".join(map(_in_words, steps, titles))
-    return figure
+        axes.set(title=title, xlim=(0, 1.12 * longest))
+    each[-1].set_xlabel("time since backward began [ms]")
+    moves = {"moves, hidden": GREEN, "moves, in the open": RED}
+    handles = [
+        *keys({"backward computes": COMPUTING}, edgecolor=None),
+        *keys({"bucket waits": PAPER}, edgecolor=GREY, hatch="////"),
+        *keys(moves, edgecolor=None),
+    ]
+    look = {"ncols": 4, "fontsize": 9, "columnspacing": 1.0, "handlelength": 1.4}
+    each[0].legend(handles=handles, loc="lower right", bbox_to_anchor=(1.0, 1.0), **look)
+    return finish(figure, " ".join(map(_in_words, steps, titles)))
 
 
 def _in_words(step: dict, title: str) -> str:
@@ -223,7 +179,7 @@ def _lanes(axes: Axes, step: dict) -> None:
 
 def accumulation(k: int = 3) -> Figure:
     """Draw `k` microbatches with an all_reduce each, and with a single one."""
-    figure, axes = canvas(10.5, 2.6)
+    _, axes = canvas(10.5, 2.6)
     for row, (name, synced) in enumerate((("DDP as it is", range(k)), ("with no_sync", [k - 1]))):
         y = -1.8 * row
         x = 0.0
@@ -236,17 +192,16 @@ def accumulation(k: int = 3) -> Figure:
                 box(axes, x + 0.8, y, "all_\nreduce", width=1.5, height=0.8, color=GREEN)
                 x += 1.7
         box(axes, x + 0.7, y, "step", width=1.3, height=0.8, color=YELLOW)
-    fit_limits(axes, [-3.6, 4.6 * k + 1.5], [-2.3, 0.5], margin=0.2)
-    figure.alt_text = (
+    words = (
         f"{k} microbatches, then a step. DDP as it is: an all_reduce after each. With no_sync: "
         "a single all_reduce after the last."
     )
-    return figure
+    return frame(axes, (-3.8, 4.6 * k + 1.7), (-2.5, 0.7), words, equal=True)
 
 
 def hook_path() -> Figure:
     """Draw what a bucket goes through in a communication hook that compresses."""
-    figure, axes = canvas(10.5, 1.7)
+    _, axes = canvas(10.5, 1.7)
     stations = [
         ("bucket.buffer()\nfloat32", 4, BLUE),
         ("cast, ÷ p\nfloat16", 2, ORANGE),
@@ -259,9 +214,8 @@ def hook_path() -> Figure:
         axes.text(x, -1.05, f"{width} bytes a number", ha="center", va="center", color=GREY)
     for (a, b), word in zip(pairwise(places), ("", "async", "then"), strict=True):
         arrow(axes, (a + 1.85, 0), (b - 1.85, 0), word)
-    fit_limits(axes, [-1.9, 16.9], [-1.2, 0.7], margin=0.2)
-    figure.alt_text = (
+    words = (
         "The way of a bucket: its buffer in float32, 4 bytes a number; cast and divided by p to "
         "float16, 2 bytes; an asynchronous all_reduce in float16; then cast back into the buffer."
     )
-    return figure
+    return frame(axes, (-2.1, 17.1), (-1.4, 0.9), words, equal=True)

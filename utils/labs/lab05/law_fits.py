@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from utils.checks.mistakes import same, short, table
+from utils.checks.comparison import Mistake, same, short, table
 from utils.checks.probe import reading_answer, told
-from utils.checks.task import Report, Step, each_of, passed, task, value
+from utils.checks.task import Report, Step, each_of, task, value
 from utils.cluster.questions import Ranks, Reply
 
 # Rank counts, and errors of a measurement there: a straight line through all points does not notice
@@ -70,8 +70,9 @@ def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
     """Judge one case after the other, until one has a problem."""
     for case in cases:
         asked = {"law": case.law, "ps": case.ps, "serial": case.serial}
-        answers = report.answers(ranks, probe_law, times=case.times.tolist(), **asked)
-        if not passed(report, answers, functools.partial(_law_and_fit, case)):
+        for answer in report.answers(ranks, probe_law, times=case.times.tolist(), **asked):
+            report.follow(answer.rank, _law_and_fit(case, answer))
+        if report.found:
             return
 
 
@@ -80,15 +81,16 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     ps = case.ps
     law = case.law
     results = answer.value
-    # By chance several mistakes may give about the same.
-    near = {
-        text: functools.partial(same, expected=share, tolerance=2e-3)
+    # By chance several mistakes may give about the same: the one that gives just this goes first.
+    mistakes = [
+        Mistake(functools.partial(same, expected=share, tolerance=tolerance), text)
+        for tolerance in (1e-6, 2e-3)
         for text, share in case.fits.items()
-    }
+    ]
     fit = value(
         results["fit"],
         case.serial,
-        table(near),
+        mistakes,
         what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
         form="the serial fraction",
         tolerance=0.01,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import Rectangle
 
 from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED
+from utils.figures.shapes import cell
 
 # Colour and marker both tell the series apart.
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"))
@@ -168,23 +168,23 @@ def matrix(
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             seconds, words = cells.get((row, column), (None, ""))
-            color = PALE if seconds is None else _QUICK_TO_SLOW(0.75 * seconds / slowest)
-            axes.add_patch(Rectangle((x, y), 1, 1, facecolor=color, edgecolor=INK))
+            middle = x + 0.5
             look = {"ha": "center", "va": "center"}
             if seconds is None:
-                axes.text(x + 0.5, y + 0.5, "not run", color=GREY, **look)
+                cell(axes, x, y + 0.5, 1, PALE, height=1)
+                axes.text(middle, y + 0.5, "not run", color=GREY, **look)
                 continue
+            cell(axes, x, y + 0.5, 1, _QUICK_TO_SLOW(0.75 * seconds / slowest), height=1)
             bold = {"fontsize": 13, "fontweight": "bold"} | look
-            axes.text(x + 0.5, y + 0.36, f"{seconds * 1e3:.1f} ms", **bold)
-            axes.text(x + 0.5, y + 0.68, words, fontsize=10, **look)
+            axes.text(middle, y + 0.36, f"{seconds * 1e3:.1f} ms", **bold)
+            axes.text(middle, y + 0.68, words, fontsize=10, **look)
     axes.set(xlim=(0, len(columns)), ylim=(len(rows), 0))
     axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows)
     axes.tick_params(length=0)
     axes.xaxis.tick_top()
     axes.grid(False)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
+    axes.spines[:].set_visible(False)
 
 
 def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], int]) -> None:
@@ -196,15 +196,13 @@ def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], i
     """
     left = 0.0
     for domain, count in enumerate(cores):
-        node = Rectangle((left - 0.15, -0.25), count + 0.3, 1.85, facecolor=PALE, edgecolor=INK)
-        axes.add_patch(node)
+        cell(axes, left - 0.15, 0.675, count + 0.3, PALE, height=1.85)
         axes.text(left + count / 2, 1.28, f"NUMA domain {domain}", ha="center", va="center")
         for core in range(count):
             rank = owners.get((domain, core))
             color = "#FFFFFF" if rank is None else LOOKS[rank % len(LOOKS)][0]
-            look = {"facecolor": color, "edgecolor": INK, "alpha": 0.55}
-            axes.add_patch(Rectangle((left + core + 0.06, 0), 0.88, 0.95, **look))
             words = f"core {core}" if rank is None else f"core {core}\nrank {rank}"
-            axes.text(left + core + 0.5, 0.47, words, ha="center", va="center", fontsize=9)
+            look = {"height": 0.95, "fontsize": 9, "alpha": 0.55}
+            cell(axes, left + core + 0.06, 0.475, 0.88, color, words, **look)
         left += count + 0.7
     axes.set(xlim=(-0.4, left - 0.3), ylim=(-0.4, 1.75))

@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from utils.checks.mistakes import short
+from utils.checks.comparison import short
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, Wrong, none_of, task
 from utils.cluster.questions import Ranks, Reply
@@ -93,7 +93,7 @@ def _launch_problems(
     unset = f"not set to {cores} before the ranks start: export it"
     if "OMP_NUM_THREADS=" in script["text"]:
         unset = "set, but not exported: the ranks do not see it"
-    wrong = {
+    yield from _so({
         f"the {launcher} line does not run {command!r}: the command comes right behind the options "
         f"of {launcher}": not running,
         f"{len(running)} launches run the command, expected one": len(running) > 1,
@@ -102,8 +102,7 @@ def _launch_problems(
         f"OMP_NUM_THREADS is {unset}": not threads,
         f"OMP_NUM_THREADS={threads}, a rank has {cores} cores": threads not in ("", str(cores)),
         f"{launcher} starts {number or '?'} ranks, the request has {ranks}": number != str(ranks),
-    }
-    yield from _so(wrong)
+    })
     placement = _srun_facts if launcher == "srun" else _mpiexec_facts
     yield from _so(placement(options, script["text"], domains, cores))[:1]
 

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Calls, Rule, inside, only, some, waited
-from utils.checks.groups import Group, GroupAnswer, group_of, in_group, judge_groups, keywords, on
+from utils.checks.comparison import Calls, Rule, inside, only, some, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, recorded
 from utils.checks.task import Report, Step, Wrong, communication, none_of, task, to_each
+from utils.checks.trials import Group, GroupAnswer, group_of, in_group, judge_groups, keywords, on
 from utils.cluster.questions import Ranks
 
 from .costs import cost as cost

@@ -18,12 +18,13 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED, alt, forms, use_style
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED, alt, forms
+from utils.figures.page import Page
+from utils.figures.shapes import cell as draw_cell
 from utils.labs.lab06.chunk_steps import Cell, Move, RingSteps, steps
 from utils.labs.lab06.chunk_trace import watch
 
@@ -75,7 +76,7 @@ def still(stories: Sequence[dict], title: str = "") -> Figure:
         column = step % across
         panel.draw(sheet.axes, _MARGIN + column * (width + gap), sheet.y)
         if column == across - 1 or step == len(ring.moves):
-            sheet.y -= panel.height + 0.2
+            sheet.down(panel.height + 0.2)
     return sheet.finish(_in_words(ring, title))
 
 
@@ -84,7 +85,7 @@ def frame(ring: RingSteps, step: int, title: str = "") -> Figure:
     panel = _Panel(ring, step, _INCHES - 2 * _MARGIN, scale=1.35)
     sheet = _Sheet(ring, title)
     panel.draw(sheet.axes, _MARGIN, sheet.y)
-    sheet.y -= panel.height + 0.2
+    sheet.down(panel.height + 0.2)
     return sheet.finish(_step_in_words(ring, step))
 
 
@@ -142,48 +143,39 @@ _TEXT = 9
 Key = Callable[[Axes, float, float], None]
 
 
-class _Sheet:
-    """A figure that grows downwards."""
+class _Sheet(Page):
+    """A page of panels, with a legend below them."""
 
     def __init__(self, ring: RingSteps, title: str):
-        use_style()
+        super().__init__(_INCHES, _INCHES, _MARGIN)
         self.ring = ring
-        self.figure, self.axes = plt.subplots()
-        self.axes.set_axis_off()
-        self.axes.grid(False)
         self.y = -0.08
         if title:
-            self.axes.text(_MARGIN, self.y, title, va="top", fontsize=12)
-            self.y -= 0.34
+            self.words(0, 0, title, va="top", fontsize=12)
+            self.down(0.34)
 
     def finish(self, words: str) -> Figure:
         """Return the figure, with a legend and notes below; `words` describe it."""
         self._legend()
         for note in self.ring.notes:
             for line in textwrap.wrap(f"{note}.", 110):
-                self.axes.text(_MARGIN, self.y, line, va="top", fontsize=9, color=RED)
-                self.y -= 0.2
-        height = 0.05 - self.y
-        self.figure.set_size_inches(_INCHES, height)
-        self.axes.set_position([0, 0, 1, 1])
-        self.axes.set_xlim(0, _INCHES)
-        self.axes.set_ylim(-height, 0)
-        plt.close(self.figure)
-        self.figure.alt_text = words
-        return self.figure
+                self.words(0, 0, line, va="top", fontsize=9, color=RED)
+                self.down(0.2)
+        self.down(0.05)
+        return super().finish(words)
 
     def _legend(self) -> None:
-        x = _MARGIN
-        self.y -= 0.12
+        x = 0.0
+        self.down(0.12)
         for width, text, draw in _entries(self.ring):
             length = width + 0.08 + 0.068 * len(text) + 0.25
-            if x > _MARGIN and x + length > _INCHES:
-                x = _MARGIN
-                self.y -= 0.28
-            draw(self.axes, x, self.y)
-            self.axes.text(x + width + 0.08, self.y, text, va="center", fontsize=_TEXT)
+            if x > 0 and _MARGIN + x + length > _INCHES:
+                x = 0.0
+                self.down(0.28)
+            draw(self.axes, _MARGIN + x, self.y)
+            self.words(x + width + 0.08, 0, text, va="center", fontsize=_TEXT)
             x += length
-        self.y -= 0.22
+        self.down(0.22)
 
 
 def _entries(ring: RingSteps) -> Iterator[tuple[float, str, Key]]:
@@ -191,27 +183,31 @@ def _entries(ring: RingSteps) -> Iterator[tuple[float, str, Key]]:
     who = _contributors(ring)
     both = dict(list(who.items())[:2])
     first = next(iter(both))
-    once = Cell(tuple(int(r in both) for r in range(len(ring.members))))
-    twice = Cell(tuple(2 * (r == first) for r in range(len(ring.members))))
+    members = range(len(ring.members))
+    once = Cell(tuple(int(r in both) for r in members))
+    twice = Cell(tuple(2 * (r == first) for r in members))
     ranks = f"rank{'s' * (len(both) > 1)} " + " and ".join(map(str, both.values()))
     marks = functools.partial(_Marks(who).draw, cell=once)
     yield _MARK * len(who), f"after the step: the sum over {ranks}", marks
-    yield 0.28, "changed by it", _patch(facecolor=PAPER, edgecolor=INK, linewidth=1.6)
-    yield 0.28, "over all", _patch(facecolor=_COMPLETE)
+    yield 0.28, "changed by it", _key(PAPER, edgecolor=INK, linewidth=1.6)
+    yield 0.28, "over all", _key(_COMPLETE)
     looks = _looks(ring)
     for effect, words in _EFFECTS.items():
         if effect in looks:
-            yield 0.4, words, _level_arrow(effect)
+            yield 0.4, words, functools.partial(_draw_arrow, across=0.4, up=0.0, effect=effect)
     two = functools.partial(_Marks({first: 0}).draw, cell=twice)
     others: dict[str, tuple[float, str, Key]] = {
-        "buffer": (0.28, "a buffer, not x", _patch(facecolor=PAPER, linestyle=":")),
+        "buffer": (0.28, "a buffer, not x", _key(PAPER, linestyle=":")),
         "twice": (_MARK, f"rank {who[first]} is in it twice", two),
         "no sum": (0.1, "no sum of the ranks' numbers", functools.partial(_say, text="?")),
         "moved": (0.5, "numbers of other elements", functools.partial(_say, text="not here")),
     }
-    for look, entry in others.items():
-        if look in looks:
-            yield entry
+    yield from (entry for look, entry in others.items() if look in looks)
+
+
+def _key(color: str, **look: Any) -> Key:
+    look = {"edgecolor": GREY, "linewidth": 0.8} | look
+    return functools.partial(draw_cell, width=0.28, height=0.18, color=color, **look)
 
 
 def _looks(ring: RingSteps) -> set[str]:
@@ -227,15 +223,6 @@ def _looks(ring: RingSteps) -> set[str]:
         elif max(cell.counts) > 1:
             looks.add("twice")
     return looks
-
-
-def _patch(**look: Any) -> Key:
-    look = {"edgecolor": GREY, "linewidth": 0.8} | look
-    return lambda axes, x, y: axes.add_patch(Rectangle((x, y - 0.09), 0.28, 0.18, **look))
-
-
-def _level_arrow(effect: str) -> Key:
-    return lambda axes, x, y: _draw_arrow(axes, x, y, (x + 0.4, y), effect)
 
 
 class _Panel:
@@ -319,17 +306,15 @@ class _Panel:
     def _cell(self, axes: Axes, rank: int, chunk: int, cell: Cell, changed: bool) -> None:
         x, width = self._column(chunk)
         y = self._middle(rank)
-        low = y - self.row / 2
         members = range(len(self.ring.members))
         complete = cell == Cell(tuple(int(r in self.who) for r in members), buffer=cell.buffer)
-        look = {"facecolor": _COMPLETE if complete else PAPER, "edgecolor": GREY, "linewidth": 0.8}
-        line = ":" if cell.buffer else "-"
-        axes.add_patch(Rectangle((x, low), width, self.row, **look, linestyle=line, zorder=1))
+        look = {"linewidth": 0.8, "linestyle": ":" if cell.buffer else "-", "edgecolor": GREY}
+        color = _COMPLETE if complete else PAPER
+        draw_cell(axes, x, y, width, color, height=self.row, zorder=1, **look)
         if changed:
             rim = 0.012
-            size = width - 2 * rim, self.row - 2 * rim
-            look = {"facecolor": "none", "edgecolor": INK, "linewidth": 1.6}
-            axes.add_patch(Rectangle((x + rim, low + rim), *size, **look, zorder=2))
+            look = {"height": self.row - 2 * rim, "linewidth": 1.6, "zorder": 2}
+            draw_cell(axes, x + rim, y, width - 2 * rim, "none", **look)
         self.marks.draw(axes, x + 0.045 * self.scale, y, cell)
 
     def _arrows(self, axes: Axes, moves: Sequence[Move]) -> None:
@@ -339,8 +324,8 @@ class _Panel:
             taken = min(self._taken(), 0.85 * width)
             for k, move in enumerate(here):
                 at = x + taken + (width - taken - 0.03) * (k + 0.5) / len(here)
-                to = at, self._middle(move.to)
-                _draw_arrow(axes, at, self._middle(move.source), to, move.effect, self.scale)
+                y = self._middle(move.source)
+                _draw_arrow(axes, at, y, 0.0, self._middle(move.to) - y, move.effect, self.scale)
 
 
 def _contributors(ring: RingSteps) -> dict[int, int]:
@@ -379,12 +364,10 @@ class _Marks(NamedTuple):
         self, axes: Axes, left: float, middle: float, count: int, color: str, rank: int
     ) -> None:
         rim = 0.05 * self.size
-        corner = left + rim, middle - self.size / 2 + rim
         side = self.size - 2 * rim
-        colors = {"facecolor": color, "edgecolor": INK}
-        if not count:
-            colors = {"facecolor": PAPER, "edgecolor": _ABSENT}
-        axes.add_patch(Rectangle(corner, side, side, **colors, linewidth=0.6, zorder=3))
+        fill, edge = (color, INK) if count else (PAPER, _ABSENT)
+        look = {"height": side, "edgecolor": edge, "linewidth": 0.6, "zorder": 3}
+        draw_cell(axes, left + rim, middle, side, fill, **look)
         if count:
             look = {"fontsize": 8 * self.scale, "fontweight": "normal"}
             if count > 1:
@@ -395,13 +378,13 @@ class _Marks(NamedTuple):
 
 
 def _draw_arrow(
-    axes: Axes, x: float, y: float, to: tuple[float, float], effect: str, scale: float = 1.0
+    axes: Axes, x: float, y: float, across: float, up: float, effect: str, scale: float = 1.0
 ) -> None:
     color = {"kept": GREY, "other": RED}.get(effect, INK)
     axes.plot([x], [y], "o", color=color, markersize=3.5 * scale, zorder=5)
     look = {"color": color, "linewidth": 1.2 * scale, "linestyle": _LINES[effect], "zorder": 5}
     form = {"arrowstyle": "-|>", "mutation_scale": 8.5 * scale, "shrinkA": 0, "shrinkB": 0}
-    axes.add_patch(FancyArrowPatch((x, y), to, **form, **look))
+    axes.add_patch(FancyArrowPatch((x, y), (x + across, y + up), **form, **look))
 
 
 # -- in words -------------------------------------------------------------------------------------

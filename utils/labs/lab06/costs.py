@@ -7,10 +7,10 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from utils.checks.functions import probe_calls
-from utils.checks.mistakes import Mistake, is_number
+from utils.checks.comparison import Mistake, is_number
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, each_of, facts, task, value
+from utils.checks.trials import probe_calls
 from utils.cluster.questions import Ranks
 
 ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")

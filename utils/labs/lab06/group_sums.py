@@ -16,11 +16,10 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Calls, Rule, broken, inside, only, waited
-from utils.checks.groups import Group, Partition, keywords, on, partitions, tried
-from utils.checks.mistakes import is_number
+from utils.checks.comparison import Calls, Rule, broken, inside, is_number, only, waited
 from utils.checks.probe import recorded
 from utils.checks.task import Report, Step, Wrong, none_of, to_each
+from utils.checks.trials import Group, Partition, keywords, on, partitions, tried
 from utils.cluster.questions import Ranks
 
 # Ranks that the lab has.

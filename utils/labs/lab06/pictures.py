@@ -4,28 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    YELLOW,
-    arrow,
-    chart,
-    use_style,
-)
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY, YELLOW
+from utils.figures.charts import chart, finish, group_bars, legend_beside, panels
+from utils.figures.shapes import arrow, cell, link
 
 #: One colour and one mark for each algorithm, in all figures.
 LOOKS = {
@@ -40,49 +26,31 @@ LOOKS = {
 
 def task_picture(parts: Sequence[Sequence[float]]) -> Figure:
     """Draw what an all-reduce is for: each rank's tensor before and afterwards."""
-    figure, (axes,) = _panels((9, 0.6 + 0.55 * len(parts)), [""])
+    figure, (axes,) = _drawings(9, 0.6 + 0.55 * len(parts), [""])
     total = [sum(column) for column in zip(*parts, strict=True)]
     after = len(total) + 4
+    look = {"height": 0.7, "fontsize": 10, "alpha": 0.35}
     for r, part in enumerate(parts):
         axes.text(-0.4, -r, f"rank {r}", ha="right", va="center")
         for x, numbers, color in ((0, part, CYCLE[r]), (after, total, GREY)):
             for k, number in enumerate(numbers):
-                _box(axes, x + k, -r, (0.94, 0.7), color, f"{number:g}", alpha=0.35, fontsize=10)
+                cell(axes, x + k, -r, 0.94, color, f"{number:g}", **look)
     middle = -(len(parts) - 1) / 2
     arrow(axes, (len(total) + 0.3, middle), (len(total) + 3.7, middle), "all-reduce")
     axes.text(0, 0.75, "before", color=GREY)
     axes.text(after, 0.75, "afterwards, on every rank", color=GREY)
     axes.set(xlim=(-2, 2 * len(total) + 4.5), ylim=(-len(parts) + 0.3, 1.3))
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
-def _panels(size: tuple[float, float], titles: Sequence[str], **more: Any) -> tuple[Figure, Any]:
+def _drawings(width: float, height: float, titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """Return a figure of this size, and its axes beside each other, without frames."""
-    use_style()
-    figure, grid = plt.subplots(1, len(titles), figsize=size, squeeze=False, **more)
-    for axes, title in zip(grid[0], titles, strict=True):
+    figure, row = panels(width, height, columns=len(titles))
+    for axes, title in zip(row, titles, strict=True):
         axes.set_axis_off()
         axes.grid(False)
         axes.set_title(title)
-    return figure, grid[0]
-
-
-def _box(
-    axes: Axes,
-    x: float,
-    y: float,
-    size: tuple[float, float],
-    color: str,
-    text: str = "",
-    alpha: float = 0.6,
-    **look: Any,
-) -> None:
-    """Draw a box with a text; x is its left side, y its middle."""
-    width, height = size
-    look_of_box = {"facecolor": color, "alpha": alpha, "edgecolor": INK}
-    axes.add_patch(plt.Rectangle((x, y - height / 2), width, height, **look_of_box))
-    axes.text(x + width / 2, y, text, ha="center", va="center", **look)
+    return figure, row
 
 
 def _dot(axes: Axes, x: float, y: float, text: str, size: float, color: str = SKY) -> None:
@@ -95,8 +63,7 @@ def _link(
     axes: Axes, start: tuple, end: tuple, color: str, style: str = "<|-|>", shrink: float = 12
 ) -> None:
     """Draw an arrow from dot to dot; usually both ways."""
-    look = {"color": color, "linewidth": 1.8, "shrinkA": shrink, "shrinkB": shrink}
-    axes.annotate("", end, start, arrowprops={"arrowstyle": style} | look)
+    link(axes, start, end, style, color=color, linewidth=1.8, shrinkA=shrink, shrinkB=shrink)
 
 
 def topologies() -> Figure:
@@ -111,7 +78,7 @@ def topologies() -> Figure:
         "tree": (heap, [(0, 1), (0, 2), (1, 3)], "<|-|>"),
         "ring": (square, [(0, 1), (1, 2), (2, 3), (3, 0)], "-|>"),
     }
-    figure, row = _panels((10, 2.9), list(plans))
+    figure, row = _drawings(10, 2.9, list(plans))
     for axes, (name, (places, edges, style)) in zip(row, plans.items(), strict=True):
         for a, b in edges:
             _link(axes, places[a], places[b], LOOKS[name][0], style, shrink=13)
@@ -119,18 +86,17 @@ def topologies() -> Figure:
             _dot(axes, x, y, str(r), 24)
         axes.set(xlim=(-0.75, 1.85), ylim=(-0.4, 1.9))
         axes.set_aspect("equal")
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         "Four ways to add up over four ranks. Crossbar: every rank with every other one, both "
         "ways. Central: rank 0 with each of the others. Tree: 0 with 1 and 2, 1 with 3. Ring: 0 "
         "to 1 to 2 to 3 to 0, one way."
     )
-    return figure
+    return finish(figure, words)
 
 
 def ring_plan(p: int = 4) -> Figure:
     """Draw the first two steps of a reduce-scatter: which chunk each rank sends."""
-    figure, row = _panels((9.5, 0.9 + 0.55 * p), ["step 0", "step 1"], sharey=True)
+    figure, row = _drawings(9.5, 0.9 + 0.55 * p, ["step 0", "step 1"])
     for step, axes in enumerate(row):
         for r in range(p):
             axes.text(-0.3, -r, f"rank {r}", ha="right", va="center")
@@ -139,25 +105,24 @@ def ring_plan(p: int = 4) -> Figure:
             for k in range(p):
                 color = {leaves: ORANGE, comes: SKY}.get(k, "white")
                 text = f"chunk {k}\nof 2" if k == leaves and step else f"chunk {k}"
-                _box(axes, k, -r, (0.94, 0.72), color, text, fontsize=8.5)
+                cell(axes, k, -r, 0.94, color, text, height=0.72, fontsize=8.5, alpha=0.6)
         for r in range(p - 1):
             x = (r - step) % p + 0.8
             arrow(axes, (x, -r - 0.3), (x, -r - 0.7), color=RED)
         text = f"rank {p - 1}\nsends to\nrank 0"
         axes.text(p + 0.15, -(p - 1) / 2, text, va="center", color=RED, fontsize=9)
         axes.set(xlim=(-1.3, p + 1.3), ylim=(-p + 0.4, 0.6))
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         "Reduce-scatter on a ring, the first two steps. In step 0 rank r sends chunk r to rank "
         "r + 1 and receives chunk r − 1. In step 1 it sends the chunk that it has just added to."
     )
-    return figure
+    return finish(figure, words)
 
 
 def direct_plan(p: int = 4) -> Figure:
     """Draw both rounds of a direct all-reduce: part k goes to rank k, its sum to all others."""
     titles = "round 1: part k goes to rank k", "round 2: rank k sends its sum to all"
-    figure, row = _panels((9.5, 1.2 + 0.55 * p), titles, sharey=True)
+    figure, row = _drawings(9.5, 1.2 + 0.55 * p, titles)
     for again, axes in enumerate(row):
         axes.set_title(titles[again], pad=16)
         for r in range(p):
@@ -165,7 +130,8 @@ def direct_plan(p: int = 4) -> Figure:
         for k in range(p):
             axes.text(k + 0.47, 0.5, f"part {k}", ha="center", fontsize=9)
             for r in range(p):
-                _box(axes, k, -r, (0.94, 0.72), CYCLE[k], alpha=0.6 if r == k else 0.12)
+                alpha = 0.6 if r == k else 0.12
+                cell(axes, k, -r, 0.94, CYCLE[k], height=0.72, alpha=alpha)
             others = [r for r in range(p) if r != k]
             for turn, r in enumerate(others):
                 x = k + 0.47 + 0.2 * (turn - (p - 2) / 2)
@@ -173,41 +139,38 @@ def direct_plan(p: int = 4) -> Figure:
                 ends = [(x, -r + side), (x, -k - side)]
                 arrow(axes, *(reversed(ends) if again else ends), color=CYCLE[k])
         axes.set(xlim=(-1.1, p + 0.1), ylim=(-p + 0.4, 0.7))
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         "A direct all-reduce. In round 1 every rank sends its part k to rank k, which adds up what "
         "comes. In round 2 rank k sends the sum of part k to all other ranks."
     )
-    return figure
+    return finish(figure, words)
 
 
 def incast() -> Figure:
     """Draw three workers that all begin with the same reducer, or each with another."""
-    figure, row = _panels((9, 2.9), ["all begin with reducer 0", "each with another one"])
+    figure, row = _drawings(9, 2.9, ["all begin with reducer 0", "each with another one"])
     for lower, axes in zip((0.12, 1), row, strict=True):
         for k in range(3):
-            _box(axes, -0.75, -k, (1.5, 0.6), SKY, f"worker {k}")
-            _box(axes, 3.25, -k, (1.5, 0.6), YELLOW, f"reducer {k}")
+            cell(axes, -0.75, -k, 1.5, SKY, f"worker {k}", height=0.6, alpha=0.6)
+            cell(axes, 3.25, -k, 1.5, YELLOW, f"reducer {k}", height=0.6, alpha=0.6)
             arrow(axes, (0.8, -k), (3.2, -lower * k), color=RED)
         axes.set(xlim=(-1, 5), ylim=(-2.6, 0.6))
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         "The first messages of three workers. Left: all three go to reducer 0, whose link is full, "
         "while reducers 1 and 2 wait. Right: worker k begins with reducer k, and all links work."
     )
-    return figure
+    return finish(figure, words)
 
 
 def levels(m: int = 2, g: int = 3) -> Figure:
     """Draw the three steps of a hierarchical all-reduce, on m machines with g ranks each."""
     titles = "1: reduce-scatter within", "2: all-reduce between", "3: all-gather within"
-    figure, row = _panels((10, 1.1 + 0.85 * m), titles)
+    figure, row = _drawings(10, 1.1 + 0.85 * m, titles)
     for step, axes in enumerate(row):
         between = step == 1
         for machine in range(m):
             y = -1.3 * machine
-            look = {"facecolor": "white", "edgecolor": GREY}
-            axes.add_patch(plt.Rectangle((-0.6, y - 0.45), g + 0.2, 0.9, **look))
+            cell(axes, -0.6, y, g + 0.2, "white", height=0.9, edgecolor=GREY)
             for x in range(g):
                 color = CYCLE[x] if between else SKY
                 _dot(axes, x, y, str(machine * g + x), 22, color)
@@ -216,13 +179,12 @@ def levels(m: int = 2, g: int = 3) -> Figure:
                 if x and not between:
                     _link(axes, (x - 1, y), (x, y), ORANGE)
         axes.set(xlim=(-0.8, g - 0.2), ylim=(-1.3 * (m - 1) - 0.6, 0.6))
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         f"Three steps on {m} machines with {g} ranks each: a reduce-scatter within each machine; "
         "an all-reduce between the ranks that have the same place in their machines; an all-gather "
         "within each machine."
     )
-    return figure
+    return finish(figure, words)
 
 
 def stretches_of_time(
@@ -233,8 +195,7 @@ def stretches_of_time(
     Args:
         plans: of each algorithm the steps, and how many times n bytes a link carries in a step.
     """
-    use_style()
-    figure, row = plt.subplots(1, len(nbytes), figsize=(10, 2.6), sharey=True)
+    figure, row = panels(10, 2.6, columns=len(nbytes), sharey=True)
     for axes, n in zip(row, nbytes, strict=True):
         for y, (name, (steps, share)) in enumerate(plans.items()):
             color = LOOKS[name][0]
@@ -249,13 +210,11 @@ def stretches_of_time(
         axes.set_yticks(range(len(plans)), list(plans))
         axes.grid(axis="y", visible=False)
     row[0].invert_yaxis()
-    figure.tight_layout()
     words = [
         f"{name}: {steps} steps, each a latency and {share:.3g} times n bytes"
         for name, (steps, share) in plans.items()
     ]
-    figure.alt_text = f"Where the time goes by the α–β model. {'; '.join(words)}."
-    return figure
+    return finish(figure, f"Where the time goes by the α–β model. {'; '.join(words)}.")
 
 
 def curves(
@@ -281,63 +240,50 @@ def curves(
     axes.set_yticks([5, 10, 20, 50, 100, 200, 500], ["5", "10", "20", "50", "100", "200", "500"])
     axes.yaxis.set_minor_formatter("")
     axes.set(xlabel="bytes of the tensor, n", ylabel="time [ms]", title=title)
-    axes.legend(title="points: measured\nlines: α–β", loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    return figure
+    legend_beside(axes, title="points: measured\nlines: α–β")
+    return finish(figure)
 
 
 def bytes_per_rank(sent: Mapping[str, Sequence[float]], unit: str) -> Figure:
     """Draw bars of what each rank sent, by algorithm."""
     figure, axes = chart(8.5, 3.2)
-    ranks = len(next(iter(sent.values())))
-    width = 0.8 / ranks
-    for r in range(ranks):
-        places = [k - 0.4 + width * (r + 0.5) for k in range(len(sent))]
-        values = [of[r] for of in sent.values()]
-        axes.bar(places, values, width * 0.9, color=CYCLE[r], label=f"rank {r}")
-    axes.set_xticks(range(len(sent)), list(sent))
-    axes.set_ylabel(f"sent [{unit}]")
-    axes.grid(axis="x", visible=False)
-    axes.set_title("What each rank sent")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    return figure
+    heights = {f"rank {r}": sizes for r, sizes in enumerate(zip(*sent.values(), strict=True))}
+    group_bars(axes, heights, list(sent))
+    axes.set(ylabel=f"sent [{unit}]", title="What each rank sent")
+    legend_beside(axes)
+    return finish(figure)
 
 
-def arrivals(panels: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -> Figure:
+def arrivals(received: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -> Figure:
     """Draw what came over each rank's link when, and from whom.
 
     Args:
-        panels: by title, for each rank its receives: ``from``, ``nbytes``, ``end``; seconds on a
+        received: by title, for each rank its receives: ``from``, ``nbytes``, ``end``; seconds on a
             clock that all share. Ranks that received nothing have no lane.
         bandwidth: bytes per second, for how long a message was on the link.
     """
-    use_style()
-    lanes = max(sum(map(bool, ranks)) for ranks in panels.values())
-    size = (10, 0.9 + 0.5 * lanes)
-    figure, row = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
-    bars_of = [_bars(by_rank, bandwidth) for by_rank in panels.values()]
+    lanes = max(sum(map(bool, ranks)) for ranks in received.values())
+    figure, row = panels(10, 0.9 + 0.5 * lanes, columns=len(received), sharey=True)
+    bars_of = [_bars(by_rank, bandwidth) for by_rank in received.values()]
     ends = [max(left + width for _, left, width, _ in bars) for bars in bars_of]
-    for axes, title, bars in zip(row[0], panels, bars_of, strict=True):
+    for axes, title, bars in zip(row, received, bars_of, strict=True):
         lane = sorted({rank for rank, *_ in bars})
         for rank, left, width, source in bars:
             color = CYCLE[source % len(CYCLE)]
             axes.barh(rank, width, left=left, height=0.6, color=color, edgecolor="white")
-            if width > 0.025 * max(ends) * len(panels):  # where a number has room
+            if width > 0.025 * max(ends) * len(received):  # where a number has room
                 look = {"ha": "center", "va": "center", "color": "white", "fontsize": 9}
                 axes.text(left + width / 2, rank, str(source), **look)
         axes.set(title=title, xlabel="time since the first byte came [ms]")
         axes.set_yticks(lane, [f"into rank {rank}" for rank in lane])
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, 1.03 * max(ends))
-    row[0][0].invert_yaxis()
-    figure.tight_layout()
+    row[0].invert_yaxis()
     words = [
         f"{title}: the last message is there after {end:.0f} ms"
-        for title, end in zip(panels, ends, strict=True)
+        for title, end in zip(received, ends, strict=True)
     ]
-    figure.alt_text = f"Messages on the links into each rank. {'; '.join(words)}."
-    return figure
+    return finish(figure, f"Messages on the links into each rank. {'; '.join(words)}.")
 
 
 def _bars(by_rank: Sequence[Sequence[dict]], bandwidth: float) -> list[tuple]:

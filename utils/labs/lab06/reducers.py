@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Calls, Rule, broken
-from utils.checks.groups import Group, in_group, on
+from utils.checks.comparison import Calls, Rule, broken
 from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, to_each
+from utils.checks.trials import Group, in_group, on
 from utils.cluster.questions import Ranks
 
 from .group_sums import (

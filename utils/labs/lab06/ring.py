@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Calls
-from utils.checks.groups import Group, in_group
+from utils.checks.comparison import Calls
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, facts, none_of, task
+from utils.checks.trials import Group, in_group
 from utils.cluster.questions import Ranks
 
 from .group_sums import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.verdict import named
@@ -262,7 +262,7 @@ def _exchanges(rate: float, every: int, worked: Worked) -> Iterator[Step]:
 
 
 def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]:
-    """Return what is to be handed in, and mistakes; one that gives the right sum is none."""
+    """Return what is to be handed in, and mistakes."""
     right: list[list[float]] = []
     wrong: dict[str, list[list[float]]] = {}
     life: Any = 0
@@ -307,8 +307,7 @@ def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]
         f"{came} times something came, {worked.steps} were expected: more() is asked once an "
         "exchange, and said True so many times",
     )
-    others = (Mistake(gives, text) for text, gives in wrong.items() if not same(gives, right))
-    return right, [counted, *others]
+    return right, [counted, *table(wrong)]
 
 
 def _taken(

@@ -10,29 +10,13 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from tabulate import tabulate
 
-from utils.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    PINK,
-    RED,
-    SKY,
-    arrow,
-    box,
-    canvas,
-    chart,
-    fit_limits,
-    use_style,
-)
+from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY
+from utils.figures.charts import add_lanes, chart, finish, keys, legend_beside, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame
 
 Applied = Sequence[tuple[int, int]]
 
@@ -46,7 +30,7 @@ GOAL = 0.7
 
 def star(workers: int, servers: int = 1) -> Figure:
     """Draw workers, and one or more servers that have (a part of) the weights."""
-    figure, axes = canvas(9, 3.0)
+    _, axes = canvas(9, 3.0)
     middle = 3.2 * (workers - 1) / 2
     for j in range(servers):
         x = middle + 4.2 * (j - (servers - 1) / 2)
@@ -61,18 +45,17 @@ def star(workers: int, servers: int = 1) -> Figure:
     right = 3.2 * (workers - 1) + 2.2
     axes.text(right, 1.8, "weights", color=BLUE, va="center")
     axes.text(right, 1.2, "gradients", color=GREEN, va="center")
-    fit_limits(axes, [-1.4, right + 1.2], [-0.5, 3.5], margin=0.15)
     cut = "" if servers == 1 else " Each server has a part of the weights."
-    figure.alt_text = (
+    words = (
         f"{servers} server{'s' * (servers > 1)} above {workers} workers. Weights go down to each "
         f"worker, gradients come up from each.{cut}"
     )
-    return figure
+    return frame(axes, (-1.55, right + 1.35), (-0.65, 3.65), words, equal=True)
 
 
 def updates_between() -> Figure:
     """Draw what is counted: updates between the sending of weights and the gradient's own."""
-    figure, axes = canvas(10, 2.4)
+    _, axes = canvas(10, 2.4)
     axes.plot([0, 10.6], [0, 0], color=INK, linewidth=1.5)
     own = {1.0: 2, 2.6: 1, 4.2: 2, 5.6: 1, 6.8: 2, 8.6: 3}
     for version, (x, worker) in enumerate(own.items(), 1):
@@ -86,32 +69,28 @@ def updates_between() -> Figure:
         axes.text(x, 0.8, words, ha="right" if x < 5 else "left", va="bottom", fontsize=10)
     axes.text(5.2, -0.75, "updates 2, 3, 4 and 5 lie between: staleness 4", ha="center", va="top")
     axes.text(10.7, 0, "updates of\nthe server", va="center", fontsize=10)
-    axes.set(xlim=(-0.6, 12.2), ylim=(-1.15, 1.15))
-    figure.alt_text = (
+    described = (
         "The server's updates 1 to 6 on a line. Worker 3 gets the weights after update 1; its own "
         "gradient is update 6. Updates 2 to 5, of other workers, lie between: staleness 4."
     )
-    return figure
+    return frame(axes, (-0.6, 12.2), (-1.15, 1.15), described)
 
 
 def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
     """Draw how late gradients are: a histogram for each number of workers."""
-    use_style()
-    figure, grid = plt.subplots(1, len(staleness), figsize=(11, 2.9), sharey=True, squeeze=False)
-    all_axes = grid[0]
+    figure, all_axes = panels(11, 2.9, columns=len(staleness), sharey=True)
     most = max(max(values) for values in staleness.values())
     for axes, (workers, values) in zip(all_axes, staleness.items(), strict=True):
         heights = [100 * values.count(s) / len(values) for s in range(most + 1)]
         axes.bar(range(most + 1), heights, color=BLUE)
-        mean = sum(values) / len(values)
+        mean = _mean(values)
         axes.axvline(mean, color=RED, linestyle="--", linewidth=1.5)
         axes.set_title(f"{workers} worker{'s' * (workers > 1)}\nmean {mean:.2f}", fontsize=11)
-        axes.set_xlabel("staleness")
+        step = 1 if most < 8 else 2 if most < 16 else 5
+        axes.set(xlabel="staleness", xticks=range(0, most + 1, step))
         axes.grid(axis="x", visible=False)
-        axes.set_xticks(range(0, most + 1, 1 if most < 8 else 2 if most < 16 else 5))
     all_axes[0].set_ylabel("share of the gradients [%]")
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def of_each_worker(applied: Applied) -> Figure:
@@ -119,17 +98,16 @@ def of_each_worker(applied: Applied) -> Figure:
     figure, axes = chart(9, 3.2)
     for worker in sorted({worker for worker, _ in applied}):
         points = [(k, stale) for k, (w, stale) in enumerate(applied) if w == worker]
-        mean = sum(stale for _, stale in points) / len(points)
+        mean = _mean([stale for _, stale in points])
         label = f"rank {worker}: {len(points)} gradients, mean {mean:.1f}"
         color = RANK_COLORS[worker % len(RANK_COLORS)]
         axes.plot(*zip(*points, strict=True), "os^Dv"[worker % 5], color=color, label=label)
-    mean = sum(stale for _, stale in applied) / len(applied)
+    mean = _mean([stale for _, stale in applied])
     axes.axhline(mean, color=RED, linestyle="--", linewidth=1.5, label=f"mean of all: {mean:.2f}")
     axes.set_title("Three workers, rank 3 sleeps six times as long")
     axes.set(xlabel="number of the update", ylabel="staleness [updates]")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    return figure
+    legend_beside(axes)
+    return finish(figure)
 
 
 def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) -> Figure:
@@ -137,32 +115,23 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
 
     None among the bounds is no bound. Messages take no time here.
     """
-    use_style()
-    size = (10, 1.15 * len(bounds) + 0.9)
-    figure, grid = plt.subplots(len(bounds), 1, figsize=size, sharex=True, squeeze=False)
-    all_axes = grid[:, 0]
+    figure, all_axes = panels(10, 1.15 * len(bounds) + 0.9, rows=len(bounds), sharex=True)
     gradients = []
     for axes, bound in zip(all_axes, bounds, strict=True):
         done = _planned(axes, math.inf if bound is None else bound, steps, until)
-        axes.set_yticks(range(len(steps)), [f"worker {k + 1}" for k in range(len(steps))])
-        axes.set(xlim=(0, until), ylim=(len(steps) - 0.4, -0.6))
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False)
+        add_lanes(axes, [f"worker {k + 1}" for k in range(len(steps))], until)
         axes.set_title(f"s = {'∞' if bound is None else bound}: {done} gradients", fontsize=11)
         gradients.append(f"{done} with {'no bound' if bound is None else f'bound {bound}'}")
     all_axes[-1].set_xlabel("time [units]")
-    handles = [
-        Patch(facecolor=SKY, edgecolor=INK, label="computes"),
-        Patch(facecolor=PALE, edgecolor=GREY, hatch="///", label="waits at the bound"),
-    ]
+    handles = keys({"computes": SKY})
+    handles += keys({"waits at the bound": PALE}, edgecolor=GREY, hatch="///")
     figure.legend(handles=handles, loc="upper right", ncols=2, fontsize=10)
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         f"A plan of {len(steps)} workers whose steps take {', '.join(map(str, steps))} units, over "
         f"{until} units of time. Gradients: {', '.join(gradients)}. With a bound the fast ones "
         "wait for the slowest; the larger the bound, the later they begin to."
     )
-    return figure
+    return finish(figure, words)
 
 
 def _planned(axes: Axes, bound: float, steps: Sequence[int], until: int) -> int:
@@ -189,16 +158,14 @@ def _planned(axes: Axes, bound: float, steps: Sequence[int], until: int) -> int:
 
 def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) -> None:
     if end > begin:
-        look = {"facecolor": PALE, "edgecolor": GREY, "hatch": "///"}
-        look = look if waits else {"facecolor": SKY, "edgecolor": INK}
-        axes.barh(row, end - begin, left=begin, height=0.7, linewidth=0.8, **look)
+        look = {"edgecolor": GREY, "hatch": "///"} if waits else {}
+        color = PALE if waits else SKY
+        cell(axes, begin, row, end - begin, color, height=0.7, linewidth=0.8, **look)
 
 
 def clocks(served: Mapping[float, Applied]) -> Figure:
     """Draw the clock of each worker over the updates, for each bound."""
-    use_style()
-    figure, grid = plt.subplots(1, len(served), figsize=(11, 3.1), sharey=True, squeeze=False)
-    all_axes = grid[0]
+    figure, all_axes = panels(11, 3.1, columns=len(served), sharey=True)
     for axes, (bound, applied) in zip(all_axes, served.items(), strict=True):
         for worker in sorted({worker for worker, _ in applied}):
             clock = [0]
@@ -211,8 +178,7 @@ def clocks(served: Mapping[float, Applied]) -> Figure:
         axes.set_xlabel("updates")
     all_axes[0].set_ylabel("clock")
     all_axes[0].legend(loc="upper left", fontsize=9)
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
@@ -225,11 +191,9 @@ def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
     most = 100 * (1 - 1 / ranks)
     axes.axvline(most, color=RED, linestyle="--", linewidth=1.5)
     axes.text(most - 1, len(names) - 0.45, f"1 − 1/{ranks}", color=RED, ha="right", va="bottom")
-    axes.set(xlim=(0, 100), ylim=(-0.5, len(names) - 0.1))
+    axes.set(xlim=(0, 100), ylim=(-0.5, len(names) - 0.1), xlabel="lost updates [%]")
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("lost updates [%]")
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -248,25 +212,22 @@ def seconds_to(run: Mapping, accuracy: float) -> float | None:
 
 def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
     """Draw accuracy over time and over gradients, a row for each kind of slowness."""
-    use_style()
-    size = (11, 3.3 * len(runs_of))
-    figure, rows = plt.subplots(len(runs_of), 2, figsize=size, sharey=True, squeeze=False)
-    for row, (kind, runs) in zip(rows, runs_of.items(), strict=True):
-        for color, style, (name, run) in zip(
-            MODEL_COLORS, ("-", "-", "-", "--", "-."), runs.items(), strict=False
-        ):
+    figure, grid = panels(11, 3.3 * len(runs_of), rows=len(runs_of), columns=2, sharey=True)
+    styles = [*zip(MODEL_COLORS, ("-", "-", "-", "--", "-."), strict=False)]
+    for row, (kind, runs) in enumerate(runs_of.items()):
+        left, right = grid[2 * row : 2 * row + 2]
+        for (color, style), (name, run) in zip(styles, runs.items(), strict=False):
             seconds, gradients, accuracy = zip(*_smooth(run["curve"]), strict=True)
-            label = f"{name}: staleness {_mean(run['staleness']):.1f}"
-            for axes, across in zip(row, (seconds, gradients), strict=True):
-                axes.plot(across, [100 * a for a in accuracy], style, color=color, label=label)
-        for axes, against in zip(row, ("time", "gradients"), strict=True):
-            axes.set_title(f"{kind}: accuracy over {against}", fontsize=11)
-        row[0].set_xlabel("time [s]")
-        row[1].set_xlabel("gradients")
-        row[0].set(ylabel="test accuracy [%]", ylim=(40, 90))
-        row[1].legend(loc="lower right", fontsize=9)
-    figure.tight_layout()
-    return figure
+            percent = [100 * share for share in accuracy]
+            look = {"color": color, "label": f"{name}: staleness {_mean(run['staleness']):.1f}"}
+            left.plot(seconds, percent, style, **look)
+            right.plot(gradients, percent, style, **look)
+        left.set_title(f"{kind}: accuracy over time", fontsize=11)
+        right.set_title(f"{kind}: accuracy over gradients", fontsize=11)
+        left.set(xlabel="time [s]", ylabel="test accuracy [%]", ylim=(40, 90))
+        right.set_xlabel("gradients")
+        right.legend(loc="lower right", fontsize=9)
+    return finish(figure)
 
 
 def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
@@ -279,23 +240,20 @@ def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
 
 def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
     """Print gradients, staleness and accuracy of each run."""
+    heads = ["gradients", "mean staleness", "largest", f"{100 * GOAL:.0f} % after", "accuracy"]
+    align = ("left", *["right"] * 6)
     for kind, runs in found.items():
-        rows = [
-            [
-                name,
-                run["gradients"],
-                f"{_mean(run['staleness']):.2f}",
-                max(run["staleness"]),
-                "never" if (after := seconds_to(run, GOAL)) is None else f"{after:.1f} s",
-                f"{100 * final_accuracy(run):.1f} %",
-                f"{100 * run['lost']:.2f} %" if "lost" in run else "",
-            ]
-            for name, run in runs.items()
-        ]
-        goal = f"{100 * GOAL:.0f} % after"
-        heads = [kind, "gradients", "mean staleness", "largest", goal, "accuracy", "lost updates"]
-        align = ("left", *["right"] * 6)
-        print(tabulate(rows, heads, "simple", colalign=align, disable_numparse=True), end="\n\n")
+        rows = []
+        for name, run in runs.items():
+            after = seconds_to(run, GOAL)
+            late = run["staleness"]
+            when = "never" if after is None else f"{after:.1f} s"
+            accuracy = f"{100 * final_accuracy(run):.1f} %"
+            lost = f"{100 * run['lost']:.2f} %" if "lost" in run else ""
+            mean = f"{_mean(late):.2f}"
+            rows.append([name, run["gradients"], mean, max(late), when, accuracy, lost])
+        form = {"tablefmt": "simple", "colalign": align, "disable_numparse": True}
+        print(tabulate(rows, [kind, *heads, "lost updates"], **form), end="\n\n")
 
 
 def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -> Figure:
@@ -308,8 +266,7 @@ def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -
     axes.set_title("300 gradients, each applied late")
     axes.set(ylim=(0, 100), xlabel="versions late", ylabel="test accuracy [%]")
     axes.legend()
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def bottleneck(
@@ -333,11 +290,9 @@ def bottleneck(
         axes.axhline(cap, color=color, linestyle="--", linewidth=1.2)
         axes.text(most + 0.5, cap + 0.7, f"cap {cap:.0f}", color=color, ha="right", va="bottom")
         axes.plot(list(of), list(of.values()), mark, color=color, markersize=9, label=named)
-    axes.set_xticks(range(1, most + 1))
-    axes.set_xlim(0.8, most + 0.6)
+    axes.set(xticks=range(1, most + 1), xlim=(0.8, most + 0.6))
     axes.set_ylim(bottom=0)
     axes.set_title("A server takes what fits through its link")
     axes.set(xlabel="workers", ylabel="updates per second")
     axes.legend(loc="upper left")
-    figure.tight_layout()
-    return figure
+    return finish(figure)

@@ -7,6 +7,7 @@ got, so the replay gives the weights, the staleness and the leads that the serve
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,11 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import Rule, only, waited
-from utils.checks.mistakes import Mistake, same
+from utils.checks.comparison import Mistake, only, same, table, waited
 from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, all_came, communication, facts, to_each, value
-from utils.cluster.questions import Ranks
+from utils.cluster.questions import Ranks, Reply
 
 # Ranks of lab 07, the server among them.
 WORLD = 6
@@ -55,6 +55,16 @@ def enough(ranks: Ranks, report: Report) -> bool:
     if ranks.n != WORLD:
         report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD}, timeout=60)")
     return ranks.n == WORLD
+
+
+def answers_of(
+    ranks: Ranks, report: Report, probe: Callable, seeds: list[int], **asked: Any
+) -> list[Reply]:
+    """Ask a probe with a seed for each rank; return the answers if all came, otherwise none."""
+    if not enough(ranks, report):
+        return []
+    answers = report.answers(ranks, probe, each=to_each(seed=seeds), **asked)
+    return answers if all_came(answers) else []
 
 
 def jobs_of(seed: int, workers: Sequence[int], steps: int, slow: int | None = None) -> list:
@@ -105,7 +115,7 @@ def probe_server(
         seed: of the server's weights, or of this worker's gradients.
         more: further arguments; JSON has no infinity, which is `None` here.
     """
-    mine = next((job for job in jobs if job[0] == rank), None)
+    mine = {worker: how for worker, *how in jobs}.get(rank)
     if rank == SERVER:
         weights = filled(seed, len(jobs))
         workers = [worker for worker, *_ in reversed(jobs)]
@@ -115,7 +125,7 @@ def probe_server(
         result, calls = recorded(function, weights, workers, rate, *bounds)
         moved = weights.data_ptr() != memory
         return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
-    return {"got": _toy_worker(seed, len(jobs), *mine[1:])} if mine else {}
+    return {"got": _toy_worker(seed, len(jobs), *mine)} if mine else {}
 
 
 @dataclass
@@ -149,11 +159,6 @@ class Replay:
                 gradient = toy_gradient(at, self.seeds[worker], k)
                 count[worker] += 1
             yield kind, worker, gradient
-
-    def one_by_one(self, factor: float = 1.0) -> list[float]:
-        """Return the weights in the end, if each gradient is a step of its own."""
-        *_, end = self.versions(factor)
-        return end
 
     def versions(self, factor: float = 1.0) -> list[list[float]]:
         """Return the weights at the beginning, and after each gradient."""
@@ -245,15 +250,12 @@ def hint_if_stuck(report: Report, hint: str) -> None:
         report.begin_with(hint)
 
 
-Judge = Callable[[dict[str, Any], Replay], Iterator[Step]]
-
-
 def judge_server(
     ranks: Ranks,
     report: Report,
     name: str,
     jobs: list,
-    judge: Judge,
+    judge: Callable[[dict[str, Any], Replay], Iterator[Step]],
     more: Sequence = (),
     hint: str = "",
 ) -> bool:
@@ -264,15 +266,13 @@ def judge_server(
         more: further arguments of the function.
         hint: what to say if ranks wait for each other.
     """
-    if not enough(ranks, report):
-        return False
     rate = rate_of(report.seed)
     seeds = report.seeds(WORLD)
-    asked = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "rate": rate}
-    answers = report.answers(ranks, probe_server, more=list(more), **asked)
+    asked = {"name": name, "jobs": jobs, "rate": rate, "more": list(more)}
+    answers = answers_of(ranks, report, probe_server, seeds, **asked)
     workers = [worker for worker, *_ in jobs]
     hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What came of it:")
-    if not all_came(answers):
+    if not answers:
         return False
     server = answers[SERVER].value
     got = {worker: answers[worker].value["got"] for worker in workers}
@@ -282,22 +282,19 @@ def judge_server(
 
 def _served(server: dict[str, Any], workers: list[int], more: Iterable[Step]) -> Iterator[Step]:
     """Yield the steps for any server, and then more of them."""
-    yield communication(server["calls"], only("send", "recv"), _inside(workers), waited)
+    inside = functools.partial(_inside, workers)
+    yield communication(server["calls"], only("send", "recv"), inside, waited)
     moved = "weights has other memory than before: update it in place, with -="
     yield facts({moved: server["moved"]})
     yield from more
 
 
-def _inside(workers: list[int]) -> Rule:
-    """Return the rule that the server talks to its workers only."""
-
-    def rule(calls: list[dict]) -> str | None:
-        others = sorted({call["peer"] for call in calls} - set(workers))
-        if not others:
-            return None
-        return f"it talks to rank {others[0]}, but the argument workers was {workers}"
-
-    return rule
+def _inside(workers: list[int], calls: list[dict]) -> str | None:
+    """Say whether the server talks to others than its workers: a rule."""
+    others = sorted({call["peer"] for call in calls} - set(workers))
+    if not others:
+        return None
+    return f"it talks to rank {others[0]}, but the argument workers was {workers}"
 
 
 def protocol(said: str | None) -> Step:
@@ -308,8 +305,10 @@ def protocol(said: str | None) -> Step:
 def stepwise(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
     """Yield the steps that each gradient is a step of its own, with the right staleness."""
     yield _sent_weights(replay)
-    mistakes = _wrong_steps(replay, replay.start.tolist(), replay.one_by_one)
-    end = replay.one_by_one()
+    mistakes = _wrong_steps(
+        replay, replay.start.tolist(), lambda factor: replay.versions(factor)[-1]
+    )
+    end = replay.versions()[-1]
     yield value(server["weights"], end, mistakes, what="the weights in the end")
     rows = server["result"]
     form = "the list of pairs (rank, staleness)"
@@ -351,55 +350,45 @@ def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]
     """Return what else than w - lr · gradient may have been computed."""
     workers = len(replay.workers)
     mean = after(1 / workers)
-    wrong = {
+    return table({
         "these are the weights of the beginning: update the tensor weights in place, and send that "
         "one": unchanged,
         f"each gradient is a step of its own here: lr · gradient, not divided by {workers}": mean,
         "uphill: subtract lr · gradient": after(-1.0),
         "the learning rate is missing": after(1 / replay.rate),
-    }
-    return [Mistake(gives, text) for text, gives in wrong.items() if not same(gives, after(1.0))]
+    })
 
 
 def _wrong_rows(replay: Replay, rows: Any) -> list[Mistake]:
     """Return what else a server may say of the staleness of each gradient; rows: what it said."""
-    wrong = {
-        "staleness 0 everywhere: count the updates between the sending of the weights and the "
-        "coming of the gradient, those of other workers": "zero",
-        "one too many: the gradient's own update does not count. Note the staleness before the "
-        "update, or subtract 1": "with its own",
-        "this is the number of all updates so far: subtract what it was when this worker got its "
-        "weights": "versions",
-        "this is the version that the worker got its weights at: subtract it from the version "
-        "now": "read",
-        "this counts the ranks that have updated meanwhile; count their updates": "ranks",
-        "this is how many steps the worker is ahead of the slowest, not how old its weights "
-        "were": "lead",
-        "this is how many gradients this worker has handed in before: count those of the others, "
-        "since it got its weights": "steps",
-    }
     expected = replay.rows()
-    count = (
+    came = len(rows) if isinstance(rows, list) else "none"
+
+    def is_negative(pairs: list) -> bool:
+        return any(isinstance(p, list) and len(p) == 2 and p[1] < 0 for p in pairs)
+
+    return table({
+        "serve returns a list, one pair a gradient": lambda pairs: not isinstance(pairs, list),
+        "only the ranks: the staleness is missing": [worker for worker, _ in expected],
+        "only the staleness: pairs of (rank, staleness)": [stale for _, stale in expected],
         f"expected {len(expected)} pairs, one for each gradient that was applied, got "
-        f"{len(rows) if isinstance(rows, list) else 'none'}"
-    )
-    swapped = [[stale, worker] for worker, stale in expected]
-    return [
-        Mistake(
-            lambda pairs: not isinstance(pairs, list), "serve returns a list, one pair a gradient"
+        f"{came}": lambda pairs: len(pairs) != len(expected),
+        "the pairs are the other way round: (rank, staleness)": [row[::-1] for row in expected],
+        "less than 0 updates late: of the number of updates when its weights were sent, too many "
+        "were noted": is_negative,
+        "staleness 0 everywhere: count the updates between the sending of the weights and the "
+        "coming of the gradient, those of other workers": replay.rows("zero"),
+        "one too many: the gradient's own update does not count. Note the staleness before the "
+        "update, or subtract 1": replay.rows("with its own"),
+        "this is the number of all updates so far: subtract what it was when this worker got its "
+        "weights": replay.rows("versions"),
+        "this is the version that the worker got its weights at: subtract it from the version "
+        "now": replay.rows("read"),
+        "this counts the ranks that have updated meanwhile; count their updates": (
+            replay.rows("ranks")
         ),
-        Mistake([worker for worker, _ in expected], "only the ranks: the staleness is missing"),
-        Mistake([stale for _, stale in expected], "only the staleness: pairs of (rank, staleness)"),
-        Mistake(lambda pairs: len(pairs) != len(expected), count),
-        Mistake(swapped, "the pairs are the other way round: (rank, staleness)"),
-        Mistake(
-            lambda pairs: any(isinstance(p, list) and len(p) == 2 and p[1] < 0 for p in pairs),
-            "less than 0 updates late: of the number of updates when its weights were sent, too "
-            "many were noted",
-        ),
-        *(
-            Mistake(replay.rows(idea), text)
-            for text, idea in wrong.items()
-            if replay.rows(idea) != expected
-        ),
-    ]
+        "this is how many steps the worker is ahead of the slowest, not how old its weights "
+        "were": replay.rows("lead"),
+        "this is how many gradients this worker has handed in before: count those of the others, "
+        "since it got its weights": replay.rows("steps"),
+    })

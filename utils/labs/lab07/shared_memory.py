@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.checks.calls import TOGETHER, some
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
+from utils.checks.comparison import NO_NUMBER, TOGETHER, Mistake, some, table
 from utils.checks.probe import answer_named, number, numbers, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply

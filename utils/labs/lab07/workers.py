@@ -11,34 +11,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import blocking, broken, only, some, waited
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, blocking, broken, only, same, some, table, waited
 from utils.checks.probe import as_dict, numbers, reading_answer, recorded
-from utils.checks.task import (
-    Report,
-    Step,
-    all_came,
-    communication,
-    each_of,
-    facts,
-    task,
-    to_each,
-    value,
-)
+from utils.checks.task import Report, Step, communication, each_of, facts, task, value
 from utils.cluster.questions import Ranks
 
-from .servers import SERVER, WORLD, blank, enough, filled, hint_if_stuck, jobs_of, toy_gradient
+from .servers import SERVER, WORLD, answers_of, blank, filled, hint_if_stuck, jobs_of, toy_gradient
 
 
 class Counted:
     """Counts how often a student's worker asked for more, and computed."""
 
-    def __init__(self, seed: int, steps: int, servers: int = 1):
+    def __init__(self, seed: int, steps: int, servers: int = 1, gradient: Callable = toy_gradient):
         from torch_mpi.record import log
 
         self.seed = seed
         self.left = steps
         self.servers = servers
+        self.gradient = gradient
         self.seen: list[list[float]] = []
         self.allowed = True
         self.asked = 0
@@ -56,14 +46,14 @@ class Counted:
         return self.allowed
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the toy gradient of the next step."""
+        """Return the gradient of the next step."""
         if not self.allowed:
             raise RuntimeError(
                 "compute(weights) was called after more() had said False: ask more() once each "
                 "time that weights have come, before anything is computed; leave if it says False"
             )
         self.seen.append(weights.tolist())
-        return toy_gradient(weights, self.seed, len(self.seen) - 1)
+        return self.gradient(weights, self.seed, len(self.seen) - 1)
 
 
 def serve_toys(
@@ -161,14 +151,12 @@ def judge_worker(
         judge: the steps for one worker, if all of them kept the protocol.
         like: how many workers the weights are for, see :func:`blank`.
     """
-    if not enough(ranks, report):
-        return False
     seeds = report.seeds(WORLD)
     jobs = jobs_of(report.seed, [1, 2, 3], 3)
-    asked = {"name": name, "each": to_each(seed=seeds), "jobs": jobs, "more": list(more)}
-    answers = report.answers(ranks, probe_work, like=like, **asked)
+    asked = {"name": name, "jobs": jobs, "more": list(more), "like": like}
+    answers = answers_of(ranks, report, probe_work, seeds, **asked)
     _hint_of_work(report)
-    if not all_came(answers):
+    if not answers:
         return False
     workers = []
     for rank, steps, _ in jobs:
@@ -181,15 +169,13 @@ def judge_worker(
 
 
 def _conduct(worker: Worked) -> Iterator[Step]:
-    """Yield the steps for any worker."""
     rules = some([SERVER, worker.rank]), only("send", "recv"), waited
     yield each_of([communication(worker.value["calls"], *rules)], [worker.in_place()])
 
 
 def _hint_of_work(report: Report) -> None:
     """Say what the protocol is, if messages are left over or ranks wait for each other."""
-    left_over = [problem for problem in report.problems if problem.kind == "unreceived"]
-    senders = {rank for problem in left_over for rank in problem.ranks}
+    senders = {rank for _, kind, rank in report.found if kind == "unreceived"}
     if senders == {SERVER}:
         report.problem(
             "(the last weights were sent, and not received: receive first, then ask more())"
@@ -221,24 +207,16 @@ def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
     """Call `work_sharded`; `seed` is that of a server's weights, or of this worker's gradients."""
-    from torch_mpi.record import log
-
     steps = {worker: count for worker, count, _ in jobs}
     if rank in servers:
         return {"handed": serve_toys(steps, functools.partial(_part, seed, servers, rank))}
     if rank not in steps:
         return None
-    counted = Counted(seed, steps[rank], len(servers))
-
-    def compute(weights: torch.Tensor) -> torch.Tensor:
-        counted.compute(weights)
-        return _whole(len(weights), seed, len(counted.seen) - 1)
-
-    mark = log.mark()
+    counted = Counted(seed, steps[rank], len(servers), _whole)
     empty = torch.empty(LENGTHS[len(servers)])
     function = reading_answer(user_ns, "work_sharded", changes=(1,))
-    function(compute, empty, list(servers), counted.more)
-    calls = log.since(mark)
+    function(counted.compute, empty, list(servers), counted.more)
+    calls = counted.log.since(counted.mark)
     return {
         "early": counted.early,
         "last": empty,
@@ -256,9 +234,9 @@ def _part(seed: int, servers: list[int], server: int, worker: int, k: int) -> to
     return parts[servers.index(server)].clone()
 
 
-def _whole(length: int, seed: int, k: int) -> torch.Tensor:
+def _whole(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
     """Return the k-th gradient of the worker with this seed; each number tells its place."""
-    return numbers(seed + k, length) + 1000 * torch.arange(float(length))
+    return numbers(seed + k, len(weights)) + 1000 * torch.arange(float(len(weights)))
 
 
 def _one_after_the_other(calls: list) -> str:
@@ -306,34 +284,25 @@ def _received_late(calls: list) -> bool:
 def work_sharded(ranks: Ranks, report: Report) -> None:
     """Check that all parts come and go at once, and in their places."""
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
-        if not _judge_sharded(ranks, report, servers, workers):
+        jobs = jobs_of(report.seed, workers, 2)
+        # The servers alone know the weights before they send them.
+        seed, *seeds = report.seeds(1 + WORLD)
+        for server in servers:
+            seeds[server] = seed
+        answers = answers_of(ranks, report, probe_sharded, seeds, servers=servers, jobs=jobs)
+        hint_if_stuck(
+            report,
+            f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
+            "From each a part comes; to each goes a header and its part of the gradient; leave() "
+            "says goodbye to each. What came of it:",
+        )
+        for rank, steps, _ in jobs if answers else ():
+            came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
+            handed = [answers[server].value["handed"][str(rank)] for server in servers]
+            worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
+            report.follow(rank, _sharded(worked))
+        if report.found:
             return
-
-
-def _judge_sharded(ranks: Ranks, report: Report, servers: list[int], workers: list[int]) -> bool:
-    """Ask workers with these servers; return whether all is right."""
-    if not enough(ranks, report):
-        return False
-    jobs = jobs_of(report.seed, workers, 2)
-    # The servers alone know the weights before they send them.
-    seed, *seeds = report.seeds(1 + WORLD)
-    each = to_each(seed=[seed if rank in servers else seeds[rank] for rank in range(WORLD)])
-    answers = report.answers(ranks, probe_sharded, each=each, servers=servers, jobs=jobs)
-    hint_if_stuck(
-        report,
-        f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
-        "From each a part comes; to each goes a header and its part of the gradient; leave() "
-        "says goodbye to each. What came of it:",
-    )
-    if not all_came(answers):
-        return False
-    right = []
-    for rank, steps, _ in jobs:
-        came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
-        handed = [answers[server].value["handed"][str(rank)] for server in servers]
-        worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
-        right.append(report.follow(rank, _sharded(worked)))
-    return all(right)
 
 
 def _sharded(worked: Worked) -> Iterator[Step]:
@@ -367,22 +336,21 @@ def _wrong_weights(worked: Worked, seen: list[list[float]]) -> list[Mistake]:
     steps = worked.steps
     parts = [torch.tensor(weights).tensor_split(len(worked.servers)) for weights in seen]
     elsewhere = [torch.cat(of_step[::-1]).tolist() for of_step in parts]
-    wrong = {
+    return table({
         f"compute was called {count} times, more() said True {steps} times": lambda weights: (
             len(weights) != steps
         ),
         "the parts are in wrong places: part k of weights is that of servers[k]": elsewhere,
         "the weights do not change from step to step: receive all parts anew, into "
         "weights": lambda weights: weights[0] in weights[1:],
-    }
-    return table(wrong)
+    })
 
 
 def _parts(worked: Worked) -> Iterator[Step]:
     """Yield the step for each server that it got its part of the gradients."""
     servers = worked.servers
     gradients = [
-        _whole(len(weights), worked.seed, k).tensor_split(len(servers))
+        _whole(weights, worked.seed, k).tensor_split(len(servers))
         for k, weights in enumerate(worked.came[:-1])
     ]
     first = [part.tolist() for part in gradients[0]]
@@ -394,9 +362,9 @@ def _parts(worked: Worked) -> Iterator[Step]:
         expected = [parts[place].tolist() for parts in gradients]
         beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in gradients]
         said = "every server got the beginning of the gradient: cut it like weights"
-        mistakes = [Mistake(beginnings, said)] if place else []
+        mistakes = [Mistake(beginnings, said), elsewhere]
         what = f"the part of the gradient that server {server} got"
-        yield value(worked.handed[place], expected, [*mistakes, elsewhere], what=what)
+        yield value(worked.handed[place], expected, mistakes, what=what)
 
 
 def _not_blocking(calls: list[dict]) -> str | None:

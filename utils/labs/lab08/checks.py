@@ -14,12 +14,11 @@ from typing import Any
 
 import torch
 
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import PARTITIONS, GroupAnswer, judge_groups, on, tried
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, same, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
+from utils.checks.trials import PARTITIONS, GroupAnswer, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 
 from . import replays
@@ -31,7 +30,6 @@ WITH_A_MASTER = [None, *PARTITIONS[:-1]]
 
 
 def _length(case: dict[str, Any]) -> str:
-    """Return how long a run with rounds is, in words."""
     return f"{case['steps']} steps with τ = {case['tau']}"
 
 
@@ -42,17 +40,16 @@ def _rounds(case: dict[str, Any]) -> int:
 # -- 8.2: round robin -------------------------------------------------------------------------
 
 
+def _in_a_group(case: dict[str, Any]) -> str:
+    """Return the end of a hint for a case with groups."""
+    return ". If it works without a group: every call needs group=group" * bool(case["partition"])
+
+
 def _round_robin_hint(case: dict[str, Any]) -> str:
-    """Return what to say where the answer raised an error or did not come."""
     return (
         f"in {case['steps']} steps; in step t = 0, 1, … the worker's place is 1 + t mod G, and "
         "place 0 is the master. A worker takes part in its own steps only" + _in_a_group(case)
     )
-
-
-def _in_a_group(case: dict[str, Any]) -> str:
-    """Return the end of a hint for a case with groups."""
-    return ". If it works without a group: every call needs group=group" * bool(case["partition"])
 
 
 @task("8.2", "round robin, as printed", points=4)
@@ -69,7 +66,6 @@ def round_robin(ranks: Ranks, report: Report) -> None:
 
 
 def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield that a rank has the messages of its turns."""
     members = answer.members
     turns = [1 + t % (len(members) - 1) for t in range(answer.case["steps"])]
     times = turns.count(answer.place)
@@ -85,7 +81,6 @@ def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _round_robin_weights(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what weights a rank has to have."""
     replay = replay_of(replays.round_robin_replayed, answer, answer.case["steps"])
     return weight_steps(answer, replay, replays.ROUND_ROBIN_MISTAKES)
 
@@ -137,14 +132,12 @@ def _in_line(answer: GroupAnswer, times: int) -> Rule:
 
 
 def _asynchronous_hint(case: dict[str, Any]) -> str:
-    """Return what to say where the answer raised an error or did not come."""
     text = f"{_length(case)}: {_rounds(case)} exchanges of each worker"
-    if case.get("held"):
-        text += (
-            ". The first worker computed for long, and the others went on: the master takes "
-            "whatever comes first, dist.recv without a source"
-        )
-    return text + _in_a_group(case)
+    held = (
+        ". The first worker computed for long, and the others went on: the master takes "
+        "whatever comes first, dist.recv without a source"
+    )
+    return text + held * case.get("held", False) + _in_a_group(case)
 
 
 @task("8.3", "asynchronous, every τ steps", points=4)
@@ -165,7 +158,6 @@ def asynchronous(ranks: Ranks, report: Report) -> None:
 
 
 def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what messages a rank has to exchange, and how many gradients a worker computes."""
     if answer.place:
         yield each_of([_exchanges(answer)], [_gradients(answer)])
     else:
@@ -175,7 +167,6 @@ def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what weights a rank has to have, in the order in which the master has served."""
     order = [call["peer"] for call in _of(answer.values[0]["calls"], "send")]
     texts = ({} if answer.place else replays.SERVE_MISTAKES) | replays.WORK_MISTAKES
     return weight_steps(answer, _replay_in_order(answer, order), texts)
@@ -184,8 +175,7 @@ def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
 def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -> replays.Replay:
     """Return the replay of a case in which workers come in this order of ranks."""
     places = [answer.members.index(rank) for rank in order]
-    case = answer.case
-    rounds = (case["steps"], case["tau"])
+    rounds = (answer.case["steps"], answer.case["tau"])
     return replay_of(replays.asynchronous_replayed, answer, places, *rounds, **momentum)
 
 
@@ -202,7 +192,6 @@ def _exchanges(answer: GroupAnswer) -> Step:
 
 
 def _of(calls: Calls, op: str) -> Calls:
-    """Return the calls of an operation in the order in which they began."""
     return sorted((call for call in calls if call["op"] == op), key=lambda call: call["start"])
 
 
@@ -242,11 +231,11 @@ def _any_first(workers: int) -> Rule:
 
 
 def _gradients(answer: GroupAnswer) -> Step:
-    """Return the step that a rank has computed one gradient in each step."""
     steps = answer.case["steps"]
     count = len(answer.value["at"])
-    text = f"computed {count} gradients in {steps} steps: one in each, gradient(w)"
-    return facts({text: count != steps})
+    return facts({
+        f"computed {count} gradients in {steps} steps: one in each, gradient(w)": count != steps
+    })
 
 
 # -- 8.4: momentum ----------------------------------------------------------------------------
@@ -269,7 +258,6 @@ def momentum(ranks: Ranks, report: Report) -> None:
 
 
 def _with_momentum(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a worker has to do beside a right master, which is not judged."""
     if answer.place == 0:
         return
     yield _exchanges(answer)
@@ -285,7 +273,6 @@ _ROUNDS = {"partition": (None, *PARTITIONS), "steps": (6, 7, 31, 5, 3), "tau": (
 
 
 def _rounds_hint(case: dict[str, Any]) -> str:
-    """Return what to say where the answer raised an error or did not come."""
     return f"{_length(case)}: {_rounds(case)} all_reduces"
 
 
@@ -293,14 +280,9 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
     """Yield what each round has to be: τ steps, one all_reduce of the weights; and its weights."""
     case = answer.case
     why = f" in {_length(case)}: one after every τ steps, and one at the end"
-    yield communication(
-        answer.value["calls"],
-        only("all_reduce"),
-        inside(answer.members),
-        made("all_reduce", _rounds(case), why),
-        sized(case),
-        waited,
-    )
+    always = (only("all_reduce"), inside(answer.members))
+    count = made("all_reduce", _rounds(case), why)
+    yield communication(answer.value["calls"], *always, count, sized(case), waited)
     yield _gradients(answer)
     replay = replay_of(replays.local_replayed, answer, case["steps"], case["tau"], **outer)
     yield from weight_steps(answer, replay, texts, "all_reduce")
@@ -369,23 +351,18 @@ def diloco(ranks: Ranks, report: Report) -> None:
 
 
 def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
-    """Yield what `outer_step` has to return, and to leave alone."""
     form = result.get("form")
     yield facts({
         f"outer_step returned {form}, expected two tensors: return center, velocity": form
     })
     for case, moved in zip(cases, result["moved"], strict=True):
         center, _, _, rate, mom = case
-        yield value(
-            moved,
-            [tensor.tolist() for tensor in replays.moved_outer(*case)],
-            _wrong_outer_steps(case),
-            what=f"outer_step, rate {rate:.3g}, momentum {mom:.3g}",
-            form="two tensors",
-            tolerance=replays.precision(center),
-        )
-    text = "outer_step changes a tensor that it was given: make new ones"
-    yield facts({text: result["changed"]})
+        right = [tensor.tolist() for tensor in replays.moved_outer(*case)]
+        name = f"outer_step, rate {rate:.3g}, momentum {mom:.3g}"
+        exact = replays.precision(center)
+        mistakes = _wrong_outer_steps(case)
+        yield value(moved, right, mistakes, what=name, form="two tensors", tolerance=exact)
+    yield facts({"outer_step changes a tensor that it was given: make new ones": result["changed"]})
 
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:

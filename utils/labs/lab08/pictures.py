@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK, arrow, box, canvas, use_style
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK
+from utils.figures.charts import finish, legend_below, panels
+from utils.figures.shapes import arrow, box, canvas, frame, link
 
 WORKERS = (BLUE, ORANGE, GREEN)
 
 
 def springs() -> Figure:
     """Draw three workers on springs to the centre, and the gradient that drives each away."""
-    figure, axes = canvas(8.6, 4.2)
-    axes.set_xlim(-4.7, 3.6)
-    axes.set_ylim(-2.3, 2.5)
-    axes.set_aspect("equal")
+    _, axes = canvas(8.6, 4.2)
     for k, degrees in enumerate((150, 35, -60)):
         angle = math.radians(degrees)
         at = np.array([2.7 * math.cos(angle), 1.75 * math.sin(angle)])
@@ -36,12 +34,12 @@ def springs() -> Figure:
     axes.text(0, 0, r"$\bar{W}$", ha="center", va="center", color="white")
     axes.text(-4.5, -1.5, "a spring pulls both its ends:", color=GREY)
     axes.text(-4.5, -1.95, r"$\eta\rho\,(W^i-\bar{W})$, with opposite signs", color=GREY)
-    figure.alt_text = (
+    words = (
         "A centre, and three workers around it. A spring joins each worker to the centre and pulls "
         "at both of them. From each worker an arrow, the step along its own gradient, leads away "
         "in a direction of its own."
     )
-    return figure
+    return frame(axes, (-4.7, 3.6), (-2.3, 2.5), words, equal=True)
 
 
 def _spring(axes: Axes, end: np.ndarray, color: str) -> None:
@@ -54,7 +52,7 @@ def _spring(axes: Axes, end: np.ndarray, color: str) -> None:
 
 def two_loops(tau: int = 5) -> Figure:
     """Draw DiLoCo over time: inner steps without communication, then one outer step."""
-    figure, axes = canvas(9.6, 3.4)
+    _, axes = canvas(9.6, 3.4)
     width = tau + 2.4
     for worker in range(3):
         for round_ in range(2):
@@ -65,17 +63,15 @@ def two_loops(tau: int = 5) -> Figure:
     for round_ in range(2):
         x = round_ * width + tau + 0.35
         box(axes, x, 1, "outer\nstep", width=1.5, height=2.6, color=PINK)
-    axes.annotate("", (tau - 0.5, -0.75), (-0.5, -0.75), arrowprops={"arrowstyle": "<->"})
+    link(axes, (-0.5, -0.75), (tau - 0.5, -0.75), "<->")
     axes.text((tau - 1) / 2, -1.2, r"$\tau$ inner steps: no communication", ha="center")
     axes.text(width + tau + 1.1, -1.2, r"one all_reduce of $\bar{W} - W^i$", ha="right", color=INK)
-    axes.set_xlim(-3.2, 2 * width + 1.2)
-    axes.set_ylim(-1.6, 2.8)
-    figure.alt_text = (
+    words = (
         f"Three workers over time, in two rounds. In each, every worker takes {tau} inner steps of "
         "its own without communication, then all take one outer step together, which needs one "
         "all_reduce."
     )
-    return figure
+    return frame(axes, (-3.2, 2 * width + 1.2), (-1.6, 2.8), words)
 
 
 def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = None) -> Figure:
@@ -85,27 +81,22 @@ def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = No
         runs: by title, the points ``[[x, y], …]`` of the centre, then those of each worker.
         loss: "x", "y" and "z" of a grid over the plane, drawn as contours behind the paths.
     """
-    use_style()
-    figure, panels = plt.subplots(
-        1, len(runs), figsize=(4.7 * len(runs), 4.4), sharex=True, sharey=True, squeeze=False
-    )
-    for axes, (title, tracks) in zip(panels[0], runs.items(), strict=True):
+    shared = {"sharex": True, "sharey": True}
+    figure, row = panels(4.7 * len(runs), 4.4, columns=len(runs), **shared)
+    for axes, (title, tracks) in zip(row, runs.items(), strict=True):
         if loss:
             z = np.asarray(loss["z"])
             levels = np.geomspace(z.min() * 1.02, z.max(), 12)
             axes.contour(loss["x"], loss["y"], z, levels=levels, colors=GREY, linewidths=0.5)
         for k, (points, color) in enumerate(zip(tracks, (INK, *CYCLE), strict=False)):
             x, y = np.asarray(points).T
-            name = f"worker {k}" if k else "centre"
-            axes.plot(
-                x, y, "-", color=color, linewidth=1.1 if k else 2.6, label=name, zorder=3 - (k > 0)
-            )
+            look = {"label": "centre", "linewidth": 2.6, "zorder": 3}
+            if k:
+                look = {"label": f"worker {k}", "linewidth": 1.1, "zorder": 2}
+            axes.plot(x, y, "-", color=color, **look)
             axes.plot(x[-1], y[-1], "o" if k else "D", color=color, markersize=7, zorder=4)
-        axes.set_title(title)
-        axes.set_xlabel("first principal component")
+        axes.set(title=title, xlabel="first principal component")
         axes.grid(False)
-    panels[0][0].set_ylabel("second principal component")
-    handles, labels = panels[0][-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels))
-    figure.tight_layout(rect=(0, 0.07, 1, 1))
-    return figure
+    row[0].set_ylabel("second principal component")
+    legend_below(figure, row[-1])
+    return finish(figure, below=0.07)

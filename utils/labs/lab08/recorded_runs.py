@@ -12,11 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, Rule
-from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords
-from utils.checks.mistakes import Mistake, same
+from utils.checks.comparison import Calls, Mistake, Rule, same
 from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report, Step, facts, to_each, value
+from utils.checks.trials import WORLD, Group, GroupAnswer, Partition, in_group, keywords
 
 from . import replays
 from .replays import Replay, Toy
@@ -181,27 +180,22 @@ def weight_steps(
     result = answer.value
     expected = replay()[answer.place]
     notes = expected.notes
-    wrong = _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)])
-    yield value(
-        result["notes"],
-        notes,
-        wrong,
-        what=f"the weights that it has noted, with {expected.rates}",
-        form="the weights",
-        tolerance=expected.exact,
-    )
+    mistakes = _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)])
+    name = f"the weights that it has noted, with {expected.rates}"
+    exact = expected.exact
+    form = "the weights"
+    yield value(result["notes"], notes, mistakes, what=name, form=form, tolerance=exact)
     ends = [
         Mistake(expected.first, "these are the weights of the start: return those of the end"),
         Mistake(notes.__contains__, "these are earlier weights: return the last ones"),
     ]
     end = notes[-1] if notes else expected.first
     form = "the weights after the last step"
-    yield value(result["result"], end, ends, what="the result", form=form, tolerance=expected.exact)
-    text = (
+    yield value(result["result"], end, ends, what="the result", form=form, tolerance=exact)
+    yield facts({
         "the tensor w that it was given has changed: the next run would not begin where this one "
-        "did. Make new tensors: w = w - …, or work on w.clone()"
-    )
-    yield facts({text: result["changed"]})
+        "did. Make new tensors: w = w - …, or work on w.clone()": result["changed"]
+    })
 
 
 def _wrong_notes(
@@ -213,14 +207,10 @@ def _wrong_notes(
         wrong_notes = replay(variant=variant)[place].notes
         if wrong_notes != right.notes:  # what looks like the right thing is no mistake
             yield Mistake(wrong_notes, text)
-    yield Mistake(
-        lambda notes: len(notes) != count,
-        f"expected {count} notes, one for each {event}: call note(…) there",
-    )
-    yield Mistake(
-        lambda notes: same(notes, [right.first, *right.notes[:-1]]),
-        f"note(…) comes before the weights have changed; call it after each {event}",
-    )
+    text = f"expected {count} notes, one for each {event}: call note(…) there"
+    yield Mistake(lambda notes: len(notes) != count, text)
+    text = f"note(…) comes before the weights have changed; call it after each {event}"
+    yield Mistake(lambda notes: same(notes, [right.first, *right.notes[:-1]]), text)
 
 
 def sized(case: dict[str, Any]) -> Rule:

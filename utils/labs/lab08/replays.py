@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.groups import WORLD
-from utils.checks.mistakes import EXACT, TOLERANCE
+from utils.checks.comparison import EXACT, TOLERANCE
 from utils.checks.probe import numbers
+from utils.checks.trials import WORLD
 
 # -- the rules --------------------------------------------------------------------------------
 
@@ -265,14 +265,13 @@ def local_replayed(
     mom: float = 0.0,
 ) -> list[Replayed]:
     """Replay rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    first = start(seed)
     eta = rates(seed, variant)[0]
-    toys = [Toy(valley, len(first)) for valley in valleys]
+    weights: Sequence[Tensor] = [start(seed)] * len(valleys)
+    centers = weights
+    velocities: Sequence[Tensor] = [torch.zeros_like(weights[0])] * len(valleys)
+    toys = [Toy(valley, len(weights[0])) for valley in valleys]
     words = "η = {:.3g}" + (f", rate {rate:.3g}, momentum {mom:.3g}" if mom > 0 else "")
     replayed = [begun(seed, words) for _ in valleys]
-    weights: Sequence[Tensor] = [first] * len(valleys)
-    centers: Sequence[Tensor] = weights
-    velocities: Sequence[Tensor] = [torch.zeros_like(first)] * len(valleys)
     for length in _lengths(steps, tau, variant):
         weights = _descended(weights, toys, length, eta, shared=variant == "gradients")
         before = weights if variant == "aliased" else centers
@@ -291,12 +290,11 @@ def local_replayed(
 def _lengths(steps: int, tau: int, variant: str) -> list[int]:
     """Return how many local steps each round has."""
     begins = range(0, steps, tau)
-    variants = {
+    return {
         "early": [min(tau, begin + 1) for begin in begins],
         "whole last round": [tau for _ in begins],
         "forgets the rest": [tau] * (steps // tau),
-    }
-    return variants.get(variant, [min(tau, steps - begin) for begin in begins])
+    }.get(variant, [min(tau, steps - begin) for begin in begins])
 
 
 def _descended(
@@ -326,7 +324,7 @@ def _pseudo_gradients(
     size = len(centers)
     changes = [center - w for center, w in zip(centers, weights, strict=True)]
     mean = sum(changes) / size
-    variants = {
+    return {
         "sum": [mean * size] * size,
         "world": [mean * size / WORLD] * size,
         "own": changes,
@@ -334,8 +332,7 @@ def _pseudo_gradients(
         "over tau": [mean / tau] * size,
         "inner rate": [mean * eta] * size,
         "summed weights": [center - sum(weights) for center in centers],
-    }
-    return variants.get(variant, [mean] * size)
+    }.get(variant, [mean] * size)
 
 
 # -- what to say of each variant ------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.mistakes import Mistake, is_number, same, short, table
+from utils.checks.comparison import is_number, same, short, table
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks
@@ -57,7 +57,6 @@ def _wrong_workers(
     distance = w - center
     pull = eta * rho * distance
     descended = w - eta * gradient
-    late = w - moved_center(center, w, eta, rho)
     return {
         "nothing pulls the worker to the centre: the term ρ(W − W̄) is missing": descended,
         "the pull has the wrong sign, and drives the worker away from the centre: it moves by "
@@ -66,7 +65,7 @@ def _wrong_workers(
         - rho * distance,
         "the pull is multiplied by η twice: α = ηρ": descended - eta * pull,
         "the pull goes to the centre after it has moved; equation (1) has the old W̄": descended
-        - eta * rho * late,
+        - eta * rho * (w - moved_center(center, w, eta, rho)),
         "the gradient has the wrong sign: the worker climbs": w + eta * gradient - pull,
         "the gradient is missing: only the spring acts": w - pull,
         "the gradient is not multiplied by η": w - gradient - pull,
@@ -80,7 +79,6 @@ def _wrong_centers(
 ) -> dict[str, Tensor]:
     distance = w - center
     pull = eta * rho * distance
-    late = moved_worker(w, center, gradient, eta, rho) - center
     return {
         "nothing pulls the centre": center,
         "the centre moves away from the worker: the sign is +ηρ(W − W̄)": center - pull,
@@ -88,7 +86,7 @@ def _wrong_centers(
         "multiplied by η twice: α = ηρ": center + eta * pull,
         "multiplied by η alone: ρ is missing": center + eta * distance,
         "this follows from the worker's new weights; equation (2) has the old ones, W": center
-        + eta * rho * late,
+        + eta * rho * (moved_worker(w, center, gradient, eta, rho) - center),
         "the centre descends along the gradient, too. "
         "It has no gradient: only the springs move it": center - eta * gradient + pull,
         "divided by the number of workers: the sum over the workers is no mean": center + pull / 3,
@@ -116,27 +114,25 @@ def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterato
 
 
 def _unchanged(result: dict[str, Any]) -> Step:
-    """Return the step that the arguments are as they were."""
     changed = result["changed"]
     text = f"{', '.join(changed)} has changed: return a new tensor, leave arguments alone"
     return facts({text: changed})
 
 
 def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
-    """Yield that without a gradient the sum of the weights stays."""
     yield _unchanged(result)
     before = (arguments["w"] + arguments["center"]).tolist()
-    after = _sum_of(*result["moved"])
-    text = (
-        "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
-        f"{short(before)}, and is {short(after)}"
-    )
+    ends = result["moved"]
     # Where nothing was returned, the step by hand has said so.
-    yield facts({text: after is not None and not same(after, before)})
+    are_rows = all(isinstance(end, list) and len(end) == len(ends[0]) for end in ends)
+    after = [w + center for w, center in zip(*ends, strict=True)] if are_rows else before
+    yield facts({
+        "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
+        f"{short(before)}, and is {short(after)}": not same(after, before)
+    })
 
 
 def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
-    """Yield where both ends of the spring have to move."""
     yield _unchanged(result)
     w, center, eta, rho = (arguments[name] for name in ("w", "center", "eta", "rho"))
     new_w, new_center = result["moved"]
@@ -154,15 +150,12 @@ def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iter
 
 def _end(name: str, moved: Any, expected: Tensor, by_mistake: dict[str, Tensor]) -> Step:
     """Return the step that an end of the spring has moved as it should."""
-    single = Mistake(is_number, "this is a single number: return a tensor of the shape of w")
-    return value(
-        moved,
-        expected.tolist(),
-        [single, *table(by_mistake)],
-        what=name,
-        form="the new weights",
-        tolerance=precision(expected),
-    )
+    mistakes = {"this is a single number: return a tensor of the shape of w": is_number}
+    mistakes |= by_mistake
+    right = expected.tolist()
+    form = "the new weights"
+    exact = precision(expected)
+    return value(moved, right, table(mistakes), what=name, form=form, tolerance=exact)
 
 
 def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dict[str, Tensor]:
@@ -176,10 +169,3 @@ def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dic
     share = (torch.tensor(moved, dtype=torch.float64) - end) @ distance / (distance @ distance)
     text = f"it moves by the share {share:.4g} of the distance, expected α = ηρ = {alpha:.4g}: α "
     return {text + "has no limit, and no value of its own": end + share * distance}
-
-
-def _sum_of(worker: Any, center: Any) -> list[float] | None:
-    """Return the sum of both ends; `None` if they are no lists of the same length."""
-    if isinstance(worker, list) and isinstance(center, list) and len(worker) == len(center):
-        return [w + c for w, c in zip(worker, center, strict=True)]
-    return None

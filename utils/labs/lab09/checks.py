@@ -18,24 +18,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils import models
-from utils.checks.calls import Calls, Rule, inside, made, only, some, waited
-from utils.checks.functions import Case, judge_calls
-from utils.checks.groups import (
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, some, table, waited
+from utils.checks.model import use_model as use_model
+from utils.checks.probe import answer_named, reading_answer
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     WORLD,
+    Case,
     Group,
     GroupAnswer,
     Partition,
     in_group,
+    judge_calls,
     judge_groups,
     keywords,
     on,
     places,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, reading_answer
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .experts import expert_parallel as expert_parallel
@@ -45,11 +44,9 @@ from .primitives import operators as operators
 from .primitives import shards as shards
 from .sharded_layers import (
     BYTES,
-    HEADS,
-    HIDDEN,
     INPUT,
+    KINDS,
     PARTITIONS,
-    WIDTH,
     both_ways,
     cases_apart,
     composed,
@@ -79,13 +76,11 @@ def parallel_mlp(ranks: Ranks, report: Report) -> None:
 
 def _judge_layer(ranks: Ranks, report: Report, name: str) -> bool:
     """Judge a layer in groups whose ranks know their own shard only; return if it is right."""
-    given = {"name": name, "common": report.seed}
-    cases = [case | given for case in cases_apart(report)]
+    cases = [case | {"name": name, "common": report.seed} for case in cases_apart(report)]
     return judge_groups(ranks, report, probe_layer, cases, layer_of)
 
 
 def _linears() -> nn.Module:
-    """Return the layers that are cut by columns and by rows."""
     return nn.ModuleDict({name: nn.Linear(WIDE, NARROW) for name in ("up", "down")})
 
 
@@ -94,7 +89,8 @@ def probe_linears(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
 ) -> dict:
     """Return what `ColumnLinear` and `RowLinear` give alone, and what they communicate."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
+    place = dist.get_rank(group)
+    p = dist.get_world_size(group)
     linears = composed(common, [seed] * p, _linears)
     x = drawn(common + 1, 2, WIDE)
     upstream = drawn(common + 2, 2, NARROW)
@@ -110,11 +106,9 @@ def probe_linears(
 
 
 def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what both layers have to give, and which of them communicates."""
-    common = answer.case["common"]
     seeds = seeds_of(answer.case, answer.members)
-    linears = composed(common, seeds, _linears)
-    x = drawn(common + 1, 2, WIDE)
+    linears = composed(answer.case["common"], seeds, _linears)
+    x = drawn(answer.case["common"] + 1, 2, WIDE)
     part = linears["up"](x).chunk(len(seeds), 1)[answer.place]
     for name, reduced, y in (("ColumnLinear", 0, part), ("RowLinear", 1, linears["down"](x))):
         result = answer.value[name]
@@ -155,15 +149,10 @@ def traffic(ranks: Ranks, report: Report) -> None:
 
 
 def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) -> Case:
-    """Return the case of a model whose layers are cut."""
     share = 2 * (p - 1) / p
     nbytes = 4 * batch * tokens * width
     count = 4 * depth
     sent = count * share * nbytes
-    half = (
-        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
-        "backward has as many as forward"
-    )
     by_bytes = {
         "the bytes are those of one all_reduce": share * nbytes,
         "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them": count * nbytes,
@@ -172,15 +161,16 @@ def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) ->
         "each token has a row of its own: batch · tokens · width numbers": sent / tokens,
         "every rank has all of x, and all of x is summed: don't divide by p": sent / p,
     }
-    by_mistake = {half: [count / 2, sent / 2]}
-    by_mistake |= {text: [count, nbytes] for text, nbytes in by_bytes.items()}
+    by_mistake = {
+        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
+        "backward has as many as forward": [count / 2, sent / 2]
+    } | {text: [count, nbytes] for text, nbytes in by_bytes.items()}
     sizes = [depth, batch, tokens, width, p]
     form = "(number of all_reduces, bytes that each rank sends)"
     return Case("tensor_parallel_traffic", sizes, [count, sent], table(by_mistake), form)
 
 
 def _data_parallel(parameters: int, p: int) -> Case:
-    """Return the case of a model of which each rank has a replica."""
     nbytes = 4 * parameters
     sent = 2 * (p - 1) / p * nbytes
     by_mistake = {
@@ -245,16 +235,15 @@ def class_parallel_loss(ranks: Ranks, report: Report) -> None:
     runs = list(itertools.product(PARTITIONS, (1.0, 900.0)))
     for seed, (partition, scale) in zip(report.seeds(len(runs)), runs, strict=True):
         judge = functools.partial(_loss_of_classes, seed=seed, scale=scale)
-        case = _loss_case(seed, partition, scale)
-        if not judge_groups(ranks, report, probe_loss, [case], judge):
+        if not judge_groups(ranks, report, probe_loss, [_loss_case(seed, partition, scale)], judge):
             break
 
 
 def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[Step]:
-    """Yield what the loss and the gradient have to be on a rank, and how much may travel."""
     members = answer.members
     result = answer.value
-    p, place = len(members), answer.place
+    p = len(members)
+    place = answer.place
     logits, labels = _logits(seed, scale)
     logits.requires_grad_()
     loss = functional.cross_entropy(logits, labels)
@@ -313,7 +302,7 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
         "that of all ranks (ReduceOp.MAX)": own_maxima.mean(),
     }
     infinite = Mistake(
-        lambda result: not _finite(result),
+        lambda result: isinstance(result, list) and not all(map(math.isfinite, result)),
         "not a finite number. exp() of a large logit is inf: subtract the largest logit of each "
         "sample first",
     )
@@ -321,34 +310,26 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
 
 
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
+    """Return the loss where a mask lets through more than the label's class."""
     shifted = logits - logits.amax(1, keepdim=True)
-    total = shifted.exp().sum(1).log()
-    losses = dict.fromkeys(("everywhere", "near", "below"), total)
+    everywhere = near = below = shifted.exp().sum(1).log()
     first = 0
     for part in shifted.tensor_split(p, dim=1):
         count = part.shape[1]
         picked = part.gather(1, (labels - first).clamp(0, count - 1)[:, None]).squeeze(1)
-        losses["everywhere"] = losses["everywhere"] - picked
-        near = (first <= labels) & (labels <= first + count)
-        losses["near"] = losses["near"] - picked * near
-        losses["below"] = losses["below"] - picked * (labels < count)
+        everywhere = everywhere - picked
+        near = near - picked * ((first <= labels) & (labels <= first + count))
+        below = below - picked * (labels < count)
         first += count
-    return {_WRONG_MASKS[name]: loss.mean() for name, loss in losses.items()}
-
-
-#: What to say of a mask that lets through more than the label's class.
-_WRONG_MASKS = {
-    "everywhere": "the label's logit also comes from ranks that do not have its class: multiply it "
-    "by a mask",
-    "near": "a class at the border is counted by two ranks: this rank has the classes from first "
-    "to first + count − 1",
-    "below": "labels are numbers of all classes: compare them with first and first + count",
-}
-
-
-def _finite(result: object) -> bool:
-    """Return whether a list has finite numbers only."""
-    return not isinstance(result, list) or all(map(math.isfinite, result))
+    return {
+        "the label's logit also comes from ranks that do not have its class: multiply it by a "
+        "mask": everywhere.mean(),
+        "a class at the border is counted by two ranks: this rank has the classes from first to "
+        "first + count − 1": near.mean(),
+        "labels are numbers of all classes: compare them with first and first + count": (
+            below.mean()
+        ),
+    }
 
 
 def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) -> list[Mistake]:
@@ -356,14 +337,13 @@ def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) ->
     largest = logits.tensor_split(p, dim=1)[place].argmax(1, keepdim=True)
     of_maximum = right.scatter_add(1, largest, -right.sum(1, keepdim=True))
     exponentials = (logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
-    gradients = {
+    return flat_table({
         f"{p} times too large: it was summed over ranks that have the same loss": right * p,
         "a sum over the samples": right * samples,
         "the exponentials' part only: the label's logit was cut off, by detach or in "
         "place": exponentials,
         "the maximum has a gradient here: detach the logits that it is taken of": of_maximum,
-    }
-    return flat_table(gradients)
+    })
 
 
 # -- 9.8: the same with DTensor ---------------------------------------------------------------
@@ -379,7 +359,7 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
     from torch.distributed.device_mesh import DeviceMesh
 
     meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, WORLD, size)]
-    block = composed(common, seeds, models.Block, WIDTH, HEADS, HIDDEN)
+    block = composed(common, seeds, KINDS["Block"])
     result = answer_named(user_ns, "parallelize")(block, meshes[rank // size])
     if not isinstance(result, nn.Module):
         return {"returned": "nothing" if result is None else f"a {type(result).__name__}"}
@@ -403,11 +383,10 @@ def _local(tensor: Tensor | None) -> Tensor | None:
 def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
     """Return the names of parameters that are no DTensors, and of those with another shape."""
     parameters = {name: p for name, p in block.named_parameters() if "norm" not in name}
-    whole = models.Block(WIDTH, HEADS, HIDDEN)
     missing = [name for name, p in parameters.items() if _local(p) is p]
     odd = [
         name
-        for name, shape in shapes(whole, size).items()
+        for name, shape in shapes(KINDS["Block"](), size).items()
         if name in parameters and list(_local(parameters[name]).shape) != shape
     ]
     return {"missing": missing, "odd": odd}
@@ -432,26 +411,21 @@ def with_dtensor(ranks: Ranks, report: Report) -> None:
 def _block(
     case: dict[str, Any], answer: Reply, meshes: list[list[int]], seeds: list[int]
 ) -> Iterator[Step]:
-    """Yield what a rank's part of the block has to be, to give, and to communicate."""
     result = answer.value
     members = meshes[answer.rank]
     where = on(members)
     returned, missing, odd = (result.get(name) for name in ("returned", "missing", "odd"))
-    text = f"parallelize returned {returned}: change the block itself, and return the block"
-    yield facts({text: returned})
-    text = f"{', '.join(missing or ())}: no DTensors, the plan has no style for them"
-    yield facts({text: missing})
-    text = (
+    yield facts({
+        f"parallelize returned {returned}: change the block itself, and return the block": returned,
+        f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
         f"{where}: {', '.join(odd or ())}: cut in another way. q, k, v and up go by columns "
         "(ColwiseParallel), out and down by rows (RowwiseParallel), all of them over the mesh that "
-        "was handed in"
-    )
-    yield facts({text: odd})
+        "was handed in": odd,
+    })
     twin = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
     yield numbers(result["y"], twin.y, where=f"output {where}")
     yield numbers(result["dx"], twin.x.grad, where=f"gradient of x {where}")
-    place = members.index(answer.rank)
-    yield from shard_gradients(twin, result["gradients"], len(members), place)
+    yield from shard_gradients(twin, result["gradients"], len(members), members.index(answer.rank))
     yield facts(_wrong_reductions(result, where))
 
 

@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, inside, only
-from utils.checks.groups import Group, GroupAnswer, Partition, in_group, keywords, on, tried
-from utils.checks.mistakes import Mistake, one_of
+from utils.checks.comparison import Calls, Mistake, Rule, inside, one_of, only
 from utils.checks.probe import reading_answer
 from utils.checks.task import Report, Step, communication, task
+from utils.checks.trials import Group, GroupAnswer, Partition, in_group, keywords, on, tried
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import (
@@ -52,7 +51,7 @@ class Routed:
 
 
 def _sizes(capacity: int) -> tuple[int, int]:
-    """Return the number of tokens of a rank, and of features of each."""
+    """Return the tokens of a rank, and the features of each."""
     return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
 
 
@@ -72,7 +71,6 @@ def _routed(seed: int, p: int, capacity: int) -> Routed:
 
 
 def _expert(seed: int, capacity: int) -> nn.Module:
-    """Return the expert of the rank with this seed."""
     _, features = _sizes(capacity)
     return nn.Sequential(made_module(seed + 7, nn.Linear, features, features), nn.Tanh())
 
@@ -95,16 +93,15 @@ def probe_experts(
     """Send this rank's tokens to the experts, both ways."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
-    choice = routed.choice
     gate = routed.gate.requires_grad_()
     expert = _expert(seed, capacity)
     named = keywords(partition, group)
+
+    def travel(x: Tensor) -> Tensor:
+        return function(x, routed.choice.clone(), gate, expert, capacity, **named)
+
     with _memory_of_nan():
-        result = both_ways(
-            lambda own: function(own, choice.clone(), gate, expert, capacity, **named),
-            routed.x,
-            routed.upstream,
-        )
+        result = both_ways(travel, routed.x, routed.upstream)
     grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
     return result | {"grads": [None if g is None else flat(g) for g in grads]}
 
@@ -116,12 +113,6 @@ def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
     return torch.tensor(kept).flip(0) if last else torch.tensor(kept)
 
 
-def _surest(choice: Tensor, gate: Tensor, capacity: int) -> Tensor:
-    """Return whether each token is among the so many of its expert that have the largest gates."""
-    order = gate.argsort(descending=True)
-    return _kept(choice[order], capacity)[order.argsort()]
-
-
 def _overwritten(choice: Tensor, capacity: int) -> Tensor:
     """Return each token's token if those beyond the capacity overwrite the last place."""
     tokens = torch.arange(len(choice))
@@ -131,38 +122,73 @@ def _overwritten(choice: Tensor, capacity: int) -> Tensor:
     return tokens
 
 
-@dataclass(frozen=True)
-class Twin:
-    """All experts of a group in one process, after forward and backward.
+def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
+    """Return what the expert of each token says to it."""
+    return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
-    Attributes:
-        modules: the expert of each rank, with the gradients of its parameters.
-        routed: of each rank, with the gradients of its tokens and gates.
-        outputs: what the experts say to the tokens of each rank.
-        ys: the result on each rank.
+
+class Twin:
+    """All experts of a group in one process, after forward and backward, and so with gradients.
+
+    The outputs are what the experts say to the tokens of each rank, `ys` the results there.
     """
 
-    modules: list[nn.Module]
-    routed: list[Routed]
-    outputs: list[Tensor]
-    ys: list[Tensor]
+    def __init__(self, seeds: Sequence[int], capacity: int):
+        self.capacity = capacity
+        self.modules = [_expert(seed, capacity) for seed in seeds]
+        self.routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
+        self.outputs: list[Tensor] = []
+        self.ys: list[Tensor] = []
+        for parameter in (q for module in self.modules for q in module.parameters()):
+            parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
+        for each in self.routed:
+            each.x.requires_grad_()
+            each.gate.requires_grad_()
+            outputs = _outputs(self.modules, each.x, each.choice)
+            self.outputs.append(outputs)
+            self.ys.append(_kept(each.choice, capacity)[:, None] * each.gate[:, None] * outputs)
+        pairs = zip(self.ys, self.routed, strict=True)
+        sum((y * each.upstream).sum() for y, each in pairs).backward()
 
-
-def _twin(seeds: Sequence[int], capacity: int) -> Twin:
-    """Return what ranks with these seeds have to get."""
-    modules = [_expert(seed, capacity) for seed in seeds]
-    routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
-    for parameter in (q for module in modules for q in module.parameters()):
-        parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
-    outputs = []
-    ys = []
-    for each in routed:
-        each.x.requires_grad_()
-        each.gate.requires_grad_()
-        outputs.append(_outputs(modules, each.x, each.choice))
-        ys.append(_kept(each.choice, capacity)[:, None] * each.gate[:, None] * outputs[-1])
-    sum((y * each.upstream).sum() for y, each in zip(ys, routed, strict=True)).backward()
-    return Twin(modules, routed, outputs, ys)
+    def wrong_routes(self, place: int) -> Iterator[Mistake]:
+        """Yield what a rank gets by mistake."""
+        capacity = self.capacity
+        routed = self.routed[place]
+        x = routed.x.detach()
+        choice = routed.choice
+        gate = routed.gate.detach()[:, None]
+        outputs = self.outputs[place].detach()
+        kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
+        last = _kept(choice, capacity, last=True)[:, None]
+        order = gate[:, 0].argsort(descending=True)  # the surest of an expert, not its first
+        surest = _kept(choice[order], capacity)[order.argsort()][:, None]
+        weighted = gate * outputs
+        y = weighted * kept
+        by_own_expert = gate * self.modules[place](x).detach()
+        of_gated = kept * _outputs(self.modules, gate * x, choice)
+        mixed = y[choice.argsort(stable=True)]
+        yield from flat_table({
+            "all tokens went to this rank's own expert": by_own_expert * kept,
+            "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
+            "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
+            "the gate counts twice": gate * y,
+            "tokens beyond the capacity were computed, too: "
+            "leave them behind, with the output 0": weighted,
+            "tokens beyond the capacity must give 0 (the residual connection carries them on), "
+            "not the token": y + x * ~kept,
+            "tokens beyond the capacity must give 0, not the weighted token": y + gate * x * ~kept,
+            "the first tokens of an expert have to be kept, not the last": weighted * last,
+            "one token fewer than the capacity was kept: places 0 … capacity − 1": weighted * fewer,
+            "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
+            "the tokens come back in the order of the experts; each belongs into its old "
+            "place": mixed,
+            "the first tokens of an expert have to be kept, not the surest": weighted * surest,
+        })
+        overwritten = gate * outputs[_overwritten(choice, capacity)]
+        yield Mistake(
+            one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
+            "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
+        )
 
 
 @task("9.9", "experts on other ranks", points=2)
@@ -179,7 +205,7 @@ def _judge(report: Report, case: dict[str, Any], members: list[int], values: lis
 
     All outputs come first: one that is right by chance has gradients of others' wrong ones.
     """
-    twin = _twin(seeds_of(case, members), case["capacity"])
+    twin = Twin(seeds_of(case, members), case["capacity"])
     for steps in (_output, _gradients):
         for place, rank in enumerate(members):
             if not report.follow(rank, steps(twin, GroupAnswer(case, members, place, values))):
@@ -191,40 +217,27 @@ _EXCHANGES = only("all_to_all_single", "all_to_all")
 
 
 def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank has to return."""
-    capacity = answer.case["capacity"]
     yield communication(answer.value["forward"], _EXCHANGES, inside(answer.members))
-    mistakes = _wrong_routes(twin, answer.place, capacity)
-    where = f"output, capacity {capacity}, {on(answer.members)}"
+    where = f"output, capacity {twin.capacity}, {on(answer.members)}"
+    mistakes = twin.wrong_routes(answer.place)
     yield numbers(answer.value["y"], twin.ys[answer.place], mistakes, where=where)
 
 
 def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what has to come back to a rank, and how much may travel for it."""
     capacity = answer.case["capacity"]
     members = answer.members
     result = answer.value
     nbytes = BYTES * len(members) * capacity * _sizes(capacity)[1]
     yield communication(result["forward"], _there_and_back("forward", nbytes))
     routed = twin.routed[answer.place]
-    weight, bias = twin.modules[answer.place].parameters()
-    sources = {
-        "x": routed.x,
-        "the gates": routed.gate,
-        "the expert's weight": weight,
-        "the expert's bias": bias,
-    }
-    gradients = [result["dx"], *result["grads"]]
-    for (name, source), gradient in zip(sources.items(), gradients, strict=True):
+    sources = (routed.x, routed.gate, *twin.modules[answer.place].parameters())
+    names = ("x", "the gates", "the expert's weight", "the expert's bias")
+    gradients = (result["dx"], *result["grads"])
+    for name, source, gradient in zip(names, sources, gradients, strict=True):
         where = f"gradient of {name}, capacity {capacity}, {on(members)}"
         yield numbers(gradient, source.grad, _cut_off(source.grad), where=where)
     backward = _there_and_back("backward", nbytes)
     yield communication(result["backward"], _EXCHANGES, inside(members), backward)
-
-
-def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
-    """Return what the expert of each token says to it."""
-    return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
 
 def _there_and_back(way: str, nbytes: int) -> Rule:
@@ -245,7 +258,6 @@ def _there_and_back(way: str, nbytes: int) -> Rule:
 
 
 def _cut_off(gradient: Tensor) -> list[Mistake]:
-    """Return where no gradient comes back."""
     zeros = numbers_of(0 * gradient)
     return [
         Mistake(
@@ -258,41 +270,3 @@ def _cut_off(gradient: Tensor) -> list[Mistake]:
             "not a number: pad the blocks that are not full with zeros, not with new_empty()",
         ),
     ]
-
-
-def _wrong_routes(twin: Twin, place: int, capacity: int) -> Iterator[Mistake]:
-    routed = twin.routed[place]
-    x = routed.x.detach()
-    choice = routed.choice
-    gate = routed.gate.detach()[:, None]
-    outputs = twin.outputs[place].detach()
-    kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
-    last = _kept(choice, capacity, last=True)[:, None]
-    surest = _surest(choice, gate[:, 0], capacity)[:, None]
-    weighted = gate * outputs
-    y = weighted * kept
-    by_own_expert = gate * twin.modules[place](x).detach()
-    of_gated = kept * _outputs(twin.modules, gate * x, choice)
-    mixed = y[choice.argsort(stable=True)]
-    by_mistake = {
-        "all tokens went to this rank's own expert": by_own_expert * kept,
-        "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
-        "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
-        "the gate counts twice": gate * y,
-        "tokens beyond the capacity were computed, too: "
-        "leave them behind, with the output 0": weighted,
-        "tokens beyond the capacity must give 0 (the residual connection carries them on), "
-        "not the token": y + x * ~kept,
-        "tokens beyond the capacity must give 0, not the weighted token": y + gate * x * ~kept,
-        "the first tokens of an expert have to be kept, not the last": weighted * last,
-        "one token fewer than the capacity was kept: places 0 … capacity − 1": weighted * fewer,
-        "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
-        "the tokens come back in the order of the experts; each belongs into its old place": mixed,
-        "the first tokens of an expert have to be kept, not the surest": weighted * surest,
-    }
-    yield from flat_table(by_mistake)
-    overwritten = gate * outputs[_overwritten(choice, capacity)]
-    yield Mistake(
-        one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
-        "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
-    )

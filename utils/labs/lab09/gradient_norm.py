@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, inside, made, only, waited
-from utils.checks.groups import (
+from utils.checks.comparison import NO_NUMBER, Calls, Mistake, inside, made, only, table, waited
+from utils.checks.probe import answer_named, number, recorded
+from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import (
     Group,
     GroupAnswer,
     Partition,
@@ -22,9 +24,6 @@ from utils.checks.groups import (
     on,
     places,
 )
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
-from utils.checks.probe import answer_named, number, recorded
-from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of
@@ -93,8 +92,8 @@ def probe_clip(
         model[name].grad = rows_of_rank
     model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
     function = answer_named(user_ns, "clip_gradients")
-    is_cut = {"a", "c"}.__contains__
-    norm, calls = recorded(function, model, is_cut, most, **keywords(partition, group))
+    named = keywords(partition, group)
+    norm, calls = recorded(function, model, {"a", "c"}.__contains__, most, **named)
     return {
         "norm": number(norm),
         "calls": calls,
@@ -114,7 +113,6 @@ def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
 
 
 def _hint_zeros(case: dict[str, Any]) -> str:
-    """Return what to say of an error where all gradients are 0."""
     zeros = not any(map(any, case["each"][0]["gradients"]["a"]))
     return "all gradients are 0, and so is their norm: don't divide by it" if zeros else ""
 
@@ -139,20 +137,15 @@ def clip_gradients(ranks: Ranks, report: Report) -> None:
 
 
 def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
-    """Yield what a rank has to return and to scale, where the bound is this share of the norm."""
     members = answer.members
     place = answer.place
     result = answer.value
     gradients = Gradients(seed, len(members))
     where = f"{on(members)}, bound {'below' if share < 1 else 'above'}"
     yield communication(result["calls"], only("all_reduce"), inside(members), waited)
-    yield value(
-        result["norm"],
-        gradients.norm,
-        [NO_NUMBER, *_wrong_norms(gradients, place, share)],
-        what=f"the norm {where}",
-        form="the norm, a number",
-    )
+    mistakes = [NO_NUMBER, *_wrong_norms(gradients, place, share)]
+    what = f"the norm {where}"
+    yield value(result["norm"], gradients.norm, mistakes, what=what, form="the norm, a number")
     factor = min(share, 1)
     scaled = gradients.scaled(place, factor, factor)
     mistakes = _wrong_scales(gradients, place, share)
@@ -202,8 +195,8 @@ def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistak
         "scaled by the norm of what this rank has; the ranks' replicas now differ": by_rank,
         "the gradients are gone": 0.0,
     }
-    pairs = {  # of what is cut, and of the rest
-        **{text: (factor, factor) for text, factor in factors.items()},
+    pairs = {text: (factor, factor) for text, factor in factors.items()}
+    pairs |= {  # of what is cut, and of the rest
         "only the shards were scaled: multiply the replicated gradients as well": (right, 1),
         "only the replicated gradients were scaled: multiply the shards as well": (1, right),
     }
@@ -215,7 +208,6 @@ def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistak
 
 
 def _one_number(calls: Calls) -> str | None:
-    """Say of calls in which more than one number travels that one is enough."""
     for call in calls:
         if call["nbytes"] > BYTES:
             size = call["nbytes"]

@@ -5,26 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 from torch import Tensor
 
-from utils.figures import (
-    BLUE,
-    CYCLE,
-    GREY,
-    INK,
-    PAPER,
-    YELLOW,
-    arrow,
-    box,
-    canvas,
-    fit_limits,
-    use_style,
-)
+from utils.figures import BLUE, CYCLE, GREY, INK, PAPER, YELLOW
+from utils.figures.charts import finish, keys, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame
 
 #: Colour of what all ranks have.
 EVERYBODY = "#C9C9C9"
@@ -56,11 +44,9 @@ def draw_matrix(
     held = holders(whole, parts)
     for i, j in itertools.product(range(rows), range(columns)):
         color = EVERYBODY if addends else _color(held[:, i, j])
-        hatch = "////" if addends else None
-        at = (x0 + j, y0 - i - 1)
-        style = {"facecolor": color, "edgecolor": PAPER, "linewidth": 1, "hatch": hatch}
-        axes.add_patch(Rectangle(at, 1, 1, **style))
-    axes.add_patch(Rectangle((x0, y0 - rows), columns, rows, fill=False, edgecolor=INK))
+        look = {"edgecolor": PAPER, "linewidth": 1, "hatch": "////" if addends else None}
+        cell(axes, x0 + j, y0 - i - 0.5, 1, color, height=1, **look)
+    cell(axes, x0, y0 - rows / 2, columns, "none", height=rows)
     axes.text(x0 + columns / 2, y0 + 0.5, name, ha="center", va="bottom", fontsize=10)
     if addends:
         return f"{name}: each rank has an addend of the whole matrix"
@@ -83,24 +69,20 @@ def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]
     wide = max(sum(whole.shape[1] + 4 for _, whole, _ in row) for row in pictures.values())
     most = [max(whole.shape[0] for _, whole, _ in row) for row in pictures.values()]
     tall = sum(rows + 4.5 for rows in most)
-    figure, axes = canvas(min(9.5, 0.23 * wide + 1), 0.23 * tall + 0.6)
+    _, axes = canvas(min(9.5, 0.23 * wide + 1), 0.23 * tall + 0.6)
     top = 0.0
     words = []
     for (title, row), rows in zip(pictures.items(), most, strict=True):
         words += [f"{title}: {text}" for text in _product(axes, title, row, top, rows)]
         top -= rows + 4.5
     _legend(axes, max(len(parts) for row in pictures.values() for *_, parts in row))
-    axes.set_xlim(-0.5, wide)
-    axes.set_ylim(top + 2, 4.5)
-    axes.set_aspect("equal")
-    figure.alt_text = ". ".join(words) + "."
-    return figure
+    return frame(axes, (-0.5, wide), (top + 2, 4.5), ". ".join(words) + ".", equal=True)
 
 
 def _legend(axes: Axes, ranks: int) -> None:
-    marks = [Patch(color=CYCLE[r], label=f"rank {r}") for r in range(ranks)]
-    marks.append(Patch(color=EVERYBODY, label="every rank"))
-    marks.append(Patch(facecolor=EVERYBODY, hatch="////", edgecolor=PAPER, label="addends"))
+    colors = {f"rank {r}": CYCLE[r] for r in range(ranks)} | {"every rank": EVERYBODY}
+    marks = keys(colors, edgecolor="none")
+    marks += keys({"addends": EVERYBODY}, edgecolor=PAPER, hatch="////")
     style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
     axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), **style)
 
@@ -119,7 +101,7 @@ def _product(axes: Axes, title: str, row: Sequence[tuple], top: float, rows: int
 
 def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
     """Draw inter- and intra-operator parallelism: whole layers on ranks, parts of each layer."""
-    figure, axes = canvas(9, 3.4)
+    _, axes = canvas(9, 3.4)
     sides = [
         (0.0, "inter-operator: between the layers", False),
         (7.2, "intra-operator: through each layer", True),
@@ -137,18 +119,16 @@ def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
                 box(axes, x, y, text, width=1.1, height=height - 0.12, color=CYCLE[r])
             if layer:
                 arrow(axes, (x - 0.92, 1.4), (x - 0.58, 1.4))
-    fit_limits(axes, [0, 12], [0.3, 3.3], 0.8)
-    axes.set_aspect("auto")
-    figure.alt_text = (
+    words = (
         f"Left: {layers} layers, each whole on one of {ranks} ranks. Right: each layer is cut, and "
         "every rank has a part of every layer."
     )
-    return figure
+    return frame(axes, (-0.8, 12.8), (-0.5, 4.1), words)
 
 
 def megatron(ranks: int = 2) -> Figure:
     """Draw an MLP cut by columns and then by rows: where f and g stand, and what they do."""
-    figure, axes = canvas(9, 1.3 + 1.1 * ranks)
+    _, axes = canvas(9, 1.3 + 1.1 * ranks)
     middle = -(ranks - 1) / 2
     for x, name in ((0.0, "x"), (1.5, "f"), (8.5, "g"), (10.0, "y")):
         box(axes, x, middle, name, width=0.7, height=0.6, color=GREY if name in "xy" else YELLOW)
@@ -168,14 +148,12 @@ def megatron(ranks: int = 2) -> Figure:
         (8.5, "forward: all_reduce\nbackward: nothing"),
     ):
         axes.text(x, low, text, ha="center", va="top", color=BLUE, fontsize=10)
-    axes.set_xlim(-0.7, 10.7)
-    axes.set_ylim(low - 0.9, 0.6)
-    figure.alt_text = (
+    words = (
         "x goes through f to the ranks. Each has some columns of the first layer, GELU, and the "
         "same rows of the second. g adds up what the ranks give. f does nothing forward and an "
         "all_reduce backward, g the reverse."
     )
-    return figure
+    return frame(axes, (-0.7, 10.7), (low - 0.9, 0.6), words)
 
 
 def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figure:
@@ -185,10 +163,9 @@ def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figu
         loads: title → for each rank how many of its tokens chose each expert.
         room: tokens that an expert takes.
     """
-    use_style()
-    figure, each = plt.subplots(1, len(loads), figsize=(9, 3.2), sharey=True, squeeze=False)
+    figure, each = panels(9, 3.2, columns=len(loads), sharey=True)
     words = []
-    for axes, (title, counts) in zip(each[0], loads.items(), strict=True):
+    for axes, (title, counts) in zip(each, loads.items(), strict=True):
         experts = range(len(counts[0]))
         below = [0] * len(experts)
         for r, row in enumerate(counts):
@@ -198,8 +175,6 @@ def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figu
         axes.set_xticks(list(experts), [f"expert {e}" for e in experts])
         axes.set_title(title)
         words.append(f"{title}: {below} tokens for the experts, room for {room}")
-    each[0][0].set_ylabel("tokens")
-    each[0][-1].legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
-    figure.tight_layout()
-    figure.alt_text = ". ".join(words) + "."
-    return figure
+    each[0].set_ylabel("tokens")
+    each[-1].legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+    return finish(figure, ". ".join(words) + ".")

@@ -11,14 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import inside, made, only, waited
-from utils.checks.groups import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Mistake, inside, made, only, table, waited
 from utils.checks.probe import answer_named, recorded
 from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
 from utils.cluster.questions import Ranks
 
-from .gradient_norm import clip_gradients as clip_gradients
 from .sharded_layers import (
     BYTES,
     EXACT,
@@ -38,7 +36,8 @@ from .sharded_layers import (
 
 # -- 9.1: shards ------------------------------------------------------------------------------
 
-WIDE, NARROW = 8, 12  # of the layer that is cut
+WIDE = 8  # of the layer that is cut
+NARROW = 12
 
 
 @in_group
@@ -70,7 +69,6 @@ def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
 
 
 def _layer(seed: int, partition: Partition) -> nn.Linear:
-    """Return what is cut; a larger layer where there is no group."""
     larger = 4 * (partition is None)
     return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
 
@@ -83,10 +81,11 @@ def shards(ranks: Ranks, report: Report) -> None:
 
 
 def _shards(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what both functions have to return on a rank."""
-    p, place = len(answer.members), answer.place
+    p = len(answer.members)
+    place = answer.place
     linear = _layer(answer.case["seed"], answer.case["partition"])
-    weight, bias = linear.weight.detach(), linear.bias.detach()
+    weight = linear.weight.detach()
+    bias = linear.bias.detach()
     for name, cut in (("column_shard", 0), ("row_shard", 1)):
         where = f"{name} {on(answer.members)}"
         result = answer.value[name]
@@ -127,18 +126,15 @@ def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake
 def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
     part = bias.chunk(p)[place]
     right = bias if cut else part
+    other = {"the whole bias: a rank has a bias for its own outputs only": bias}
+    if cut:
+        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
     by_mistake = {
         "the bias is divided by the number of ranks. That would do, if it were added before the "
         "sum; this one is added once, afterwards": bias / p,
         "the bias is zero here: it is replicated, as every rank adds it after the sum": 0 * right,
     }
-    if p == 1:
-        return table(by_mistake)
-    if cut:
-        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
-    else:
-        other = {"the whole bias: a rank has a bias for its own outputs only": bias}
-    return table(other | by_mistake)
+    return table(by_mistake if p == 1 else other | by_mistake)
 
 
 # -- 9.2: f and g -----------------------------------------------------------------------------
@@ -189,7 +185,6 @@ def operators(ranks: Ranks, report: Report) -> None:
 
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what f and g have to do on a rank."""
     seeds = seeds_of(answer.case, answer.members)
     inputs = {"y": [drawn(seed, *_SHAPE) for seed in seeds]}
     inputs["dx"] = [drawn(seed + 50, *_SHAPE) for seed in seeds]
@@ -221,13 +216,12 @@ def _operator(
         summed: which of the two, by its name in the reply.
         inputs: of each of the two, what the ranks of the group hand in.
     """
-    members = answer.members
     result = answer.value[name]
-    allowed = only("all_reduce"), inside(members)
+    allowed = only("all_reduce"), inside(answer.members)
     right = {key: sum(of) if key == summed else of[answer.place] for key, of in inputs.items()}
     for key, when in _WHEN.items():
         calls = result[when]
-        where = f"{name} {when} {on(members)}"
+        where = f"{name} {when} {on(answer.members)}"
         yield communication(calls, *allowed, waited)
         mistakes = _wrong_operators(name, key, summed, inputs[key], answer.place)
         yield numbers(result[key], right[key], mistakes, where=where)
@@ -251,11 +245,11 @@ def _wrong_operators(
         "there is no gradient for x: backward returns one value for each argument of forward, that "
         "of x first",
     )
-    if key == summed:
-        right, wrong = sum(inputs), inputs[place]
-        text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
-    else:
-        right, wrong = inputs[place], sum(inputs)
+    right = sum(inputs)
+    wrong = inputs[place]
+    text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
+    if key != summed:
+        right, wrong = wrong, right
         text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
         text += f"{_WHEN[key]} it hands on what it gets"
     by_mistake = {

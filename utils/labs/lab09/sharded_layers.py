@@ -21,11 +21,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from utils import models
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
 from utils.checks.probe import answer_named, as_dict, in_double, recorded
 from utils.checks.task import Report, Step, communication, each_of, facts, to_each, value
+from utils.checks.trials import WORLD, Group, GroupAnswer, Partition, in_group, keywords, on
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
 PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
@@ -51,8 +50,7 @@ def seeds_of(case: dict[str, Any], members: Sequence[int]) -> list[int]:
 
 def drawn(seed: int, *shape: int) -> Tensor:
     """Return numbers of a normal distribution; the same for the same seed."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=draw, dtype=torch.float64)
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
@@ -66,15 +64,13 @@ def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Mo
     return module
 
 
-def composed(
-    common: int, seeds: Sequence[int], kind: Callable[..., nn.Module], *sizes: int
-) -> nn.Module:
+def composed(common: int, seeds: Sequence[int], kind: Callable[[], nn.Module]) -> nn.Module:
     """Return a layer whose shards follow from a seed each: who knows one of them has one shard.
 
     What all ranks have whole follows from the common seed.
     """
-    whole = made_module(common, kind, *sizes)
-    modules = [made_module(seed, kind, *sizes) for seed in seeds]
+    whole = made_module(common, kind)
+    modules = [made_module(seed, kind) for seed in seeds]
     with torch.no_grad():
         for name, parameter in whole.named_parameters():
             if not name.endswith(WHOLE) and "norm" not in name:
@@ -97,7 +93,7 @@ def numbers(result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, 
 
 
 def flat_table(by_mistake: Mapping[str, Tensor]) -> list[Mistake]:
-    """Return mistakes from what to say of each, and the tensor whose numbers it gives."""
+    """Return mistakes, each from what to say of it and the tensor that it gives."""
     return table({text: numbers_of(tensor) for text, tensor in by_mistake.items()})
 
 
@@ -116,25 +112,23 @@ def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict[str, Any]
     x = x.clone().requires_grad_()
     y, forward = recorded(function, x)
     result = {"y": flat(y), "dx": None, "forward": forward, "backward": []}
-    if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
-        mark = log.mark()
-        y.backward(upstream)
-        result |= {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
-    elif isinstance(y, Tensor) and y.shape != upstream.shape:
-        result["y"] = f"a tensor of shape {list(y.shape)}"
-    elif isinstance(y, Tensor):
-        result["dx"] = "nothing: the result is cut off from the input"
-    return result
+    if not isinstance(y, Tensor):
+        return result
+    if y.shape != upstream.shape:
+        return result | {"y": f"a tensor of shape {list(y.shape)}"}
+    if not y.requires_grad:
+        return result | {"dx": "nothing: the result is cut off from the input"}
+    mark = log.mark()
+    y.backward(upstream)
+    return result | {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
 
 
 class WrittenBehind(TorchFunctionMode):
     """Finds results in a graph that change, though no operation of PyTorch changes them.
 
     A collective writes into a tensor's memory, also by way of ``y.data`` or ``y.detach()``;
-    autograd learns nothing of it. Seen are the operations of this thread inside of ``with``.
-
-    Attributes:
-        found: whether there was one.
+    autograd learns nothing of it. Seen are the operations of this thread inside of ``with``;
+    `found` says whether there was such a result.
     """
 
     def __init__(self) -> None:
@@ -147,9 +141,9 @@ class WrittenBehind(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
             self._look()  # no operation for autograd
-        for one in tree_leaves((args, out)):
-            if isinstance(one, Tensor) and one.grad_fn is not None:
-                self._known[id(one)] = one, one.detach().clone()
+        for leaf in tree_leaves((args, out)):
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                self._known[id(leaf)] = leaf, leaf.detach().clone()
         return out
 
     def __exit__(self, *error: object) -> None:
@@ -172,16 +166,24 @@ def of_size(op: str, nbytes: int, when: str) -> Rule:
 
 # -- layers -----------------------------------------------------------------------------------
 
-WIDTH, HEADS, HIDDEN, INPUT = 16, 8, 24, (2, 3, 16)
+INPUT = (2, 3, 16)
+#: By name how a layer is made: of 16 features, with 8 heads and 24 hidden features.
 KINDS = {
-    "ParallelMLP": (models.FeedForward, WIDTH, HIDDEN),
-    "ParallelAttention": (models.Attention, WIDTH, HEADS),
-    "Block": (models.Block, WIDTH, HEADS, HIDDEN),
+    "ParallelMLP": functools.partial(models.FeedForward, 16, 24),
+    "ParallelAttention": functools.partial(models.Attention, 16, 8),
+    "Block": functools.partial(models.Block, 16, 8, 24),
 }
 ROWWISE = ("down.weight", "out.weight")
 WHOLE = ("down.bias", "out.bias")
-#: Mistakes in which an attention uses other layers than Q, K and V, and those that it uses.
-INSTEAD = {"kv": "qvk", "qq": "qqv"}
+#: Mistakes in the heads of an attention, and what to say of them.
+WRONG_HEADS = {
+    "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut each of "
+    "the three by itself",
+    "small heads": "the heads are too small: a rank has fewer heads, of the same size",
+    "one head": "all columns of this rank were taken as one head; head_size stays as it is",
+    "kv": "K and V are swapped: attend takes q, k, v",
+    "qq": "attend got Q twice: its second argument is K",
+}
 
 
 def shard(name: str, tensor: Tensor, p: int, place: int) -> Tensor:
@@ -198,14 +200,7 @@ def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
 
 @dataclass(frozen=True)
 class Uncut:
-    """A layer that was not split, after one forward and backward.
-
-    Attributes:
-        layer: with the gradients of its parameters.
-        x: the input, with its gradient.
-        y: the output.
-        upstream: the gradient of the output.
-    """
+    """A layer that was not split after one forward and backward, whose gradient is `upstream`."""
 
     layer: nn.Module
     x: Tensor
@@ -216,8 +211,7 @@ class Uncut:
 @functools.lru_cache(maxsize=4)
 def uncut(name: str, common: int, seeds: tuple[int, ...]) -> Uncut:
     """Return the layer of a name of :data:`KINDS`, whose shards follow from these seeds."""
-    kind, *sizes = KINDS[name]
-    layer = composed(common, seeds, kind, *sizes)
+    layer = composed(common, seeds, KINDS[name])
     x = drawn(common + 1, *INPUT).requires_grad_()
     upstream = drawn(common + 2, *INPUT)
     y = layer(x)
@@ -242,9 +236,8 @@ def probe_layer(
         seed: of this rank's shard. In place of the other shards it is given others than those
             ranks.
     """
-    kind, *sizes = KINDS[name]
     p = dist.get_world_size(group)
-    whole = composed(common, [seed] * p, kind, *sizes)
+    whole = composed(common, [seed] * p, KINDS[name])
     layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
     if not isinstance(layer, nn.Module):
         raise TypeError(f"{name} must be a torch.nn.Module")
@@ -259,8 +252,7 @@ def probe_layer(
         with behind:
             return layer(x)
 
-    result = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    return result | {
+    return both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT)) | {
         "held": held,
         "behind": behind.found,
         "frozen": frozen,
@@ -308,11 +300,16 @@ def _heads(
     cut: str,
 ) -> Tensor:
     """Return what the heads of one of p ranks give, by its own parameters."""
-    names = INSTEAD.get(cut, "qkv")
     if cut == "fused":
-        layers = list(zip(*_fused(module, p, place), strict=True))
+        # Of stacked Q, K and V a rank has one block of rows.
+        stacks = (
+            torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
+            for key in ("weight", "bias")
+        )
+        layers = list(zip(*(stack.chunk(p)[place].chunk(3) for stack in stacks), strict=True))
     else:
-        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in names]
+        used = {"kv": "qvk", "qq": "qqv"}.get(cut, "qkv")
+        layers = [(parameters[f"{m}.weight"], parameters[f"{m}.bias"]) for m in used]
     size = module.head_size
     if cut == "small heads":
         size = max(size // p, 1)
@@ -323,23 +320,14 @@ def _heads(
     return models.attend(*qkv, size)
 
 
-def _fused(module: models.Attention, p: int, place: int) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the weights and the biases that a rank has of stacked Q, K and V."""
-    for key in ("weight", "bias"):
-        stacked = torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
-        yield stacked.chunk(p)[place].chunk(3)
-
-
 def _without_f(
     modules: Sequence[nn.Module], x: Tensor, upstream: Tensor, place: int
 ) -> dict[str, Tensor]:
     """Return the gradients of x if f is in front of one or two of Q, K and V only, on one rank."""
     three = [x.detach().clone().requires_grad_() for _ in "qkv"]
     parts = _parts(modules, three)
-    summed, alone = (
-        torch.autograd.grad(part, three, upstream, retain_graph=True)
-        for part in (sum(parts), parts[place])
-    )
+    summed = torch.autograd.grad(sum(parts), three, upstream, retain_graph=True)
+    alone = torch.autograd.grad(parts[place], three, upstream)
     gradients = {}
     for names in [*"qkv", *itertools.combinations("qkv", 2)]:
         text = f"f is in front of {' and '.join(names)} only: q, k and v all read x"
@@ -364,38 +352,23 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
         "this is the mean of the parts; g is the sum": total / p + bias,
         "the mean of the parts, the bias among them; g is the sum": total / p + bias / p,
     }
-    of_kind = _wrong_activations if isinstance(modules[0], models.FeedForward) else _wrong_heads
-    yield from flat_table(outputs | of_kind(modules, x, bias))
 
+    def output(**mistake: Any) -> Tensor:
+        return sum(_parts(modules, x, **mistake)) + bias
 
-def _wrong_activations(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-
-    def output(act: Callable) -> Tensor:
-        return sum(_parts(modules, x, act=act)) + bias
-
-    linear = output(lambda t: t)
-    by_tanh = output(functools.partial(functional.gelu, approximate="tanh"))
-    late = functional.gelu(linear)
-    return {
-        "there is no GELU between the two layers": linear,
-        "this is ReLU; functional.gelu(x) is asked for": output(functional.relu),
-        "this is GELU's approximation by tanh; functional.gelu(x) is asked for": by_tanh,
-        "the GELU comes after the second layer; it belongs between the two": late,
-    }
-
-
-def _wrong_heads(modules: Sequence[nn.Module], x: Tensor, bias: Tensor) -> dict[str, Tensor]:
-    return {
-        text: sum(_parts(modules, x, cut)) + bias
-        for cut, text in {
-            "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut "
-            "each of the three by itself",
-            "small heads": "the heads are too small: a rank has fewer heads, of the same size",
-            "one head": "all columns of this rank were taken as one head; head_size stays as it is",
-            "kv": "K and V are swapped: attend takes q, k, v",
-            "qq": "attend got Q twice: its second argument is K",
-        }.items()
-    }
+    if isinstance(modules[0], models.FeedForward):
+        linear = output(act=lambda t: t)
+        by_tanh = output(act=functools.partial(functional.gelu, approximate="tanh"))
+        late = functional.gelu(linear)
+        outputs |= {
+            "there is no GELU between the two layers": linear,
+            "this is ReLU; functional.gelu(x) is asked for": output(act=functional.relu),
+            "this is GELU's approximation by tanh; functional.gelu(x) is asked for": by_tanh,
+            "the GELU comes after the second layer; it belongs between the two": late,
+        }
+    else:
+        outputs |= {text: output(cut=cut) for cut, text in WRONG_HEADS.items()}
+    yield from flat_table(outputs)
 
 
 _BEHIND = (
@@ -407,11 +380,11 @@ _BEHIND = (
 
 def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank's part of a layer has to hold, to give, and to communicate."""
-    name = answer.case["name"]
     members = answer.members
     result = answer.value
-    place, p = answer.place, len(answer.members)
-    twin = uncut(name, answer.case["common"], tuple(seeds_of(answer.case, members)))
+    place = answer.place
+    p = len(members)
+    twin = uncut(answer.case["name"], answer.case["common"], tuple(seeds_of(answer.case, members)))
     where = on(members) + answer.values[0].get("when", "")
     yield facts(_other_parameters(result["held"], shapes(twin.layer, p), where))
     apart = _as_given(answer)
@@ -421,7 +394,7 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     yield numbers(result["y"], twin.y, mistakes, where=f"output {where}")
     yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
     yield communication(result["backward"], *always)
-    mistakes = _wrong_inputs(name, apart, twin, place)
+    mistakes = _wrong_inputs(answer.case["name"], apart, twin, place)
     yield numbers(result["dx"], twin.x.grad, mistakes, where=f"gradient of x {where}")
     yield from shard_gradients(twin, result["gradients"], p, place)
     yield _once_each_way(result, where)
@@ -429,15 +402,14 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
 
 def _as_given(answer: GroupAnswer) -> list[nn.Module]:
     """Return the layer that each rank of a group was given: all its shards are of one seed."""
-    kind, *sizes = KINDS[answer.case["name"]]
-    seeds = seeds_of(answer.case, answer.members)
-    return [composed(answer.case["common"], [seed] * len(seeds), kind, *sizes) for seed in seeds]
+    case = answer.case
+    seeds = seeds_of(case, answer.members)
+    return [composed(case["common"], [seed] * len(seeds), KINDS[case["name"]]) for seed in seeds]
 
 
 def _other_parameters(
     held: dict[str, list[int]], expected: dict[str, list[int]], where: str
 ) -> dict[str, bool]:
-    """Return what is wrong with the shapes of a rank's parameters, by their names."""
     names = sorted(expected)
     if sorted(held) != names:
         return {f"the parameters are {sorted(held)}, expected {names}": True}

@@ -12,19 +12,20 @@ import random
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 from torch import Tensor
 
-from utils.checks.calls import only
 from utils.checks.clock import NotEnded, ends_within
-from utils.checks.functions import Case, judge_calls
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, only, short, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by, weights_of
+from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by
+from utils.labs.shared.replicas import weights_of
 from utils.labs.shared.schedules import (
     Schedule,
     gpipe,
@@ -141,7 +142,6 @@ def _plans_are_right(ranks: Ranks, report: Report, asked: list[list]) -> bool:
 
 
 def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
-    """Yield what `plan` has to return for these schedules with these times."""
     for (schedule, times), (spans, same) in zip(asked, plans, strict=True):
         call = f"plan of [{'; '.join(written(schedule).splitlines())}]"
         call += f" with times {times}" if times else ""
@@ -149,11 +149,10 @@ def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
         complete = sum(done) == sum(map(len, schedule))
         right = in_order(all_spans) if complete else None
         yield value(in_order(spans), right, wrong_plans(schedule, times, right), what=call)
-        text = (
+        yield facts({
             f"{call}: the schedule itself was changed; it is run later: copy the lists before you "
-            "take something out"
-        )
-        yield facts({text: not same})
+            "take something out": not same
+        })
 
 
 #: More held than forwards one after the other.
@@ -179,14 +178,12 @@ def count(ranks: Ranks, report: Report) -> None:
     cases = _count_cases(report.seed)
     calls = [[case.name, *case.arguments] for case in cases]
     for answer in report.answers(ranks, probe_counts, calls=calls):
-        report.follow(answer.rank, _counts(cases, answer.value))
+        report.follow(answer.rank, starmap(_counted, zip(cases, answer.value, strict=True)))
 
 
-def _counts(cases: list[Case], results: list) -> Iterator[Step]:
-    """Yield what each case has to result in."""
-    for case, result in zip(cases, results, strict=True):
-        call = f"{case.name}({short(case.arguments[0], 60)})"
-        yield value(result, case.right, case.mistakes, what=call, form=case.form)
+def _counted(case: Case, result: Any) -> Step:
+    call = f"{case.name}({short(case.arguments[0], 60)})"
+    return value(result, case.right, case.mistakes, what=call, form=case.form)
 
 
 def _count_cases(seed: int) -> list[Case]:
@@ -206,14 +203,10 @@ def _count_cases(seed: int) -> list[Case]:
     other_kinds = [[s, {"F": "F", "B": "I"}[kind], k, a, e] for s, kind, k, a, e in first]
     hours = [[s, kind, k, 1e5 + a / 1e3, 1e5 + e / 1e3] for s, kind, k, a, e in first]
     of_spans = [*plans, backwards, moved(first, 1000), noisy, late, other_kinds, hours]
-    cases = [
-        Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number") for spans in of_spans
-    ]
     form = "a list with a number for each stage"
-    for schedule in schedules:
-        arguments = [as_lists(schedule)]
-        cases.append(Case("most_held", arguments, held(schedule), wrong_held(schedule), form))
-    return cases
+    return [
+        Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number") for spans in of_spans
+    ] + [Case("most_held", [as_lists(s)], held(s), wrong_held(s), form) for s in schedules]
 
 
 @task("10.5", "the schedule of 1F1B", points=2)
@@ -232,54 +225,47 @@ class StashLog:
 
     Attributes:
         most: how many microbatches had weights in it at once.
-        apart: whether these were copies, and not the stage's own tensors.
+        copies: whether these were copies, and not the stage's own tensors.
         missing: whether a forward has stored none.
         alive: of how many microbatches there were copies in memory at once.
     """
 
     most: int = 0
-    apart: bool = True
+    copies: bool = True
     missing: bool = False
     alive: int = 0
-    _copies: list[list[weakref.ref]] = field(default_factory=list)
+    _refs: list[list[weakref.ref]] = field(default_factory=list)
 
     def look(self, stage: Piece, stash: dict, action: str, k: int) -> None:
         """Note how a stage's stash is after an action for microbatch k."""
         self.most = max(self.most, len(stash))
         if action == "B":
             return
-        weights = stash.get(k, {})
-        if not isinstance(weights, dict):
-            kind = type(weights).__name__
-            raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        if k in stash:
-            self._look_at_copies(stage, weights)
-        else:
+        if k not in stash:
             self.missing = True
+            return
+        if not isinstance(stash[k], dict):
+            kind = type(stash[k]).__name__
+            raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
+        self._look_at_copies(dict(stage.named_parameters()), stash[k])
 
-    def _look_at_copies(self, stage: Piece, weights: dict[str, Tensor]) -> None:
-        parameters = dict(stage.named_parameters())
+    def _look_at_copies(self, parameters: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
-        self.apart &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
-        self._copies.append([weakref.ref(w) for _, w in pairs])
-        alive = sum(any(ref() is not None for ref in refs) for refs in self._copies)
+        self.copies &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
+        self._refs.append([weakref.ref(w) for _, w in pairs])
+        alive = sum(any(ref() is not None for ref in refs) for refs in self._refs)
         self.alive = max(self.alive, alive)
 
 
 def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse: bool) -> dict:
     """Run `Stashed` on all stages of a pipeline in this process."""
     kind = answer_named(user_ns, "Stashed")
-    stages: list[Piece] = []
     logs = [StashLog() for _ in range(p)]
 
-    def made(piece: Piece, rate: float) -> Any:
-        stages.append(piece)
-        return kind(piece, rate)
+    def look(s: int, *seen: Any) -> None:
+        logs[s].look(*seen)
 
-    def look(s: int, action: str, k: int, worker: Any) -> None:
-        logs[s].look(stages[s], worker.stash, action, k)
-
-    workers, calls = recorded(played, made, seed, p, n, look, reverse=reverse)
+    (stages, workers), calls = recorded(played, kind, seed, p, n, look, reverse=reverse)
     of_stages = [
         {
             "weights": weights_of(piece),
@@ -287,7 +273,7 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse:
             "version": told(worker.version),
             "left": len(worker.stash),
             "most": log.most,
-            "copies": log.apart,
+            "copies": log.copies,
             "missing": log.missing,
             "alive": log.alive,
         }
@@ -336,26 +322,23 @@ def _stashes_are_right(report: Report, case: dict[str, Any], answers: list[Reply
 
 
 def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
-    """Yield what each stage has to have at the end, and held on the way."""
-    seed, p, n, reverse = (case[name] for name in ("seed", "p", "n", "reverse"))
+    p, n, reverse = (case[name] for name in ("p", "n", "reverse"))
     order = ", the last one's backward first" if reverse else ""
     for s, stage in zip(range(p), result["stages"], strict=True):
         where = f"stage {s} of {p} after {n} microbatches{order}"
         used = [0 if reverse else max(0, k - (p - 1 - s)) for k in range(n)]
         mistakes = (
-            Mistake(weights_by(mode, seed, p, n, reverse)[s], text)
-            for text, mode in WRONG_STASHES.items()
+            Mistake(weights_by(mode, **case)[s], text) for text, mode in WRONG_STASHES.items()
         )
-        right = weights_by("stash", seed, p, n, reverse)[s]
-        text = f"weights of {where}"
-        yield value(stage["weights"], right, mistakes, what=text, tolerance=1e-12)
+        right = weights_by("stash", **case)[s]
+        yield value(stage["weights"], right, mistakes, what=f"weights of {where}", tolerance=1e-12)
         yield value(stage["used"], used, _wrong_versions(p, n), what=f"self.used of {where}")
         yield value(stage["version"], n, what=f"self.version of {where}")
         yield facts(_wasted(where, stage, n if reverse else min(n, p - s)))
 
 
 def _wrong_versions(p: int, n: int) -> list[Mistake]:
-    by_mistake = {
+    return table({
         "there is no version for a microbatch: self.used[k] = self.version in forward": [None] * n,
         "all have version 0: done counts self.version up": [0] * n,
         "this is the number of the microbatch, not the version of the weights": [
@@ -363,12 +346,10 @@ def _wrong_versions(p: int, n: int) -> list[Mistake]:
         ],
         "this is the version at the backward; note it in forward": [k + (p == 1) for k in range(n)],
         "this is the version after the update: note it in forward": list(range(1, n + 1)),
-    }
-    return table(by_mistake)
+    })
 
 
 def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:
-    """Return what is wrong with what a stage has kept, where so many versions are enough."""
     wrong = {
         "the stash holds the stage's own tensors, which are updated in place: keep copies, "
         "detach().clone()": not stash["copies"],

@@ -8,25 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
-from utils.figures import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    INK,
-    ORANGE,
-    PALE,
-    SKY,
-    arrow,
-    box,
-    canvas,
-    fit_limits,
-    use_style,
-)
+from utils.figures import BLUE, CYCLE, GREEN, INK, ORANGE, PALE, SKY
+from utils.figures.charts import add_lanes, chart, finish, group_bars, keys, legend_beside, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame
 from utils.labs.shared.schedules import idle as idle_share
 
 # A notebook from before the move, which imports this module as `schedules`, uses these four.
@@ -48,12 +36,11 @@ KINDS = {
 
 def placed(layers: Sequence[str], stages: int) -> Figure:
     """Draw a chain of layers, cut into stages of equal length: a rank has one each."""
-    figure, axes = canvas(9, 1.8)
+    _, axes = canvas(9, 1.8)
     each = len(layers) // stages
-    color = (BLUE, ORANGE, GREEN, CYCLE[3])
     step = 3.9
     for k, name in enumerate(layers):
-        box(axes, step * k, 0, name, width=1.9, height=0.8, color=color[k // each % 4])
+        box(axes, step * k, 0, name, width=1.9, height=0.8, color=CYCLE[k // each % 4])
     for k in range(len(layers) - 1):
         right = step * k + 1.0
         left = step * (k + 1) - 1.0
@@ -66,12 +53,11 @@ def placed(layers: Sequence[str], stages: int) -> Figure:
     for s in range(stages):
         middle = step * (each * s + (each - 1) / 2)
         axes.text(middle, -0.6, f"stage {s}, rank {s}", ha="center", va="top", weight="bold")
-    fit_limits(axes, [0, step * (len(layers) - 1)], [-0.2, -0.2], margin=1.1)
-    figure.alt_text = (
+    words = (
         f"{len(layers)} layers in a row on {stages} ranks: {', '.join(layers)}. Activations go to "
         "the next rank, gradients back."
     )
-    return figure
+    return frame(axes, (-1.1, step * (len(layers) - 1) + 1.1), (-1.3, 0.9), words, equal=True)
 
 
 def gantt(
@@ -88,33 +74,28 @@ def gantt(
     Raises:
         ValueError: a chart has no spans.
     """
-    use_style()
     for title, spans in charts.items():
         if not spans:
             raise ValueError(f"{title}: nothing to draw. Has the cell above marked or planned it?")
     stages = [1 + max(span[0] for span in spans) for spans in charts.values()]
     heights = [0.42 * n + 0.5 for n in stages]
-    size = (width, sum(heights) + 0.9)
-    figure, rows = plt.subplots(
-        len(charts), 1, squeeze=False, sharex=True, figsize=size, height_ratios=heights
-    )
+    height = sum(heights) + 0.9
+    look = {"sharex": True, "height_ratios": heights}
+    figure, rows = panels(width, height, rows=len(charts), **look)
     longest = max(map(_length, charts.values()))
     words = [
         _lanes(axes, title, spans, n, longest, unit, lane)
-        for axes, (title, spans), n in zip(rows[:, 0], charts.items(), stages, strict=True)
+        for axes, (title, spans), n in zip(rows, charts.items(), stages, strict=True)
     ]
-    rows[-1, 0].set_xlabel(f"time ({unit})")
-    figure.legend(handles=_patches(charts), loc="lower center", ncols=4)
-    figure.tight_layout(rect=(0, 0.42 / size[1], 1, 1))
-    figure.alt_text = " ".join(words)
-    return figure
+    rows[-1].set_xlabel(f"time ({unit})")
+    figure.legend(handles=_keys(charts), loc="lower center", ncols=4)
+    return finish(figure, " ".join(words), below=0.42 / height)
 
 
-def _patches(charts: Mapping[str, Sequence[Span]]) -> list[Patch]:
-    kinds = {kind for spans in charts.values() for _, kind, *_ in spans}
-    shown = [KINDS[kind] for kind in KINDS if kind in kinds]
-    patches = [Patch(facecolor=color, edgecolor=INK, label=name) for color, name in shown]
-    return [*patches, Patch(facecolor=PALE, label="idle: the bubble")]
+def _keys(charts: Mapping[str, Sequence[Span]]) -> list[Patch]:
+    present = {kind for spans in charts.values() for _, kind, *_ in spans}
+    colors = {name: color for kind, (color, name) in KINDS.items() if kind in present}
+    return [*keys(colors), *keys({"idle: the bubble": PALE}, edgecolor=None)]
 
 
 def _length(spans: Sequence[Span]) -> float:
@@ -124,21 +105,15 @@ def _length(spans: Sequence[Span]) -> float:
 def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lane: str) -> str:
     first = min(span[3] for span in spans)
     length = _length(spans)
-    for stage in range(n):
-        axes.add_patch(Rectangle((0, stage - 0.4), length, 0.8, color=PALE, linewidth=0))
-    for stage, kind, k, start, end in spans:
-        style = {"linewidth": 0.6, "facecolor": KINDS[kind][0], "edgecolor": INK}
-        axes.add_patch(Rectangle((start - first, stage - 0.4), end - start, 0.8, **style))
-        if end - start > longest * 0.011 * len(str(k)):
-            middle = (start + end) / 2 - first
-            axes.text(middle, stage, str(k), ha="center", va="center", fontsize=8)
-    axes.set_title(f"{title} · bubble {idle_share(spans):.2f}", fontsize=11)
-    axes.set_yticks(range(n), [f"{lane} {stage}" for stage in range(n)])
-    axes.set_ylim(n - 0.4, -0.6)
-    axes.set_xlim(0, longest * 1.01)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(visible=False)
     lanes = [f"{lane} {stage}" for stage in range(n)]
+    add_lanes(axes, lanes, longest * 1.01)
+    axes.set_title(f"{title} · bubble {idle_share(spans):.2f}", fontsize=11)
+    for stage in range(n):
+        cell(axes, 0, stage, length, PALE, linewidth=0)
+    for stage, kind, k, start, end in spans:
+        number = str(k) if end - start > longest * 0.011 * len(str(k)) else ""
+        color, _ = KINDS[kind]
+        cell(axes, start - first, stage, end - start, color, number, fontsize=8, linewidth=0.6)
     for stage, kind, k, *_ in sorted(spans, key=lambda span: span[3]):
         lanes[stage] += f" {kind}{k}"
     return f"{title}: {length:.3g} {unit}, bubble {idle_share(spans):.2f}. {'; '.join(lanes)}."
@@ -150,42 +125,30 @@ def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) 
     Args:
         measured: of each schedule, m → bubble.
     """
-    use_style()
-    figure, axes = plt.subplots(figsize=(7, 3.6))
+    figure, axes = chart(7, 3.6)
     ms = list(range(1, most + 1))
     formula = [(p - 1) / (m + p - 1) for m in ms]
     axes.plot(ms, formula, color=INK, linewidth=1.5, label="(p − 1) / (m + p − 1)")
     style = {"markersize": 8, "markerfacecolor": "none", "markeredgewidth": 2}
     for (name, points), mark in zip(measured.items(), "os^D", strict=False):
         axes.plot(list(points), list(points.values()), mark, label=name, **style)
-    axes.set_ylim(0, 0.85)
-    axes.set_xticks(ms)
-    axes.set_xlabel("microbatches m")
-    axes.set_ylabel("bubble (share of time)")
+    axes.set(ylim=(0, 0.85), xticks=ms, xlabel="microbatches m", ylabel="bubble (share of time)")
     axes.set_title(f"Idle time of {p} stages")
     axes.legend()
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
-def memory(held: Mapping[str, Sequence[float]], what: str = "microbatches held at most") -> Figure:
+def memory(held: Mapping[str, Sequence[float]], label: str = "microbatches held at most") -> Figure:
     """Draw bars for each stage: how many microbatches it holds, or how many megabytes."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(7, 3.2))
-    width = 0.8 / len(held)
+    figure, axes = chart(7, 3.2)
     style = "%.1f" if any(isinstance(n, float) for row in held.values() for n in row) else "%d"
-    for j, (name, counts) in enumerate(held.items()):
-        places = [s + (j - (len(held) - 1) / 2) * width for s in range(len(counts))]
-        bars = axes.bar(places, counts, 0.9 * width, label=name)
-        axes.bar_label(bars, fmt=style, fontsize=10)
     stages = range(len(next(iter(held.values()))))
-    axes.set_xticks(stages, [f"stage {s}" for s in stages])
-    axes.set_ylabel(what)
-    axes.grid(axis="x", visible=False)
+    for bars in group_bars(axes, held, [f"stage {s}" for s in stages]):
+        axes.bar_label(bars, fmt=style, fontsize=10)
+    axes.set_ylabel(label)
     axes.margins(y=0.15)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    return figure
+    legend_beside(axes)
+    return finish(figure)
 
 
 def versions(used: Sequence[Sequence[int]]) -> Figure:
@@ -194,35 +157,27 @@ def versions(used: Sequence[Sequence[int]]) -> Figure:
     Args:
         used: of each stage, the version for each microbatch.
     """
-    use_style()
-    n = len(used[0])
-    figure, axes = plt.subplots(figsize=(8, 0.45 * len(used) + 1.2))
+    figure, axes = chart(8, 0.45 * len(used) + 1.2)
     axes.imshow(used, cmap="Blues", vmin=-1, vmax=1.8 * max(map(max, used)) + 1, aspect="auto")
     for stage, row in enumerate(used):
         for k, version in enumerate(row):
             axes.text(k, stage, str(version), ha="center", va="center")
-    axes.set_xticks(range(n))
+    axes.set_xticks(range(len(used[0])))
     axes.set_yticks(range(len(used)), [f"stage {s}" for s in range(len(used))])
-    axes.set_xlabel("microbatch")
-    axes.set_title("Version of the weights that a microbatch saw")
+    axes.set(xlabel="microbatch", title="Version of the weights that a microbatch saw")
     axes.tick_params(length=0)
     axes.grid(visible=False)
-    figure.tight_layout()
-    figure.alt_text = "Version of the weights that microbatches 0, 1, … saw. " + ". ".join(
-        f"Stage {s}: {', '.join(map(str, row))}" for s, row in enumerate(used)
-    )
-    return figure
+    rows = ". ".join(f"Stage {s}: {', '.join(map(str, row))}" for s, row in enumerate(used))
+    return finish(figure, f"Version of the weights that microbatches 0, 1, … saw. {rows}")
 
 
 def bars(shares: Mapping[str, float]) -> Figure:
     """Draw the bubbles of several schedules, one below the other."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(8, 0.38 * len(shares) + 1))
+    figure, axes = chart(8, 0.38 * len(shares) + 1)
     drawn = axes.barh(list(shares), list(shares.values()), color=SKY, edgecolor=INK)
     axes.bar_label(drawn, fmt="%.2f", padding=3, fontsize=10)
     axes.invert_yaxis()
     axes.set_xlabel("bubble (share of time)")
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.1)
-    figure.tight_layout()
-    return figure
+    return finish(figure)

@@ -9,8 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, Rule, blocking, in_words, inside, messages, only, waited
-from utils.checks.groups import (
+from utils.checks.comparison import (
+    Calls,
+    Mistake,
+    Rule,
+    blocking,
+    in_words,
+    inside,
+    messages,
+    only,
+    short,
+    table,
+    waited,
+)
+from utils.checks.probe import answer_named, number, reading_answer, recorded, told
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     WORLD,
     Group,
     GroupAnswer,
@@ -20,9 +34,6 @@ from utils.checks.groups import (
     keywords,
     on,
 )
-from utils.checks.mistakes import Mistake, short, table
-from utils.checks.probe import answer_named, number, reading_answer, recorded, told
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 from utils.labs.shared.reference_pipeline import (
     FEATURES,
@@ -30,13 +41,13 @@ from utils.labs.shared.reference_pipeline import (
     Piece,
     Worker,
     drawn,
-    gradient_of,
     losses_of,
     twin,
 )
+from utils.labs.shared.replicas import gradient_of
 from utils.labs.shared.schedules import Schedule, held, written
 
-from .schedule_rules import Runs, odd_runs, usual_runs
+from .schedule_rules import odd_runs, usual_runs
 
 PARTITIONS = ([[0, 1, 2], [3]], [[0, 2], [1, 3]], None)
 #: What float64 may lose; a mistake is off by much more.
@@ -52,8 +63,8 @@ def probe_naive(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
 ) -> dict:
     """Run a minibatch of n samples through the stages. Each has layers of its own seed."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
-    piece = Piece(seed, place, p)
+    place = dist.get_rank(group)
+    piece = Piece(seed, place, dist.get_world_size(group))
     x, labels = drawn(seed, n)
     if single:
         piece = piece.float()
@@ -88,49 +99,41 @@ def train_naively(ranks: Ranks, report: Report) -> None:
 
 
 def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a stage has to do with one minibatch."""
     members = answer.members
     place = answer.place
     result = answer.value
     n = answer.case["n"]
-    single = answer.case["single"]
     where = on(members)
     traffic = _traffic([("F", 0), ("B", 0)], members, place)
-    yield communication(
-        result["calls"],
-        only("send", "recv"),
-        inside(members),
-        messages(*((op, peer) for op, peer, *_ in traffic), in_order=False),
-        _bytes(traffic, {n}, BYTES // 2 if single else BYTES),
-        waited,
-    )
+    sides = messages(*((op, peer) for op, peer, *_ in traffic), in_order=False)
+    sizes = _bytes(traffic, {n}, BYTES // 2 if answer.case["single"] else BYTES)
+    always = (only("send", "recv"), inside(members))
+    yield communication(result["calls"], *always, sides, sizes, waited)
     order = " ".join(result["events"]) or "nothing"
-    text = f"{where}: the stage was called for {order}, expected one forward, one backward"
-    yield facts({text: result["events"] != ["F", "B"]})
+    yield facts({
+        f"{where}: the stage was called for {order}, expected one forward, one backward": (
+            result["events"] != ["F", "B"]
+        )
+    })
     seeds = _seeds_of(answer)
     gradients, loss = twin(seeds, n=n)
-    yield value(
-        result["gradient"],
-        gradients[place],
-        _wrong_gradients(seeds, place, n=n),
-        what=f"gradients of stage {place} {where}",
-        tolerance=1e-4 if single else EXACT,
-    )
+    name = f"gradients of stage {place} {where}"
+    mistakes = _wrong_gradients(seeds, place, n=n)
+    exact = 1e-4 if answer.case["single"] else EXACT
+    yield value(result["gradient"], gradients[place], mistakes, what=name, tolerance=exact)
     if place == len(members) - 1:
         mistakes = _wrong_losses(loss, len(members), n)
         form = "the loss on the last stage"
         yield value(result["loss"], loss, mistakes, what=f"the loss {where}", form=form)
     else:
-        text = (
+        yield facts({
             f"stage {place} {where} returned {result['loss']!r}; only the last stage has a loss, "
-            "the others return None"
-        )
-        yield facts({text: result["loss"] is not None})
+            "the others return None": result["loss"] is not None
+        })
     yield facts(_marked([["F", 0], ["B", 0]], result))
 
 
 def _seeds_of(answer: GroupAnswer) -> tuple[int, ...]:
-    """Return the seeds that the ranks of a group were told."""
     return tuple(answer.case["each"][rank]["seed"] for rank in answer.members)
 
 
@@ -186,15 +189,14 @@ def _wrong_gradients(
         "zero. Does the stage before run backward from the gradient that it receives?",
     )
     yield Mistake(summed, "this is the gradient of a sum over the samples; the loss is their mean")
-    factors = {
+    for text, factor in {
         f"{m} times too large: worker.loss divides by the number of microbatches already, so that "
         "the losses add up. Is something else than worker.loss used, or something scaled?": m,
         f"divided by {m} microbatches once too often: worker.loss does it": 1 / m,
         f"divided by {p} stages: they share the layers, not the samples": 1 / p,
         "the sign is wrong": -1,
         "everything was counted twice": 2,
-    }
-    for text, factor in factors.items():
+    }.items():
         if factor != 1:
             yield Mistake([factor * g for g in right], text)
     if place < p - 1:
@@ -207,12 +209,11 @@ def _wrong_gradients(
 
 
 def _wrong_losses(loss: float, p: int, n: int) -> list[Mistake]:
-    by_mistake = {
+    return table({
         "this is the sum over the samples; cross_entropy has the mean": loss * n,
         f"divided by {p} stages": loss / p if p > 1 else None,
         "return a number: loss.item()": lambda result: isinstance(result, str | list),
-    }
-    return table(by_mistake)
+    })
 
 
 def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
@@ -283,7 +284,8 @@ def probe_run(
     """Run schedules for as many stages as this group has."""
     from torch_mpi.record import log
 
-    place, p = dist.get_rank(group), dist.get_world_size(group)
+    place = dist.get_rank(group)
+    p = dist.get_world_size(group)
     function = answer_named(user_ns, "run_schedule")
     marks = answer_named(user_ns, "marks")
     results = []
@@ -300,7 +302,7 @@ def probe_run(
         losses, calls = recorded(function, *arguments, **keywords(partition, group))
         tensors = isinstance(losses, list) and any(isinstance(loss, Tensor) for loss in losses)
         of_stage = worker.piece.log
-        result = {
+        results.append({
             "losses": ["<Tensor>"] if tensors else told(losses),
             "calls": calls,
             "gradient": gradient_of(worker.piece),
@@ -309,8 +311,7 @@ def probe_run(
             "early": any(_is_early(call, of_stage.times) for call in log.since(mark)),
             "asked": worker.asked,
             "most": of_stage.most,
-        }
-        results.append(result)
+        })
     return results
 
 
@@ -336,64 +337,49 @@ def execute(ranks: Ranks, report: Report) -> None:
 
     def judge(answer: GroupAnswer) -> Iterator[Step]:
         of_size = odd if answer.case is cases[-1] else usual
-        return _runs(answer, of_size[len(answer.members)])
+        runs = of_size[len(answer.members)].items()
+        for (name, (schedule, n)), result in zip(runs, answer.value, strict=True):
+            yield from _run(answer, f"{name}, {on(answer.members)}", schedule, n, result)
 
     judge_groups(ranks, report, probe_run, cases, judge)
     explained(report)
 
 
-def _runs(answer: GroupAnswer, runs: Runs) -> Iterator[Step]:
-    """Yield what a stage has to do in one run after the other."""
-    for (name, (schedule, n)), result in zip(runs.items(), answer.value, strict=True):
-        yield from _run(answer, f"{name}, {on(answer.members)}", schedule, n, result)
-
-
 def _run(
     answer: GroupAnswer, where: str, schedule: Schedule, n: int, result: dict[str, Any]
 ) -> Iterator[Step]:
-    """Yield what a stage has to do with n samples: messages, order, gradients, memory, losses."""
     members = answer.members
     place = answer.place
     actions = schedule[place]
     m = len(schedule[0]) // 2
     seeds = _seeds_of(answer)
     traffic = _traffic(actions, members, place)
-    yield communication(
-        result["calls"],
-        only("send", "recv"),
-        inside(members),
-        *_as_wanted([message[:3] for message in traffic]),
-        _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)}),
-        _sends_do_not_block,
-        waited,
-    )
-    text = (
+    always = (only("send", "recv"), inside(members))
+    wanted = _as_wanted([message[:3] for message in traffic])
+    sizes = _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)})
+    yield communication(result["calls"], *always, *wanted, sizes, _sends_do_not_block, waited)
+    yield facts({
         f"{where}: this stage waits for the request of isend before it goes on with its list, and "
-        "computes nothing meanwhile. Put the request into the outbox, and wait at the end"
-    )
-    yield facts({text: result["early"]})
+        "computes nothing meanwhile. Put the request into the outbox, and wait at the end": (
+            result["early"]
+        )
+    })
     yield facts(_out_of_order(where, actions, result["asked"]))
-    yield value(
-        result["gradient"],
-        twin(seeds, n=n)[0][place],
-        _wrong_gradients(seeds, place, m, n),
-        what=f"{where}: gradients of stage {place}",
-        tolerance=EXACT,
-    )
-    enough = held([actions])[0]
-    text = (
+    right = twin(seeds, n=n)[0][place]
+    mistakes = _wrong_gradients(seeds, place, m, n)
+    name = f"{where}: gradients of stage {place}"
+    yield value(result["gradient"], right, mistakes, what=name, tolerance=EXACT)
+    (enough,) = held([actions])
+    yield facts({
         f"{where}: activations of {result['most']} microbatches were held at once, {enough} are "
-        "enough: forget those of a microbatch after its backward (held.pop(k))"
-    )
-    yield facts({text: result["most"] > enough + 1})
+        "enough: forget those of a microbatch after its backward (held.pop(k))": (
+            result["most"] > enough + 1
+        )
+    })
     losses = losses_of(seeds, m, n) if place == len(members) - 1 else []
-    yield value(
-        result["losses"],
-        losses,
-        _wrong_lists_of_losses(losses, answer, schedule),
-        what=f"{where}: losses",
-        form="the losses on the last stage, [] on the others",
-    )
+    mistakes = _wrong_lists_of_losses(losses, answer, schedule)
+    form = "the losses on the last stage, [] on the others"
+    yield value(result["losses"], losses, mistakes, what=f"{where}: losses", form=form)
     yield facts(_marked([list(action) for action in actions], result))
 
 
@@ -434,7 +420,6 @@ def _sends_do_not_block(calls: Calls) -> str | None:
 
 
 def _out_of_order(where: str, actions: Sequence[tuple], asked: list[list]) -> dict[str, bool]:
-    """Return what is wrong with what a worker was asked for, where it should be these actions."""
     early = any(kind.startswith("done") for kind, _ in asked)
     only_forwards = all(kind == "F" for kind, _ in asked)
     return {
@@ -452,22 +437,17 @@ def _wrong_lists_of_losses(
 ) -> list[Mistake]:
     m = len(schedule[0]) // 2
     place = answer.place
-    order = [k for kind, k in schedule[place] if kind == "F"]
-    by_mistake = {
+    in_order_of_work = [losses[k] for kind, k in schedule[place] if kind == "F"] if losses else []
+    return table({
         "the losses are undone: worker.loss divides by the number of microbatches, and so they "
         "add up": [m * loss for loss in losses],
         "this is their sum: a list with one for each microbatch": sum(losses),
         "only the last stage has losses; the others return []": [0.0] * m,
-        "the losses are in the order of the work; return them in the order of k": [
-            losses[k] for k in order
-        ]
-        if losses
-        else [],
+        "the losses are in the order of the work; return them in the order of k": in_order_of_work,
         "numbers are asked for: loss.item()": lambda result: any(
             isinstance(loss, str | list) for loss in result
         ),
         f"expected {len(losses)} losses on stage {place} of {len(answer.members)}": lambda result: (
             isinstance(result, list) and len(result) != len(losses)
         ),
-    }
-    return table(by_mistake)
+    })

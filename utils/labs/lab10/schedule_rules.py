@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Mistake, table
 from utils.labs.shared.reference_pipeline import IMAGES
 from utils.labs.shared.schedules import (
     Schedule,
@@ -38,12 +39,8 @@ def is_lists(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, list) for row in value)
 
 
-def is_legal(schedule: list) -> bool:
-    """Return whether stages do not wait for each other, and nothing is missing."""
-    return faults(schedule) is None
-
-
-_NOT_LEGAL = "this schedule is not legal: stages wait for each other"
+#: What to say of stages that wait for each other, and how it is recognized.
+_NOT_LEGAL = {"this schedule is not legal: stages wait for each other": faults}
 
 
 def malformed(p: int, m: int) -> dict[str, Any]:
@@ -88,7 +85,7 @@ def wrong_gpipes(p: int, m: int) -> list[Mistake]:
     }
     schedules: dict[str, Any] = {text: [actions] * p for text, actions in of_stage.items()}
     schedules["this is 1F1B: in GPipe all forwards come first"] = as_lists(one_f_one_b(p, m))
-    return table(malformed(p, m) | schedules | {_NOT_LEGAL: lambda value: not is_legal(value)})
+    return table(malformed(p, m) | schedules | _NOT_LEGAL)
 
 
 def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
@@ -120,8 +117,7 @@ def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
         "gradient comes. Stage s needs p − 1 − s forwards": warmed(m, [p - 1] * p),
         "the stages are the wrong way round: the first one warms up longest, p − 1 − s": turned,
     }
-    odd = {
-        _NOT_LEGAL: lambda value: not is_legal(value),
+    odd = _NOT_LEGAL | {
         "the backwards go in the order 0, 1, 2, …; the oldest microbatch first": backwards_turned,
         "a stage holds more than min(m, p − s) microbatches: too many forwards before a "
         "backward": holds_more,
@@ -184,34 +180,24 @@ def in_order(spans: Any) -> Any:
 Need = tuple[int, str, int] | None
 
 
-def _backward_alone(p: int, stage: int, kind: str, k: int) -> Need:
-    """Make a mistake: on the last stage a backward needs nothing."""
-    return None if kind == "B" and stage == p - 1 else needs(p, stage, kind, k)
-
-
-def _forwards_only(p: int, stage: int, kind: str, k: int) -> Need:
-    """Make a mistake: no backward needs anything."""
-    return needs(p, stage, kind, k) if kind == "F" else None
-
-
-def _reversed_needs(p: int, stage: int, kind: str, k: int) -> Need:
-    """Make a mistake: a backward needs that of the stage before."""
-    if kind == "B":
-        return (stage - 1, "B", k) if stage else None
-    return needs(p, stage, kind, k)
-
-
-def _nothing(*_: Any) -> None:
-    """Make a mistake: no action needs anything."""
+def _mistaken(mistake: str, p: int, stage: int, kind: str, k: int) -> Need:
+    """Return what an action waits for by mistake."""
+    right = needs(p, stage, kind, k)
+    if kind == "F":
+        return None if mistake == "nothing" else right
+    backwards = {
+        "backward alone": right if stage < p - 1 else None,
+        "reversed": (stage - 1, "B", k) if stage else None,
+    }
+    return backwards.get(mistake)
 
 
 #: What to say of plans by other needs.
 _OTHER_NEEDS = {
-    "a backward on the last stage needs its own forward": _backward_alone,
-    "a backward waits for nobody here; it needs the backward of the stage behind": _forwards_only,
-    "a backward needs the gradient of the stage behind, s + 1, not of the one "
-    "before": _reversed_needs,
-    "stages wait for nobody here: an action also needs what comes from the stage beside": _nothing,
+    "a backward on the last stage needs its own forward": "backward alone",
+    "a backward waits for nobody here; it needs the backward of the stage behind": "forwards only",
+    "a backward needs the gradient of the stage behind, s + 1, not of the one before": "reversed",
+    "stages wait for nobody here: an action also needs what comes from the stage beside": "nothing",
 }
 
 
@@ -221,13 +207,13 @@ def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Itera
     text = "returned None: return a list of spans. This schedule is legal"
     yield Mistake(lambda spans: spans is None, text)
     if right is None:
-        yield Mistake([], "an empty list. A schedule that is not legal gives None")
-        yield Mistake(
-            in_order(planned(schedule, *times)[0]),
+        yield from table({
+            "an empty list. A schedule that is not legal gives None": [],
             "these are the actions before all were stuck: there are more in the lists, so the "
-            "schedule is not legal, and the answer is None",
-        )
-    for text, needed in _OTHER_NEEDS.items():
+            "schedule is not legal, and the answer is None": in_order(planned(schedule, *times)[0]),
+        })
+    for text, mistake in _OTHER_NEEDS.items():
+        needed = functools.partial(_mistaken, mistake)
         yield Mistake(in_order(planned(schedule, *times, needs=needed)[0]), text)
     if right is None:
         text = "this schedule is not legal, it can never be completed: return None"
@@ -249,17 +235,15 @@ def _wrong_times(schedule: Schedule, times: Sequence[float]) -> Iterator[Mistake
             yield Mistake(in_order(planned(schedule, *other)[0]), text)
 
 
-def _two_at_once(spans: list) -> bool:
-    """Return whether a stage does two actions at the same time."""
-    rows = sorted((s[0], s[3], s[4]) for s in spans)
-    return any(a[0] == b[0] and b[1] < a[2] - 1e-9 for a, b in itertools.pairwise(rows))
-
-
 def _wrong_spans(schedule: Schedule, right: list[list]) -> dict[str, Callable]:
     starts = {tuple(span[:3]): span[3] for span in right}
 
     def late(spans: list) -> bool:
         return all(span[3] >= starts.get(tuple(span[:3]), 0) for span in spans)
+
+    def two_at_once(spans: list) -> bool:
+        rows = sorted((s[0], s[3], s[4]) for s in spans)
+        return any(a[0] == b[0] and b[1] < a[2] - 1e-9 for a, b in itertools.pairwise(rows))
 
     def out_of_order(spans: list) -> bool:
         by_start = sorted(spans, key=lambda span: span[3])
@@ -272,7 +256,7 @@ def _wrong_spans(schedule: Schedule, right: list[list]) -> dict[str, Callable]:
         "there are more spans than actions": lambda spans: len(spans) > len(right),
         "a span is (…, start, end)": lambda spans: any(s[4] <= s[3] for s in spans),
         "a stage does two actions at the same time: an action begins when its stage is free, and "
-        "what it needs is there, whichever is later": _two_at_once,
+        "what it needs is there, whichever is later": two_at_once,
         "a stage does not keep the order of its list": out_of_order,
         "an action starts later than it could: as soon as its stage is free and what it needs has "
         "ended": late,
@@ -304,14 +288,13 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
 
     to_last = idle_in(p * last)
     to_last_of_list = idle_in(p * (last_of_list - first))
-    of_list = idle_in(p * (last_of_list - spans[0][3] or length))
-    by_mistake = {
+    return table({
         "this is the share of the time in which stages are busy": 1 - idle(spans),
         "in percent; a share is between 0 and 1": 100 * idle(spans),
         "the spans do not begin at 0: the length is from the first start to the last end": to_last,
         "the length goes to the last span of the list; the list has no order": to_last_of_list,
         "the length goes from the first span of the list to the last; the list has no "
-        "order": of_list,
+        "order": idle_in(p * (last_of_list - spans[0][3] or length)),
         "all stages are busy together: their number is missing in the denominator": idle_in(length),
         "each stage was counted from its own first start to its own last end; the time before "
         "and after is idle, too": 1 - sum(busy[s] / lengths[s] for s in stages) / p,
@@ -322,12 +305,10 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
         "this is the idle time, not its share": p * length - total,
         "this is a formula for equal times; count what is in the spans": (p - 1) / (m + p - 1),
         "divided by the number of actions; divide by that of stages": idle_in(len(spans) * length),
-    }
-    return table(by_mistake)
+    })
 
 
 def _begin_and_end(spans: list[list]) -> tuple[float, float]:
-    """Return the first start and the last end."""
     return min(span[3] for span in spans), max(span[4] for span in spans)
 
 
@@ -338,7 +319,7 @@ def wrong_held(schedule: Schedule) -> list[Mistake]:
     most = held(schedule)
     rows = ["".join(kind for kind, _ in actions) for actions in schedule]
     in_front = [row.index("B") for row in rows]
-    by_mistake = {
+    return table({
         "these are the forwards in front of the first backward; later more may be held": in_front,
         "this is the maximum over the stages; each has its own": max(most),
         "this is the sum over the stages; each has its own": sum(most),
@@ -351,7 +332,7 @@ def wrong_held(schedule: Schedule) -> list[Mistake]:
         "the stages are in reverse": most[::-1],
         "this is the longest row of forwards; a backward in between frees one microbatch, not "
         "all": [max(map(len, row.split("B"))) for row in rows],
-    }
-    text = f"expected {p} numbers, one for each stage"
-    other_length = Mistake(lambda value: isinstance(value, list) and len(value) != p, text)
-    return [*table(by_mistake), other_length]
+        f"expected {p} numbers, one for each stage": lambda value: (
+            isinstance(value, list) and len(value) != p
+        ),
+    })

@@ -14,20 +14,18 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn import functional
 
-from utils.checks.calls import Calls, Rule, only, waited
-from utils.checks.groups import enough, group_of
-from utils.checks.mistakes import NO_NUMBER, Mistake, table
+from utils.checks.comparison import NO_NUMBER, Calls, Mistake, Rule, only, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint, number, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import enough, group_of, members_of
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, drawn, gradient_of, twin, whole
+from utils.labs.shared.reference_pipeline import Piece, drawn, twin
+from utils.labs.shared.replicas import gradient_of
 from utils.labs.shared.schedules import one_f_one_b
 
 from .meshes import mesh as mesh
-from .meshes import mine
 from .offloading import offload as offload
 from .sharding import EXACT, WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
@@ -60,8 +58,7 @@ class Place(NamedTuple):
     Attributes:
         pp: the ranks of its pipeline.
         dp: the ranks with the same stage, one for each replica.
-        stage: its place in `pp`.
-        replica: its place in `dp`.
+        stage, replica: its places in `pp` and in `dp`.
     """
 
     pp: list[int]
@@ -69,10 +66,15 @@ class Place(NamedTuple):
     stage: int
     replica: int
 
+    def part_of(self, images: int) -> tuple[int, int]:
+        """Return the first of its replica's images, and the one behind the last."""
+        size = images // len(self.dp)
+        return self.replica * size, (self.replica + 1) * size
+
 
 def place_in(grid: Sequence, rank: int) -> Place:
     """Return a rank's place in a grid."""
-    pp, dp = (mine(partition, rank) for partition in grid)
+    pp, dp = (members_of(partition, rank, WORLD) for partition in grid)
     return Place(pp, dp, pp.index(rank), dp.index(rank))
 
 
@@ -138,10 +140,9 @@ def _reduced(nbytes: int) -> Rule:
 @task("11.2", "pipeline × data", points=3)
 def pipeline_data(ranks: Ranks, report: Report) -> None:
     """Judge gradients and loss by the twin; messages and averages by their axes."""
-    if not enough(ranks, report, WORLD):
-        return
-    report.judge_cases(ranks, probe_hybrid, _hybrid_cases(report), _hybrid)
-    explain_errors(report)
+    if enough(ranks, report, WORLD):
+        report.judge_cases(ranks, probe_hybrid, _hybrid_cases(report), _hybrid)
+        explain_errors(report)
 
 
 def _hybrid_cases(report: Report) -> Iterator[dict[str, Any]]:
@@ -158,20 +159,20 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     place = place_in(case["grid"], answer.rank)
     m = case["microbatches"]
     images = case["samples"]
-    stages, replicas = len(place.pp), len(place.dp)
+    stages = len(place.pp)
+    replicas = len(place.dp)
     seeds = tuple(case["each"][other]["seed"] for other in place.pp)
     where = f"{replicas} pipelines of {stages} stages"
     order = [kind for kind, _ in one_f_one_b(stages, m)[place.stage]]
     forwards = result["events"].count("F")
     in_axes = _on_axes(place.pp, place.dp)
     yield communication(calls, in_axes, only("send", "recv", "all_reduce"), waited)
-    wrong = {
+    yield facts({
         f"{where}: {forwards} forwards on this rank, {m} microbatches were asked for: does each go "
         "through once?": forwards != m,
         f"{where}: this stage worked in the order {' '.join(result['events'])}; one_f_one_b has "
         f"{' '.join(order)}": result["events"] != order,
-    }
-    yield facts(wrong)
+    })
     gradients, loss = twin(seeds, n=images)
     gradient = gradients[place.stage]
     mistakes = _wrong_gradients(place, seeds, images, m, result["images"])
@@ -180,13 +181,12 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(calls, _reduced(BYTES * len(gradient)))
     own_images = drawn(seeds[0], images)[0].chunk(replicas)[place.replica]
     others = place.stage == 0 and result["piece"] != fingerprint(own_images)
-    wrong = {
+    yield facts({
         _other_images(place, images, result["images"]): result["images"] != images // replicas,
         f"these are not the images of piece {place.replica}: cut the minibatch in order": others,
         f"the stage had parameters of float32, and has {result['dtype']} now: leave its "
         "type": result["dtype"] != "torch.float32",
-    }
-    yield facts(wrong)
+    })
     loss_of = f"the loss, {where}"
     if place.stage == stages - 1:
         mistakes = _wrong_losses(place, seeds, images, loss)
@@ -208,33 +208,31 @@ def _other_images(place: Place, images: int, seen: int) -> str:
 def _wrong_gradients(
     place: Place, seeds: tuple[int, ...], images: int, m: int, seen: int
 ) -> Iterator[Mistake]:
-    p, n = len(place.pp), len(place.dp)
+    p = len(place.pp)
+    n = len(place.dp)
     size = images // n
-    gradient = torch.tensor(twin(seeds, n=images)[0][place.stage], dtype=torch.float64)
 
-    def gradient_by(samples: slice, labelled: slice | None = None) -> list[float]:
-        return _part(seeds, images, place.stage, samples, labelled)[0]
+    def gradient_by(**samples: tuple[int, int]) -> list[float]:
+        return twin(seeds, n=images, **samples)[0][place.stage]
 
+    gradient = torch.tensor(gradient_by(), dtype=torch.float64)
     if n > 1:
-        alone = gradient_by(slice(place.replica * size, (place.replica + 1) * size))
-        wrong = {
+        alone = gradient_by(part=place.part_of(images))
+        yield from table({
             f"{n} times too large: the sum over the replicas; divide by their number": n * gradient,
             f"divided once too often by {n}, the number of replicas": gradient / n,
             "this is the gradient of this replica's samples alone: average over dp, and give the "
             "piece of the minibatch by the place in dp, not by the place in the pipeline": alone,
             "all replicas have trained on the first piece of the minibatch: replica d has the "
-            "d-th": gradient_by(slice(0, size)),
-        }
-        yield from table(wrong)
+            "d-th": gradient_by(part=(0, size)),
+        })
     if p > 1:
-        first, last = slice(0, images // p), slice(images - images // p, images)
-        wrong = {
+        yield from table({
             f"divided by {p} once too often: by all ranks, or by the stages. A mean over the "
             "replicas is asked for; stages share the layers, not the samples": gradient / p,
             "the minibatch was cut by stages: each replica has a piece, and its stages share "
-            "it": gradient_by(first, last),
-        }
-        yield from table(wrong)
+            "it": gradient_by(part=(0, images // p), labelled=(images - images // p, images)),
+        })
     if m > 1:
         said = f"{m} times too small: run_schedule divides by the microbatches already"
         yield Mistake((gradient / m).tolist(), said)
@@ -251,29 +249,14 @@ NO_LOSS = Mistake(
 def _wrong_losses(
     place: Place, seeds: tuple[int, ...], images: int, loss: float
 ) -> Iterator[Mistake]:
-    n, size = len(place.dp), images // len(place.dp)
-    samples = slice(place.replica * size, (place.replica + 1) * size)
-    loss_here = _part(seeds, images, place.stage, samples)[1]
-    wrong = {
+    n = len(place.dp)
+    _, loss_here = twin(seeds, n=images, part=place.part_of(images))
+    yield from table({
         "this is the loss of this replica's samples; average it over dp": loss_here,
         f"the sum over {n} replicas: divide by their number": n * loss,
         "only the last stage has a loss; return None on the others": None,
-    }
-    yield from table(wrong)
+    })
     yield NO_NUMBER
-
-
-def _part(
-    seeds: tuple[int, ...], n: int, s: int, samples: slice, labelled: slice | None = None
-) -> tuple[list[float], float]:
-    """Return a stage's gradient, and the loss, of some samples; by mistake with others' labels."""
-    pieces, (x, labels) = whole(seeds, n)
-    x, labels = x[samples], labels[labelled or samples]
-    for piece in pieces:
-        x = piece(x)
-    loss = functional.cross_entropy(x, labels)
-    loss.backward()
-    return gradient_of(pieces[s]), loss.item()
 
 
 # -- 11.3: tensor × data ----------------------------------------------------------------------
@@ -300,7 +283,7 @@ NAMES = [name for name, _ in _Cut().named_parameters()]
 IS_CUT = torch.cat([torch.full((q.numel(),), n in CUT) for n, q in _Cut().named_parameters()])
 
 
-def gradient(seed: int, name: str, k: int, d: int) -> Tensor:
+def _gradient(seed: int, name: str, k: int, d: int) -> Tensor:
     """Return that of a parameter, on place k of tp, of replica d's samples."""
     place = sorted(CUT | WHOLE).index(name)
     draw = torch.Generator().manual_seed(seed + 97 * place + 7 * d + (k + 1) * (name in CUT) * 1009)
@@ -321,10 +304,9 @@ def probe_clip(user_ns: dict, *, rank: int, gradients: dict, grid: list, most: f
 @task("11.3", "tensor × data: average and clip", points=3)
 def tensor_data(ranks: Ranks, report: Report) -> None:
     """Judge the mean over the replicas, and the norm of the whole gradient."""
-    if not enough(ranks, report, WORLD):
-        return
-    report.judge_cases(ranks, probe_clip, _clip_cases(report), _clip)
-    explain_errors(report)
+    if enough(ranks, report, WORLD):
+        report.judge_cases(ranks, probe_clip, _clip_cases(report), _clip)
+        explain_errors(report)
 
 
 def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
@@ -334,124 +316,116 @@ def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
         (seed,) = report.seeds(1)
         gradients = []
         for rank in range(WORLD):
-            k, d = (mine(partition, rank).index(rank) for partition in grid)
-            gradients.append({n: gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
-        case = {"each": to_each(gradients=gradients), "grid": grid, "most": most}
-        yield case | {"most": most or _between(case)}
+            k, d = (members_of(partition, rank, WORLD).index(rank) for partition in grid)
+            gradients.append({n: _gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
+        case = {"each": to_each(gradients=gradients), "grid": grid}
+        alone = max(Clipping(case, rank).alone for rank in members_of(grid[0], 0, WORLD))
+        # A bound that the norm is above, and what each rank has by itself is below.
+        yield case | {"most": most or (Clipping(case, 0).norm + alone) / 2}
 
 
-def _between(case: dict[str, Any]) -> float:
-    """Return a bound that the norm is above, and what each rank has by itself is below."""
-    alone = [_norm_alone(case, rank) for rank in mine(case["grid"][0], 0)]
-    return (_norm(case, 0) + max(alone)) / 2
+class Clipping:
+    """What averaging and clipping give on one rank.
 
+    Attributes:
+        tp, dp: the ranks along both axes.
+        row: the mean over the replicas of the gradients that the rank has.
+        alone: the norm of this row.
+        cut: the squares of the averaged shards, of each rank of tp.
+        whole: the squares of the parameters that are not cut.
+        norm: of the whole gradient, before it is clipped.
+    """
 
-def _held(case: dict[str, Any], rank: int) -> Tensor:
-    """Return the gradients that a rank has, in one row."""
-    gradients = case["each"][rank]["gradients"]
-    parts = [torch.tensor(gradients[name], dtype=torch.float64) for name in NAMES]
-    return torch.cat([part.reshape(-1) for part in parts])
+    def __init__(self, case: dict[str, Any], rank: int):
+        self.case = case
+        self.rank = rank
+        self.tp, self.dp = (members_of(partition, rank, WORLD) for partition in case["grid"])
+        self.row = self._mean(rank)
+        self.alone = self.row.norm().item()
+        self.cut = [self._mean(other).square()[IS_CUT].sum().item() for other in self.tp]
+        self.whole = self.row.square()[~IS_CUT].sum().item()
+        self.norm = math.sqrt(sum(self.cut) + self.whole)
 
+    def held(self, rank: int) -> Tensor:
+        """Return the gradients that a rank has, in one row."""
+        gradients = self.case["each"][rank]["gradients"]
+        parts = [torch.tensor(gradients[name], dtype=torch.float64) for name in NAMES]
+        return torch.cat([part.reshape(-1) for part in parts])
 
-def _average(case: dict[str, Any], rank: int) -> Tensor:
-    """Return the mean over the replicas that a rank has."""
-    replicas = [_held(case, other) for other in mine(case["grid"][1], rank)]
-    return sum(replicas) / len(replicas)
+    def _mean(self, rank: int) -> Tensor:
+        replicas = [self.held(other) for other in members_of(self.case["grid"][1], rank, WORLD)]
+        return sum(replicas) / len(replicas)
 
+    def wrong_norms(self) -> dict[str, float]:
+        """Return which norms mistakes lead to."""
+        p = len(self.tp)
+        n = len(self.dp)
+        total = sum(self.cut) + self.whole
+        raw = sum(self.held(other)[IS_CUT].square().sum().item() for other in self.tp)
+        raw += self.held(self.rank)[~IS_CUT].square().sum().item()
+        return {
+            "this is the norm of what this rank has: the squares of the shards have to be summed "
+            "over tp": self.alone,
+            f"the whole parameters were counted {p} times: their gradients are the same on all "
+            "ranks of tp, so their squares are not summed": (
+                math.sqrt(sum(self.cut) + p * self.whole)
+            ),
+            "norms were added over tp: sum the squares, and take the root at the end": sum(
+                math.sqrt(square + self.whole) for square in self.cut
+            ),
+            "norms of the shards were added over tp: sum their squares": math.sqrt(
+                sum(map(math.sqrt, self.cut)) ** 2 + self.whole
+            ),
+            "the squares were summed over dp as well: after averaging, all replicas have the same "
+            "gradients": math.sqrt(n * total),
+            "this is the square of the norm": total,
+            "the whole parameters are missing in the norm": math.sqrt(sum(self.cut)),
+            "the gradients were summed over dp, not averaged": n * self.norm,
+            f"the gradients were divided by {WORLD // p}: the number of replicas is the size of "
+            f"dp, {n}": n * self.norm / (WORLD // p),
+            "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
+        }
 
-def _squares(case: dict[str, Any], rank: int) -> tuple[dict[int, float], float]:
-    """Return the squares of the averaged shards, by rank of tp, and those of whole parameters."""
-    squares = {other: _average(case, other).square() for other in mine(case["grid"][0], rank)}
-    shards = {other: row[IS_CUT].sum().item() for other, row in squares.items()}
-    return shards, squares[rank][~IS_CUT].sum().item()
-
-
-def _norm(case: dict[str, Any], rank: int) -> float:
-    shards, whole = _squares(case, rank)
-    return math.sqrt(sum(shards.values()) + whole)
-
-
-def _norm_alone(case: dict[str, Any], rank: int) -> float:
-    """Return the norm of what a rank has by itself."""
-    return _average(case, rank).norm().item()
-
-
-def _wrong_norms(case: dict[str, Any], rank: int) -> dict[str, float]:
-    shards, whole = _squares(case, rank)
-    tp, dp = (mine(partition, rank) for partition in case["grid"])
-    p = len(tp)
-    n = len(dp)
-    cut = list(shards.values())
-    total = sum(cut) + whole
-    norm = math.sqrt(total)
-    raw = sum(_held(case, other)[IS_CUT].square().sum().item() for other in tp)
-    raw += _held(case, rank)[~IS_CUT].square().sum().item()
-    return {
-        "this is the norm of what this rank has: the squares of the shards have to be summed over "
-        "tp": _norm_alone(case, rank),
-        f"the whole parameters were counted {p} times: their gradients are the same on all ranks "
-        "of tp, so their squares are not summed": math.sqrt(sum(cut) + p * whole),
-        "norms were added over tp: sum the squares, and take the root at the end": sum(
-            math.sqrt(square + whole) for square in cut
-        ),
-        "norms of the shards were added over tp: sum their squares": math.sqrt(
-            sum(map(math.sqrt, cut)) ** 2 + whole
-        ),
-        "the squares were summed over dp as well: after averaging, all replicas have the same "
-        "gradients": math.sqrt(n * total),
-        "this is the square of the norm": total,
-        "the whole parameters are missing in the norm": math.sqrt(sum(cut)),
-        "the gradients were summed over dp, not averaged": n * norm,
-        f"the gradients were divided by {WORLD // p}: the number of replicas is the size of dp, "
-        f"{n}": n * norm / (WORLD // p),
-        "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
-    }
+    def wrong_rows(self, most: float) -> list[Mistake]:
+        """Return which gradients mistakes lead to, where the bound is so large."""
+        n = len(self.dp)
+        factor = min(1.0, most / self.norm)
+        wrong = {
+            "each rank has clipped by the norm of its own part: one factor for all": (
+                self.row * min(1.0, most / self.alone)
+            ),
+            "these are the gradients of this replica: average over dp": (
+                self.held(self.rank) * factor
+            ),
+            f"a sum over the replicas: divide by {n}": n * (self.row * factor),
+        }
+        if factor < 1:
+            text = "the gradients were not clipped: multiply each by most / norm, in place"
+            return table({text: self.row} | wrong | {"clipped twice": self.row * factor**2})
+        text = "the norm is smaller than most, and the gradients were made longer: leave them"
+        return table({text: self.row * (most / self.norm)} | wrong)
 
 
 def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    rank = answer.rank
     result = answer.value
     calls = result["calls"]
-    tp, dp = (mine(partition, rank) for partition in case["grid"])
+    right = Clipping(case, answer.rank)
     most = case["most"]
-    norm = _norm(case, rank)
-    where = f"most = {most:g}, tp {tp}, dp {dp}"
-    wrong_norms = _wrong_norms(case, rank).items()
+    where = f"most = {most:g}, tp {right.tp}, dp {right.dp}"
+    norms = right.wrong_norms().items()
     mistakes = [
-        *table({text: other for text, other in wrong_norms if abs(other - norm) > 1e-9}),
-        Mistake(min(norm, most), "this is the norm after clipping: return that from before"),
+        *table({text: norm for text, norm in norms if abs(norm - right.norm) > 1e-9}),
+        Mistake(min(right.norm, most), "this is the norm after clipping: return that from before"),
         NO_NUMBER,
     ]
-    yield communication(calls, _on_mesh(tp, dp), only("all_reduce"), waited)
+    yield communication(calls, _on_mesh(right.tp, right.dp), only("all_reduce"), waited)
+    name = f"norm, {where}"
     form = "the norm before clipping"
-    yield value(result["norm"], norm, mistakes, what=f"norm, {where}", form=form, tolerance=1e-7)
-    row = _average(case, rank)
-    clipped = (row * min(1.0, most / norm)).tolist()
-    what = f"gradients, {where}"
-    yield value(result["gradient"], clipped, _wrong_clips(case, rank), what=what, tolerance=1e-6)
-    yield communication([call for call in calls if call["group"] == dp], _reduced(BYTES * len(row)))
-
-
-def _wrong_clips(case: dict[str, Any], rank: int) -> Iterator[Mistake]:
-    most = case["most"]
-    norm = _norm(case, rank)
-    n = len(mine(case["grid"][1], rank))
-    row = _average(case, rank)
-    factor = min(1.0, most / norm)
-    wrong = {
-        "each rank has clipped by the norm of its own part: one factor for all": (
-            row * min(1.0, most / _norm_alone(case, rank))
-        ),
-        "these are the gradients of this replica: average over dp": _held(case, rank) * factor,
-        f"a sum over the replicas: divide by {n}": n * row * factor,
-    }
-    if factor < 1:
-        text = "the gradients were not clipped: multiply each by most / norm, in place"
-        wrong = {text: row} | wrong | {"clipped twice": row * factor**2}
-    else:
-        text = "the norm is smaller than most, and the gradients were made longer: leave them"
-        wrong = {text: row * (most / norm)} | wrong
-    yield from table(wrong)
+    yield value(result["norm"], right.norm, mistakes, what=name, form=form, tolerance=1e-7)
+    row = (right.row * min(1.0, most / right.norm)).tolist()
+    name = f"gradients, {where}"
+    yield value(result["gradient"], row, right.wrong_rows(most), what=name, tolerance=1e-6)
+    yield communication([c for c in calls if c["group"] == right.dp], _reduced(BYTES * len(row)))
 
 
 def _on_mesh(tp: list[int], dp: list[int]) -> Rule:

@@ -63,12 +63,11 @@ class Layers:
         i = self.order[n]
         last = len(self.sizes) - 2
         cut = self.sizes[i] * self.sizes[i + 1]
-        weight, bias = row[:cut].view(self.sizes[i + 1], self.sizes[i]), row[cut:]
-        forward, backward = n <= last, n >= last
+        weight = row[:cut].view(self.sizes[i + 1], self.sizes[i])
         if self.seconds:
-            time.sleep(self.seconds * (forward + 2 * backward))
-        if forward:
-            y = functional.linear(self.inputs[i], weight, bias)
+            time.sleep(self.seconds * ((n <= last) + 2 * (n >= last)))
+        if n <= last:
+            y = functional.linear(self.inputs[i], weight, row[cut:])
             if i < last:
                 self.inputs.append(y.relu_())
                 return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -24,7 +25,9 @@ from utils.jobs import python_command
 from .layers import Layers, step_on
 
 SIZES = (1024,) * 8 + (10,)
-STEPS, SAMPLES, RATE = 2, 32, 1e-3
+STEPS = 2
+SAMPLES = 32
+RATE = 1e-3
 #: Bytes that the process may have on top of what PyTorch takes.
 EXTRA = 56 * 2**20
 PATIENCE = 240  # seconds
@@ -70,19 +73,15 @@ def child(folder: str, extra: int) -> None:
     numbers = sum((a + 1) * b for a, b in itertools.pairwise(SIZES))
     results: dict = {"needed": 4 * 4 * numbers, "allowed": extra}
     free = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_data_segment() + extra, free[1]))
+    status = Path("/proc/self/status").read_text()
+    data_segment = 1024 * int(re.search(r"^VmData:\s+(\d+)", status, re.M)[1])
+    resource.setrlimit(resource.RLIMIT_DATA, (data_segment + extra, free[1]))
     # The files first: what a failure leaves in malloc's pools would count for them.
     results["in files"] = _tried(lambda: _train_in_files(Path(folder)))
     results["in RAM"] = _tried(lambda: _train(list(_weights(SIZES)), SIZES))
     resource.setrlimit(resource.RLIMIT_DATA, free)
     results["without the limit"] = _train(list(_weights(SIZES)), SIZES)
     print(json.dumps(results))
-
-
-def _data_segment() -> int:
-    """Return the bytes that count for the limit now."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmData")))
 
 
 def _tried(train: Callable[[], list[float]]) -> list[float] | str:

@@ -7,22 +7,17 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 
-from utils.checks.groups import enough
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Mistake, short, table
 from utils.checks.probe import answer_named, kind_of, told
 from utils.checks.task import Report, Step, facts, task, value
+from utils.checks.trials import enough, members_of
 from utils.cluster.questions import Ranks
 
-from .offloading import offload as offload
-from .sharding import WORLD
-from .sharding import zero_one as zero_one
-from .sharding import zero_three as zero_three
-from .sharding import zero_two as zero_two
+from .sharding import WORLD, patched
 
 SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
 #: Meshes of more ranks and of fewer than there are: the check asks only for their lines.
@@ -37,13 +32,8 @@ def lines(shape: Sequence[int], axis: int) -> list[list[int]]:
 
 def lines_of_all(shape: Sequence[int], axis: int) -> list[list[int]]:
     """Return each rank's line along an axis."""
-    along = lines(shape, axis)
-    return [mine(along, rank) for rank in range(math.prod(shape))]
-
-
-def mine(partition: Sequence[Sequence[int]], rank: int) -> list[int]:
-    """Return the group of a partition that a rank is in."""
-    return list(next(members for members in partition if rank in members))
+    of_ranks = {rank: line for line in lines(shape, axis) for rank in line}
+    return [of_ranks[rank] for rank in sorted(of_ranks)]
 
 
 class _Group:
@@ -80,10 +70,7 @@ def _groups_noted(rank: int, asked: list[list[int]]) -> Iterator[None]:
         asked.append(sorted(range(dist.get_world_size()) if ranks is None else ranks))
         return _Group(asked[-1]) if rank in asked[-1] else dist.GroupMember.NON_GROUP_MEMBER
 
-    with (
-        mock.patch.object(dist, "new_group", new_group),
-        mock.patch.object(dist.distributed_c10d, "new_group", new_group),
-    ):
+    with patched("new_group", new_group):
         yield
 
 
@@ -103,18 +90,16 @@ def _listed(line: Any) -> Any:
     return told(line) if line is None or isinstance(line, list) else f"<{kind_of(line)}>"
 
 
-def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
-    """Yield which lines of all ranks, along an axis, mistakes lead to."""
+def _wrong_lines(shape: tuple[int, ...], axis: int) -> list[Mistake]:
     right = lines_of_all(shape, axis)
     every = range(len(right))
     n = len(shape)
     other = n - 1 - axis if n - 1 != 2 * axis else (axis + 1) % n
-    yield Mistake([None] * len(right), "returned None: return a list of ranks")
-    yield Mistake(
-        lambda reply: any(isinstance(members, str) for members in reply),
-        "line returns another type: return a list of ranks",
-    )
-    wrong = {
+    return table({
+        "returned None: return a list of ranks": [None] * len(right),
+        "line returns another type: return a list of ranks": lambda reply: any(
+            isinstance(members, str) for members in reply
+        ),
         "the axes are swapped: these are the lines along another axis": lines_of_all(shape, other),
         "the coordinates within the line; global ranks are asked for": [
             list(range(shape[axis])) for _ in every
@@ -123,12 +108,10 @@ def _wrong_lines(shape: tuple[int, ...], axis: int) -> Iterator[Mistake]:
         "neighbours along the last axis": lines_of_all(shape[::-1], n - 1 - axis),
         "these are all ranks, not those of one line": [list(every) for _ in every],
         "the rank itself is on its line, too": [[q for q in right[r] if q != r] for r in every],
-    }
-    yield from table(wrong)
-    yield Mistake(
-        lambda reply: isinstance(reply, list) and _any_order(reply) == _any_order(right),
-        "the right ranks in another order: sort them",
-    )
+        "the right ranks in another order: sort them": lambda reply: (
+            isinstance(reply, list) and _any_order(reply) == _any_order(right)
+        ),
+    })
 
 
 def _any_order(of_ranks: list) -> list[list[str]]:
@@ -151,7 +134,6 @@ def mesh(ranks: Ranks, report: Report) -> None:
 
 
 def _mesh(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> Iterator[Step]:
-    """Judge the lines of a shape, and the groups that a rank makes of them."""
     for axis in range(len(shape)):
         of_ranks = [of_rank[axis] for of_rank in result["lines"]]
         call = f"line(r, {shape}, {axis}) for r = 0, 1, …"
@@ -164,43 +146,39 @@ def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> I
     call = f"mesh_groups({shape})"
     asked = sorted(result["asked"])
     axes = [lines(shape, axis) for axis in range(len(shape))]
-    own_lines = [mine(axis, rank) for axis in axes]
+    own_lines = [members_of(axis, rank, WORLD) for axis in axes]
     every_line = sorted(itertools.chain(*axes))
     alone = (
         f"{call}: this rank makes only the groups that it is in. new_group is collective: every "
         "rank has to call it for every line, or those inside wait for the others"
     )
     yield facts({alone: asked == sorted(own_lines) != every_line})
-    mistakes = [
-        Mistake(lambda reply: isinstance(reply, str), "return a list of groups"),
-        Mistake(own_lines[::-1], "the groups are in the wrong order: that of axis 0 comes first"),
-        Mistake(
-            lambda reply: isinstance(reply, list) and len(reply) != len(own_lines),
-            f"{len(own_lines)} groups are expected on each rank, one for each axis",
+    wrong = {
+        "return a list of groups": lambda reply: isinstance(reply, str),
+        "the groups are in the wrong order: that of axis 0 comes first": own_lines[::-1],
+        f"{len(own_lines)} groups are expected on each rank, one for each axis": lambda reply: (
+            isinstance(reply, list) and len(reply) != len(own_lines)
         ),
-        Mistake(
-            lambda reply: isinstance(reply, list) and any(isinstance(of, str) for of in reply),
-            "these are not all groups of dist.new_group with this rank in it",
+        "these are not all groups of dist.new_group with this rank in it": lambda reply: (
+            isinstance(reply, list) and any(isinstance(of, str) for of in reply)
         ),
-    ]
-    yield value(result["groups"], own_lines, mistakes, what=call, form="a list of groups")
+    }
+    yield value(result["groups"], own_lines, table(wrong), what=call, form="a list of groups")
     missing = [members for members in every_line if members not in asked]
     twice = [members for members in asked if asked.count(members) > every_line.count(members)]
-    wrong = {
+    yield facts({
         f"{call}: the group {missing[:1]} was never made": missing,
         f"{call}: the group of {twice[:1]} was made more than once, or is no line of this "
         "mesh": twice,
-    }
-    yield facts(wrong)
+    })
 
 
 def _asked_alike(shape: tuple[int, ...], meshes: dict[int, dict[str, Any]]) -> Iterator[Step]:
     """Judge whether all ranks ask for the same groups in the same order."""
     first = meshes[0]["asked"]
     for rank, result in meshes.items():
-        differs = (
+        yield facts({
             f"mesh_groups({shape}): rank 0 asks for {short(first)}, rank {rank} for "
             f"{short(result['asked'])}. new_group is collective: every rank has to make every "
-            "group, in the same order, or they wait for each other"
-        )
-        yield facts({differs: result["asked"] != first})
+            "group, in the same order, or they wait for each other": result["asked"] != first
+        })

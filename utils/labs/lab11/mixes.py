@@ -14,9 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_TENSOR, _PIPELINE = "tensor × data", "pipeline × tensor × data"
+_TENSOR = "tensor × data"
+_PIPELINE = "pipeline × tensor × data"
 NAMES = ("replicas", "ZeRO-2", "ZeRO-3", _TENSOR, _PIPELINE, "offload")
 DOES_NOT_FIT = "does not fit"
+
+
+#: By name the bytes on a device, and the seconds of a step.
+Mixes = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Machine:
     sequence: float = 4096
 
 
-def estimates(parameters: float, devices: int, machine: Machine) -> dict[str, tuple[float, float]]:
+def estimates(parameters: float, devices: int, machine: Machine) -> Mixes:
     """Return for each mix the bytes on a device, and the seconds of a step.
 
     Raises:
@@ -51,27 +56,37 @@ def estimates(parameters: float, devices: int, machine: Machine) -> dict[str, tu
     """
     if parameters <= 0 or devices < 1:
         raise ValueError(f"expected a model and a device, got {parameters} and {devices}")
-    m = machine
-    n = devices
     weights = 2.0 * parameters
     layers = max(1.0, (parameters / (12 * 128**2)) ** (1 / 3))
-    work = 6 * parameters * m.tokens / (n * m.speed)
+    work = 6 * parameters * machine.tokens / (devices * machine.speed)
+    sizes = (weights, layers, work, devices, machine)
+    mixes = _data_mixes(*sizes) | _tensor_mixes(*sizes)
+    return {name: mixes[name] for name in NAMES if name in mixes}
+
+
+def _data_mixes(weights: float, layers: float, work: float, n: int, m: Machine) -> Mixes:
+    """Return the mixes in which each device has samples of its own."""
+    if n > m.tokens / m.sequence:
+        return {}
     # The network of a line that is longer than a node is the slow one.
     wide = m.between if n > m.node else m.inside
     two_layers = 2 * weights / layers  # a layer's weights, and the next one's
     share = (n - 1) / n
+    averaging = max(work, work / 3 + 2 * weights * share / wide)
+    gathering = max(work, 3 * weights * share / wide)
+    return {
+        "replicas": (8 * weights, averaging),
+        "ZeRO-2": (weights + 7 * weights / n + two_layers, averaging),
+        "ZeRO-3": (8 * weights / n + 2 * two_layers, gathering),
+        # Each device keeps its shard in the host's memory; the others' come by network.
+        "offload": (4 * two_layers, max(gathering, 3 * weights / n / m.bus)),
+    }
+
+
+def _tensor_mixes(weights: float, layers: float, work: float, n: int, m: Machine) -> Mixes:
+    """Return the mixes in which the devices of a node share each layer."""
+    mixes: Mixes = {}
     samples = m.tokens / m.sequence
-    mixes: dict[str, tuple[float, float]] = {}
-    if n <= samples:
-        averaging = max(work, work / 3 + 2 * weights * share / wide)
-        gathering = max(work, 3 * weights * share / wide)
-        mixes = {
-            "replicas": (8 * weights, averaging),
-            "ZeRO-2": (weights + 7 * weights / n + two_layers, averaging),
-            "ZeRO-3": (8 * weights / n + 2 * two_layers, gathering),
-            # Each device keeps its shard in the host's memory; the others' come by network.
-            "offload": (4 * two_layers, max(gathering, 3 * weights / n / m.bus)),
-        }
     t = min(n, m.node)  # the tensor axis is a node
     width = 128 * layers
     replicas = n / t
@@ -91,9 +106,8 @@ def estimates(parameters: float, devices: int, machine: Machine) -> dict[str, tu
     pipelines = [pipelined(stages) for stages in numbers if replicas / stages <= samples]
     if pipelines:
         # Best is the fastest of those that fit; without one, the fastest of all.
-        best = max(pipelines, key=lambda mix: (mix[0] <= m.memory, -mix[1]))
-        mixes[_PIPELINE] = best
-    return {name: mixes[name] for name in NAMES if name in mixes}
+        mixes[_PIPELINE] = max(pipelines, key=lambda mix: (mix[0] <= m.memory, -mix[1]))
+    return mixes
 
 
 def _sharded(weights: float, replicas: float) -> float:
@@ -103,12 +117,10 @@ def _sharded(weights: float, replicas: float) -> float:
 
 def fastest(parameters: float, devices: int, machine: Machine) -> str:
     """Return the name of the fastest mix that fits; of equal ones the first, which is simplest."""
-    fitting = {
-        name: seconds
-        for name, (held, seconds) in estimates(parameters, devices, machine).items()
-        if held <= machine.memory
-        and (name != "offload" or 16 * parameters / devices <= machine.host)
-    }
+    mixes = estimates(parameters, devices, machine)
+    if 16 * parameters / devices > machine.host:
+        mixes.pop("offload", None)
+    fitting = {name: seconds for name, (held, seconds) in mixes.items() if held <= machine.memory}
     if not fitting:
         return DOES_NOT_FIT
     least = min(fitting.values())

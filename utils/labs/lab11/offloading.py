@@ -5,28 +5,27 @@ Ranks work in pairs. The device computes a step of ten layers; the host has the 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, inside, only, waited
-from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups
-from utils.checks.mistakes import Mistake, short, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, only, short, table, waited
 from utils.checks.probe import answer_named, as_dict, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
+from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups
 from utils.cluster.questions import Ranks
+from utils.labs.shared.replicas import Twin
 
-from .layers import Layers, rows_of, step_on
-from .sharding import WORLD, exactly, explain_errors
-from .twins import BYTES, STEPS, layers_of, list_of, momentum
+from .layers import Layers, rows_of
+from .sharding import WORLD, exactly, explain_errors, patched
+from .twins import BYTES, MOMENTUM, RATE, STEPS, layers_of, list_of, momentum, sequential
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 #: Features of a step of ten layers.
@@ -137,19 +136,15 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
         host: the seed of the weights.
         adds: by mistake, the gradient of the step before is added.
     """
-    rows = host_rows(host)
-    before: dict[nn.Parameter, Tensor] = {}
-    optimizers = [momentum([row]) for row in rows]
-
-    def add(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        (row,) = optimizer.param_groups[0]["params"]
-        row.grad = before[row] = row.grad + before.get(row, 0)
-
-    for optimizer in optimizers if adds else ():
-        optimizer.register_step_pre_hook(add)
-    steps = [Layers(DEEP, *batch(device, step)) for step in range(STEPS)]
-    losses = [step_on("cpu", rows, optimizers, layers) for layers in steps]
-    return losses, [row.tolist() for row in rows]
+    twin = Twin(sequential(layers_of(host, DEEP), nn.ReLU), RATE, MOMENTUM)
+    losses = []
+    gradient = torch.zeros_like(twin.old)
+    for step in range(STEPS):
+        minibatch = batch(device, step)
+        losses.append(twin.loss(*minibatch))
+        gradient = twin.gradient(*minibatch) + adds * gradient
+        twin.move(gradient)
+    return losses, [row.tolist() for row in rows_of(twin.model)]
 
 
 @in_group
@@ -181,19 +176,14 @@ def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: in
     return result | {"weights": [list_of(row) for row in rows]}
 
 
-@contextlib.contextmanager
-def _receives_noted(worker: Watched) -> Iterator[None]:
+def _receives_noted(worker: Watched) -> AbstractContextManager[None]:
     irecv = dist.irecv
 
     def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         worker.receive(tensor)
         return irecv(tensor, *args, **kwargs)
 
-    with (
-        mock.patch.object(dist, "irecv", noting),
-        mock.patch.object(dist.distributed_c10d, "irecv", noting),
-    ):
-        yield
+    return patched("irecv", noting)
 
 
 @task("11.7", "offload with prefetch and early update", points=4)
@@ -221,10 +211,7 @@ def _offload(answer: GroupAnswer) -> Iterator[Step]:
     for calls in result["calls"]:
         yield communication(calls, waited)
     if place == 0:
-        nothing = Mistake(
-            lambda reply: reply is None or reply == [None] * STEPS,
-            "nothing was returned: return worker.loss",
-        )
+        nothing = Mistake([None] * STEPS, "nothing was returned: return worker.loss")
         losses, _ = offloaded(device, host)
         yield exactly(result["losses"], losses, [nothing], "the losses")
     else:
@@ -267,7 +254,6 @@ def _wrong_device(seen: list[list[int]], kept: int, most: int, pieces: int) -> d
     odd_order = order != list(range(pieces))
     surplus = [receives - min(k + 2, pieces) for k, (_, receives, *_) in enumerate(seen)] or [0]
     pending = [sends - waited_for for *_, sends, waited_for in seen] or [0]
-    first = (pieces - 1) // 2
     return {
         f"pieces were worked on in the order {short(order)}, expected 0 … {pieces - 1}": odd_order,
         "no prefetch: as piece n begins, the receive of piece n + 1 has to be started already": (
@@ -279,7 +265,7 @@ def _wrong_device(seen: list[list[int]], kept: int, most: int, pieces: int) -> d
         "you start the receive of piece n + 1, let go of the row of piece n − 1 (row = None), and "
         "of its request, which keeps the row": most > ROWS,
         "gradients are sent and waited for at once: start the next piece meanwhile, and wait "
-        "before the next gradient is sent": not any(pending[first + 1 :]),
+        "before the next gradient is sent": not any(pending[(pieces + 1) // 2 :]),
         "more than one gradient is under way: before you send one, wait for the one before": (
             max(pending) > 1
         ),

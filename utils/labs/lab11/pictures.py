@@ -5,29 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 
-from utils.figures import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    PINK,
-    SKY,
-    YELLOW,
-    arrow,
-    box,
-    canvas,
-    fit_limits,
-    use_style,
-)
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PINK, SKY, YELLOW
+from utils.figures.charts import add_lanes, chart, finish, keys, legend_beside, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame, link
 from utils.labs.lab11 import mixes as formulas
 
 #: Kinds of bytes on a rank, and their colours.
@@ -39,9 +23,8 @@ MIXES = dict(zip(formulas.NAMES, (SKY, GREEN, BLUE, YELLOW, ORANGE, PINK), stric
 def mesh(shape: tuple[int, int], names: tuple[str, str]) -> Figure:
     """Draw a mesh of ranks: replicas from top to bottom, a pipeline from left to right."""
     rows, columns = shape
-    figure, axes = canvas(8, 1.2 * rows + 0.8)
+    _, axes = canvas(8, 1.2 * rows + 0.8)
     across, down = 3.2, 1.9
-    both_ways = {"arrowstyle": "<|-|>", "color": GREEN, "lw": 1.6}
     for i, j in itertools.product(range(rows), range(columns)):
         x = across * j
         y = -down * i
@@ -52,29 +35,26 @@ def mesh(shape: tuple[int, int], names: tuple[str, str]) -> Figure:
             arrow(axes, (left, y + 0.15), (right, y + 0.15), color=BLUE)
             arrow(axes, (right, y - 0.2), (left, y - 0.2), color=ORANGE)
         if i:
-            axes.annotate("", (x, y + 0.6), (x, y + down - 0.6), arrowprops=both_ways)
+            link(axes, (x, y + down - 0.6), (x, y + 0.6), "<|-|>", color=GREEN, linewidth=1.6)
     end = across * (columns - 1)
     look = {"fontsize": 10, "ha": "center", "va": "bottom", "color": BLUE}
     axes.text(end / 2, 0.85, f"{names[1]}: activations →, ← their gradients", **look)
     text = f"{names[0]}:\ngradients of\nthe weights,\naveraged"
     axes.text(end + 1.1, -down * (rows - 1) / 2, text, va="center", color=GREEN, fontsize=10)
-    axes.set_xlim(-1, end + 3.2)
-    axes.set_ylim(-down * (rows - 1) - 0.7, 1.35)
-    axes.set_aspect("equal")
     members = [range(i * columns, (i + 1) * columns) for i in range(rows)]
-    words = [f"Row {i}: ranks {', '.join(map(str, row))}." for i, row in enumerate(members)]
-    figure.alt_text = (
-        f"A mesh of {rows} rows and {columns} columns of ranks. {' '.join(words)} Along a row, "
+    of_rows = [f"Row {i}: ranks {', '.join(map(str, row))}." for i, row in enumerate(members)]
+    words = (
+        f"A mesh of {rows} rows and {columns} columns of ranks. {' '.join(of_rows)} Along a row, "
         f"{names[1]}: activations and their gradients. Along a column, {names[0]}: gradients of "
         "the weights are averaged."
     )
-    return figure
+    bottom = -down * (rows - 1) - 0.7
+    return frame(axes, (-1, end + 3.2), (bottom, 1.35), words, equal=True)
 
 
 def placements(nbytes: Mapping[str, float], seconds: Mapping[str, float]) -> Figure:
     """Draw the bytes that a step communicates on each axis, and the time of both placements."""
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3), width_ratios=(2, 3))
+    figure, (left, right) = panels(10, 3, columns=2, width_ratios=(2, 3))
     bars = left.bar(list(nbytes), [n / 1e6 for n in nbytes.values()], 0.55, color=[BLUE, GREEN])
     left.bar_label(bars, fmt="%.2f", padding=2)
     left.set_ylabel("all-reduced per step (MB)")
@@ -88,8 +68,7 @@ def placements(nbytes: Mapping[str, float], seconds: Mapping[str, float]) -> Fig
     right.grid(axis="y", visible=False)
     for axes in (left, right):
         axes.margins(x=0.15, y=0.15)
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def memory(
@@ -107,9 +86,8 @@ def memory(
     """
     if not reports:
         raise ValueError("nothing to draw: has a cell above measured anything?")
-    use_style()
-    size = (10, 0.62 * len(reports) + 1.6)
-    figure, (left, right) = plt.subplots(1, 2, figsize=size, width_ratios=(5, 2), sharey=True)
+    look = {"width_ratios": (5, 2), "sharey": True}
+    figure, (left, right) = panels(10, 0.62 * len(reports) + 1.6, columns=2, **look)
     names = list(reports)
     rows = range(len(reports))
     start = np.zeros(len(names))
@@ -130,7 +108,6 @@ def memory(
     right.margins(x=0.25)
     right.grid(axis="y", visible=False)
     figure.legend(*left.get_legend_handles_labels(), loc="upper center", ncols=5, fontsize=10)
-    figure.tight_layout(rect=(0, 0, 1, 1 - 0.35 / figure.get_figheight()))
     words = []
     for name, report in reports.items():
         kinds = ", ".join(f"{report[kind] / 1e6:.1f} MB {kind}" for kind in KINDS)
@@ -138,13 +115,13 @@ def memory(
             f"{name}: {kinds}; by the table {theory[name] / 1e6:.1f} MB; peak "
             f"{report['peak'] / 1e6:.1f} MB; sends {report['sent'] / model:.2f} times the model."
         )
-    figure.alt_text = f"Bytes on a rank. {' '.join(words)}"
-    return figure
+    above = 0.35 / figure.get_figheight()
+    return finish(figure, f"Bytes on a rank. {' '.join(words)}", above=above)
 
 
 def offload() -> Figure:
     """Draw what is on the host, what is on the device, and what crosses the bus."""
-    figure, axes = canvas(9, 2.6)
+    _, axes = canvas(9, 2.6)
     host = "host: all weights,\nAdam's state;\nupdates"
     device = "device: one layer's weights\nand the next one's;\nforward, backward"
     box(axes, 0, 0, host, width=3, height=1.9, color=GREEN)
@@ -154,13 +131,12 @@ def offload() -> Figure:
     look = {"ha": "center", "va": "top", "color": ORANGE, "fontsize": 10}
     axes.text(3.75, -0.52, "gradients, one by one", **look)
     axes.text(3.75, 1.05, "bus", ha="center", weight="bold")
-    fit_limits(axes, [-1.2, 9.7], [-0.6, 0.7])
-    figure.alt_text = (
+    words = (
         "The host holds all weights and Adam's state, and updates. The device holds the weights "
         "of one layer and the next, and does forward and backward. Over the bus between them "
         "weights go to the device layer by layer, and gradients back one by one."
     )
-    return figure
+    return frame(axes, (-2.0, 10.5), (-1.4, 1.5), words, equal=True)
 
 
 def work(charts: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
@@ -169,33 +145,24 @@ def work(charts: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figur
     Raises:
         ValueError: a chart has no spans.
     """
-    use_style()
     limits = {title: _limits(title, lanes) for title, lanes in charts.items()}
     longest = max(last - first for first, last in limits.values())
-    size = (9, 1.75 * len(charts) + 0.6)
-    figure, rows = plt.subplots(len(charts), 1, squeeze=False, sharex=True, figsize=size)
-    totals = [f"{title}: {1e3 * (last - first):.0f} ms." for title, (first, last) in limits.items()]
+    figure, rows = panels(9, 1.75 * len(charts) + 0.6, rows=len(charts), sharex=True)
+    totals = [f"{title}: {1e3 * (last - first):.0f} ms" for title, (first, last) in limits.items()]
     of_lanes = []
-    for axes, (title, lanes) in zip(rows[:, 0], charts.items(), strict=True):
+    for axes, total, (title, lanes) in zip(rows, totals, charts.items(), strict=True):
         first, last = limits[title]
+        add_lanes(axes, list(lanes), 1010 * longest)
+        axes.set_title(total, fontsize=11)
         for row, (name, spans) in enumerate(lanes.items()):
-            axes.add_patch(Rectangle((0, row - 0.4), 1e3 * (last - first), 0.8, color=PALE, lw=0))
-            look = {"facecolor": CYCLE[row], "edgecolor": INK, "linewidth": 0.5}
+            cell(axes, 0, row, 1e3 * (last - first), PALE, linewidth=0)
             for start, end in spans:
-                corner = (1e3 * (start - first), row - 0.4)
-                axes.add_patch(Rectangle(corner, 1e3 * (end - start), 0.8, **look))
+                left = 1e3 * (start - first)
+                cell(axes, left, row, 1e3 * (end - start), CYCLE[row], linewidth=0.5)
             busy = 1e3 * sum(end - start for start, end in spans)
             of_lanes.append(f"{title}, {name}: {len(spans)} times, {busy:.0f} ms in all.")
-        axes.set_yticks(range(len(lanes)), list(lanes))
-        axes.set_ylim(len(lanes) - 0.4, -0.6)
-        axes.set_title(f"{title}: {1e3 * (last - first):.0f} ms", fontsize=11)
-        axes.set_xlim(0, 1010 * longest)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(visible=False)
-    rows[-1, 0].set_xlabel("time (ms)")
-    figure.tight_layout()
-    figure.alt_text = " ".join([*totals, *of_lanes])
-    return figure
+    rows[-1].set_xlabel("time (ms)")
+    return finish(figure, " ".join([*(f"{total}." for total in totals), *of_lanes]))
 
 
 def _limits(title: str, lanes: Mapping[str, Sequence[Sequence[float]]]) -> tuple[float, float]:
@@ -208,12 +175,11 @@ def _limits(title: str, lanes: Mapping[str, Sequence[Sequence[float]]]) -> tuple
 
 def mixes(machine: formulas.Machine) -> Figure:
     """Draw a chart over model size and number of devices: the fastest mix that fits."""
-    use_style()
     sizes = np.logspace(8, 12.5, 91)
     devices = [2**k for k in range(13)]
     names = [*MIXES, formulas.DOES_NOT_FIT]
     best = [[names.index(formulas.fastest(p, n, machine)) for p in sizes] for n in devices]
-    figure, axes = plt.subplots(figsize=(9, 4.6))
+    figure, axes = chart(9, 4.6)
     colors = ListedColormap([*MIXES.values(), PALE])
     edges = [2 ** (k - 0.5) for k in range(14)]
     across = np.logspace(8 - 0.025, 12.5 + 0.025, 92)
@@ -221,18 +187,14 @@ def mixes(machine: formulas.Machine) -> Figure:
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
     axes.set_yticks(devices[::2], [str(n) for n in devices[::2]])
-    axes.set_xlabel("parameters of the model")
-    axes.set_ylabel("devices")
+    axes.set(xlabel="parameters of the model", ylabel="devices")
     axes.set_title(f"The fastest mix that fits · devices of {machine.memory / 1e9:.0f} GB")
     axes.grid(visible=False)
     used = sorted({k for row in best for k in row})
-    patches = [Patch(facecolor=colors(k), edgecolor=GREY, label=names[k]) for k in used]
-    axes.legend(handles=patches, loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
+    legend_beside(axes, handles=keys({names[k]: colors(k) for k in used}, edgecolor=GREY))
     words = []
     for k in (0, 3, 6, 10):
         largest = dict(zip(best[k], sizes, strict=True))  # the last size of each mix
         ranges = ", ".join(f"{names[mix]} up to {size:.0e}" for mix, size in largest.items())
         words.append(f"{devices[k]} devices: {ranges} parameters.")
-    figure.alt_text = f"The fastest mix that fits. {' '.join(words)}"
-    return figure
+    return finish(figure, f"The fastest mix that fits. {' '.join(words)}")

@@ -30,7 +30,8 @@ def run_schedule(
         On the last stage the mean of the loss over all samples, on the others ``None``. The
         gradients of that mean are added to those of the stage's parameters.
     """
-    s, p, m = dist.get_rank(group), dist.get_world_size(group), len(inputs)
+    s = dist.get_rank(group)
+    p = dist.get_world_size(group)
     held: dict[int, tuple] = {}
     sends = []
     total = 0.0
@@ -43,7 +44,7 @@ def run_schedule(
                 x.requires_grad_()
             y = stage(x)
             if s == p - 1:
-                y = functional.cross_entropy(y, labels[k]) / m
+                y = functional.cross_entropy(y, labels[k]) / len(inputs)
                 total += y.item()
             else:
                 sends.append(dist.isend(y.detach(), group_dst=s + 1, group=group, tag=2 * k))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.calls import Calls, Rule, inside, made, only, waited
-from utils.checks.groups import Group, GroupAnswer, in_group, judge_groups, keywords, on
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
 from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, keywords, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
 
@@ -78,6 +79,16 @@ def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -
     return value(reply, expected, mistakes, what=what, tolerance=EXACT)
 
 
+@contextlib.contextmanager
+def patched(name: str, function: Callable) -> Iterator[None]:
+    """Put a function into the place of one of `torch.distributed`, wherever that is called from."""
+    with (
+        mock.patch.object(dist, name, function),
+        mock.patch.object(dist.distributed_c10d, name, function),
+    ):
+        yield
+
+
 def explain_errors(report: Report) -> None:
     """Add to an error of PyTorch what is behind it."""
     if explanation := report.behind_errors(ERRORS):
@@ -94,7 +105,6 @@ def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Calla
 
 
 def _seeds_of(answer: GroupAnswer) -> Seeds:
-    """Return the seed of the model, and those of the samples of each rank of the group."""
     datas = tuple(answer.case["each"][rank]["data"] for rank in answer.members)
     return Seeds(answer.case["seed"], datas)
 
@@ -105,7 +115,8 @@ def _seeds_of(answer: GroupAnswer) -> Seeds:
 @in_group
 def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> list:
     """Take two steps on a small model."""
-    k, p = dist.get_rank(group), dist.get_world_size(group)
+    k = dist.get_rank(group)
+    p = dist.get_world_size(group)
     first, *others = layers_of(seed)
     layers = nn.ModuleList([Named(first, 0), *others])
     (shard,) = shards_of([layers], p, k)
@@ -119,7 +130,7 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
         parts = [q for q in (shard, shard.grad) if q is not None]
         steps.append({
-            "weights": row_of(list(layers.parameters()), p).tolist(),
+            "weights": row_of(layers.parameters(), p).tolist(),
             "shard": list_of(shard),
             "calls": calls,
             "moved": places != [q.data_ptr() for q in layers.parameters()],
@@ -166,13 +177,12 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
         yield communication(result["calls"], inside(answer.members), *_pair(BYTES * len(begin)))
         yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
         yield exactly(result["shard"], weights[part], table(wrong_shards), f"shard after {where}")
-        wrong = {
+        yield facts({
             f"after {where} the parameters have other memory: put the weights into the tensors "
             "that are there (copy_back)": result["moved"],
             f"after {where} the shard, or its gradient, is a view of a whole row, and so all of "
             "the row stays in memory: copy this rank's part": result["held"] > 1,
-        }
-        yield facts(wrong)
+        })
 
 
 def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> Iterator[Mistake]:
@@ -193,15 +203,14 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
         text = "these are the gradients: gather the shards, which are weights"
         yield Mistake([(b - a) / RATE for b, a in zip(begin, right, strict=True)], text)
     own_gradient = "each part was updated by the gradient of its own rank's samples alone"
-    modes = {
+    for mode, text in {
         "sum": f"the gradient is a sum over {p} ranks; a mean is asked for",
         "twice divided": f"the gradient was divided by {p} once too often",
         "own": f"{own_gradient}: reduce_scatter sums over the group",
         "own, divided": f"{own_gradient}, divided: reduce_scatter sums over the group",
         "first": "all parts were updated by the first rank's gradient",
         "adds up": "the gradient of the step before is still in shard.grad: replace it",
-    }
-    for mode, text in modes.items():
+    }.items():
         yield Mistake(trained(seeds, mode)[step], text)
 
 
@@ -211,7 +220,8 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
 @in_group
 def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
     """Run two backwards of a small model, and one of a chain with the meter."""
-    k, p = dist.get_rank(group), dist.get_world_size(group)
+    k = dist.get_rank(group)
+    p = dist.get_world_size(group)
     steps = []
     function = reading_answer(user_ns, "zero2_hooks")
     layers = [Named(layer, i % 2) for i, layer in enumerate(layers_of(seed))]
@@ -260,12 +270,11 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     # Parts of all layers, a layer's gradients, their row, what backward needs, and what is freed
     # with some delay; who keeps all gradients has 24 more.
     most = CHAIN / p + 12
-    too_much = (
+    yield facts({
         f"{on(answer.members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' "
         f"worth of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as "
-        "they are reduce-scattered, and keep no row"
-    )
-    yield facts({too_much: p > 1 and result["rows"] > most})
+        "they are reduce-scattered, and keep no row": p > 1 and result["rows"] > most
+    })
     if p == WORLD:
         scatters = made("reduce_scatter_tensor", CHAIN, f" in backward of {CHAIN} equal layers")
         yield communication(result["calls again"], only("reduce_scatter_tensor"), scatters)
@@ -283,12 +292,11 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
     yield communication(result["calls"], made("reduce_scatter_tensor", n, why), waited)
     yield from _shard_gradients(answer, result["gradients"], step, f", {where}")
     left = result["left"]
-    wrong = {
+    yield facts({
         f"{where}: {left} parameters still have a gradient: set .grad = None": left,
         f"{where}: all parameters of layer {result['behind'][:1]} had their gradients, and still "
         "had them after their hooks: reduce-scatter and free them at once": result["behind"],
-    }
-    yield facts(wrong)
+    })
 
 
 def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str) -> Iterator[Step]:
@@ -312,7 +320,7 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     right = row.chunk(p)[k]
     if p > 1:
         alone = row_of([rows_at(seeds, k, step)[i]], p).chunk(p)[k]
-        wrong = {
+        yield from table({
             f"a sum over {p} ranks; a mean is asked for": p * right,
             f"divided by {p} once too often": right / p,
             "the gradient of this rank's samples alone: reduce_scatter over the group": alone,
@@ -320,26 +328,23 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
             "group": alone / p,
             "the gradient of the whole layer: this rank's part is asked for": row,
             "the part of another place of the group": row.chunk(p)[(k + 1) % p],
-        }
-        yield from table(wrong)
+        })
     wide, narrow = SMALL[i : i + 2]
     weight, bias, padding = row.split([wide * narrow, narrow, len(row) - (wide + 1) * narrow])
     transposed = weight.view(narrow, wide).t().reshape(-1)
     bias_first = torch.cat([bias, weight, padding]).chunk(p)[k]
     turned = torch.cat([transposed, bias, padding]).chunk(p)[k]
-    wrong = {
+    yield from table({
         "the bias stands in front of the weight: the row's order is weight, then bias": bias_first,
         "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]": turned,
-    }
-    yield from table(wrong)
+    })
     if step:
         before = _means(seeds, step - 1, i).chunk(p)[k]
-        wrong = {
+        yield from table({
             "the gradient of the backward before is still in it": right + before,
             "this is the gradient of the backward before: does the hook work a second "
             "time?": before,
-        }
-        yield from table(wrong)
+        })
 
 
 # -- 11.6: ZeRO-3 -----------------------------------------------------------------------------
@@ -350,7 +355,8 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int,
     """Run forward and backward of a small model, and of a chain with the meter."""
     from torch_mpi.record import log
 
-    k, p = dist.get_rank(group), dist.get_world_size(group)
+    k = dist.get_rank(group)
+    p = dist.get_world_size(group)
     function = answer_named(user_ns, "Gathered")
 
     def gathered(sizes: Sequence[int]) -> tuple[list, list]:
@@ -401,7 +407,6 @@ _BOTH = only("all_gather_into_tensor", "reduce_scatter_tensor")
 
 
 def _zero_three(answer: GroupAnswer) -> Iterator[Step]:
-    """Judge forward, backward, and what of the gathered weights is kept in between."""
     layers = layers_of(answer.case["seed"])
     x = samples(_seeds_of(answer).own[answer.place], 0).requires_grad_()
     y = chained(layers, x)
@@ -454,38 +459,33 @@ def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
 
 
 def _wrong_outputs(layers: list[nn.Linear], x: Tensor, p: int) -> Iterator[Mistake]:
-    """Yield which outputs mistakes lead to, with the weights over p ranks."""
     no_bias = [lambda x, weight=layer.weight: x @ weight.t() for layer in layers]
-    ends = [row_of(list(layer.parameters()), p)[-layer.out_features :] for layer in layers]
+    ends = [row_of(layer.parameters(), p)[-layer.out_features :] for layer in layers]
     padded = [
         lambda x, weight=layer.weight, end=end: x @ weight.t() + end
         for layer, end in zip(layers, ends, strict=True)
     ]
     of_padded = chained(padded, x).detach().reshape(-1)
-    wrong = {
+    yield from table({
         "the bias is missing": chained(no_bias, x).detach().reshape(-1),
         "the bias is not the end of the row: zeros may follow it": of_padded,
-    }
-    yield from table(wrong)
+    })
 
 
 def _wrong_slopes(slope: Tensor, p: int, n: int) -> Iterator[Mistake]:
-    """Yield which gradients of the input mistakes lead to, with n layers over p ranks."""
     if p > 1:
-        wrong = {
+        yield from table({
             f"divided by {p}: each rank has samples of its own, and only the shard's gradient is a "
             "mean": slope / p,
             f"divided by {p} in each layer: only the shard's gradient is a mean": slope / p**n,
-        }
-        yield from table(wrong)
+        })
     yield Mistake(None, "there is none: return it first")
 
 
 def _kept(p: int, where: str, when: str, rows: float, most: float) -> Step:
     """Judge whether more layers than these were whole at once."""
-    too_much = (
+    return facts({
         f"{when} of {CHAIN} equal layers {where} made {rows:.1f} layers' worth of bytes at its "
         f"peak, {most:.1f} are enough: forget the gathered weights after each layer. What "
-        "ctx keeps stays until backward: the shard, not the whole weight"
-    )
-    return facts({too_much: p > 1 and rows > most})
+        "ctx keeps stays until backward: the shard, not the whole weight": p > 1 and rows > most
+    })

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from utils.checks.probe import in_double, told
-from utils.labs.shared.replicas import Seeds
+from utils.labs.shared.replicas import Seeds, Twin
 from utils.memory import Meter
 
 BYTES = 8  # of a float64
 #: Features of the small model, and of the chain whose memory is metered.
-SMALL, CHAIN, WIDE = (5, 4, 6, 3), 24, 48
-RATE, MOMENTUM, STEPS, SAMPLES = 0.3, 0.9, 2, 4
+SMALL = (5, 4, 6, 3)
+CHAIN = 24
+WIDE = 48
+RATE = 0.3
+MOMENTUM = 0.9
+STEPS = 2
+SAMPLES = 4
 
 
 def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
@@ -54,7 +59,7 @@ def loss_of(y: Tensor) -> Tensor:
     return (torch.sin(y) + y**2).mean()
 
 
-def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
+def row_of(tensors: Iterable[Tensor], p: int) -> Tensor:
     """Return all numbers in a row, padded to a multiple of p."""
     row = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
     return nn.functional.pad(row, (0, -len(row) % p))
@@ -62,7 +67,7 @@ def row_of(tensors: Sequence[Tensor], p: int) -> Tensor:
 
 def shards_of(layers: Sequence[nn.Module], p: int, k: int) -> list[nn.Parameter]:
     """Return the k-th of p parts of each layer's row, as a parameter."""
-    rows = [row_of(list(layer.parameters()), p) for layer in layers]
+    rows = [row_of(layer.parameters(), p) for layer in layers]
     return [nn.Parameter(row.chunk(p)[k].clone()) for row in rows]
 
 
@@ -83,28 +88,32 @@ def collected(function: Callable, *args: Any) -> tuple[Any, float]:
     return result, meter.peak / ((WIDE + 1) * WIDE * BYTES)
 
 
+def sequential(layers: Sequence[nn.Module], act: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Return the layers with an activation in between."""
+    return nn.Sequential(*itertools.chain(*((layer, act()) for layer in layers)))[:-1]
+
+
+def _twin(seed: int) -> Twin:
+    """Return the training of the small model on one process."""
+    return Twin(sequential(layers_of(seed)), RATE, MOMENTUM, loss_of)
+
+
 @functools.cache
 def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
     """Return each layer's gradient for the samples of a place in the group, before any update."""
-    layers = layers_of(seeds.model)
-    return _gradient_rows(layers, samples(seeds.own[place], step))
-
-
-def _gradient_rows(layers: Sequence[nn.Linear], x: Tensor) -> list[Tensor]:
-    """Return the gradient of each layer in a row, first of the weight, then of the bias."""
-    gradients = torch.autograd.grad(loss_of(chained(layers, x)), parameters_of(layers))
-    return [row_of(gradients[k : k + 2], 1) for k in range(0, len(gradients), 2)]
+    row = _twin(seeds.model).gradient(samples(seeds.own[place], step))
+    return list(row.split([(wide + 1) * narrow for wide, narrow in itertools.pairwise(SMALL)]))
 
 
 @functools.cache
 def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
     """Return the padded row of all weights after each step; ``mode`` is "mean" or a mistake."""
-    layers = layers_of(seeds.model)
+    twin = _twin(seeds.model)
     p = len(seeds.own)
-    velocity = added = 0.0
+    added = 0.0
     rows = []
     for step in range(STEPS):
-        of_ranks = [row_of(_gradient_rows(layers, samples(own, step)), p) for own in seeds.own]
+        of_ranks = [row_of([twin.gradient(samples(own, step))], p) for own in seeds.own]
         mean = sum(of_ranks) / p
         added = added + mean
         own_parts = torch.cat([row.chunk(p)[k] for k, row in enumerate(of_ranks)])
@@ -117,10 +126,8 @@ def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
             "first": of_ranks[0],
             "adds up": added,
         }[mode]
-        velocity = MOMENTUM * velocity + gradient
-        row = row_of(parameters_of(layers), p) - RATE * velocity
-        nn.utils.vector_to_parameters(row, parameters_of(layers))
-        rows.append(row.tolist())
+        twin.move(gradient[: len(twin.old)])
+        rows.append(row_of(twin.model.parameters(), p).tolist())
     return rows
 
 
@@ -154,18 +161,17 @@ def overdue(layers: Sequence[nn.Module]) -> list[int]:
     The list grows in each backward.
     """
     late: list[int] = []
+    arrivals = [0] * len(layers)
 
-    def watch(i: int, parameters: list[nn.Parameter]) -> None:
-        arrivals = itertools.count(1)
-
-        def look(_: nn.Parameter) -> None:
-            complete = next(arrivals) % len(parameters) == 0
-            if complete and any(q.grad is not None for q in parameters):
-                late.append(i)
-
-        for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(look)
+    def look(i: int, parameters: list[nn.Parameter], _: nn.Parameter) -> None:
+        arrivals[i] += 1
+        complete = arrivals[i] % len(parameters) == 0
+        if complete and any(q.grad is not None for q in parameters):
+            late.append(i)
 
     for i, layer in enumerate(layers):
-        watch(i, list(layer.parameters()))
+        parameters = list(layer.parameters())
+        for parameter in parameters:
+            hook = functools.partial(look, i, parameters)
+            parameter.register_post_accumulate_grad_hook(hook)
     return late

@@ -16,15 +16,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import vector_to_parameters
 
-from utils.checks.calls import Calls
-from utils.checks.mistakes import Mistake, table
+from utils.checks.comparison import Calls, Mistake, table
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
+from utils.labs.shared.replicas import Twin, weights_of
 
 from .clients import facts_about, has_other_length, seeded
 from .clients import run_round as run_round
@@ -105,18 +104,8 @@ def _shards(
     """Judge whether shards have each image once, of few classes, in pieces of the right size."""
     n, _, count, each = case
     pieces = count * each
-    are_lists = isinstance(shards, list) and all(isinstance(shard, list) for shard in shards)
-    said = "return a list with one tensor of indices for each client"
-    yield facts_about(about, {said: not are_lists})
-    join = " (these are the pieces: join each client's)" if len(shards) == pieces else ""
+    yield from _are_indices(shards, n, count, pieces, about)
     indices = [k for shard in shards for k in shard]
-    wrong = {
-        f"{len(shards)} shards for {count} clients{join}": len(shards) != count,
-        f"a shard has entries that are no index in range({n}): return indices of images": (
-            not all(isinstance(k, int) and 0 <= k < n for k in indices)
-        ),
-    }
-    yield facts_about(about, wrong)
     repeats = len(set(indices)) != len(indices)
     least, most = each * (n // pieces), each * -(-n // pieces)
     sizes = sorted(map(len, shards))
@@ -134,6 +123,22 @@ def _shards(
         "does, and chunk() does not": sizes[0] < least or sizes[-1] > most,
         f"a client has {kinds} classes: the images have to be sorted by class before they are cut, "
         "and the pieces dealt out whole": n % pieces == 0 and kinds > each,
+    }
+    yield facts_about(about, wrong)
+
+
+def _are_indices(shards: Any, n: int, count: int, pieces: int, about: str) -> Iterator[Step]:
+    """Judge whether there is a list for each client, and indices of images are in them."""
+    are_lists = isinstance(shards, list) and all(isinstance(shard, list) for shard in shards)
+    said = "return a list with one tensor of indices for each client"
+    yield facts_about(about, {said: not are_lists})
+    join = " (these are the pieces: join each client's)" if len(shards) == pieces else ""
+    are_indices = all(isinstance(k, int) and 0 <= k < n for shard in shards for k in shard)
+    wrong = {
+        f"{len(shards)} shards for {count} clients{join}": len(shards) != count,
+        f"a shard has entries that are no index in range({n}): return indices of images": (
+            not are_indices
+        ),
     }
     yield facts_about(about, wrong)
 
@@ -178,19 +183,13 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
     wanted = max(1, round(fraction * n))
     lengths = [len(choice) for choice in many if len(choice) != wanted] or [wanted]
     chosen = {client for choice in many for client in choice}
-    pairs = {pair for choice in many for pair in itertools.combinations(sorted(choice), 2)}
-    # Two clients with consecutive numbers. If all sets have the same chance, each pair has it.
-    neighbours = sum((client + 1) % n in set(choice) for choice in many for client in choice)
-    usual_neighbours = CALLS * wanted * (wanted - 1) / max(n - 1, 1)
-    among = math.comb(n, 2)
-    usual_pairs = among * (1 - (1 - math.comb(wanted, 2) / among) ** CALLS)
     return {
         f"chose {lengths[0]} clients, expected {wanted}: round the share "
-        "of the n that was handed in as round() does, and take at least one": (lengths != [wanted]),
+        "of the n that was handed in as round() does, and take at least one": lengths != [wanted],
         "chose a client twice: choose without replacement": (
             any(len(set(choice)) < len(choice) for choice in many)
         ),
-        f"chose a number outside of 0 … {n - 1}": (not all(0 <= client < n for client in chosen)),
+        f"chose a number outside of 0 … {n - 1}": not all(0 <= client < n for client in chosen),
         "chose the same clients in each call: use draw, and make no new generator": (
             1 < wanted < n and len({tuple(sorted(choice)) for choice in many}) == 1
         ),
@@ -198,6 +197,18 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
         f"left some clients out in {CALLS} calls: all have to have the same chance": (
             wanted > 1 and len(chosen) < n
         ),
+    } | _unequal_chances(wanted, n, many)
+
+
+def _unequal_chances(wanted: int, n: int, many: list) -> dict[str, bool]:
+    """Return what is wrong if some sets of clients are chosen more often than others."""
+    pairs = {pair for choice in many for pair in itertools.combinations(sorted(choice), 2)}
+    among = math.comb(n, 2)
+    usual_pairs = among * (1 - (1 - math.comb(wanted, 2) / among) ** CALLS)
+    # Two clients with consecutive numbers. If all sets have the same chance, each pair has it.
+    neighbours = sum((client + 1) % n in choice for choice in many for client in choice)
+    usual_neighbours = CALLS * wanted * (wanted - 1) / max(n - 1, 1)
+    return {
         "chooses neighbours together: all sets of clients have to have the same chance": (
             wanted > 1 and neighbours > 1.6 * usual_neighbours
         ),
@@ -251,28 +262,28 @@ def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "")
     model = small_model(seed)
     if how not in ("not loaded", "own start"):
         vector_to_parameters(weights.clone(), model.parameters())
-    first = parameters_to_vector(model.parameters()).detach().clone()
+    first = weights_of(model)
+    alone = Twin(model, {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate))
     reduction = "sum" if how in ("sum", "sum / batch") else "mean"
-    step = {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate)
+    before = 0.0  # the gradients that are still there
     for part in _minibatches(seed, n, epochs, batch, how):
-        if how != "adds up":
-            model.zero_grad()
-        functional.cross_entropy(model(images[part]), labels[part], reduction=reduction).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= step * parameter.grad
-    after = parameters_to_vector(model.parameters()).detach()
+        gradient = before + alone.gradient(images[part], labels[part], reduction=reduction)
+        alone.move(gradient)
+        before = gradient if how == "adds up" else 0.0
+    after = weights_of(alone.model)
     return after if how == "weights" else after - (weights if how == "not loaded" else first)
 
 
 def _minibatches(seed: int, n: int, epochs: int, batch: int, how: str) -> Iterator[Tensor]:
     """Yield the samples of each step."""
     draw = seeded(seed)
-    for epoch in range(1 if how == "one epoch" else epochs):
-        if how == "no shuffle":
-            order = torch.arange(n)
-        elif epoch == 0 or how != "same order":
-            order = torch.randperm(n, generator=draw)
+    orders = [torch.randperm(n, generator=draw) for _ in range(epochs)]
+    of_mistakes = {
+        "one epoch": orders[:1],
+        "same order": orders[:1] * epochs,
+        "no shuffle": [torch.arange(n)] * epochs,
+    }
+    for order in of_mistakes.get(how, orders):
         for part in order.split(n if how == "one batch" else batch):
             if how != "drop last" or len(part) == batch:
                 yield part
@@ -294,7 +305,7 @@ def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
                 parameter.grad = torch.ones_like(parameter) if results else None
             result, calls = recorded(function, *arguments, **named)
             graph = isinstance(result, Tensor) and result.requires_grad
-            results.append(told(result.detach() if graph else result))
+            results.append(told(result))
         changed = not torch.equal(weights, before)
         updates.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
     return updates
@@ -344,9 +355,7 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
     )
     yield Mistake((-right).tolist(), "the sign: weights afterwards minus weights before")
     for how, text in WRONG_LOCAL.items():
-        update = twin(seed, n, epochs, rate, batch, how)
-        if not torch.equal(update, right):
-            yield Mistake(update.tolist(), text)
+        yield Mistake(twin(seed, n, epochs, rate, batch, how).tolist(), text)
     usual_rate, usual_batch = USUAL
     hard_coded = {
         "rate": (usual_rate, batch),
@@ -354,9 +363,8 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
         "rate and batch": USUAL,
     }
     for name, used in hard_coded.items():
-        if used != (rate, batch):
-            text = f"this is what the usual {name} of the lab would give: use the argument {name}"
-            yield Mistake(twin(seed, n, epochs, *used).tolist(), text)
+        text = f"this is what the usual {name} of the lab would give: use the argument {name}"
+        yield Mistake(twin(seed, n, epochs, *used).tolist(), text)
     text = f"expected one flat tensor with {len(right)} numbers, one for each weight"
     yield Mistake(has_other_length(len(right)), text)
 
@@ -430,34 +438,30 @@ def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
     """Yield what mistakes make of the weights; with no update at all, none is known."""
     if not updates:
         return
-    pairs = list(updates.values())
-    mean = _mean(weights, updates)
-    counts = [n for n, _ in pairs]
-    total = sum(counts)
-    plain = sum(delta for _, delta in pairs)
-    learned = sum(n for n, delta in pairs if delta.any())
-    sum_of_numbers = max(sum(updates), 1)
-    by_number = [client / sum_of_numbers * delta for client, (_, delta) in updates.items()]
-    sums_so_far = itertools.accumulate(counts)
-    by_sum_so_far = [n / s * delta for (n, delta), s in zip(pairs, sums_so_far, strict=True)]
-    wrong = {
+    counts, deltas = zip(*updates.values(), strict=True)
+    n = torch.tensor(counts, dtype=torch.float32)
+    numbers = torch.tensor(list(updates), dtype=torch.float32)
+    changes = torch.stack(deltas)
+    total = n.sum()
+    mean = n / total @ changes
+    learned = n[changes.any(1)].sum()
+    yield from table({
         "this is the mean of the updates alone: add it to the weights": mean,
         "the weights are unchanged": weights,
         "a client whose update is zero has to count as well": (
-            weights + total / max(learned, 1) * mean
+            weights + total / learned.clamp(1) * mean
         ),
-        "all clients count alike here: weight each update by its n": weights + plain / len(pairs),
-        "this is the sum of the updates: weight each by n / sum of all n": weights + plain,
+        "all clients count alike here: weight each update by its n": weights + changes.mean(0),
+        "this is the sum of the updates: weight each by n / sum of all n": weights + changes.sum(0),
         "the factors n have to be divided by their sum": weights + total * mean,
         "divided by the number of clients as well: the factors sum to 1 already": (
-            weights + mean / len(pairs)
+            weights + mean / len(n)
         ),
         "the sign: updates are added": weights - mean,
-        "only the last client's update": weights + pairs[-1][1],
+        "only the last client's update": weights + changes[-1],
         "weighted by the numbers of the clients: these are the keys of the dict, and n is the "
-        "first of each pair": weights + sum(by_number),
+        "first of each pair": weights + numbers / numbers.sum().clamp(1) @ changes,
         "each update was divided by the sum of those n that came before it: sum up all n first, "
-        "then add the updates": weights + sum(by_sum_so_far),
+        "then add the updates": weights + n / n.cumsum(0) @ changes,
         "all entries are nan: with no update at all the weights stay": float("nan") * weights,
-    }
-    yield from table(wrong)
+    })

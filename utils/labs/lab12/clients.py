@@ -9,6 +9,7 @@ over. So the order of events is certain, whatever the machine does meanwhile.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import threading
 import time
@@ -20,11 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.calls import Calls, only, some
-from utils.checks.groups import enough
-from utils.checks.mistakes import is_number, same
-from utils.checks.probe import as_dict, fingerprint, numbers, reading_answer, told
+from utils.checks.comparison import Calls, is_number, only, same, some
+from utils.checks.probe import fingerprint, numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
+from utils.checks.trials import enough
 from utils.cluster.questions import Ranks, Reply
 
 
@@ -54,6 +54,8 @@ SERVER = 0
 NOTE = 0
 OVER = 900_000
 WEIGHTS = 20_000
+#: What a client sends, and its tag.
+Message = tuple[Tensor, int]
 #: Seconds that a slow client, or a busy rank, waits for the end of a round before it goes on.
 LIMIT = 2.5
 
@@ -118,39 +120,43 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
     Returns:
         "said": what came wrong, in words; "got": (t, client, fingerprint of the weights).
     """
-    home = user_ns["home"]
     tag_of = user_ns["tag_of"]
-    late: list[tuple[Tensor, int]] = []  # messages of the round before, and their tags
+    late: list[Message] = []  # of the round before
     wrong: list[str] = []
     received: list[tuple[int, int, str]] = []
     for t, plan in enumerate(ROUNDS, first):
         over = dist.irecv(torch.empty(1), SERVER, tag=OVER + t)
         if plan.busy == rank:
             _wait_for(over)
-        expected = [client for client in plan.chosen if home(client) == rank]
-        for _ in expected:
+        clients = [client for client in plan.chosen if user_ns["home"](client) == rank]
+        for _ in clients:
             note, weights = _receive(t, tag_of)
-            if note[0] != t or note[1] not in expected:
+            if note[0] != t or note[1] not in clients:
                 wrong.append(f"a note of round {t} was {note}, expected [{t}, client]")
             received.append((t, note[1], fingerprint(weights)))
         now = late
-        later = []
-        for client in expected:
+        later: list[Message] = []
+        for client in clients:
             n, delta = update_of(t, client, seed)
             message = torch.cat([torch.tensor([n]), delta]), tag_of(t, client)
             (later if client in plan.slow else now).append(message)
-        sends = [dist.isend(message, SERVER, tag=tag) for message, tag in now]
-        _wait_for(over)
-        if not over.is_completed():  # the server waits for the straggler: let it go on
-            sends += [dist.isend(message, SERVER, tag=tag) for message, tag in later]
-            later = []
-            over.wait()
-        for send in sends:
-            send.wait()
-        late = later
+        late = _hand_in(now, later, over)
     for message, tag in late:
         dist.send(message, SERVER, tag=tag)
     return {"said": wrong, "got": received}
+
+
+def _hand_in(now: list[Message], later: list[Message], over: dist.Work) -> list[Message]:
+    """Send messages in a round; return those that are for the time after it."""
+    sends = [dist.isend(message, SERVER, tag=tag) for message, tag in now]
+    _wait_for(over)
+    if not over.is_completed():  # the server waits for the straggler: let it go on
+        sends += [dist.isend(message, SERVER, tag=tag) for message, tag in later]
+        later = []
+        over.wait()
+    for send in sends:
+        send.wait()
+    return later
 
 
 def _receive(t: int, tag_of: Callable[[int, int], int]) -> tuple[list[int], Tensor]:
@@ -171,31 +177,22 @@ def _wait_for(request: dist.Work) -> None:
 
 def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     """Play all rounds by the student's function; return what came of each."""
-    from torch_mpi.record import log
-
     run_round = reading_answer(user_ns, "run_round")
     rounds = []
     open_requests = []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
-        mark = log.mark()
         start = time.perf_counter()
         allowed = min(plan.seconds, patience)
         with _counted_sleeps(user_ns) as sleeps:
-            result = run_round(t, weights_of(t, seed), list(plan.chosen), allowed)
+            result, calls = recorded(run_round, t, weights_of(t, seed), list(plan.chosen), allowed)
         seconds = time.perf_counter() - start
         if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
             patience = 0.2
-        calls = [as_dict(call) for call in log.since(mark)]
-        is_pair = isinstance(result, tuple | list) and len(result) == 2
-        updates, late = result if is_pair else (None, None)
-        if not _are_requests(late):
-            late = None
-        open_requests += late or ()
+        about, requests = _about(result)
+        open_requests += requests
         rounds.append({
-            "kind": type(updates if is_pair else result).__name__,
-            "updates": _summed_up(updates),
-            "late": None if late is None else len(late),
+            **about,
             "open": sum(call["end"] == 0 for call in calls),
             "seconds": seconds,
             "slept": bool(sleeps),
@@ -230,15 +227,20 @@ def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
         user_ns.update(named)
 
 
-def _are_requests(late: Any) -> bool:
-    return isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
-
-
-def _summed_up(updates: Any) -> dict | None:
-    """Return of each client n, and three numbers of its update: enough to tell which it was."""
-    if not isinstance(updates, dict):
-        return None
-    return {str(int(client)): _as_numbers(update) for client, update in updates.items()}
+def _about(result: Any) -> tuple[dict[str, Any], list[dist.Work]]:
+    """Return what to tell of a round's result, and the requests in it."""
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    updates, late = result if is_pair else (result, None)
+    numbers_of = None
+    if is_pair and isinstance(updates, dict):
+        numbers_of = {str(int(client)): _as_numbers(update) for client, update in updates.items()}
+    are_requests = isinstance(late, list | tuple | set) and all(hasattr(r, "wait") for r in late)
+    about = {
+        "kind": type(updates).__name__,
+        "updates": numbers_of,
+        "late": len(late) if are_requests else None,
+    }
+    return about, list(late) if are_requests else []
 
 
 def _as_numbers(update: Any) -> Any:
@@ -266,11 +268,10 @@ def run_round(ranks: Ranks, report: Report) -> None:
             # Before what came of it: advice of a deadlock may mislead here.
             report.begin_with(NEEDS)
         return
-    if not _all_is_handed_out(report, answers, first, seeds):
-        return
-    for t, (plan, result) in enumerate(zip(ROUNDS, answers[0].value, strict=True), first):
-        if not report.follow(SERVER, _round(t, plan, result, seeds)):
-            return
+    if _all_is_handed_out(report, answers, first, seeds):
+        rounds = enumerate(zip(ROUNDS, answers[0].value, strict=True), first)
+        steps = (_round(t, plan, result, seeds) for t, (plan, result) in rounds)
+        report.follow(SERVER, itertools.chain.from_iterable(steps))
 
 
 NEEDS = (
@@ -284,24 +285,23 @@ NEEDS = (
 
 def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
     """Tell the server which weights the ranks of clients lack; return whether all came."""
-    right = not any(answer.unreceived for answer in answers)
     wanted = [(t, client) for t, plan in enumerate(ROUNDS, first) for client in plan.chosen]
     for answer in answers[1:]:
-        received = answer.value["got"]
-        others = [
-            f"round {t}: client {client} got other weights than the argument"
-            for t, client, weights in received
-            if weights != fingerprint(weights_of(t, seeds[SERVER]))
-        ]
-        for text in (*answer.value["said"], *others):
+        for text in _wrong_notes(answer, seeds[SERVER]):
             report.problem(text, SERVER, "communication")
-            right = False
-        pairs = [(t, client) for t, client, _ in received]
+        pairs = [(t, client) for t, client, _ in answer.value["got"]]
         wanted_here = [(t, client) for t, client in wanted if _home(client) == answer.rank]
-        if right and sorted(pairs) != sorted(wanted_here):
+        if not report.found and sorted(pairs) != sorted(wanted_here):
             report.problem(f"rank {answer.rank} had weights for {pairs}", SERVER)
-            right = False
-    return right
+    return not report.found
+
+
+def _wrong_notes(answer: Reply, seed: int) -> Iterator[str]:
+    """Yield what a rank of clients got wrong from the server with this seed."""
+    yield from answer.value["said"]
+    for t, client, weights in answer.value["got"]:
+        if weights != fingerprint(weights_of(t, seed)):
+            yield f"round {t}: client {client} got other weights than the argument"
 
 
 def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.mistakes import NO_NUMBER, Mistake, one_of, table
+from utils.checks.comparison import NO_NUMBER, Mistake, one_of, table
 from utils.checks.probe import number, reading_answer, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
@@ -104,7 +104,7 @@ def _all_readings(results: list, seed: int) -> Iterator[Step]:
 
 def _wrong_labels(gradients: list[Tensor]) -> Iterator[Mistake]:
     last = gradients[-1]
-    wrong = {
+    yield from table({
         "label: this is told by the gradient of the last weights, whose sign depends on the "
         "outputs of the layer before, negative ones with tanh. Take the gradient of the last bias, "
         "gradients[-1]": gradients[-2].sum(1).argmin(),
@@ -112,8 +112,7 @@ def _wrong_labels(gradients: list[Tensor]) -> Iterator[Mistake]:
         "one": last.argmax(),
         "label: the last layer's gradients are at the end of the list": gradients[1].argmin(),
         "label: the entry of largest size may be another class's": last.abs().argmax(),
-    }
-    yield from table(wrong)
+    })
     yield NO_NUMBER
 
 
@@ -121,7 +120,7 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
     weight, bias = gradients[:2]
     best = bias.abs().argmax()
     row = weight[best]
-    wrong = {
+    yield from table({
         "image: upside down: weight gradient divided by bias gradient": bias[best] / row,
         "image: this is the gradient of a row of weights: divide it by the neuron's bias "
         "gradient": row,
@@ -129,8 +128,7 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
         "image: divided by all the bias gradients together": row / bias.sum(),
         "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones are "
         "right: leave them as they are": image.clamp(0, 1),
-    }
-    yield from table(wrong)
+    })
     neurons = [row / slope for row, slope in zip(weight, bias, strict=True) if slope]
     neurons.append(torch.stack(neurons).mean(0))
     yield Mistake(
@@ -174,13 +172,22 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     distance = function(net, guess, label, seen)
     left = any(p.grad is not None and not bool((p.grad == 1).all()) for p in net.parameters())
     modes = all(module.training for module in net.modules())
-    result = {"value": told(distance), "slope": None, "left": left, "tensor": False, "modes": modes}
-    if not isinstance(distance, Tensor) or distance.numel() != 1:
-        return result
-    if distance.requires_grad:
-        (slope,) = torch.autograd.grad(distance.sum(), guess, allow_unused=True)
-        result["slope"] = None if slope is None else told(slope.flatten())
-    return result | {"value": distance.item(), "tensor": True}
+    is_number = isinstance(distance, Tensor) and distance.numel() == 1
+    return {
+        "value": distance.item() if is_number else told(distance),
+        "slope": _slope(distance, guess) if is_number else None,
+        "left": left,
+        "tensor": is_number,
+        "modes": modes,
+    }
+
+
+def _slope(distance: Tensor, guess: Tensor) -> Any:
+    """Return the derivative of a distance; nothing if the guess is not in its graph."""
+    if not distance.requires_grad:
+        return None
+    (slope,) = torch.autograd.grad(distance.sum(), guess, allow_unused=True)
+    return None if slope is None else told(slope.flatten())
 
 
 @task("12.7", "gradient inversion", points=2)
@@ -201,7 +208,7 @@ def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     result = answer.value
     distance, slope, mistakes = _distance(**case)
     yield value(result["value"], distance, mistakes, form="the sum, a tensor with one number")
-    wrong = {
+    yield facts({
         "return a tensor, not a number: item() cuts the graph off": not result["tensor"],
         "something was added to .grad of the parameters: use torch.autograd.grad, which "
         "returns gradients, and not backward": result["left"],
@@ -210,8 +217,7 @@ def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         ],
         "the result can't be differentiated with respect to guess: create_graph=True, and no "
         "detach": result["slope"] is None,
-    }
-    yield facts(wrong)
+    })
     said = "the derivative with respect to guess is another one: is a part of it detached?"
     yield value(result["slope"], slope, [Mistake(lambda _: True, said)], tolerance=1e-8)
 

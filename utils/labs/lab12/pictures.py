@@ -8,24 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from utils.figures import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    arrow,
-    box,
-    canvas,
-    use_style,
-)
+from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY
+from utils.figures.charts import chart, finish, group_bars, legend_below, panels
+from utils.figures.shapes import arrow, box, canvas, frame
 
 COLORS = (BLUE, ORANGE, GREEN, PINK, RED, SKY, INK)
 MARKERS = "osD^vPX"
@@ -33,7 +21,7 @@ MARKERS = "osD^vPX"
 
 def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
     """Draw the server, clients with data of their own, and the five phases of a round."""
-    figure, axes = canvas(10, 4.4)
+    _, axes = canvas(10, 4.4)
     middle = 2.2 * (clients - 1) / 2
     box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=ORANGE)
     for k in range(clients):
@@ -45,36 +33,32 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
         if mine:
             arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=BLUE)
             arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=GREEN)
-    words = {
+    steps = {
         3.45: ("1 select some of the clients", INK),
         2.3: ("2 hand out the weights", BLUE),
         0.1: ("3 train on own data", INK),
         1.5: ("4 return the change", GREEN),
         2.95: ("5 average the changes", INK),
     }
-    for y, (text, color) in words.items():
+    for y, (text, color) in steps.items():
         axes.text(2.2 * clients - 0.9, y, text, va="center", color=color)
-    axes.set_xlim(-1.1, 2.2 * clients + 3.6)
-    axes.set_ylim(-0.8, 4.1)
-    figure.alt_text = (
+    words = (
         f"A server that has the weights and no data, above {clients} clients, each with data of "
         f"its own. Clients {' and '.join(map(str, chosen))} are chosen: weights go down to them, "
         "changes come up, which the server averages. Data stays where it is."
     )
-    return figure
+    return frame(axes, (-1.1, 2.2 * clients + 3.6), (-0.8, 4.1), words)
 
 
 def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     """Draw as dots how many images clients have: ``counts[title][client][class]``."""
-    use_style()
-    figure, panels = plt.subplots(1, len(counts), figsize=(11, 3.5), sharey=True, squeeze=False)
+    figure, row = panels(11, 3.5, columns=len(counts), sharey=True)
     words = []
-    for axes, (title, of_clients) in zip(panels[0], counts.items(), strict=True):
+    for axes, (title, of_clients) in zip(row, counts.items(), strict=True):
         n = np.asarray(of_clients)
         client, label = np.nonzero(n)
         axes.scatter(client, label, s=0.28 * n[client, label], color=BLUE, alpha=0.75, linewidths=0)
-        axes.set_title(title)
-        axes.set_xlabel("client")
+        axes.set(title=title, xlabel="client")
         axes.margins(x=0.04)
         sizes = n.sum(1)
         kinds = (n > 0).sum(1)
@@ -82,11 +66,10 @@ def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
             f"{title}: {len(n)} clients with {sizes.min()} to {sizes.max()} images of "
             f"{kinds.min()} to {kinds.max()} classes."
         )
-    panels[0][0].set_ylabel("class")
-    panels[0][0].set_yticks(range(10))
-    figure.tight_layout()
-    figure.alt_text = "Dots for each client and class, larger for more images. " + " ".join(words)
-    return figure
+    row[0].set(ylabel="class", yticks=range(10))
+    return finish(
+        figure, "Dots for each client and class, larger for more images. " + " ".join(words)
+    )
 
 
 def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> Figure:
@@ -97,8 +80,7 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
         central: accuracy of the training with all data in one place.
         raw: bytes of that data.
     """
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.6), sharey=True)
+    figure, (left, right) = panels(11, 4.6, columns=2, sharey=True)
     for k, (name, rounds) in enumerate(runs.items()):
         accuracy = [100 * of_round["accuracy"] for of_round in rounds]
         look = {"color": COLORS[k], "marker": MARKERS[k], "markersize": 5, "linewidth": 1.5}
@@ -109,14 +91,11 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
         axes.axhline(100 * central, color=INK, linestyle="--", linewidth=1.3, label=name)
     right.axvline(raw / 1e6, color=GREY, linestyle=":", linewidth=1.5)
     right.text(raw / 1e6 + 0.7, 12, f"the images themselves:\n{raw / 1e6:.1f} MB", color=GREY)
-    left.set_ylabel("test accuracy [%]")
-    left.set_xlabel("round")
-    left.set_ylim(0, 100)
+    left.set(xlabel="round", ylabel="test accuracy [%]", ylim=(0, 100))
     right.set_xlabel("updates that the server received [MB]")
     right.set_xlim(left=0)
-    figure.legend(*left.get_legend_handles_labels(), loc="lower center", ncols=3, fontsize=10)
-    figure.tight_layout(rect=(0, 0.14, 1, 1))
-    return figure
+    legend_below(figure, left, columns=3, fontsize=10)
+    return finish(figure, below=0.14)
 
 
 def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) -> Figure:
@@ -127,8 +106,7 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
         starts: when each round began.
         seconds: the deadline, after that.
     """
-    use_style()
-    figure, axes = plt.subplots(figsize=(9.5, 0.9 + 0.34 * len(starts)))
+    figure, axes = chart(9.5, 0.9 + 0.34 * len(starts))
     begin = starts[0]
     late = 0
     for t, start in enumerate(starts):
@@ -138,34 +116,26 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
         look = {"color": color, "marker": mark, "label": f"update {name}"}
         axes.scatter([at - begin for _, at in points], [t for t, _ in points], 40, zorder=3, **look)
         late += 0 if intime else len(points)
-    axes.set_ylabel("round")
-    axes.set_yticks(range(len(starts)))
+    axes.set(ylabel="round", yticks=range(len(starts)))
     axes.invert_yaxis()
     axes.set_xlabel(f"time [s]; light blue: the {seconds:g} s of the round")
     axes.legend(loc="upper right")
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         f"{len(starts)} rounds with a deadline of {seconds:g} s each. Of {len(sends)} updates "
         f"{late} were sent too late: while a later round was running, or after the last."
     )
-    return figure
+    return finish(figure, words)
 
 
 def by_class(runs: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
     """Draw the accuracy of each class in several runs."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(10.5, 4))
-    width = 0.8 / len(runs)
-    for k, (name, shares) in enumerate(runs.items()):
-        at = np.arange(len(shares)) + (k - (len(runs) - 1) / 2) * width
-        axes.bar(at, [100 * share for share in shares], width, color=COLORS[k], label=name)
+    figure, axes = chart(10.5, 4)
+    percent = {name: [100 * share for share in shares] for name, shares in runs.items()}
+    group_bars(axes, percent, names, share=1.0)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
-    axes.set_ylabel("accuracy of the class [%]")
-    axes.set_ylim(0, 100)
-    axes.grid(axis="x", visible=False)
+    axes.set(ylabel="accuracy of the class [%]", ylim=(0, 100))
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(runs))
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | None = None):
@@ -175,15 +145,15 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
         rows: by title, images of 784 pixels each (or [28, 28]).
         below: by title, words under each image.
     """
-    use_style()
     below = below or {}
     wide = max(len(images) for images in rows.values())
     lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
     room = 0.12 + 0.17 * lines  # inches under each row; an image has one inch
     height = len(rows) * (1 + room) + 0.1
     width = 1.15 * wide + 2.6
-    figure, grid = plt.subplots(len(rows), wide, figsize=(width, height), squeeze=False)
-    for line, (title, images) in zip(grid, rows.items(), strict=True):
+    figure, grid = panels(width, height, rows=len(rows), columns=wide)
+    for row, (title, images) in enumerate(rows.items()):
+        line = grid[row * wide : (row + 1) * wide]
         for k, axes in enumerate(line):
             axes.set_axis_off()
             if k < len(images):
@@ -205,41 +175,31 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
 
 def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[float]) -> Figure:
     """Draw what noise costs and spoils, over the noise multiplier; its first entry is 0."""
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    figure, (left, right) = panels(10, 3.6, columns=2)
     places = range(len(noise))
     left.plot(places, [100 * share for share in accuracy], "o-", color=BLUE, label="test accuracy")
-    left.set_ylabel("test accuracy [%]")
-    left.set_ylim(0, 100)
-    left.set_title("what training pays")
+    left.set(title="what training pays", ylabel="test accuracy [%]", ylim=(0, 100))
     right.plot(places, error, "D-", color=RED, label="error of the image")
     right.set_yscale("log")
-    right.set_ylabel("mean squared error per pixel")
-    right.set_title("what the attack gets")
+    right.set(title="what the attack gets", ylabel="mean squared error per pixel")
     for axes in (left, right):
         axes.set_xticks(places, [f"{z:g}" for z in noise])
         axes.set_xlabel("noise multiplier z")
-    figure.tight_layout()
-    return figure
+    return finish(figure)
 
 
 def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
     """Draw an update, and the same one under masks."""
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
+    figure, (left, right) = panels(10, 3.2, columns=2)
     left.hist(plain, bins=60, color=BLUE)
     left.set_yscale("log")
-    left.set_title("an update")
-    left.set_xlabel("change of a weight")
-    left.set_ylabel("weights")
+    left.set(title="an update", xlabel="change of a weight", ylabel="weights")
     right.hist(np.asarray(hidden) / 2**31, bins=40, color=GREY)
-    right.set_title("the same, masked")
-    right.set_xlabel("entry, as a share of $2^{31}$")
+    right.set(title="the same, masked", xlabel="entry, as a share of $2^{31}$")
     right.set_xticks([-1, -0.5, 0, 0.5, 1])
-    figure.tight_layout()
-    figure.alt_text = (
+    words = (
         f"Two histograms of {len(plain)} entries. Left the changes of the weights, most of them "
         f"near 0, from {min(plain):.2g} to {max(plain):.2g}. Right the masked update: all values "
         "from -1 to 1 are equally frequent."
     )
-    return figure
+    return finish(figure, words)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, same, table
 from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
@@ -110,7 +110,7 @@ def _shortened(delta: Tensor, bound: float) -> Tensor:
 
 def _wrong_clips(delta: Tensor) -> Iterator[Mistake]:
     length, largest = (max(x.item(), 1e-30) for x in (delta.norm(), delta.abs().max()))
-    wrong = {
+    yield from table({
         "it is longer than the bound and unchanged": delta,
         "each entry was cut for itself: scale the whole update by one factor, so that it keeps "
         "its direction": delta.clamp(-1, 1),
@@ -118,8 +118,7 @@ def _wrong_clips(delta: Tensor) -> Iterator[Mistake]:
         "divided by the square of its length": delta / length**2,
         "scaled by the largest entry: its length is the root of the sum of all squares, "
         "delta.norm()": delta * min(1.0, 1 / largest),
-    }
-    yield from table(wrong)
+    })
     yield Mistake(has_nan, "an update of length 0 is divided by 0: it stays as it is")
 
 
@@ -129,11 +128,10 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
     expected = z * bound / m
     std, mean = noise["std"], noise["mean"]
     about = f"{m} updates, S = {bound:g}, z = {z:g}"
-    wrong = {
+    yield facts({
         f"an update of 7 weights gave a mean of {result['few']}": result["few"] != 7,
         f"{about}: expected {MANY} entries, got {noise['size']}": noise["size"] != MANY,
-    }
-    yield facts(wrong)
+    })
     # All is written as `not … <=`, so nan is wrong. 55 of 40,000 numbers are beyond 3.2 deviations;
     # 20,000 pairs of independent numbers have a correlation below 0.03.
     wrong = {
@@ -149,7 +147,7 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
         "numbers of the noise follow from each other: draw each anew": not noise["alike"] <= 0.05,
     }
     yield facts_about(about, wrong)
-    wrong = {
+    yield facts({
         "the same seed gave other noise: draw is the generator, generator=draw": (
             not result["again"]
         ),
@@ -158,8 +156,7 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
         "own": result["next"],
         f"{about}: more numbers were drawn than there are weights: one draw for the mean, whatever "
         "the number of updates": not result["one draw"],
-    }
-    yield facts(wrong)
+    })
 
 
 def _why_so_much(noise: dict[str, float]) -> str:
@@ -194,10 +191,10 @@ TOP_BITS = 4
 CHI2 = 60.0
 
 
-def _plain(seed: int) -> list[Tensor]:
-    """Return the updates of all clients that take part."""
+def _plain(seed: int) -> dict[int, Tensor]:
+    """Return the update of each client that takes part."""
     draw = seeded(seed)
-    return [0.02 * torch.randn(LENGTH, generator=draw) for _ in TAKING_PART]
+    return {client: 0.02 * torch.randn(LENGTH, generator=draw) for client in TAKING_PART}
 
 
 def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
@@ -205,37 +202,43 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
     mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
     me = TAKING_PART[0]
     scale = user_ns["SCALE"]
-    pair_mask = user_ns["pair_mask"]
     t = seed % 1000
     updates = _plain(seed)
-    by_client = list(zip(TAKING_PART, updates, strict=True))
-    hidden = [mask(update.clone(), client, list(TAKING_PART), t) for client, update in by_client]
+
+    def hide(update: Tensor, client: int = me, clients: list[int] = TAKING_PART, t: int = t) -> Any:
+        return mask(update.clone(), client, list(clients), t)
+
+    hidden = [hide(update, client) for client, update in updates.items()]
     kinds = [_kind(message) for message in hidden]
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
-    bare = [(update * scale).round().to(torch.int32) for update in updates]
-    few = mask(updates[0][:50].clone(), me, list(TAKING_PART), t)
-    alone = mask(updates[0].clone(), me, [me], t)
-    again = mask(updates[0].clone(), me, list(TAKING_PART), t + 1)
-    result = back(hidden[0] + hidden[1] + hidden[2] + hidden[3])
-    worst = (result - sum(updates)).abs().max().item() if isinstance(result, Tensor) else None
-    expected = [
-        _masked(client, update, t, pair_mask)
-        for client, update in zip(TAKING_PART, bare, strict=True)
-    ]
+    bare = {client: (update * scale).round().to(torch.int32) for client, update in updates.items()}
+    expected = [_masked(client, bare[client], t, user_ns["pair_mask"]) for client in bare]
+    few = hide(updates[me][:50])
+    alone = hide(updates[me], clients=[me])
+    again = hide(updates[me], t=t + 1)
+    dtype, worst = _dtype_and_error(back(sum(hidden)), sum(updates.values()))
+    unhidden = [torch.equal(*pair) for pair in zip(hidden, bare.values(), strict=True)]
     return {
         "kinds": kinds,
         "back": told(back(torch.tensor([scale, -3 * scale // 2, 0], dtype=torch.int32))),
-        "float": None if worst is None else str(result.dtype),
+        "float": dtype,
         "worst": worst,
         "chi2": [_chi2(message) for message in hidden],
         "pairs": _chi2_of_pairs(hidden),
-        "bare": [k for k, update in enumerate(bare) if torch.equal(hidden[k], update)],
-        "alone": (alone - bare[0]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "bare": unhidden,
+        "alone": (alone - bare[me]).abs().max().item() if alone.dtype == torch.int32 else None,
         "few": list(few.shape),
         "renewed": not torch.equal(again, hidden[0]),
         "as told": [torch.equal(*pair) for pair in zip(hidden, expected, strict=True)],
     }
+
+
+def _dtype_and_error(result: Any, right: Tensor) -> tuple[str | None, float | None]:
+    """Return the dtype of a result and its largest error; nothing of what is no tensor."""
+    if not isinstance(result, Tensor):
+        return None, None
+    return str(result.dtype), (result - right).abs().max().item()
 
 
 def _kind(message: Any) -> str:
@@ -277,19 +280,20 @@ def masked_sum(ranks: Ranks, report: Report) -> None:
 
 def _masks(result: dict[str, Any]) -> Iterator[Step]:
     for kind in result["kinds"]:
-        other_type = (
+        yield facts({
             f"masked returned {kind}, expected an int32 tensor: int32 wraps around modulo 2**32, "
-            "as the masks do; longer numbers and floats do not"
-        )
-        yield facts({other_type: kind != "int32"})
+            "as the masks do; longer numbers and floats do not": kind != "int32"
+        })
     yield from _unmasked(result["back"])
     if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
         raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")
-    for k in result["bare"]:
-        said = f"the message of client {TAKING_PART[k]} is its update without any mask: one for "
-        yield facts({f"{said}each other": True})
+    for client, is_bare in zip(TAKING_PART, result["bare"], strict=True):
+        yield facts({
+            f"the message of client {client} is its update without any mask: one for each "
+            "other": is_bare
+        })
     alone = result["alone"]
-    wrong = {
+    yield facts({
         f"the message of an update of 50 numbers has the shape {result['few']}": (
             result["few"] != [50]
         ),
@@ -297,10 +301,9 @@ def _masks(result: dict[str, Any]) -> Iterator[Step]:
         "loop. `me` and `clients` are numbers of clients, not places in a list": (
             alone is None or alone > 1
         ),
-    }
-    yield facts(wrong)
+    })
     yield from _sum(result["worst"])
-    wrong = {
+    yield facts({
         "two messages together are not uniform: they share a mask. Each pair of clients has a "
         "mask of its own, pair_mask(i, j, t, size)": (
             max(result["pairs"], default=math.inf) > CHI2
@@ -316,8 +319,7 @@ def _masks(result: dict[str, Any]) -> Iterator[Step]:
         "a larger number, and subtracts it for each with a smaller one": (
             result["as told"] != [True] * len(TAKING_PART)
         ),
-    }
-    yield facts(wrong)
+    })
 
 
 def _unmasked(numbers: Any) -> Iterator[Step]:
@@ -335,14 +337,13 @@ def _unmasked(numbers: Any) -> Iterator[Step]:
 def _sum(worst: Any) -> Iterator[Step]:
     quantum = 2.0**-20
     half = len(TAKING_PART) * quantum / 2
-    far = (
+    yield facts({
         f"the sum is off by {worst or 0:.3g}: the masks do not vanish in it. Of each pair the one "
         "with the smaller number adds the mask, the other subtracts it; `me` has no mask with "
-        "itself; and masks are whole numbers, as floats lose the low digits"
-    )
-    yield facts({far: worst is None or not worst <= 1000 * half})  # so nan is wrong
-    cut = (
+        "itself; and masks are whole numbers, as floats lose the low digits": worst is None
+        or not worst <= 1000 * half,  # so nan is wrong
+    })
+    yield facts({
         f"the sum is off by {worst / quantum:.1f} / SCALE, and with rounding by at most "
-        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first"
-    )
-    yield facts({cut: worst > 1.02 * half})
+        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first": worst > 1.02 * half
+    })

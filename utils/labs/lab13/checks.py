@@ -6,15 +6,17 @@ that go on in :mod:`utils.labs.lab13.resumable_training`.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from utils.checks.functions import Case, judge_calls, probe_calls
-from utils.checks.mistakes import Mistake, same, table
+from utils.checks.comparison import Mistake, same, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, task, value
+from utils.checks.trials import Case, judge_calls, probe_calls
 from utils.cluster.questions import Ranks
 
 from .crashes import safe_save as safe_save
@@ -113,6 +115,16 @@ def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
         _reads("rank", lambda r: r != rank and isinstance(r, int) and f"{rank}".startswith(f"{r}")),
         "only the first digit of the rank: jobs have more than ten of them",
     )
+    yield from _wrong_entries(rank, signal)
+    silent = (
+        ": the launcher is silent, but the survivors say 'rank … died'; the signal is None then"
+    )
+    said = f"a rank died, and None came back{'' if signal else silent}"
+    yield Mistake(lambda death: death is None, said)
+
+
+def _wrong_entries(rank: int, signal: int | None) -> Iterator[Mistake]:
+    """Yield mistakes in one entry of a death."""
     another_rank = (
         "rank 0 died first: it is a rank like the others, and what comes later in the log is "
         "another death"
@@ -132,11 +144,6 @@ def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
         else "another signal: it stands behind 'exited on', in the launcher's words only"
     )
     yield Mistake(_reads("signal", lambda s: s != signal), another_signal)
-    silent = (
-        ": the launcher is silent, but the survivors say 'rank … died'; the signal is None then"
-    )
-    said = f"a rank died, and None came back{'' if signal else silent}"
-    yield Mistake(lambda death: death is None, said)
 
 
 def _reads(name: str, wrong: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -175,17 +182,38 @@ SPLITS = (
 )
 
 
+# What mistakes make of a read (file, start, stop, at): by where its file begins in the tensor, how
+# long the file is, and where the shard of the new rank begins.
+_WRONG_READS: dict[str, Callable[..., list[int]]] = {
+    "start and stop count in the whole tensor; they are places in that rank's file": (
+        lambda file, a, b, at, begin, *_: [file, a + begin, b + begin, at]
+    ),
+    "`at` counts in the whole tensor; it is the place in the new rank's own shard": (
+        lambda file, a, b, at, begin, length, first: [file, a, b, at + first]
+    ),
+    "`at` is 0 in all reads: each would be written over the one before": (
+        lambda file, a, b, at, *_: [file, a, b, 0]
+    ),
+    "the third number is a length: stop is one behind the last element": (
+        lambda file, a, b, at, *_: [file, a, b - a, at]
+    ),
+    "one element too few of each: stop is one behind the last element": (
+        lambda file, a, b, at, *_: [file, a, b - 1, at]
+    ),
+    "whole files are read: only what overlaps with the own shard": (
+        lambda file, a, b, at, begin, length, *_: [file, 0, length, at]
+    ),
+}
+
+
 def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
     right = plan(n, old, new, rank)
-    begins = {file: shard(n, old, file)[0] for file in range(old)}
-    lengths = {file: shard(n, old, file)[1] - begins[file] for file in range(old)}
-    first = shard(n, new, rank)[0]
+    first, _ = shard(n, new, rank)
+    begins = [shard(n, old, file)[0] for file in range(old)] + [n]
+    lengths = {file: end - begin for file, (begin, end) in enumerate(itertools.pairwise(begins))}
     of_others = [plan(n, old, new, other) for other in range(new) if other != rank]
     wrong = {
-        "return a list of reads (file, start, stop, at)": lambda reads: (
-            not isinstance(reads, list)
-            or any(not isinstance(read, list) or len(read) != 4 for read in reads)
-        ),
+        "return a list of reads (file, start, stop, at)": _are_no_reads,
         "n // p rounds down, and the last elements belong to nobody: -(-n // p) rounds up": plan(
             n, old, new, rank, "down"
         ),
@@ -194,42 +222,39 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
             n, old, new, rank, "even"
         ),
         "these are the reads of another rank: `rank` is an argument, not dist.get_rank()": (
-            lambda reads: bool(reads) and reads in of_others
+            lambda reads: reads != [] and reads in of_others
         ),
-        "start and stop count in the whole tensor; they are places in that rank's file": [
-            [f, a + begins[f], b + begins[f], at] for f, a, b, at in right
-        ],
-        "`at` counts in the whole tensor; it is the place in the new rank's own shard": [
-            [f, a, b, at + first] for f, a, b, at in right
-        ],
-        "`at` is 0 in all reads: each would be written over the one before": [
-            [f, a, b, 0] for f, a, b, _ in right
-        ],
-        "the third number is a length: stop is one behind the last element": [
-            [f, a, b - a, at] for f, a, b, at in right
-        ],
-        "one element too few of each: stop is one behind the last element": [
-            [f, a, b - 1, at] for f, a, b, at in right
-        ],
-        "whole files are read: only what overlaps with the own shard": [
-            [f, 0, lengths[f], at] for f, _, _, at in right
-        ],
+    }
+    for text, change in _WRONG_READS.items():
+        wrong[text] = [change(*read, begins[read[0]], lengths[read[0]], first) for read in right]
+    return table(wrong | _needless_reads(right, lengths))
+
+
+def _are_no_reads(reads: Any) -> bool:
+    """Return whether this is anything but a list of lists of four."""
+    return not isinstance(reads, list) or any(
+        not isinstance(read, list) or len(read) != 4 for read in reads
+    )
+
+
+def _needless_reads(right: list[list[int]], lengths: dict[int, int]) -> dict[str, Any]:
+    """Return mistakes of who reads more than there is, or too little; lengths: of each file."""
+    return {
         "a read goes beyond the end of its file: the last shard ends at n, so "
         "min(n, (r + 1) * each)": (
-            lambda reads: any(f in begins and b > lengths[f] for f, _, b, _ in reads)
+            lambda reads: any(f in lengths and b > lengths[f] for f, _, b, _ in reads)
         ),
         "there are reads of nothing: leave them out": (
             lambda reads: [read for read in reads if read[1] < read[2]] == right != reads
         ),
         "every file is read: only what overlaps with the own shard": (
-            lambda reads: len(right) < old and {f for f, *_ in reads} == set(range(old))
+            lambda reads: len(right) < len(lengths) and {f for f, *_ in reads} == set(lengths)
         ),
         "something is missing: a shard may lie in several files, and -(-n // p) rounds up": (
             lambda reads: len(reads) < len(right)
         ),
-        "reads of nothing": [[file, 0, 0, 0] for file in range(old)],
+        "reads of nothing": [[file, 0, 0, 0] for file in lengths],
     }
-    return table(wrong)
 
 
 @task("13.4", "from four ranks to two", points=3)
@@ -277,37 +302,48 @@ def replay(
     """Return the books of a job, or of one with a mistake in the bookkeeping (see `_BOOKS`)."""
     now = done = lost = 0.0
     count = 0
-    k = 0
-    coming = [*sorted(failures), math.inf]
+    coming = collections.deque([*sorted(failures), math.inf])
     while done < work:
         piece = min(interval, work - done)
         is_last = done + piece >= work and wrong != "saves at the end"
         end = now + (piece if is_last else piece + save)
-        awake = now - restart if wrong == "in restarts" else now
-        while coming[k] < awake or (wrong == "at a beginning" and coming[k] == now):
-            k += 1
-        failure = coming[k]
+        failure = _next_failure(coming, now, restart, wrong)
         if failure >= end:
             now = end
             done += piece
             continue
+        coming.popleft()
         count += 1
-        k += 1
         if wrong == "kept in a save" and now + piece <= failure:
             done += piece
         else:
-            gone = min(failure - now, piece)
-            wrongly_gone = {
-                "saving is lost": failure - now,
-                "whole intervals": piece,
-                "nothing lost": 0.0,
-                "from the start": gone + done,
-            }
-            lost += wrongly_gone.get(wrong, gone)
-            if wrong == "from the start":
-                done = 0.0
+            lost += _lost(failure - now, piece, done, wrong)
+        if wrong == "from the start":
+            done = 0.0
         now = failure if wrong == "no restart" else failure + restart
     return {"seconds": now, "lost": lost, "failures": count}
+
+
+def _next_failure(
+    coming: collections.deque[float], now: float, restart: float, wrong: str
+) -> float:
+    """Return the next failure that hits something; drop those that are over."""
+    awake = now - restart if wrong == "in restarts" else now
+    while coming[0] < awake or (wrong == "at a beginning" and coming[0] == now):
+        coming.popleft()
+    return coming[0]
+
+
+def _lost(seconds: float, piece: float, done: float, wrong: str) -> float:
+    """Return the work that is lost by a failure, so many seconds after a piece began."""
+    gone = min(seconds, piece)
+    of_mistakes = {
+        "saving is lost": seconds,
+        "whole intervals": piece,
+        "nothing lost": 0.0,
+        "from the start": gone + done,
+    }
+    return of_mistakes.get(wrong, gone)
 
 
 _BOOKS = {
@@ -372,15 +408,14 @@ def _drawn_jobs(draw: random.Random) -> list[list]:
 
 
 def _wrong_intervals(save: float, mtbf: float) -> list[Mistake]:
-    wrong = {
+    return table({
         "the 2 is missing": math.sqrt(save * mtbf),
         "the square root is missing": 2 * save * mtbf,
         "this is save / mtbf: the interval grows with both": math.sqrt(2 * save / mtbf),
         "the 2 belongs below the root": 2 * math.sqrt(save * mtbf),
         "upside down": math.sqrt(mtbf / (2 * save)),
         "half of the root": math.sqrt(save * mtbf / 2),
-    }
-    return table(wrong)
+    })
 
 
 def _wrong_books(*job: Any) -> list[Mistake]:
@@ -400,9 +435,7 @@ def _wrong_books(*job: Any) -> list[Mistake]:
     for how, text in _BOOKS.items():
         if how == "from the start" and work < 5 * every:
             continue  # may go on for very long
-        book = replay(*job, wrong=how)
-        if not same(book, right):
-            mistakes.append(Mistake(book, text))
+        mistakes.append(Mistake(replay(*job, wrong=how), text))
     meanings = {
         "failures": "the number of failures: only those that stop something count",
         "seconds": "the seconds until the work is done",

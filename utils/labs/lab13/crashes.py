@@ -13,6 +13,7 @@ far as they must be, or at most can be, by the collectives between them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import stat
@@ -28,10 +29,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.calls import TOGETHER, inside, some, waited
-from utils.checks.groups import Group, in_group, keywords, on, tried
+from utils.checks.comparison import TOGETHER, inside, some, waited
 from utils.checks.probe import as_dict, reading_answer
 from utils.checks.task import Report, Step, communication, facts, task
+from utils.checks.trials import Group, in_group, keywords, on, tried
 from utils.cluster.questions import Ranks
 
 #: Of a rank's folder: what is in each file, by its path.
@@ -263,8 +264,10 @@ def _content(path: str, content: bytes) -> str:
     """Return what is in a file: its text, or which state it holds."""
     if path == "latest":
         return content.decode(errors="replace").strip()
-    if not content or content == REMAINS:
-        return "still what a crashed save left" if content else "empty"
+    if content == REMAINS:
+        return "still what a crashed save left"
+    if not content:
+        return "empty"
     try:
         state = torch.load(io.BytesIO(content))
         if not isinstance(state, dict):
@@ -284,17 +287,12 @@ def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
     save = reading_answer(user_ns, "save")
     place, p = dist.get_rank(group), dist.get_world_size(group)
     mark = log.mark()
-    known = {}
+    content_of = functools.cache(_content)
 
     def calls() -> tuple[int, int]:
         made = [c for c in log.since(mark) if c.op not in ("send", "recv")]
         sure = [k + 1 for k, c in enumerate(made) if c.op in TOGETHER and c.waited]
         return len(made), max(sure, default=0)
-
-    def content_of(path: str, content: bytes) -> str:
-        if (path, content) not in known:
-            known[path, content] = _content(path, content)
-        return known[path, content]
 
     with tempfile.TemporaryDirectory() as parent, written_by_python():
         folder = Path(parent, "checkpoints")
@@ -333,20 +331,25 @@ def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
     for place, rank in enumerate(members):
         wrong = _wrong_files(members, results, place) | _shared_files(members, results, place)
         yield to_rank(rank, facts(wrong))
+    for left, place, kill, done in _ends(results):
+        for step in _loaded(left, len(members), kill, done, on(members)):
+            yield to_rank(members[place], step)
+    for rank, result in zip(members, results, strict=True):
+        yield to_rank(rank, communication(result["calls"], some(members)))
+
+
+def _ends(results: list[dict]) -> Iterator[tuple[dict[str, str], int, bool, bool]]:
+    """Yield once what may be left, who is told, whether by a kill, and whether all were done."""
     moments = [result["moments"] for result in results]
     last = [len(of_rank) - 1 for of_rank in moments]
     seen = set()
     for kind, place, chosen in [*states(moments), *((kind, 0, last) for kind in KINDS)]:
         left = _left(results, chosen, kind)
-        done = chosen == last
-        key = (kind == "kill", done, tuple(sorted(left.items())))
-        if key in seen:
-            continue
-        seen.add(key)
-        for step in _loaded(left, len(members), kind == "kill", done, on(members)):
-            yield to_rank(members[place], step)
-    for rank, result in zip(members, results, strict=True):
-        yield to_rank(rank, communication(result["calls"], some(members)))
+        how = kind == "kill", chosen == last
+        key = how, tuple(sorted(left.items()))
+        if key not in seen:
+            seen.add(key)
+            yield left, place, *how
 
 
 def _at_first(results: list[dict]) -> dict[str, str]:
@@ -362,11 +365,7 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
     changed = {name for name, text in last.items() if first.get(name) != text}
     others = [name for name in changed if name.endswith(".pt") and name != path]
     overwritten = [name for name in others if name.startswith(OLD_FOLDER)]
-    markers = [
-        rank
-        for rank, of_rank in zip(members, results, strict=True)
-        if any(moment["left"][0].get("latest") != OLD_FOLDER for moment in of_rank["moments"])
-    ]
+    markers = [rank for rank, other in zip(members, results, strict=True) if _writes_marker(other)]
     content = last.get(path)
     left_by_crash = content == first.get(path) is not None
     return {
@@ -384,6 +383,10 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
         "place_and_size(group), which need not be rank 0": not markers,
         f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,
     }
+
+
+def _writes_marker(result: dict) -> bool:
+    return any(moment["left"][0].get("latest") != OLD_FOLDER for moment in result["moments"])
 
 
 def _shared_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:
@@ -444,21 +447,19 @@ def _loaded(left: dict[str, str], p: int, kill: bool, done: bool, where: str) ->
         else "without file.flush() and os.fsync before the renaming, the name may be there and its "
         "content not"
     )
-    wrong = {
+    yield facts({
         f"{end} may leave `latest` empty or missing: {why}": not marker,
         f"{end} may leave {marker!r} in `latest`; expected {NEW_FOLDER!r}, the folder's name, "
         "whole: write it to another file, then os.replace": marker not in (OLD_FOLDER, NEW_FOLDER),
-    }
-    yield facts(wrong)
+    })
     for place in range(p):
         content = left.get(f"{marker}/rank-{place}.pt", "missing")
         yield _file(marker, place, content, kill, where)
-    not_forced = (
+    yield facts({
         f"{where}: save has returned on all ranks, and after a power failure `latest` is the old "
         "one: one rank writes it, then os.fsync, os.replace, and flush_folder(folder), so that the "
-        "new name is on the disk"
-    )
-    yield facts({not_forced: done and marker == OLD_FOLDER})
+        "new name is on the disk": done and marker == OLD_FOLDER
+    })
 
 
 def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step:
@@ -474,11 +475,10 @@ def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step
         "after, and all that before the marker"
     )
     wrong = content != f"{OLD if old else NEW} of {place}"
-    problems = {
+    return facts({
         f"{end} in the middle leaves `latest` at {marker}, whose {name} is {content}: the only "
         "whole checkpoint was overwritten. Write into a new folder": wrong and old,
         f"{where}: {marker}/{name} holds the state of step {content}: each rank writes its "
         "own": wrong and " of " in content,
         f"{end} may leave `latest` at {marker}, whose {name} is {content}: {why}": wrong,
-    }
-    return facts(problems)
+    })

@@ -45,7 +45,6 @@ def mpiexec(
         FileNotFoundError: there is no such script.
         ValueError, RanksError: the ranks can't be started so on this machine.
     """
-    refuse_on_a_rank()
     _require(script)
     timeout = min(PATIENCE, deadline / 2)
     plan = Plan(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
@@ -58,7 +57,6 @@ def torchrun(
     n: int, script: str | Path, *arguments: object, restarts: int, deadline: float = DEADLINE
 ) -> mpi_job.Ended:
     """Run a script on n processes of PyTorch's launcher, which starts all anew if one dies."""
-    refuse_on_a_rank()
     _require(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={n}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
@@ -67,6 +65,8 @@ def torchrun(
 
 
 def _require(script: str | Path) -> None:
+    """Raise an error on a rank, and where there is no such script."""
+    refuse_on_a_rank()
     if not Path(script).is_file():
         raise FileNotFoundError(f"there is no {script}: run the cell that writes it")
 

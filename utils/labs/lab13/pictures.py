@@ -5,28 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-from utils.figures import (
-    BLUE,
-    CYCLE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    PINK,
-    RED,
-    SKY,
-    arrow,
-    box,
-    canvas,
-)
+from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY
 from utils.figures import use_style as use_style
+from utils.figures.charts import add_lanes, chart, finish, keys, legend_below, legend_beside, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame, link, write_beside
 from utils.labs.shared.five_metrics import METRICS, Table
 
 _MARKS = "os^Dv"
@@ -36,48 +22,29 @@ _PHASES = {"works": SKY, "waits in all_reduce": PALE, "shrink()": ORANGE, "works
 Curve = Sequence[tuple[float, float]]
 
 
-def _bar(axes: Axes, x: float, y: float, width: float, height: float, color: str, **look) -> None:
-    """Draw a rectangle with an outline; (x, y) is its lower left corner."""
-    look = {"edgecolor": INK} | look
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=color, **look))
-
-
-def _legend(colors: Mapping[str, str]) -> list[Patch]:
-    """Return a legend's handles, from the color of each label."""
-    return [Patch(facecolor=color, edgecolor=INK, label=name) for name, color in colors.items()]
-
-
 def deaths(victim: int = 2, ranks: int = 4) -> Figure:
     """Draw what becomes of a job whose rank dies: without ULFM, and with it."""
-    use_style()
-    figure, panels = plt.subplots(1, 2, figsize=(10.5, 2.9), sharey=True)
+    figure, both = panels(10.5, 2.9, columns=2, sharey=True)
     titles = ("without ULFM: the launcher ends all", "with ULFM: the others live on")
-    for survive, (axes, title) in enumerate(zip(panels, titles, strict=True)):
+    for survive, (axes, title) in enumerate(zip(both, titles, strict=True)):
+        add_lanes(axes, [f"rank {rank}" for rank in range(ranks)], 10)
         for rank in range(ranks):
             _life(axes, rank, rank == victim, bool(survive))
-        axes.set_title(title)
-        axes.set_xlim(0, 10)
-        axes.set_ylim(ranks - 0.4, -0.6)
-        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-        axes.set_xticks([])
-        axes.set_xlabel("time →")
-        axes.tick_params(length=0)
-        axes.grid(visible=False)
-    figure.legend(handles=_legend(_PHASES), loc="lower center", ncols=4)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.alt_text = (
+        axes.set(title=title, xticks=[], xlabel="time →")
+    figure.legend(handles=keys(_PHASES), loc="lower center", ncols=4)
+    words = (
         f"Two drawings of {ranks} ranks over time. In both rank {victim} is killed, and the others "
         "wait in all_reduce until they get an error. Without ULFM the launcher then ends them. "
         "With ULFM they call shrink() and go on, one fewer."
     )
-    return figure
+    return finish(figure, words, below=0.1)
 
 
 def _life(axes: Axes, rank: int, dies: bool, survive: bool) -> None:
     ends = (4,) if dies else (4, 6, 7, 10) if survive else (4, 6)
     begin = 0
     for end, color in zip(ends, _PHASES.values(), strict=False):
-        _bar(axes, begin, rank - 0.32, end - begin, 0.64, color, linewidth=0.7)
+        cell(axes, begin, rank, end - begin, color, height=0.64, linewidth=0.7)
         begin = end
     if dies or not survive:
         axes.plot(begin, rank, "X", color=RED, markersize=13, zorder=3)
@@ -87,7 +54,7 @@ def _life(axes: Axes, rank: int, dies: bool, survive: bool) -> None:
 
 def order_of_writes() -> Figure:
     """Draw a save as a row of operations, and what `latest` names meanwhile."""
-    figure, axes = canvas(11, 2.9)
+    _, axes = canvas(11, 2.9)
     data = ["write\na .tmp file", "fsync", "rename to\nrank-r.pt"]
     steps = [*data, "barrier", *data[:2], "rename to\nlatest"]
     colors = [SKY, SKY, SKY, PINK, ORANGE, ORANGE, ORANGE]
@@ -99,24 +66,23 @@ def order_of_writes() -> Figure:
     for text, (begin, end) in spans.items():
         axes.text((begin + end) / 2, 0.75, text, ha="center")
         axes.plot([begin, end], [0.65, 0.65], color=GREY, linewidth=1.2)
-    axes.annotate("", (13.3, -0.8), (-0.85, -0.8), arrowprops={"arrowstyle": "->", "color": BLUE})
+    link(axes, (-0.85, -0.8), (13.3, -0.8), color=BLUE)
     before = "a crash up to here: `latest` names the old checkpoint, which is whole"
     axes.text(6, -0.95, before, ha="center", va="top", color=BLUE)
     axes.text(13.6, -0.95, "from here on\nthe new one", ha="center", va="top", color=GREEN)
-    axes.set_xlim(-1.1, 14.7)
-    axes.set_ylim(-1.8, 1.1)
-    words = ", ".join(step.replace("\n", " ") for step in steps)
-    figure.alt_text = (
-        f"A save as seven operations in a row: {words}. The first three on every rank, the last "
-        "three on one. A crash before the last one leaves `latest` at the old checkpoint, which is "
-        "whole; after it, at the new one."
+    operations = ", ".join(step.replace("\n", " ") for step in steps)
+    words = (
+        f"A save as seven operations in a row: {operations}. The first three on every rank, the "
+        "last three on one. A crash before the last one leaves `latest` at the old checkpoint, "
+        "which is whole; after it, at the new one."
     )
-    return figure
+    return frame(axes, (-1.1, 14.7), (-1.8, 1.1), words)
 
 
 def shards(n: int, counts: Sequence[int]) -> Figure:
     """Draw n elements cut for several numbers of ranks, as torch.chunk cuts them."""
-    figure, axes = canvas(9, 0.75 * len(counts) + 0.5)
+    _, axes = canvas(9, 0.75 * len(counts) + 0.5)
+    look = {"height": 0.6, "fontsize": 9, "alpha": 0.55}
     rows = []
     for row, p in enumerate(counts):
         each = -(-n // p)
@@ -124,60 +90,47 @@ def shards(n: int, counts: Sequence[int]) -> Figure:
         for rank in range(p):
             begin, end = min(n, rank * each), min(n, (rank + 1) * each)
             for k in range(begin, end):
-                _bar(axes, k, -row, 1, 0.6, CYCLE[rank], alpha=0.55)
-                axes.text(k + 0.5, -row + 0.3, str(k), ha="center", va="center", fontsize=9)
+                cell(axes, k, -row, 1, CYCLE[rank], str(k), **look)
             parts.append(f"rank {rank} {f'{begin} to {end - 1}' if end > begin else 'none'}")
-        axes.text(-0.3, -row + 0.3, f"{p} rank{'s' * (p > 1)}", ha="right", va="center")
+        axes.text(-0.3, -row, f"{p} rank{'s' * (p > 1)}", ha="right", va="center")
         rows.append(f"{p} ranks: {', '.join(parts)}")
-    axes.set_xlim(-2.2, n + 0.3)
-    axes.set_ylim(-len(counts) + 0.7, 0.9)
-    figure.alt_text = f"{n} elements in shards of consecutive ones. {'; '.join(rows)}."
-    return figure
+    words = f"{n} elements in shards of consecutive ones. {'; '.join(rows)}."
+    return frame(axes, (-2.2, n + 0.3), (-len(counts) + 0.4, 0.6), words)
 
 
 def resumed(curves: Mapping[str, Mapping[int, float]], deaths: Mapping[str, float]) -> Figure:
     """Draw losses by step; a vertical line where something happened."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(9, 3.5))
+    figure, axes = chart(9, 3.5)
     for k, (name, losses) in enumerate(curves.items()):
         style = {"linewidth": 6, "alpha": 0.35} if k == 0 else {"linewidth": 1.8}
         axes.plot(list(losses), list(losses.values()), color=CYCLE[k], label=name, **style)
-    text = {"textcoords": "offset points", "va": "top", "color": GREY, "fontsize": 10}
+    look = {"xycoords": ("data", "axes fraction"), "va": "top", "color": GREY, "fontsize": 10}
     for name, step in deaths.items():
         axes.axvline(step, color=GREY, linestyle="--", linewidth=1.2)
-        axes.annotate(name, (step, 1), (4, -2), xycoords=("data", "axes fraction"), **text)
+        write_beside(axes, name, (step, 1), (4, -2), **look)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("step")
-    axes.set_ylabel("training loss")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    return figure
+    axes.set(xlabel="step", ylabel="training loss")
+    legend_beside(axes)
+    return finish(figure)
 
 
 def account(pieces: Sequence[tuple[str, float, float]]) -> Figure:
     """Draw a job's time: (kind, begin, end) with kinds work, save, lost, restart."""
-    use_style()
     colors = {"work": SKY, "save": ORANGE, "lost": RED, "restart": GREY}
     names = {"work": "work that stays", "save": "saving", "lost": "work that is done again"}
-    figure, axes = plt.subplots(figsize=(9, 1.9))
+    figure, axes = chart(9, 1.9)
+    totals = {}
     for kind, begin, end in pieces:
-        _bar(axes, begin, 0, end - begin, 1, colors[kind], linewidth=0.6)
-    axes.set_xlim(0, max(end for *_, end in pieces) * 1.01)
-    axes.set_ylim(0, 1)
-    axes.set_yticks([])
+        cell(axes, begin, 0.5, end - begin, colors[kind], height=1, linewidth=0.6)
+        totals[kind] = totals.get(kind, 0) + (end - begin)
+    axes.set(xlim=(0, max(end for *_, end in pieces) * 1.01), ylim=(0, 1), yticks=[])
     axes.grid(visible=False)
     axes.set_xlabel("time (s)")
-    kinds = {kind for kind, *_ in pieces}
-    used = [kind for kind in colors if kind in kinds]
-    handles = _legend({names.get(kind, kind): colors[kind] for kind in used})
+    shown = {kind: names.get(kind, kind) for kind in colors if kind in totals}
+    handles = keys({name: colors[kind] for kind, name in shown.items()})
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=4)
-    figure.tight_layout()
-    totals = []
-    for kind in used:
-        total = sum(end - begin for other, begin, end in pieces if other == kind)
-        totals.append(f"{total:.3g} s of {names.get(kind, kind)}")
-    figure.alt_text = f"A job's time: {', '.join(totals)}."
-    return figure
+    words = ", ".join(f"{totals[kind]:.3g} s of {name}" for kind, name in shown.items())
+    return finish(figure, f"A job's time: {words}.")
 
 
 def intervals(
@@ -188,8 +141,7 @@ def intervals(
     measured: Mapping[float, float] | None = None,
 ) -> Figure:
     """Draw overhead against the interval between checkpoints; vertical lines at the best ones."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(9, 3.8))
+    figure, axes = chart(9, 3.8)
 
     def plot(points: Mapping[float, float], *mark: str, **look) -> None:
         if points:
@@ -205,17 +157,15 @@ def intervals(
     axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(bottom=0)
-    axes.set_xlabel(f"work between two checkpoints ({unit})")
-    axes.set_ylabel("overhead (% of the work)")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    return figure
+    label = f"work between two checkpoints ({unit})"
+    axes.set(xlabel=label, ylabel="overhead (% of the work)")
+    legend_beside(axes)
+    return finish(figure)
 
 
 def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw how long training stood still, and how long the save took, for each way to save."""
-    use_style()
-    figure, axes = plt.subplots(figsize=(8, 2.3))
+    figure, axes = chart(8, 2.3)
     rows = range(len(seconds))
     bars = {
         "stands still": (-0.2, ORANGE, "training stands still"),
@@ -228,71 +178,61 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_yticks(rows, list(seconds))
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
+    legend_beside(axes)
     words = [
         f"{name}: training stands still for {of_way['stands still']:.2f} s, the checkpoint is "
         f"there after {of_way['save']:.2f} s"
         for name, of_way in seconds.items()
     ]
-    figure.alt_text = "; ".join(words) + "."
-    return figure
+    return finish(figure, "; ".join(words) + ".")
 
 
-def schemes(found: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
+def schemes(situations: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
     """Draw accuracy over time: a panel for each situation, a curve for each scheme."""
-    use_style()
-    figure, rows = plt.subplots(1, len(found), figsize=(11, 3.6), sharey=True, squeeze=False)
-    panels = rows[0]
-    for axes, (situation, curves) in zip(panels, found.items(), strict=True):
+    figure, row = panels(11, 3.6, columns=len(situations), sharey=True)
+    for axes, (situation, curves) in zip(row, situations.items(), strict=True):
         for k, (name, curve) in enumerate(curves.items()):
-            seconds, accuracy = [t for t, _ in curve], [100 * a for _, a in curve]
+            seconds = [time for time, _ in curve]
+            accuracy = [100 * share for _, share in curve]
             look = {"color": CYCLE[k], "markersize": 4, "label": name}
             axes.plot(seconds, accuracy, f"{_MARKS[k]}-", **look)
         if "dead" in situation:
             axes.axvline(died, color=GREY, linestyle="--", linewidth=1.2)
             axes.text(died, 3, " rank 3 is dead", color=GREY, fontsize=10)
-        axes.set_title(situation)
-        axes.set_ylim(0, 100)
-        axes.set_xlabel("time (s)")
-    panels[0].set_ylabel("test accuracy (%)")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels))
-    figure.tight_layout(rect=(0, 0.09, 1, 1))
-    return figure
+        axes.set(title=situation, ylim=(0, 100), xlabel="time (s)")
+    row[0].set_ylabel("test accuracy (%)")
+    legend_below(figure, row[0])
+    return finish(figure, below=0.09)
 
 
 def five_metrics(table: Table) -> Figure:
     """Draw the whole table of the five metrics."""
-    use_style()
     widths = (13, 27, 27, 27, 27, 27)
-    wrapped = [
-        ["\n".join(textwrap.wrap(text, width)) for text, width in zip(row, widths, strict=True)]
-        for row in (["", *METRICS], *table.rows())
-    ]
-    heights = [max(1, *(text.count("\n") + 1 for text in row)) + 0.7 for row in wrapped]
+    rows = [["", *METRICS], *table.rows()]
+    wrapped = [list(map(textwrap.fill, row, widths)) for row in rows]
+    heights = [max(text.count("\n") for text in row) + 1.7 for row in wrapped]
     figure, axes = canvas(15, 0.2 * sum(heights) + 0.2)
     total = sum(widths) + 6
     y = 0.0
     for k, (row, height) in enumerate(zip(wrapped, heights, strict=True)):
-        color = SKY if k % 2 else "white"
-        look = {"color": PALE, "alpha": 1} if k == 0 else {"color": color, "alpha": 0.2}
-        _bar(axes, 0, y, total, height, **look, edgecolor=None, linewidth=0)
+        color, alpha = ((SKY if k % 2 else "white"), 0.2) if k else (PALE, 1)
+        look = {"alpha": alpha, "edgecolor": None, "linewidth": 0}
+        cell(axes, 0, y + height / 2, total, color, height=height, **look)
         for column, text in enumerate(row):
             x = sum(widths[:column]) + column
-            weight = "bold" if k == 0 or column == 0 else "normal"
-            color = GREY if text.startswith("lab ") and len(text) == 6 else INK
-            look = {"weight": weight, "color": color, "fontsize": 9.5, "va": "top"}
-            axes.text(x + 0.6, y + 0.35, text, **look)
+            head = k == 0 or column == 0
+            look = {"weight": "bold" if head else "normal", "fontsize": 9.5, "va": "top"}
+            is_open = text.startswith("lab ") and len(text) == 6
+            axes.text(x + 0.6, y + 0.35, text, color=GREY if is_open else INK, **look)
         y += height
     axes.set_xlim(0, total)
     axes.set_ylim(y, 0)
     figure.tight_layout(pad=0.2)
-    words = [
-        f"{name}: {', '.join(filter(None, texts))}"
-        for name, *texts in table.rows()
-        if not texts[0].startswith("lab ")
-    ]
-    in_words = "; ".join(words) or "None is filled in"
-    figure.alt_text = f"The schemes of the course by the five metrics. {in_words}."
+    figure.alt_text = f"The schemes of the course by the five metrics. {_filled_in(table)}."
     return figure
+
+
+def _filled_in(table: Table) -> str:
+    schemes = (row for row in table.rows() if not row[1].startswith("lab "))
+    words = [f"{name}: {', '.join(filter(None, texts))}" for name, *texts in schemes]
+    return "; ".join(words) or "None is filled in"

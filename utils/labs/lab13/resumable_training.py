@@ -12,15 +12,17 @@ import io
 import pickle
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from utils.checks.calls import inside, only, some, waited
-from utils.checks.groups import (
+from utils.checks.comparison import Mistake, inside, only, some, table, waited
+from utils.checks.probe import answer_named, kept, reading_answer, recorded
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import (
     WORLD,
     Group,
     GroupAnswer,
@@ -30,14 +32,15 @@ from utils.checks.groups import (
     keywords,
     on,
     places,
-    tried,
 )
-from utils.checks.mistakes import Mistake, table
-from utils.checks.probe import answer_named, kept, reading_answer, recorded
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8
+
+
+def lists(tensors: Iterable[torch.Tensor]) -> list:
+    """Return tensors as lists of numbers."""
+    return [tensor.tolist() for tensor in tensors]
 
 
 class Job:
@@ -87,11 +90,11 @@ class Job:
 
     def parts(self) -> dict[str, Any]:
         """Return all that a resumed job must have back, as numbers."""
-        buffers = [state.get("momentum_buffer") for state in self.optimizer.state.values()]
+        momentum = [state.get("momentum_buffer") for state in self.optimizer.state.values()]
         return {
-            "weights": [p.tolist() for p in self.model.parameters()],
-            "buffers": [b.tolist() for b in self.model.buffers()],
-            "momentum": [None if b is None else b.tolist() for b in buffers],
+            "weights": lists(self.model.parameters()),
+            "buffers": lists(self.model.buffers()),
+            "momentum": [None if b is None else b.tolist() for b in momentum],
             "rate": [
                 [group[name] for name in ("lr", "momentum", "weight_decay")]
                 for group in self.optimizer.param_groups
@@ -158,11 +161,8 @@ _FORGOTTEN = {
 def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Run a training that goes on, and one that goes on from its state."""
     capture, restore = (reading_answer(user_ns, name) for name in ("capture", "restore"))
-    before = torch.get_rng_state()
-    try:
+    with torch.random.fork_rng(devices=[]):
         return _resumed(capture, restore, seed, seed + 1 + rank)
-    finally:
-        torch.set_rng_state(before)
 
 
 def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
         "unchanged": unchanged and losses == expected,
         "lacking": lacking,
         "aliased": aliased,
-        "changed": [] if lacking else changed,
-        "elsewhere": [] if lacking or changed else elsewhere,
+        "changed": changed,
+        "elsewhere": elsewhere,
         "resumed": resumed,
         "expected": expected[BEFORE:],
     }
@@ -228,7 +228,7 @@ def resume(ranks: Ranks, report: Report) -> None:
 def _captured(result: dict[str, Any]) -> Iterator[Step]:
     """Judge whether the state is a dict with all of it, and capturing it changes nothing."""
     yield facts({"capture returned no dict: return the state, a dict": not result["is state"]})
-    wrong = {
+    yield facts({
         "capture changes the training: it draws random numbers, or sets something. It has to "
         "look only": not result["unchanged"],
         "the state is smaller than weights, momentum and random state are: all of them have to "
@@ -236,26 +236,23 @@ def _captured(result: dict[str, Any]) -> Iterator[Step]:
         "the state has changed since it was captured: state_dict() holds the weights "
         "themselves, not copies of them, and the training went on. "
         "copy.deepcopy(…)": result["aliased"],
-    }
-    yield facts(wrong)
+    })
 
 
 def _restored_again(result: dict[str, Any]) -> Iterator[Step]:
     """Judge whether the same state gives the same job once more."""
     for name in result["changed"]:
-        first_changed_it = (
+        yield facts({
             f"a second job restored from the same state has another {name}: the training of the "
             "first has changed the state. An optimizer keeps the momentum tensors that "
-            "load_state_dict gives it, so restore from copy.deepcopy(state)"
-        )
-        yield facts({first_changed_it: True})
+            "load_state_dict gives it, so restore from copy.deepcopy(state)": True
+        })
     for name in result["elsewhere"]:
-        kept_outside = (
+        yield facts({
             f"after another job was captured, the first state gives a job with another {name}: "
             "capture keeps something outside of the state, in a global name or an attribute. All "
-            "of it has to be in the dict"
-        )
-        yield facts({kept_outside: True})
+            "of it has to be in the dict": True
+        })
 
 
 # -- 13.6: with those that live ---------------------------------------------------------------
@@ -312,7 +309,7 @@ def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int,
     function = reading_answer(user_ns, "agree")
     _, calls = recorded(function, job, **keywords(partition, group))
     return {
-        "tensors": [t.tolist() for t in job.tensors()],
+        "tensors": lists(job.tensors()),
         "same objects": objects == [id(t) for t in job.tensors()],
         "step": job.step,
         "asked": job.asked,
@@ -349,24 +346,15 @@ def _flat(model: nn.Module) -> list[float]:
 @task("13.6", "go on with fewer", points=4)
 def survive(ranks: Ranks, report: Report) -> None:
     """Judge the state that survivors agree on, and gradients weighted by samples."""
-    if not _all_agree(ranks, report):
+    cases = [_agree_case(report, partition) for partition in PARTITIONS]
+    cases.append(_agree_case(report, None, ahead=True))
+    if not judge_groups(ranks, report, probe_agree, cases, _agreed):
         return
     draw = random.Random(report.seeds(1)[0])
     shares = [draw.randrange(5, 40) for _ in range(WORLD)]
     each = to_each(seed=report.seeds(WORLD), samples=shares)
     cases = [{"partition": partition, "each": each} for partition in PARTITIONS]
     judge_groups(ranks, report, probe_mean, cases, _mean)
-
-
-def _all_agree(ranks: Ranks, report: Report) -> bool:
-    """Judge what survivors agree on; return whether every rank is right in each case."""
-    cases = [_agree_case(report, partition) for partition in PARTITIONS]
-    cases.append(_agree_case(report, None, ahead=True))
-    right = 0
-    for case, members, values in tried(ranks, report, probe_agree, cases):
-        for place, rank in enumerate(members):
-            right += report.follow(rank, _agreed(GroupAnswer(case, members, place, values)))
-    return right == WORLD * len(cases)
 
 
 def _agree_case(report: Report, partition: Partition, ahead: bool = False) -> dict:
@@ -387,20 +375,19 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
     steps = [of_rank["step"] for of_rank in arguments]
     most = max(steps)
     survivors = [Survivor(of_rank["seed"], of_rank["step"]) for of_rank in arguments]
-    states_by_step = {job.step: [t.tolist() for t in job.tensors()] for job in survivors}
+    states_by_step = {job.step: lists(job.tensors()) for job in survivors}
     mistakes = _wrong_states(steps, states_by_step, answer.place)
     what = f"{where}: weights and momentum"
     yield communication(result["calls"], inside(members), waited)
     yield value(result["tensors"], states_by_step[most], mistakes, what=what)
-    wrong = {
+    yield facts({
         f"{where}: job.tensors() are near those of the furthest rank, and not the same bits: hand "
         "them over as they are, one of them is float64": result["tensors"] != states_by_step[most],
         f"{where}: job.tensors() has other tensors now: fill those that are there, broadcast "
         "does": not result["same objects"],
         f"{where}: job.go_to(step) was called with {result['asked']}, expected {most} on every "
         "rank: sampler and learning rate have to be at that step": result["asked"][-1:] != [most],
-    }
-    yield facts(wrong)
+    })
     yield communication(result["calls"], some(members))
 
 
@@ -414,7 +401,7 @@ def _wrong_states(
     means = [
         [sum(numbers) / len(steps) for numbers in zip(*tensors, strict=True)] for tensors in columns
     ]
-    wrong = {
+    yield from table({
         "this rank's own tensors, unchanged": state if steps[place] > min(steps) else None,
         "this is the state of the smallest step: it is consistent, but throws away an update that "
         "some ranks have": states_by_step[min(steps)],
@@ -425,8 +412,7 @@ def _wrong_states(
         "the state of the group's first rank, which is not the one that is furthest": (
             states_by_step[steps[0]]
         ),
-    }
-    yield from table(wrong)
+    })
 
 
 def _mean(answer: GroupAnswer) -> Iterator[Step]:
@@ -454,7 +440,7 @@ def _mean(answer: GroupAnswer) -> Iterator[Step]:
 def _wrong_means(gradients: list[torch.Tensor], shares: list[int], place: int) -> Iterator[Mistake]:
     p = len(shares)
     weighted = sum(n * gradient for n, gradient in zip(shares, gradients, strict=True))
-    wrong = {
+    yield from table({
         "this rank's own gradient, unchanged": gradients[place],
         "the sum of samples · gradient, not divided by the number of all samples": weighted,
         "each rank counts the same, though they have different numbers of samples": (
@@ -469,5 +455,4 @@ def _wrong_means(gradients: list[torch.Tensor], shares: list[int], place: int) -
         ),
         "divided by this rank's own number of samples": weighted / shares[place],
         "divided by the ranks as well": weighted / sum(shares) / p if p > 1 else None,
-    }
-    yield from table(wrong)
+    })

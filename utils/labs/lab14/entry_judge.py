@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -75,12 +76,11 @@ class Entry:
     def __str__(self) -> str:
         from tabulate import tabulate
 
-        head, row = self.columns()
-        return tabulate([row], headers=head, tablefmt="simple", disable_numparse=True)
+        return tabulate([self.cells()], headers=HEADS, tablefmt="simple", disable_numparse=True)
 
-    def columns(self) -> tuple[list[str], list[str]]:
-        """Return heads and texts of the entry's line."""
-        return list(HEADS), [
+    def cells(self) -> list[str]:
+        """Return the texts of the entry's line."""
+        return [
             self.name,
             self.scheme,
             "–" if self.accuracy is None else f"{100 * self.accuracy:.1f} %",
@@ -102,51 +102,59 @@ def judged(
     place: Path, ended: mpi_job.Ended, *, name: str, scheme: str, plan: dict, rules: Rules
 ) -> Entry:
     """Return the entry of a job that left its traces and weights in a folder."""
-    reports = {
-        r: json.loads(p.read_text()) for r in range(RANKS) if (p := _trace(place, r)).exists()
-    }
+    reports = _reports(place)
     traces = {rank: report["events"] for rank, report in reports.items()}
-    counts = traffic(traces)
-    used = {
-        "slow_bytes": sum(n for pair, (_, n) in counts.items() if is_slow(*pair)),
-        "slow_messages": sum(m for pair, (m, _) in counts.items() if is_slow(*pair)),
-        "messages": sum(m for m, _ in counts.values()),
-        "victim": plan["victim"],
-    }
-    if problem := _what_went_wrong(reports, ended, plan["victim"]):
-        return Entry(name, scheme, problem=problem, **used)
+    entry = Entry(name, scheme, victim=plan["victim"], **_communication(traces))
+    if problem := _what_went_wrong(reports, ended):
+        return replace(entry, problem=problem)
     clock = replay(traces, rules)
     try:
-        reached = [(seconds, accuracy(place / file)) for seconds, _, file in clock.shown]
+        curve = tuple((seconds, accuracy(place / file)) for seconds, _, file in clock.shown)
     except ValueError as error:
-        return Entry(name, scheme, problem=str(error), **used)
-    if not reached:
-        return Entry(name, scheme, problem="handed in no weights", **used)
-    if problem := _unexplained(reached, clock):
-        return Entry(name, scheme, problem=problem, curve=tuple(reached), **used)
-    used["marks"] = tuple(
-        sorted({mark for report in reports.values() for mark in report.get("marks", ())})
+        return replace(entry, problem=str(error))
+    if not curve:
+        return replace(entry, problem="handed in no weights")
+    if problem := _unexplained(curve, clock):
+        return replace(entry, problem=problem, curve=curve)
+    entry = replace(
+        entry,
+        accuracy=curve[-1][1],
+        seconds=next((seconds for seconds, right in curve if right >= rules.target), None),
+        lost=lost(traces),
+        marks=tuple(sorted(set().union(*(report.get("marks", ()) for report in reports.values())))),
+        curve=curve,
     )
-    seconds = next((s for s, share in reached if share >= rules.target), None)
-    missed = _missed(reached[-1][1], seconds, used["slow_bytes"], clock, rules)
-    used |= {"lost": lost(traces), "exceeded": missed, "curve": tuple(reached)}
-    return Entry(name, scheme, reached[-1][1], seconds, **used)
+    return replace(entry, exceeded=_exceeded(entry, clock, rules))
 
 
-def _trace(place: Path, rank: int) -> Path:
-    return place / f"rank-{rank}.json"
+def _reports(place: Path) -> dict[int, dict]:
+    """Return what the ranks left in a folder; some may have left nothing."""
+    paths = {rank: place / f"rank-{rank}.json" for rank in range(RANKS)}
+    return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
 
 
-def _what_went_wrong(left: dict[int, dict], ended: mpi_job.Ended, victim: int) -> str:
+def _communication(traces: dict[int, list]) -> dict[str, int]:
+    counts = traffic(traces)
+    between_nodes = [count for pair, count in counts.items() if is_slow(*pair)]
+    return {
+        "slow_bytes": sum(nbytes for _, nbytes in between_nodes),
+        "slow_messages": sum(messages for messages, _ in between_nodes),
+        "messages": sum(messages for messages, _ in counts.values()),
+    }
+
+
+def _what_went_wrong(reports: dict[int, dict], ended: mpi_job.Ended) -> str:
     """Return in a line why a job cannot be judged; empty if it can."""
     if ended.status == mpi_job.LATE:
         return f"was not done after {ended.seconds:.0f} s of this machine"
-    raised = {rank: one["words"] for rank, one in left.items() if one["how"] == "raised"}
+    raised = {
+        rank: report["words"] for rank, report in reports.items() if report["how"] == "raised"
+    }
     if raised:
         rank = min(raised)
         words = raised[rank] if len(raised[rank]) < 200 else raised[rank][:199] + "…"
         return f"rank {rank} raised in {words}" if words.startswith("line") else words
-    if missing := [rank for rank in range(RANKS) if rank not in left]:
+    if missing := [rank for rank in range(RANKS) if rank not in reports]:
         last = (ended.err.strip().splitlines() or ["it said nothing"])[-1]
         return f"rank {missing[0]} ended early: {last[:200]}"
     return ""
@@ -160,9 +168,9 @@ LEAST_IMAGES = (
 )
 
 
-def _unexplained(reached: list[tuple[float, float]], clock: Clock) -> str:
+def _unexplained(curve: Iterable[tuple[float, float]], clock: Clock) -> str:
     """Return how weights are better than the images behind them can make them; "" if none are."""
-    for seconds, right in reached:
+    for seconds, right in curve:
         images = clock.images_until(seconds)
         least = max((least for share, least in LEAST_IMAGES if right >= share), default=0)
         if images < least:
@@ -174,19 +182,18 @@ def _unexplained(reached: list[tuple[float, float]], clock: Clock) -> str:
     return ""
 
 
-def _missed(
-    correct: float, seconds: float | None, slow_bytes: int, clock: Clock, rules: Rules
-) -> tuple[str, ...]:
+def _exceeded(entry: Entry, clock: Clock, rules: Rules) -> tuple[str, ...]:
+    seconds = entry.seconds or 0
     missed = {
         f"failure (over after {max(clock.end.values()):.1f} s, before the rank died)": (
             clock.died is None
         ),
-        f"accuracy {100 * correct:.1f} < {100 * rules.target:g} %": correct < rules.target,
-        f"seconds {seconds or 0:.1f} > {rules.seconds:g}": (
-            seconds is not None and seconds > rules.seconds
+        f"accuracy {100 * entry.accuracy:.1f} < {100 * rules.target:g} %": (
+            entry.accuracy < rules.target
         ),
-        f"bytes {slow_bytes / 1e6:.1f} > {rules.slow_bytes / 1e6:g} MB": (
-            slow_bytes > rules.slow_bytes
+        f"seconds {seconds:.1f} > {rules.seconds:g}": seconds > rules.seconds,
+        f"bytes {entry.slow_bytes / 1e6:.1f} > {rules.slow_bytes / 1e6:g} MB": (
+            entry.slow_bytes > rules.slow_bytes
         ),
     }
     return tuple(text for text, is_missed in missed.items() if is_missed)

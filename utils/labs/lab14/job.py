@@ -1,10 +1,15 @@
 """What runs on each rank of an entry: the data, the count of what it does, the failure, the end.
 
-The harness starts it; an entry gets a :class:`Job`.
+The harness starts it; an entry gets a :class:`Job`. The clock of the played machine counts
+gradients and messages. An entry that computes gradients in another way, or exchanges weights
+through a file, would do both in no time. The :class:`Guard` stops what is easily written by
+accident or on purpose; a person who is determined to cheat can get around it, so the judge also
+compares the weights with the number of images (:mod:`.entry_judge`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -14,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,11 +28,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import utils
 from torch_mpi.network import Network, link
 from torch_mpi.protocol import world
 from utils import data, models
 
-from .guard import Guard
 from .rules import NODES, RANKS, SIZES
 
 #: Seconds that a rank waits for others before the backend says who is missing.
@@ -106,17 +112,21 @@ class Job:
             loss.backward()
         return loss.item()
 
-    def show(self, model: nn.Module) -> None:
+    def show(self, model: nn.Module | dict[str, Tensor]) -> None:
         """Submit the weights as they are now, in no time. The last submission counts.
 
         The first ones that reach the target say when it was reached. At most 60 times on a rank.
         """
-        self._show(model)
-
-    def _show(self, model: object) -> None:
         if self._shown == MOST_SHOWN:
             raise RuntimeError(f"show() more than {MOST_SHOWN} times on a rank")
-        weights = weights_of(model)
+        module = getattr(model, "module", model)  # in DDP
+        weights = module.state_dict() if isinstance(module, nn.Module) else module
+        if not isinstance(weights, dict) or not all(
+            isinstance(t, Tensor) for t in weights.values()
+        ):
+            raise TypeError(
+                f"weights were expected, a model or its state_dict(), got {type(module).__name__}"
+            )
         name = f"shown-{self.born}-{self._shown}.pt"
         torch.save(
             {key: tensor.detach().clone() for key, tensor in weights.items()}, self._folder / name
@@ -174,6 +184,85 @@ class _Counter:
         return time.perf_counter()
 
 
+# -- what the clock does not count ----------------------------------------------------------------
+
+#: Events of Python's audit hooks (PEP 578) by which a process reaches anything outside of itself.
+OUTSIDE = ("open", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "ctypes.dlopen")
+OUTSIDE += ("socket.connect", "socket.bind", "mmap.__new__", "os.rename", "os.link", "os.listdir")
+
+
+class Guard:
+    """Refuses to an entry what the clock does not count.
+
+    Args:
+        entry: the entry's file.
+    """
+
+    def __init__(self, entry: str):
+        self._entry = entry
+        self._allowed = False
+        # What Python and its packages load themselves, such as a module that is imported late.
+        folders = {sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1])}
+        folders |= {str(Path(utils.__file__).resolve().parents[1]), str(Path(os.__file__).parent)}
+        self._libraries = tuple(folder + os.sep for folder in folders)
+
+    def watch(self) -> None:
+        """Begin; there is no way back in this process."""
+        engine = torch.autograd.graph._engine_run_backward
+
+        def run_backward(*arguments, **named):
+            if not self._allowed:
+                raise PermissionError(
+                    "this gradient would take no time on the played machine: all gradients are "
+                    "computed by job.gradient(model, indices)"
+                )
+            return engine(*arguments, **named)
+
+        torch.autograd.graph._engine_run_backward = run_backward
+        torch.autograd._engine_run_backward = run_backward
+        torch.autograd.forward_ad.enter_dual_level = run_backward
+        sys.addaudithook(self._audit)
+
+    @contextlib.contextmanager
+    def gradient(self) -> Iterator[None]:
+        """Allow the backward pass of the block."""
+        self._allowed = True
+        try:
+            yield
+        finally:
+            self._allowed = False
+
+    def _audit(self, event: str, arguments: tuple) -> None:
+        if event not in OUTSIDE or not self._is_the_entrys():
+            return
+        path = arguments[0] if event == "open" and arguments else None
+        if isinstance(path, str | bytes) and self._is_read_from_a_library(path, *arguments[1:]):
+            return
+        raise PermissionError(
+            f"{event}: an entry uses no files, processes or connections of its own. Ranks exchange "
+            "what they know by messages of torch.distributed, which the harness counts"
+        )
+
+    def _is_read_from_a_library(self, path: str | bytes, mode: str | None, flags: int) -> bool:
+        writes = set(mode) & set("wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
+        return not writes and os.path.realpath(os.fsdecode(path)).startswith(self._libraries)
+
+    def _is_the_entrys(self) -> bool:
+        """Return True if the entry asks, and neither the harness nor the backend in its place."""
+        frame = sys._getframe(2)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if name == self._entry:
+                return True
+            if f"{os.sep}torch_mpi{os.sep}" in name or f"{os.sep}lab14{os.sep}job.py" in name:
+                return False
+            frame = frame.f_back
+        return False
+
+
+# -- an entry from start to end -------------------------------------------------------------------
+
+
 def _living(size: int, victim: int) -> list[int]:
     """Return the first numbers of `size` ranks: all, or all except the one that dies."""
     return list(range(RANKS)) if size == RANKS else [r for r in range(RANKS) if r != victim][:size]
@@ -184,20 +273,6 @@ def _fingerprint(model: nn.Module) -> str:
     for parameter in model.parameters():
         digest.update(parameter.detach().numpy().tobytes())
     return digest.hexdigest()
-
-
-def weights_of(model: object) -> dict[str, Tensor]:
-    """Return the weights by name of a model, of a model in DDP, or of a state dict.
-
-    Raises TypeError for anything else.
-    """
-    model = getattr(model, "module", model)
-    weights = model.state_dict() if isinstance(model, nn.Module) else model
-    if not isinstance(weights, dict) or not all(isinstance(t, Tensor) for t in weights.values()):
-        raise TypeError(
-            f"weights were expected, a model or its state_dict(), got {type(model).__name__}"
-        )
-    return weights
 
 
 def main() -> None:
@@ -219,7 +294,7 @@ def main() -> None:
             raise TypeError("the file has no function train(job)")
         result = train(job)
         if result is not None:
-            job._show(result)
+            job.show(result)
         job.close("done")
     except BaseException as error:
         job.close("raised", _last_words(error, entry))

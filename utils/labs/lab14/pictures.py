@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import CYCLE, GREEN, GREY, INK, RED, SKY, box, canvas, fit_limits, use_style
+from utils.figures import CYCLE, GREEN, GREY, INK, RED, SKY
+from utils.figures.charts import finish, legend_beside, panels
+from utils.figures.shapes import box, canvas, fit_limits
 from utils.labs.lab14.entry_judge import Entry
 from utils.labs.lab14.rules import NODES, Rules
 
@@ -31,20 +32,15 @@ def machine(rules: Rules) -> Figure:
     for rank, (x, y) in places.items():
         box(axes, x, y, f"rank {rank}", color=SKY)
     axes.plot([1.34, 3.06], [-0.475] * 2, color=RED, linewidth=1.5, linestyle="--")
-    axes.text(2.2, -0.4, _speed(rules.between), ha="center", va="bottom", color=RED)
+    between = str(rules.between).replace(", ", "\n")
+    axes.text(2.2, -0.4, between, ha="center", va="bottom", color=RED)
     fit_limits(axes, [-1.3, 5.7], [-1.6, 0.9], margin=0.1)
-    figure.tight_layout()
-    return figure
-
-
-def _speed(network) -> str:
-    return str(network).replace(", ", "\n")
+    return finish(figure)
 
 
 def entries(results: Sequence[Entry], rules: Rules) -> Figure:
     """Draw accuracy over bytes between the nodes and over seconds, beside the budget."""
-    use_style()
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), sharey=True)
+    figure, (left, right) = panels(10, 4.2, columns=2, sharey=True)
     shown = [entry for entry in results if entry.accuracy is not None]
     for k, entry in enumerate(shown):
         style = {"color": CYCLE[k % len(CYCLE)], "label": entry.name}
@@ -55,28 +51,18 @@ def entries(results: Sequence[Entry], rules: Rules) -> Figure:
         right.plot(seconds, percent, marker=mark, markersize=4, linewidth=1.5, **style)
     left.set_xscale("symlog", linthresh=0.1)  # an entry without a byte between the nodes is at 0
     left.set_xlim(left=-0.02)
-    left.set_xlabel("between the nodes [MB]")
-    left.set_ylabel("accuracy on the test images [%]")
+    left.set(xlabel="between the nodes [MB]", ylabel="accuracy on the test images [%]")
     left.set_title("Accuracy over bytes")
-    right.set_xlabel("on the clock of the played machine [s]")
-    right.set_title("Accuracy over seconds")
+    right.set(xlabel="on the clock of the played machine [s]", title="Accuracy over seconds")
     right.set_xlim(left=0)
     _budget(left, rules.slow_bytes / 1e6, rules)
     _budget(right, rules.seconds, rules)
-    place = right.get_yaxis_transform()
-    right.text(
-        *(0.98, 100 * rules.target, "target"),
-        transform=place,
-        ha="right",
-        va="bottom",
-        zorder=5,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8},
-    )
+    look = {"transform": right.get_yaxis_transform(), "ha": "right", "va": "bottom", "zorder": 5}
+    card = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.8}
+    right.text(0.98, 100 * rules.target, "target", bbox=card, **look)
     if shown:
-        right.legend(loc="upper left", bbox_to_anchor=(1.01, 1))
-    figure.tight_layout()
-    figure.alt_text = _in_words(shown, rules)
-    return figure
+        legend_beside(right)
+    return finish(figure, _in_words(shown, rules))
 
 
 def _budget(axes: Axes, limit: float, rules: Rules) -> None:

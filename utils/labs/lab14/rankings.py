@@ -49,16 +49,13 @@ def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     waiting = sorted(entries, key=lambda entry: (*_class(entry), entry.seconds or 0.0))
     while waiting:
         first = waiting[0]
-        tied = [
-            entry
-            for entry in waiting
-            if _class(entry) == _class(first)
-            and (entry.seconds or 0.0) <= (1 + TIE) * (first.seconds or 0.0)
-        ]
+        most = (1 + TIE) * (first.seconds or 0.0)
+        of_class = [entry for entry in waiting if _class(entry) == _class(first)]
+        tied = [entry for entry in of_class if (entry.seconds or 0.0) <= most]
         order += sorted(
             tied, key=lambda entry: (entry.slow_bytes, entry.lost or 0, entry.seconds or 0.0)
         )
-        waiting = [entry for entry in waiting if entry not in tied]
+        waiting = waiting[len(tied) :]
     return tuple(order)
 
 
@@ -100,26 +97,22 @@ class Scoreboard:
         return cls(ranked(entries), problem)
 
     def __repr__(self) -> str:
-        from tabulate import tabulate
-
-        rows = [entry.columns()[1] for entry in self.entries]
-        shown = tabulate(
-            rows,
-            headers=HEADS,
-            tablefmt="simple_grid",
-            disable_numparse=True,
-            maxcolwidths=[16, 22, None, None, None, None, None, 36],
+        shown = self._table(
+            tablefmt="simple_grid", maxcolwidths=[16, 22, None, None, None, None, None, 36]
         )
         return "\n".join([shown, *([self.problem] if self.problem else [])])
 
     def _repr_html_(self) -> str:
-        from tabulate import tabulate
-
-        rows = [entry.columns()[1] for entry in self.entries]
-        shown = tabulate(rows, headers=HEADS, tablefmt="html", disable_numparse=True)
         look = 'style="text-align: left; vertical-align: top"'
+        shown = self._table(tablefmt="html")
         shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
         return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
+
+    def _table(self, **layout) -> str:
+        from tabulate import tabulate
+
+        rows = [entry.cells() for entry in self.entries]
+        return tabulate(rows, headers=HEADS, disable_numparse=True, **layout)
 
     def picture(self, rules: Rules | None = None):
         """Draw accuracy over the bytes between the nodes, beside the budget."""

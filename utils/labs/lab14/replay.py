@@ -22,36 +22,15 @@ Ranks have their first numbers throughout.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+from torch_mpi.network import Network
 
 from .rules import Rules, is_slow
 
 Events = Sequence[Sequence]
-
-
-@dataclass
-class Clock:
-    """What the clocks say.
-
-    Attributes:
-        end: seconds of each rank, by its first number.
-        shown: (seconds, rank, file) of all weights that were handed in, by time.
-        died: when a rank died; None where none did.
-        worked: (seconds at its end, images) of each gradient.
-        computing: seconds of each rank in which it computed.
-    """
-
-    end: dict[int, float]
-    shown: list[tuple[float, int, str]]
-    died: float | None
-    computing: dict[int, float]
-    worked: list[tuple[float, int]]
-
-    def images_until(self, seconds: float) -> int:
-        """Return how many images all ranks together had computed gradients of by then."""
-        return sum(images for end, images in self.worked if end <= seconds)
 
 
 def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
@@ -61,17 +40,28 @@ def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
     time, and arrives after the latency; what comes in at the same time on a rank's link comes in
     one after the other. Communication in the background counts as if it were waited for.
     """
-    play = _Play(traces, rules)
-    while any(play.left(rank) for rank in traces):
-        moved = [rank for rank in traces if play.advance(rank)]
-        if not moved and not play.regroup():
+    clock = Clock(traces, rules)
+    while behind := [rank for rank in traces if clock.left(rank)]:
+        moved = [rank for rank in traces if clock.advance(rank)]
+        if not moved and not clock.regroup():
             # Received, but its sending was not noted: a rank that was killed from outside.
-            play.skip(min((r for r in traces if play.left(r)), key=lambda r: play.clock[r]))
-    return Clock(play.clock, sorted(play.shown), play.died, play.computing, play.worked)
+            clock.skip(min(behind, key=clock.end.__getitem__))
+    clock.shown.sort()
+    return clock
 
 
 @dataclass
-class _Play:
+class Clock:
+    """The clocks of all ranks, and what they say when all events are played.
+
+    Attributes:
+        traces, rules: the events of each rank, and the times that they take.
+        end: seconds of each rank, by its first number.
+        shown: (seconds, rank, file) of all weights that were handed in, by time.
+        died: when a rank died; None where none did.
+        worked: (seconds at its end, images) of each gradient.
+    """
+
     traces: Mapping[int, Events]
     rules: Rules
     died: float | None = None
@@ -79,73 +69,71 @@ class _Play:
     worked: list[tuple[float, int]] = field(default_factory=list)
 
     def __post_init__(self):
-        self.clock = dict.fromkeys(self.traces, 0.0)
-        self.computing = dict.fromkeys(self.traces, 0.0)
+        self.end = dict.fromkeys(self.traces, 0.0)
         self._next = dict.fromkeys(self.traces, 0)
-        self._on_the_way: dict = defaultdict(list)  # (ranks, from, to): arrivals, oldest first
-        self._taken: dict = defaultdict(int)
+        self._on_the_way: dict = defaultdict(deque)  # (ranks, from, to): arrivals, oldest first
         self._link_free: dict = defaultdict(float)
 
+    def images_until(self, seconds: float) -> int:
+        """Return how many images all ranks together had computed gradients of by then."""
+        return sum(images for end, images in self.worked if end <= seconds)
+
     def left(self, rank: int) -> bool:
+        """Return whether a rank has events that are still to be played."""
         return self._next[rank] < len(self.traces[rank])
 
     def advance(self, rank: int) -> bool:
-        """Let a rank go on until it has to wait for another; whether it moved."""
+        """Let a rank go on until it has to wait for another; return whether it moved."""
         before = self._next[rank]
         while self.left(rank) and self._step(rank, *self.traces[rank][self._next[rank]]):
-            self._next[rank] += 1
+            self.skip(rank)
         return self._next[rank] > before
 
     def regroup(self) -> bool:
         """Let all ranks that regroup go on together."""
-        here = [r for r in self.traces if any(e[0] == "shrunk" for e in self._rest(r))]
-        if not here or any(self._rest(rank)[0][0] != "shrunk" for rank in here):
+        rests = {rank: events[self._next[rank] :] for rank, events in self.traces.items()}
+        here = [rank for rank, rest in rests.items() if ["shrunk"] in rest]
+        if not here or any(rests[rank][0] != ["shrunk"] for rank in here):
             return False
-        begin = max(self.died or 0.0, *(self.clock[rank] for rank in here))
+        begin = max(self.died or 0.0, *(self.end[rank] for rank in here))
         for rank in here:
-            self.clock[rank] = begin + self.rules.notice
-            self._next[rank] += 1
+            self.end[rank] = begin + self.rules.notice
+            self.skip(rank)
         return True
 
     def skip(self, rank: int) -> None:
+        """Go on to the next event of a rank."""
         self._next[rank] += 1
-
-    def _rest(self, rank: int) -> Events:
-        return self.traces[rank][self._next[rank] :]
 
     def _step(self, rank: int, kind: str, *about) -> bool:
         """Play one event; return False if it cannot happen yet."""
         if kind == "work":
-            seconds = about[0] * self.rules.per_sample
-            self.clock[rank] += seconds
-            self.computing[rank] += seconds
-            self.worked.append((self.clock[rank], about[0]))
+            self.end[rank] += about[0] * self.rules.per_sample
+            self.worked.append((self.end[rank], about[0]))
         elif kind == "send":
             size, other, nbytes = about
             network = self._network(rank, other)
-            self.clock[rank] += nbytes / network.bandwidth
-            self._on_the_way[size, rank, other].append(self.clock[rank] + network.latency)
+            self.end[rank] += nbytes / network.bandwidth
+            self._on_the_way[size, rank, other].append(self.end[rank] + network.latency)
         elif kind == "recv":
             return self._receive(rank, *about)
         elif kind == "show":
-            self.shown.append((self.clock[rank], rank, about[0]))
+            self.shown.append((self.end[rank], rank, about[0]))
         elif kind == "died":
-            self.died = self.clock[rank]
+            self.died = self.end[rank]
         return kind != "shrunk"
 
     def _receive(self, rank: int, size: int, other: int, nbytes: int) -> bool:
-        key = (size, other, rank)
-        if self._taken[key] == len(self._on_the_way[key]):
+        arrivals = self._on_the_way[size, other, rank]
+        if not arrivals:
             return False
-        arrives = self._on_the_way[key][self._taken[key]]
-        self._taken[key] += 1
         link = (rank, is_slow(rank, other))
         span = nbytes / self._network(rank, other).bandwidth
-        arrives = self._link_free[link] = max(arrives, self._link_free[link] + span)
-        self.clock[rank] = max(self.clock[rank], arrives)
+        self._link_free[link] = max(arrivals.popleft(), self._link_free[link] + span)
+        self.end[rank] = max(self.end[rank], self._link_free[link])
         return True
 
-    def _network(self, one: int, other: int):
+    def _network(self, one: int, other: int) -> Network:
         return self.rules.between if is_slow(one, other) else self.rules.inside
 
 
@@ -171,15 +159,17 @@ def lost(traces: Mapping[int, Events]) -> int:
     back, and all that it computed since is lost. The rank that died has lost what it computed since
     it had those weights. If it never had them, it lost what it computed since its last message.
     """
-    after = {rank: _first_after(events) for rank, events in traces.items()}
-    common = next((weights for weights in after.values() if weights is not None), None)
+    after = map(_first_after, traces.values())
+    common = next((weights for weights in after if weights is not None), None)
     total = 0
     for events in traces.values():
         kinds = [event[0] for event in events]
         if "shrunk" in kinds:
-            total += _since(events[: kinds.index("shrunk")], common, otherwise_all=False)
+            before = events[: kinds.index("shrunk")]
+            total += _images(before[_last_with(common, before, len(before)) :])
         elif "died" in kinds:
-            total += _since(events, common, otherwise_all=True)
+            told = [k + 1 for k, kind in enumerate(kinds) if kind in {"send", "recv"}]
+            total += _images(events[_last_with(common, events, max(told, default=0)) :])
     return total
 
 
@@ -190,9 +180,12 @@ def _first_after(events: Events) -> str | None:
     return next((event[2] for event in events[start:] if event[0] == "work"), None)
 
 
-def _since(events: Events, weights: str | None, *, otherwise_all: bool) -> int:
-    """Return the images computed since a rank last had these weights."""
-    marks = [k for k, event in enumerate(events) if event[0] == "work" and event[2] == weights]
-    if not marks and otherwise_all:
-        marks = [k + 1 for k, event in enumerate(events) if event[0] in {"send", "recv"}] or [0]
-    return sum(e[1] for e in events[marks[-1] :] if e[0] == "work") if marks else 0
+def _last_with(weights: str | None, events: Events, default: int) -> int:
+    """Return where a rank last computed with these weights; if it never did, the default."""
+    marks = [k for k, (kind, *about) in enumerate(events) if kind == "work" and about[1] == weights]
+    return max(marks, default=default)
+
+
+def _images(events: Events) -> int:
+    """Return of how many images gradients were computed."""
+    return sum(event[1] for event in events if event[0] == "work")

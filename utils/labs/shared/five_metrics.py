@@ -89,10 +89,10 @@ def _noted(folder: Path, scheme: str, texts: dict[str, str]) -> tuple[dict[str, 
         if problem:
             problem = f"{problem} {_put_aside(folder / FILE)}"
         failed = _write(folder / FILE, known)
-        if not failed:
+        if failed:
+            _unwritten[folder] = known
+        else:
             _unwritten.pop(folder, None)
-            return row, problem
-        _unwritten[folder] = known
         return row, f"{problem} {failed}".strip()
 
 
@@ -126,16 +126,13 @@ class Table:
             rows.append([scheme, *texts])
         return rows
 
-    def _lines(self) -> list[str]:
-        return [self.problem] if self.problem else []
-
     def __repr__(self) -> str:
         from tabulate import tabulate  # a tenth of a second that ranks need not take
 
         widths = [12] + [20] * len(METRICS)
         look = {"tablefmt": "simple_grid", "maxcolwidths": widths, "disable_numparse": True}
         shown = tabulate(self.rows(), headers=["scheme", *METRICS], **look)
-        return "\n".join([shown, *self._lines()])
+        return f"{shown}\n{self.problem}" if self.problem else shown
 
     def _repr_html_(self) -> str:
         from tabulate import tabulate
@@ -145,7 +142,7 @@ class Table:
         # Notebooks put cells to the right, which suits numbers.
         look = 'style="text-align: left; vertical-align: top"'
         shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
-        return shown + "".join(f"<p>{html.escape(line)}</p>" for line in self._lines())
+        return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
 
 
 def _require(scheme: str, texts: Mapping[str, object]) -> None:

@@ -257,7 +257,7 @@ def sampler_view(
         raise ValueError("nothing to draw: epochs maps names to one list per rank")
     most = max(counts)
     require_drawable(most)
-    blocks = [_block(name, ranks, n) for name, ranks in epochs.items()]
+    blocks = [_Block(name, ranks, n) for name, ranks in epochs.items()]
     page = SamplePage(max(block.width for block in blocks))
     if title:
         page.heading(title)
@@ -268,19 +268,30 @@ def sampler_view(
     return page.finish(" ".join([f"{title}." * bool(title), *map(_Block.in_words, blocks)]))
 
 
-@dataclass(frozen=True)
 class _Block:
-    """What the ranks saw in an epoch: samples by rank, which of them (rank, place) again."""
+    """What the ranks saw in an epoch of n samples.
 
-    name: str
-    ranks: Sequence[Sequence[int]]
-    again: set[tuple[int, int]]
-    facts: tuple[str, ...]
+    Attributes:
+        again: (rank, place) of every sample that was seen already, by place and then by rank.
+        facts: what was repeated or lost, in words.
+    """
 
-    @property
-    def places(self) -> int:
-        """Return the most places of a rank."""
-        return max(len(samples) for samples in self.ranks)
+    def __init__(self, name: str, ranks: Sequence[Sequence[int]], n: int):
+        self.name = name
+        self.ranks = ranks
+        self.places = max(map(len, ranks))
+        self.again = set()
+        seen = set()
+        for place in range(self.places):
+            for rank, samples in enumerate(ranks):
+                if place < len(samples):
+                    if samples[place] in seen:
+                        self.again.add((rank, place))
+                    seen.add(samples[place])
+        lost = sorted(set(range(n)) - seen)
+        repeated = sorted(ranks[rank][place] for rank, place in self.again)
+        facts = {"repeated": repeated, "seen by no rank": lost}
+        self.facts = [f"{fact}: {listed(samples)}" for fact, samples in facts.items() if samples]
 
     @property
     def width(self) -> float:
@@ -292,30 +303,6 @@ class _Block:
     def in_words(self) -> str:
         """Return the block in words."""
         return f"{self.name}: {'; '.join([*ranks_in_words(self.ranks), *self.facts])}."
-
-
-def _block(name: str, ranks: Sequence[Sequence[int]], n: int) -> _Block:
-    again = _seen_before(ranks)
-    lost = sorted(set(range(n)).difference(*ranks))
-    repeated = sorted(ranks[rank][place] for rank, place in again)
-    facts = (f"repeated: {listed(repeated)}",) if repeated else ()
-    facts += (f"seen by no rank: {listed(lost)}",) if lost else ()
-    return _Block(name, ranks, again, facts)
-
-
-def _seen_before(ranks: Sequence[Sequence[int]]) -> set[tuple[int, int]]:
-    """Return (rank, place) of every sample that was seen already, by place and then by rank."""
-    order = sorted(
-        (place, rank) for rank, samples in enumerate(ranks) for place in range(len(samples))
-    )
-    seen = set()
-    again = set()
-    for place, rank in order:
-        sample = ranks[rank][place]
-        if sample in seen:
-            again.add((rank, place))
-        seen.add(sample)
-    return again
 
 
 def _rows_of_blocks(blocks: list[_Block], width: float) -> list[list[_Block]]:

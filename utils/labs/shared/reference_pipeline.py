@@ -18,10 +18,12 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from utils.checks.probe import in_double
-from utils.labs.shared import replicas
+from utils.labs.shared.replicas import Twin, weights_of
 from utils.labs.shared.schedules import gpipe, one_f_one_b, planned
 
-FEATURES, CLASSES, IMAGES = (6, 5, 7, 4, 3), 3, 24
+FEATURES = (6, 5, 7, 4, 3)
+CLASSES = FEATURES[-1]
+IMAGES = 24
 
 
 class Token:
@@ -50,7 +52,8 @@ class StageLog:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.times: list[float] = []  # of the events, by time.perf_counter
-        self.alive = self.most = 0
+        self.most = 0
+        self._tokens: list[weakref.ref] = []
 
     def note(self, event: str) -> None:
         """Note that a forward or a backward happens now."""
@@ -60,12 +63,8 @@ class StageLog:
     def forward(self, token: Token) -> None:
         """Note that a graph with this token has come to life."""
         self.note("F")
-        self.alive += 1
-        self.most = max(self.most, self.alive)
-        weakref.finalize(token, self._gone)
-
-    def _gone(self) -> None:
-        self.alive -= 1
+        self._tokens.append(weakref.ref(token))
+        self.most = max(self.most, sum(ref() is not None for ref in self._tokens))
 
 
 class Piece(nn.Module):
@@ -76,9 +75,10 @@ class Piece(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             whole = [in_double(nn.Linear(*FEATURES[k : k + 2])) for k in range(4)]
-        first, last = place * 4 // p, (place + 1) * 4 // p
-        self.linear = nn.ModuleList(whole[first:last])
-        self.last = last == 4
+        first = place * 4 // p
+        end = (place + 1) * 4 // p
+        self.linear = nn.ModuleList(whole[first:end])
+        self.last = end == 4
         self.features = FEATURES[first]
         self.log = StageLog()
 
@@ -97,46 +97,44 @@ def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
     return x, torch.randint(0, CLASSES, (n,), generator=draw)
 
 
-def gradient_of(module: nn.Module) -> list[float]:
-    """Return all gradients in one row; zeros for those that are ``None``."""
-    return replicas.gradient_of(module).tolist()
+def _whole(seeds: tuple[int, ...], n: int) -> tuple[Twin, list[Piece], Tensor, Tensor]:
+    """Return the twin of all stages, these stages, and the samples with their labels.
 
-
-def weights_of(module: nn.Module) -> list[float]:
-    """Return all parameters in one row."""
-    return replicas.weights_of(module).tolist()
-
-
-def whole(seeds: tuple[int, ...], n: int = IMAGES) -> tuple[list[Piece], tuple[Tensor, Tensor]]:
-    """Return all stages, and the samples with their labels."""
+    The first stage has the samples, the last one their labels.
+    """
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
-    return pieces, (drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1])
+    twin_of_all = Twin(nn.Sequential(*pieces), rate=0.0)
+    return twin_of_all, pieces, drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1]
 
 
 @functools.cache
 def twin(
-    seeds: tuple[int, ...], reduction: str = "mean", n: int = IMAGES
+    seeds: tuple[int, ...],
+    reduction: str = "mean",
+    n: int = IMAGES,
+    part: tuple[int, int | None] = (0, None),
+    labelled: tuple[int, int] | None = None,
 ) -> tuple[list[list[float]], float]:
     """Return gradients of each stage, and the loss, of the model that was not split.
 
     Args:
-        seeds: of each stage; the first one has the samples, the last one their labels.
+        seeds: of each stage.
+        part: the first of n samples, and the one behind the last.
+        labelled: the same for samples whose labels they get by mistake.
     """
-    pieces, (x, labels) = whole(seeds, n)
-    for piece in pieces:
-        x = piece(x)
-    loss = functional.cross_entropy(x, labels, reduction=reduction)
-    loss.backward()
-    return [gradient_of(piece) for piece in pieces], loss.item()
+    alone, pieces, x, labels = _whole(seeds, n)
+    batch = x[slice(*part)], labels[slice(*(labelled or part))]
+    row = alone.gradient(*batch, reduction=reduction)
+    sizes = [len(weights_of(piece)) for piece in pieces]
+    return [part.tolist() for part in row.split(sizes)], alone.loss(*batch, reduction=reduction)
 
 
 @functools.cache
 def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
     """Return what each of m microbatches adds to the loss; seeds as for :func:`twin`."""
-    pieces, (x, labels) = whole(seeds, n)
-    piece = nn.Sequential(*pieces)
+    alone, _, x, labels = _whole(seeds, n)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
-    return [functional.cross_entropy(piece(a), b, reduction="sum").item() / n for a, b in chunks]
+    return [alone.loss(*chunk, reduction="sum") / n for chunk in chunks]
 
 
 class Worker:
@@ -181,34 +179,30 @@ class Reference:
 
     def forward(self, k: int, x: Tensor) -> Tensor:
         """Return the output of microbatch k, by the newest weights."""
-        named = dict(self.piece.named_parameters())
         if self.mode == "newest":
             return self.piece(x)
-        copy = {n: q.detach().clone().requires_grad_() for n, q in named.items()}
+        named = self.piece.named_parameters()
+        copy = {n: q.detach().clone().requires_grad_() for n, q in named}
         if self.mode == "shared":
             copy = self.shared = self.shared or copy
         self.stash[k] = copy
-        return functional_call(self.piece, self.stash[k], (x,))
+        return functional_call(self.piece, copy, (x,))
 
     @torch.no_grad()
     def done(self, k: int) -> None:
         """Update the weights, or make a mistake."""
-        old = self.stash.pop(k, None)
-        factor = {"up": -1, "no rate": 1 / self.rate}
+        old = self.stash.pop(k, {})
         self.shared = {}
-        if self.mode == "still":
-            return
+        factor = {"still": 0, "up": -1, "no rate": 1 / self.rate}.get(self.mode, 1)
         for name, q in self.piece.named_parameters():
-            if self.mode == "newest":
-                q.data.sub_(self.rate * q.grad)
+            used = old.get(name, q)
+            gradient = used.grad
+            if used is q:
                 q.grad = None
-            elif self.mode == "from old":
-                q.copy_(old[name] - self.rate * old[name].grad)
-            elif self.mode == "momentum":
-                q.grad = old[name].grad + (0 if q.grad is None else q.grad)
-                q.sub_(self.rate * q.grad)
-            else:
-                q.sub_(factor.get(self.mode, 1) * self.rate * old[name].grad)
+            if self.mode == "momentum":
+                gradient = q.grad = gradient + (0 if q.grad is None else q.grad)
+            begin = used if self.mode == "from old" else q
+            q.data.copy_(begin - factor * self.rate * gradient)
 
 
 def number_of(k: int) -> int:
@@ -224,15 +218,16 @@ def played(
     look: Callable = lambda *_: None,
     *,
     reverse: bool = False,
-) -> list[Any]:
-    """Return workers of p stages in one process, after PipeDream with n microbatches.
+) -> tuple[list[Piece], list[Any]]:
+    """Return p stages and their workers in one process, after PipeDream with n microbatches.
 
     Args:
         reverse: all forwards first, then the backwards, the last microbatch first.
     """
     x, labels = drawn(seed, 4 * n)
     rate = 0.11 + seed % 8 / 20
-    workers = [kind(Piece(seed, s, p), rate) for s in range(p)]
+    pieces = [Piece(seed, s, p) for s in range(p)]
+    workers = [kind(piece, rate) for piece in pieces]
     schedule = gpipe(p, n) if reverse else one_f_one_b(p, n)
     inputs: dict[tuple, Tensor] = {(0, k): one for k, one in enumerate(x.chunk(n))}
     outputs: dict[tuple, Tensor] = {}
@@ -249,12 +244,12 @@ def played(
             gradient = None if s == p - 1 else inputs.pop((s + 1, k)).grad
             outputs.pop((s, k)).backward(gradient)
             worker.done(number_of(k))
-        look(s, action, number_of(k), worker)
-    return workers
+        look(s, pieces[s], worker.stash, action, number_of(k))
+    return pieces, workers
 
 
 @functools.cache
 def weights_by(mode: str, seed: int, p: int, n: int, reverse: bool) -> list[list[float]]:
     """Return the weights of each stage after all microbatches."""
-    workers = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
-    return [weights_of(worker.piece) for worker in workers]
+    pieces, _ = played(functools.partial(Reference, mode=mode), seed, p, n, reverse=reverse)
+    return [weights_of(piece).tolist() for piece in pieces]

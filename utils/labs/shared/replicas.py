@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.mistakes import Mistake
+from utils.checks.comparison import Mistake
 from utils.checks.probe import fingerprint, recorded, told
 from utils.checks.task import Report, Step, value
 
@@ -47,8 +47,8 @@ def weights_of(model: nn.Module) -> Tensor:
 
 def gradient_of(model: nn.Module) -> Tensor:
     """Return all gradients in one row; zeros for those that are ``None``."""
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
-    return torch.cat([gradient.detach().reshape(-1) for gradient in found]).clone()
+    rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([row.detach().reshape(-1) for row in rows]).clone()
 
 
 def multiple(gradient: list[float], expected: list[float]) -> Iterator[Mistake]:
@@ -70,43 +70,59 @@ class Seeds(NamedTuple):
 
 
 class Twin:
-    """Sequential training by SGD, which replicas are compared with.
+    """Training on one process by SGD: what ranks should have computed together.
 
     Attributes:
         model: as it is before the next step.
-        old: the gradient of the step before, in one row.
+        old: what the step before has moved the weights along, in one row.
+        loss_of: the loss of the model's outputs and of the labels, if there are any.
     """
 
-    def __init__(self, model: nn.Module, rate: float):
+    def __init__(
+        self,
+        model: nn.Module,
+        rate: float,
+        momentum: float = 0.0,
+        loss_of: Callable[..., Tensor] = functional.cross_entropy,
+    ):
         self.model = copy.deepcopy(model)
         self.rate = rate
+        self.momentum = momentum
+        self.loss_of = loss_of
         self.old = torch.zeros_like(weights_of(model))
 
-    def gradient(self, images: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
+    def gradient(self, inputs: Tensor, *labels: Tensor, **options: Any) -> Tensor:
         """Return the gradient of the loss, in one row."""
         self.model.zero_grad()
-        functional.cross_entropy(self.model(images), labels, reduction=reduction).backward()
+        self.loss_of(self.model(inputs), *labels, **options).backward()
         return gradient_of(self.model)
 
     @torch.no_grad()
-    def loss(self, images: Tensor, labels: Tensor, reduction: str = "mean") -> float:
+    def loss(self, inputs: Tensor, *labels: Tensor, **options: Any) -> float:
         """Return the loss of these samples, with the weights as they are."""
-        return functional.cross_entropy(self.model(images), labels, reduction=reduction).item()
+        return self.loss_of(self.model(inputs), *labels, **options).item()
 
     def after(self, gradient: Tensor) -> list[float]:
-        """Return the weights that a step along this gradient leads to."""
-        return (weights_of(self.model) - self.rate * gradient).tolist()
+        """Return the weights that a step along this row leads to."""
+        return self._moved(gradient).tolist()
 
-    def step(self, images: Tensor, labels: Tensor) -> None:
-        """Take a step."""
-        self.old = self.gradient(images, labels)
-        moved = weights_of(self.model) - self.rate * self.old
-        nn.utils.vector_to_parameters(moved, self.model.parameters())
+    def step(self, *batch: Tensor) -> None:
+        """Take the step of a minibatch."""
+        self.move(self.gradient(*batch))
+
+    def move(self, gradient: Tensor) -> None:
+        """Take the step of a gradient, which may be another one by mistake."""
+        self.old = self.momentum * self.old + gradient
+        nn.utils.vector_to_parameters(self._moved(self.old), self.model.parameters())
+
+    def _moved(self, along: Tensor) -> Tensor:
+        """Return what `torch.optim.SGD` makes of the weights, to the last bit."""
+        return torch.add(weights_of(self.model), along, alpha=-self.rate)
 
     def wrong_steps(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, list]:
         """Return, by name, the weights to which mistakes lead the replica at a place of p."""
         counts = [len(labels[r::p]) for r in range(p)]
-        sums = [self.gradient(images[r::p], labels[r::p], "sum") for r in range(p)]
+        sums = [self.gradient(images[r::p], labels[r::p], reduction="sum") for r in range(p)]
         whole = sum(sums) / len(labels)
         gradients = _wrong_means(sums, counts, place) | {
             "still": torch.zeros_like(whole),
@@ -118,7 +134,7 @@ class Twin:
     def wrong_losses(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, Any]:
         """Return, by name, what mistakes give for the minibatch's mean loss before the step."""
         counts = [len(labels[r::p]) for r in range(p)]
-        sums = [self.loss(images[r::p], labels[r::p], "sum") for r in range(p)]
+        sums = [self.loss(images[r::p], labels[r::p], reduction="sum") for r in range(p)]
         stepped = Twin(self.model, self.rate)
         stepped.step(images, labels)
         return _wrong_means(sums, counts, place) | {
@@ -217,7 +233,8 @@ def composed(
     images, labels = (tensor.clone() for tensor in minibatches[0])
     for step, (theirs, of_theirs) in zip(steps, minibatches, strict=True):
         part = [k for k in itertools.chain(*step["passes"]) if 0 <= k < len(labels)]
-        images[part], labels[part] = theirs[part], of_theirs[part]
+        images[part] = theirs[part]
+        labels[part] = of_theirs[part]
     return images, labels
 
 
@@ -233,7 +250,9 @@ def one_number(value: Any) -> Any:
 
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
     """Take a step; return its loss, the weights afterwards, what the model got, what was sent."""
-    (images, labels), before, steps = batch, weights_of(model), []
+    images, labels = batch
+    before = weights_of(model)
+    steps: list[str] = []
     noted = optimizer.register_step_pre_hook(
         lambda *_: steps.append(fingerprint(gradient_of(model)))
     )
@@ -251,6 +270,12 @@ def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, b
         "gradients": sum(p.grad is not None for p in model.parameters()),
         "calls": calls,
     }
+
+
+#: Words for :meth:`Twin.wrong_steps`, and for :meth:`Twin.wrong_losses`.
+Words = tuple[Mapping[str, str], Mapping[str, str]]
+#: For a member's step, and for what compares its weights and loss: all that the member has to do.
+Around = Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]]
 
 
 @dataclass(frozen=True)
@@ -271,23 +296,51 @@ class GroupStep:
     batch: tuple[Tensor, Tensor]
     where: str
 
+    def is_right(self, report: Report, mistakes: Words, around: Around, equal: bool) -> bool:
+        """Judge who computes what, what is sent, the weights and the loss."""
+        if any(len(step["stepped"]) != step["steps"] for step in self.steps):
+            raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
+        passes = [step["passes"] for step in self.steps]
+        parts = misshared(passes, len(self.batch[1]), self.members, equal=equal)
+        if not report.facts(None, {f"{self.where}: {parts}": parts}):
+            return False
+        right = [
+            report.follow(rank, around(step, self._compared(place, mistakes)))
+            for place, (rank, step) in enumerate(zip(self.members, self.steps, strict=True))
+        ]
+        return all(right) and report.facts(None, self._differences())
 
-#: Words for :meth:`Twin.wrong_steps`, and for :meth:`Twin.wrong_losses`.
-Words = tuple[Mapping[str, str], Mapping[str, str]]
-#: For a member's step, and for what compares its weights and loss: all that the member has to do.
-Around = Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]]
+    def _compared(self, place: int, mistakes: Words) -> Iterator[Step]:
+        """Yield that the weights and the loss of a member are those of the sequential step."""
+        step = self.steps[place]
+        made_by = (*self.batch, len(self.members), place)
+        likely = named(mistakes[0], self.twin.wrong_steps, *made_by)
+        weights = self.twin.after(self.twin.gradient(*self.batch))
+        yield value(step["weights"], weights, likely, what=f"{self.where}: not the sequential step")
+        likely = named(mistakes[1], self.twin.wrong_losses, *made_by)
+        loss = self.twin.loss(*self.batch)
+        what = f"{self.where}: the loss"
+        form = "the mean loss of the minibatch"
+        yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
+
+    def _differences(self) -> dict[str, bool]:
+        """Return whether replicas, each of which is nearly right, differ from each other."""
+        weights, gradients = (
+            {repr(step[name]) for step in self.steps} for name in ("weights", "stepped")
+        )
+        return {
+            f"{self.where}: the replicas are not identical to the last bit: every rank must do the "
+            "same arithmetic on the same reduced gradient": len(weights) > 1,
+            f"{self.where}: the optimizers stepped with different gradients: average the gradients "
+            "before the step, not the weights after it": len(gradients) > 1,
+        }
 
 
 @dataclass(frozen=True)
 class GroupTraining:
-    """Training steps of a group, and what is needed to judge them.
+    """Training steps of a group, and what is needed to judge them; see :class:`GroupStep`.
 
-    Attributes:
-        twin: as it is before the first step; it takes each step that is right.
-        members: the global ranks of the group.
-        steps: for each step and each member what :func:`taken` told.
-        minibatches: for each step and each member the minibatch of its own samples.
-        where: each step, in words.
+    The twin takes each step that is right. There are minibatches for each step and each member.
     """
 
     twin: Twin
@@ -307,60 +360,10 @@ class GroupTraining:
         for steps, own, where in zip(self.steps, self.minibatches, self.where, strict=True):
             batch = composed(own, steps)
             group_step = GroupStep(self.members, steps, self.twin, batch, where)
-            if not _judge_step(report, group_step, mistakes, around, equal):
+            if not group_step.is_right(report, mistakes, around, equal):
                 return
             yield group_step
             self.twin.step(*batch)
-
-
-def _judge_step(
-    report: Report, group_step: GroupStep, mistakes: Words, around: Around, equal: bool
-) -> bool:
-    """Judge who computes what, what is sent, the weights and the loss; return if all is right."""
-    members = group_step.members
-    steps = group_step.steps
-    where = group_step.where
-    if any(len(step["stepped"]) != step["steps"] for step in steps):
-        raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
-    passes = [step["passes"] for step in steps]
-    parts = misshared(passes, len(group_step.batch[1]), members, equal=equal)
-    if not report.facts(None, {f"{where}: {parts}": parts}):
-        return False
-    right = []
-    for place, (rank, step) in enumerate(zip(members, steps, strict=True)):
-        compared = _compared_with_twin(group_step, place, mistakes)
-        right.append(report.follow(rank, around(step, compared)))
-    return all(right) and report.facts(None, _different_replicas(steps, where))
-
-
-def _compared_with_twin(group_step: GroupStep, place: int, mistakes: Words) -> Iterator[Step]:
-    """Yield that the weights and the loss of a member are those of the sequential step."""
-    twin = group_step.twin
-    batch = group_step.batch
-    step = group_step.steps[place]
-    of_steps, of_losses = mistakes
-    p = len(group_step.members)
-    where = group_step.where
-    likely = named(of_steps, twin.wrong_steps, *batch, p, place)
-    weights = twin.after(twin.gradient(*batch))
-    yield value(step["weights"], weights, likely, what=f"{where}: not the sequential step")
-    likely = named(of_losses, twin.wrong_losses, *batch, p, place)
-    loss = twin.loss(*batch)
-    form = "the mean loss of the minibatch"
-    what = f"{where}: the loss"
-    yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
-
-
-def _different_replicas(steps: Sequence[dict[str, Any]], where: str) -> dict[str, bool]:
-    """Return whether replicas, each of which is nearly right, differ from each other."""
-    weights = {repr(step["weights"]) for step in steps}
-    gradients = {repr(step["stepped"]) for step in steps}
-    return {
-        f"{where}: the replicas are not identical to the last bit: every rank must do the "
-        "same arithmetic on the same reduced gradient": len(weights) > 1,
-        f"{where}: the optimizers stepped with different gradients: average the gradients "
-        "before the step, not the weights after it": len(gradients) > 1,
-    }
 
 
 @contextlib.contextmanager

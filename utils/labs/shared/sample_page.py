@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.colors import to_rgb
-from matplotlib.patches import Rectangle
 
 from utils.figures import CYCLE, GREY, INK, PAPER, RED
 from utils.figures.page import Page
+from utils.figures.shapes import cell
 
 MARKS = ("o", "s", "^", "D", "v", "P")
 MOST_RANKS = len(MARKS)
@@ -65,10 +65,9 @@ class SamplePage(Page):
 
     def frame(self, first: float, last: float) -> None:
         """Draw a thick frame around samples from one place to another."""
-        corner = (first + _LEFT - 0.1, self.y - TALL - 0.1)
-        look: dict[str, Any] = {"facecolor": "none", "edgecolor": INK, "linewidth": 2.2}
-        frame = Rectangle(corner, last - first + 1.2, TALL + 0.2, zorder=4, **look)
-        self.axes.add_patch(frame)
+        look = {"height": TALL + 0.2, "linewidth": 2.2, "zorder": 4}
+        left = first + _LEFT - 0.1
+        cell(self.axes, left, self.y - TALL / 2, last - first + 1.2, "none", **look)
 
     def legend(self, names: Sequence[str], others: Mapping[str, str], note: str) -> None:
         """Draw an entry per rank, and per other kind of box; the note stands behind them."""
@@ -99,13 +98,14 @@ class SamplePage(Page):
     def _box(
         self, x: float, top: float, height: float, rank: int | None, kind: str, pale: bool
     ) -> None:
-        look: dict[str, Any] = {"facecolor": PAPER, "edgecolor": GREY, "linewidth": 0.8}
+        color = PAPER
+        look: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.8}
         if kind == "sample":
-            look["facecolor"] = _tint(CYCLE[rank], 0.12 if pale else 0.38)
+            color = _tint(CYCLE[rank], 0.12 if pale else 0.38)
             look["edgecolor"] = _tint(INK, 0.3 if pale else 0.7)
         elif kind == "repeated":
-            look |= {"edgecolor": RED, "linewidth": 1.6, "linestyle": (0, (3, 2))}
-        self.axes.add_patch(Rectangle((x + 0.06, top - height), 0.88, height, zorder=2, **look))
+            look = {"edgecolor": RED, "linewidth": 1.6, "linestyle": (0, (3, 2))}
+        cell(self.axes, x + 0.06, top - height / 2, 0.88, color, height=height, zorder=2, **look)
         if kind == "dropped":
             line = {"color": GREY, "linewidth": 1.0, "zorder": 2.5}
             self.axes.plot([x + 0.06, x + 0.94], [top - height, top], **line)

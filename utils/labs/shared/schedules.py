@@ -149,15 +149,11 @@ def _incomplete(schedule: Schedule) -> str | None:
 
 
 def _illegal(schedule: Schedule) -> str | None:
-    _, done = planned(schedule)
     waits = []
-    for s, count in enumerate(done):
-        if count < len(schedule[s]):
-            kind, k = schedule[s][count]
-            stage, other_kind, other_k = needs(len(schedule), s, kind, k)
-            waits.append(
-                f"stage {s} waits with {kind}{k} for {other_kind}{other_k} of stage {stage}"
-            )
+    for s, (actions, count) in enumerate(zip(schedule, planned(schedule)[1], strict=True)):
+        for kind, k in actions[count : count + 1]:
+            stage, other, other_k = needs(len(schedule), s, kind, k)
+            waits.append(f"stage {s} waits with {kind}{k} for {other}{other_k} of stage {stage}")
     return f"not legal, nobody can go on: {'; '.join(waits)}" if waits else None
 
 
@@ -180,8 +176,8 @@ def held(schedule: Schedule) -> list[int]:
 def look_at(text: str, limit: int, backward: float = 2) -> None:
     """Say whether a schedule that somebody has drawn up can run, its bubble and its memory."""
     schedule = parse(text)
-    if said := faults(schedule):
-        print(f"✗ {said}")
+    if fault := faults(schedule):
+        print(f"✗ {fault}")
         return
     spans, _ = planned(schedule, 1, backward)
     p = len(schedule)

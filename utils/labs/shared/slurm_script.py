@@ -109,22 +109,19 @@ def submit(script: Path) -> str:
 
 
 def of_the_site() -> dict[str, str]:
-    """Return what each batch script has of the site: ``options``, ``setup``, ``prefix``."""
-    settings = _site()
-    options = [f"--{name}={settings[name]}" for name in ("partition", "account") if settings[name]]
-    options += settings["options"]
+    """Return what each batch script has of the site: ``options``, ``setup``, ``prefix``.
+
+    The site's `partition`, `account`, `options` and `setup` are as in hpc/site.toml.
+    """
+    file = Path(PREFIX, "etc/ddl-labs/site.toml")
+    site = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
+    options = [f"--{name}={site[name]}" for name in ("partition", "account") if site.get(name)]
+    options += site.get("options", [])
     return {
         "options": "".join(f"#SBATCH {option}\n" for option in options),
-        "setup": "\n".join(settings["setup"]) or "# Here would be: module load …",
+        "setup": "\n".join(site.get("setup", [])) or "# Here would be: module load …",
         "prefix": PREFIX,
     }
-
-
-def _site() -> dict:
-    """Return the site's `partition`, `account`, `options` and `setup`; see hpc/site.toml."""
-    file = Path(PREFIX, "etc/ddl-labs/site.toml")
-    found = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
-    return {"partition": "", "account": "", "options": [], "setup": []} | found
 
 
 # --- what a script does ------------------------------------------------------------------------
@@ -203,11 +200,10 @@ def minutes(limit: str) -> float | None:
     form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if not form:
         return None
-    days, *parts = (None if part is None else int(part) for part in form.groups())
-    first, second, third = parts
-    if days is None and third is None:  # minutes, or minutes:seconds
-        return first + (second or 0) / 60
-    return 1440 * (days or 0) + 60 * first + (second or 0) + (third or 0) / 60
+    days, first, second, third = (int(part or 0) for part in form.groups())
+    if form[1] is None and form[4] is None:  # minutes, or minutes:seconds
+        return first + second / 60
+    return 1440 * days + 60 * first + second + third / 60
 
 
 def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:

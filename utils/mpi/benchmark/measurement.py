@@ -79,52 +79,47 @@ def _measure_all(options: argparse.Namespace, comm: MPI.Comm) -> dict:
     """Return all numbers, as the JSON file has them."""
     torch.set_num_threads(1)
     machines = hosts(comm)  # before anything of ours keeps a core busy
+    sizes, rounds, sample = (QUICK_SIZES, 2, 0.003) if options.quick else (SIZES, 5, 0.02)
     result = {
         "ranks": comm.size,
         "threads": torch.get_num_threads(),
         "hosts": machines,
         "warnings": warnings(machines),
         "versions": versions(),
-        "rounds": options.rounds or (2 if options.quick else 5),
+        "rounds": options.rounds or rounds,
     }
     if comm.rank == 0:
         print(tables.heading(result), flush=True)  # the rest takes minutes
-    world = World.connect(comm)
     rows = [
         {"name": name, "bytes": nbytes, "repetitions": {}, "rounds": {}}
         for name in options.only or OPERATIONS
-        for nbytes in options.sizes or (QUICK_SIZES if options.quick else SIZES)
+        for nbytes in options.sizes or sizes
         if name != "all_gather" or nbytes * comm.size <= MOST_GATHERED
     ]
-    measure(world, rows, result["rounds"], sample=0.003 if options.quick else 0.02)
+    measure(comm, connect(comm), rows, result["rounds"], sample)
     return {**result, "operations": rows}
 
 
 # --- the clock ---------------------------------------------------------------------------------
 
 
-@dataclass
-class World:
-    """All ranks, once per transport."""
+#: By transport a process group of all ranks; mpi4py has none.
+Groups = dict[str, dist.ProcessGroup | None]
 
-    comm: MPI.Comm
-    mpi: dist.ProcessGroup
-    gloo: dist.ProcessGroup
 
-    @classmethod
-    def connect(cls, comm: MPI.Comm) -> World:
-        """Make the process groups of all ranks; every rank calls it."""
-        if not dist.is_mpi_available():
-            raise RuntimeError(
-                "this PyTorch has no backend mpi: install the project (pip install -e .), and "
-                "leave TORCH_DEVICE_BACKEND_AUTOLOAD unset"
-            )
-        # gloo is the default group: under an mpi one, new_group("gloo") finds no store.
-        store = _store(comm)
-        dist.init_process_group(
-            "gloo", store=store, rank=comm.rank, world_size=comm.size, timeout=TIMEOUT
+def connect(comm: MPI.Comm) -> Groups:
+    """Make the process groups of all ranks; every rank calls it."""
+    if not dist.is_mpi_available():
+        raise RuntimeError(
+            "this PyTorch has no backend mpi: install the project (pip install -e .), and "
+            "leave TORCH_DEVICE_BACKEND_AUTOLOAD unset"
         )
-        return cls(comm, dist.new_group(backend="mpi", timeout=TIMEOUT), dist.group.WORLD)
+    # gloo is the default group: under an mpi one, new_group("gloo") finds no store.
+    dist.init_process_group(
+        "gloo", store=_store(comm), rank=comm.rank, world_size=comm.size, timeout=TIMEOUT
+    )
+    mpi = dist.new_group(backend="mpi", timeout=TIMEOUT)
+    return {"mpi": mpi, "mpi4py": None, "gloo": dist.group.WORLD}
 
 
 def _store(comm: MPI.Comm) -> dist.TCPStore:
@@ -168,7 +163,7 @@ def _repetitions(comm: MPI.Comm, call: Callable[[int], object], sample: float) -
         tried *= 4
 
 
-def measure(world: World, rows: list[dict], rounds: int, sample: float) -> None:
+def measure(comm: MPI.Comm, groups: Groups, rows: list[dict], rounds: int, sample: float) -> None:
     """Fill in repetitions, rounds, and seconds of all rows.
 
     A round goes through all rows and transports, the transports in turn first: whatever else the
@@ -180,28 +175,27 @@ def measure(world: World, rows: list[dict], rounds: int, sample: float) -> None:
     for turn in range(rounds):
         first = turn % len(TRANSPORTS)
         for row in rows:
-            operation = FUNCTIONS[row["name"]](world, _zeros(row["bytes"] // 4))
+            data = _zeros(row["bytes"] // 4)
             for transport in TRANSPORTS[first:] + TRANSPORTS[:first]:
-                call = operation.calls[transport]
+                operation = FUNCTIONS[row["name"]](comm, groups[transport], data)
                 if turn == 0:
-                    _check(operation, transport, f"{row['name']} on {transport}", world.comm.rank)
-                    row["repetitions"][transport] = _repetitions(world.comm, call, sample)
+                    _check(operation, data, f"{row['name']} on {transport}", comm.rank)
+                    row["repetitions"][transport] = _repetitions(comm, operation.call, sample)
                 repetitions = row["repetitions"][transport]
-                seconds_of(world.comm, call, max(1, repetitions // 10))
-                seconds = seconds_of(world.comm, call, repetitions) * operation.share
+                seconds_of(comm, operation.call, max(1, repetitions // 10))
+                seconds = seconds_of(comm, operation.call, repetitions) * operation.share
                 row["rounds"].setdefault(transport, []).append(seconds)
     for row in rows:
         row["seconds"] = {name: statistics.median(times) for name, times in row["rounds"].items()}
 
 
-def _check(operation: Operation, transport: str, name: str, rank: int) -> None:
+def _check(operation: Operation, data: Tensor, name: str, rank: int) -> None:
     """Raise RuntimeError if a call computes something wrong: its speed would mean nothing."""
-    results = operation.results[transport]
-    for tensor, _ in results:
+    for tensor, _ in operation.results:
         tensor.zero_()  # not what another transport left there
-    operation.data.fill_(rank + 1)
-    operation.calls[transport](0)
-    for tensor, expected in results:
+    data.fill_(rank + 1)
+    operation.call(0)
+    for tensor, expected in operation.results:
         if not (tensor == expected).all():
             raise RuntimeError(f"{name}: rank {rank} got wrong values, {expected} was expected")
 
@@ -211,107 +205,74 @@ def _check(operation: Operation, transport: str, name: str, rank: int) -> None:
 
 @dataclass
 class Operation:
-    """One operation at one size, on each transport.
+    """One operation at one size, in a process group, or on mpi4py where there is none.
 
     Attributes:
-        data: The tensor that each rank contributes.
-        calls: By transport a function of i, which makes the i-th call.
-        results: By transport tensors, and the value that each must have after call 0.
+        call: A function of i, which makes the i-th call.
+        results: Tensors, and the value that each must have after call 0.
         share: A time is that of a call, times this.
     """
 
-    data: Tensor
-    calls: dict[str, Callable[[int], object]]
-    results: dict[str, list[tuple[Tensor, float]]]
+    call: Callable[[int], object]
+    results: list[tuple[Tensor, float]]
     share: float = 1.0
 
-    @classmethod
-    def of(
-        cls, world: World, data: Tensor, on_torch: Callable, on_mpi4py: Callable, results: list
-    ) -> Operation:
-        """Make an operation of `on_torch(group, i)` and `on_mpi4py(i)`."""
-        calls = {
-            "mpi": functools.partial(on_torch, world.mpi),
-            "mpi4py": on_mpi4py,
-            "gloo": functools.partial(on_torch, world.gloo),
-        }
-        return cls(data, calls, dict.fromkeys(calls, results))
 
-
-def all_reduce(world: World, data: Tensor) -> Operation:
+def all_reduce(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
     """Add over the ranks, in place."""
+    results = [(data, comm.size * (comm.size + 1) / 2)]
+    if group is not None:
+        return Operation(lambda i: dist.all_reduce(data, group=group), results)
     array = data.numpy()
-    n = world.comm.size
-    return Operation.of(
-        world,
-        data,
-        lambda group, i: dist.all_reduce(data, group=group),
-        lambda i: world.comm.Allreduce(MPI.IN_PLACE, array),
-        [(data, n * (n + 1) / 2)],
-    )
+    return Operation(lambda i: comm.Allreduce(MPI.IN_PLACE, array), results)
 
 
-def broadcast(world: World, data: Tensor) -> Operation:
+def broadcast(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
     """Broadcast from each rank in turn: a root that never changes would run ahead of the others."""
+    n = comm.size
+    if group is not None:
+        return Operation(lambda i: dist.broadcast(data, i % n, group=group), [(data, 1)])
     array = data.numpy()
-    n = world.comm.size
-    return Operation.of(
-        world,
-        data,
-        lambda group, i: dist.broadcast(data, i % n, group=group),
-        lambda i: world.comm.Bcast(array, i % n),
-        [(data, 1)],
-    )
+    return Operation(lambda i: comm.Bcast(array, i % n), [(data, 1)])
 
 
-def all_gather(world: World, data: Tensor) -> Operation:
+def all_gather(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
     """Gather into a list of tensors on torch.distributed, into one array on mpi4py."""
-    n = world.comm.size
-    parts = [_zeros(len(data)) for _ in range(n)]
+    n = comm.size
+    expected = range(1, n + 1)
+    if group is not None:
+        parts = [_zeros(len(data)) for _ in range(n)]
+        results = list(zip(parts, expected, strict=True))
+        return Operation(lambda i: dist.all_gather(parts, data, group=group), results)
     table = _zeros(n * len(data)).view(n, -1)
     array = data.numpy()
     gathered = table.numpy()
-    operation = Operation.of(
-        world,
-        data,
-        lambda group, i: dist.all_gather(parts, data, group=group),
-        lambda i: world.comm.Allgather(array, gathered),
-        list(zip(parts, range(1, n + 1), strict=True)),
-    )
-    operation.results["mpi4py"] = list(zip(table, range(1, n + 1), strict=True))
-    return operation
+    results = list(zip(table, expected, strict=True))
+    return Operation(lambda i: comm.Allgather(array, gathered), results)
 
 
-def ping_pong(world: World, data: Tensor) -> Operation:
+def ping_pong(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
     """Send from the first rank to the last and back; they are on two hosts if any ranks are."""
-    comm = world.comm
     last = comm.size - 1
+    if 0 < comm.rank < last:  # the ranks in between do nothing
+        return Operation(lambda i: None, [])
     begins = comm.rank == 0
     peer = last if begins else 0
     incoming = _zeros(len(data))
-    array = data.numpy()
-    received = incoming.numpy()
+    send = functools.partial(comm.Send, data.numpy(), peer)
+    receive = functools.partial(comm.Recv, incoming.numpy(), peer)
+    if group is not None:
+        send = functools.partial(dist.send, data, peer, group=group)
+        receive = functools.partial(dist.recv, incoming, peer, group=group)
 
-    def on_torch(group: dist.ProcessGroup, i: int) -> None:
+    def there_and_back(i: int) -> None:
         if begins:
-            dist.send(data, peer, group=group)
-        dist.recv(incoming, peer, group=group)
+            send()
+        receive()
         if not begins:
-            dist.send(data, peer, group=group)
+            send()
 
-    def on_mpi4py(i: int) -> None:
-        if begins:
-            comm.Send(array, peer)
-        comm.Recv(received, peer)
-        if not begins:
-            comm.Send(array, peer)
-
-    operation = Operation.of(world, data, on_torch, on_mpi4py, [(incoming, peer + 1)])
-    operation.share = 0.5
-    if 0 < comm.rank < last:  # the ranks in between do nothing
-        operation.calls = dict.fromkeys(TRANSPORTS, lambda i: None)
-        operation.results = {name: [] for name in TRANSPORTS}
-    return operation
+    return Operation(there_and_back, [(incoming, peer + 1)], share=0.5)
 
 
 def _zeros(count: int) -> Tensor:
@@ -338,7 +299,7 @@ def hosts(comm: MPI.Comm) -> list[dict]:
     name = socket.gethostname()
     everyone = comm.allgather((name, _cpus()))
     here = [cpus for host, cpus in everyone if host == name]
-    first = next(rank for rank, (host, _) in enumerate(everyone) if host == name)
+    first = [host for host, _ in everyone].index(name)
     busy = psutil.cpu_percent(0.5) / 100 * _all_cpus() if comm.rank == first else 0.0
     slowest(comm, busy)  # the others sleep here
     union = set().union(*here)
@@ -352,8 +313,7 @@ def hosts(comm: MPI.Comm) -> list[dict]:
         "busy": busy,
         "load": os.getloadavg()[0],
     }
-    descriptions = comm.allgather(mine if comm.rank == first else None)
-    return [host for host in descriptions if host]
+    return list(filter(None, comm.allgather(mine if comm.rank == first else None)))
 
 
 def _cpus() -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from tabulate import tabulate
@@ -30,41 +31,37 @@ def complete(result: dict) -> None:
 def fits(rows: list[dict]) -> list[dict]:
     """Fit t = α + n·β for each operation, transport and regime that has at least two sizes."""
     lines = []
-    for operation in dict.fromkeys(row["name"] for row in rows):
-        for transport in TRANSPORTS:
-            for regime, (least, most) in REGIMES.items():
-                points = {
-                    row["bytes"]: row["seconds"][transport]
-                    for row in rows
-                    if row["name"] == operation and least <= row["bytes"] <= most
-                }
-                if len(points) >= 2:
-                    about = {"operation": operation, "transport": transport, "regime": regime}
-                    lines.append(about | _fit(points))
+    names = dict.fromkeys(row["name"] for row in rows)
+    for operation, transport, regime in itertools.product(names, TRANSPORTS, REGIMES):
+        least, most = REGIMES[regime]
+        points = {
+            row["bytes"]: row["seconds"][transport]
+            for row in rows
+            if row["name"] == operation and least <= row["bytes"] <= most
+        }
+        if len(points) < 2:
+            continue
+        fit = fit_alpha_beta(list(points), list(points.values()))
+        lines.append({
+            "operation": operation,
+            "transport": transport,
+            "regime": regime,
+            "points": len(points),
+            "alpha": fit.alpha,
+            "beta": fit.beta,
+            "bandwidth": fit.bandwidth if fit.beta > 0 else None,  # JSON has no infinity
+            "error": fit.error,
+            "max_error": fit.max_error,
+        })
     return lines
-
-
-def _fit(points: dict[int, float]) -> dict:
-    fit = fit_alpha_beta(list(points), list(points.values()))
-    return {
-        "points": len(points),
-        "alpha": fit.alpha,
-        "beta": fit.beta,
-        "bandwidth": fit.bandwidth if fit.beta > 0 else None,  # JSON has no infinity
-        "error": fit.error,
-        "max_error": fit.max_error,
-    }
 
 
 def remarks(rows: list[dict]) -> list[str]:
     """Return where mpi does worse than it should."""
-
-    def above(row: dict) -> float:
-        return row["seconds"]["mpi"] - row["seconds"]["mpi4py"]
-
     slower = [row for row in rows if row["gloo/mpi"] < 1]
     large = [row for row in rows if row["bytes"] >= MI and row["mpi/mpi4py"] > 1.05]
-    small = [row for row in rows if row["bytes"] == 4 and above(row) > 5e-6]
+    smallest = [row for row in rows if row["bytes"] == 4]
+    small = [r for r in smallest if r["seconds"]["mpi"] - r["seconds"]["mpi4py"] > 5e-6]
     return [
         f"mpi is slower than gloo: {_places(slower)}",
         f"mpi is more than 5 % over mpi4py, from 1 MiB: {_places(large)}",

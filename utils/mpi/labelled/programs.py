@@ -4,13 +4,12 @@ Each is a script by itself: ``mpiexec -n 2 python program.py``. It begins with :
 which joins the backend that ``LABELLED_BACKEND`` names, and gives ``rank``, ``size``, ``small`` (4
 elements of float32) and ``large`` (4 MB, more than any library sends before it is received).
 ``LABELLED_TIMEOUT`` has the seconds that a wait may last; a backend other than ``mpi`` needs a file
-to meet in, ``LABELLED_STORE``. A line that ends in ``#!`` is one that a report has to name.
+to meet in, ``LABELLED_STORE``. A pair is written as a diff, from the wrong program to the right
+one. A line that ends in ``#!`` is one that a report of the wrong one has to name.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
 from dataclasses import dataclass
 
 PRELUDE = """\
@@ -59,32 +58,44 @@ class Pair:
 
     Attributes:
         name, kind: what it is called; one of :data:`KINDS`.
-        wrong, right: their text after the prelude.
+        diff: their text after the prelude: lines of the wrong one begin with ``-``, those of the
+            right one with ``+``, those of both with a blank.
         says: regular expressions, of which each has to be found in a report of the wrong one.
         ranks: how many it needs.
     """
 
     name: str
     kind: str
-    wrong: str
-    right: str
+    diff: str
     says: tuple[str, ...]
     ranks: int = 2
 
     def text(self, right: bool) -> str:
-        """The whole program."""
-        return PRELUDE + textwrap.dedent(self.right if right else self.wrong).lstrip("\n")
+        """Return the whole program."""
+        other = "-" if right else "+"
+        program = [line[2:] for line in self.diff.splitlines() if not line.startswith(other)]
+        if right:
+            program = [line.removesuffix("  #!") for line in program]
+        return PRELUDE + "\n".join([*program, ""])
 
 
-#: What a report says of ranks that wait for each other in a circle.
-CIRCLE_OF_TWO = (r"Deadlock", r"0 → 1 → 0")
-CIRCLE_OF_THREE = (r"Deadlock", r"0 → 1 → 2 → 0")
+#: Begins a line with what a report says.
+SAYS = "says: "
 
 
-def collector(pairs: list[Pair], kind: str) -> Callable[..., None]:
-    """Return what adds a pair of this class: name, wrong and right text, and what a report says."""
+def read_pairs(text: str) -> list[Pair]:
+    """Return the pairs of a text.
 
-    def add(name: str, wrong: str, right: str, *says: str, ranks: int = 2) -> None:
-        pairs.append(Pair(name, kind, wrong, right, says, ranks))
-
-    return add
+    A line ``# KIND`` begins a class, and ``## NAME`` or ``## NAME [3 ranks]`` a pair. Below it is
+    what a report says, a regular expression in each line that begins with ``says:``, then the diff.
+    """
+    pairs = []
+    for of_a_kind in text.split("\n# ")[1:]:
+        kind, *blocks = of_a_kind.split("\n## ")
+        for block in blocks:
+            head, *lines = block.rstrip().splitlines()
+            name, _, ranks = head.removesuffix(" ranks]").partition(" [")
+            says = tuple(line[len(SAYS) :] for line in lines if line.startswith(SAYS))
+            diff = "\n".join(lines[len(says) :])
+            pairs.append(Pair(name, kind.strip(), diff, says, int(ranks or 2)))
+    return pairs

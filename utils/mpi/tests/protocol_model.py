@@ -287,7 +287,6 @@ def fast(may_leave: bool = True) -> Callable:
 
     def program(run: Run, rank: Rank) -> None:
         path, rank.code = FastPath(rank.handshake, None), SUM
-        board = rank.handshake.announcements.board
 
         def all_reduce(*_) -> None:
             number = rank.handshake.announcements.number
@@ -300,9 +299,6 @@ def fast(may_leave: bool = True) -> Callable:
             1,
             4,
             MPI.FLOAT,
-            board.size,
-            board.words,
-            board.place(handshake.ACKNOWLEDGED),
             all_reduce,
         )
         options = SimpleNamespace(asyncOp=False, reduceOp=ReduceOp.SUM)

@@ -28,7 +28,7 @@ from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
 from torch_mpi.group import tensors
 from torch_mpi.group.collective_work import START_AFTER, START_AFTER_WITHOUT_CORE, start_after
-from torch_mpi.group.messages import Tags
+from torch_mpi.group.messages import Channels
 from torch_mpi.group.step_runner import Steps, now
 from torch_mpi.group.work import DoneWork, MPIWork
 from torch_mpi.protocol import board as board_module
@@ -48,9 +48,8 @@ from torch_mpi.protocol.handshake import (
     signature,
 )
 from torch_mpi.protocol.interfaces import Waitable
-from torch_mpi.protocol.progress import Progress
+from torch_mpi.protocol.progress import Progress, Threads
 from torch_mpi.protocol.rendezvous import Rendezvous
-from torch_mpi.protocol.status import Threads
 from torch_mpi.protocol.wait_monitor import wait_for
 from torch_mpi.record import Call, Log
 
@@ -740,7 +739,7 @@ def test_what_nobody_waits_for_is_moved_along_all_the_same(moving):
 def test_steps_that_other_ranks_need_are_gone_on_with(moving):
     request = Request()
     steps = Steps(iter_of(request))
-    moving.detach("a group", steps)
+    moving.detach("a group", steps.poll)
     request.over = True
     deadline = time.monotonic() + 30
     while not steps.done and time.monotonic() < deadline:
@@ -970,20 +969,25 @@ def test_small_integers_wrap_around_as_in_pytorch_and_never_saturate(dtype, name
 # --- tags ----------------------------------------------------------------------------------------
 
 
+def channels(largest: int) -> Channels:
+    """The communicators of a group, of an MPI library with this largest tag."""
+    return Channels(None, SimpleNamespace(Get_attr=lambda key: largest), (0,), 0)
+
+
 @pytest.mark.parametrize("largest", [32_767, 524_287, 1_048_575, 8_388_607, 2**31 - 1])
 def test_tags_stay_below_the_largest_that_the_mpi_library_has(largest):
-    tags = Tags(largest)
+    tags = channels(largest)
     numbers = [1, 16_383, 16_384, 2**20, 2**24 + 5, 2**31, largest, largest + 1]
-    collectives = {tags.of_collective(n) for n in numbers}
-    messages = {tags.of_message(n) for n in numbers}
+    collectives = {tags.tag_of_collective(n) for n in numbers}
+    messages = {tags.tag_of_message(n) for n in numbers}
     assert min(collectives | messages) >= 0
     assert max(collectives | messages) < largest
     assert max(collectives) < min(messages)
 
 
 def test_thousands_of_messages_may_be_under_way_before_a_tag_comes_again():
-    tags = Tags(32_767)
-    assert len({tags.of_message(n) for n in range(10_000)}) == 10_000
+    tags = channels(32_767)
+    assert len({tags.tag_of_message(n) for n in range(10_000)}) == 10_000
 
 
 def test_a_collective_is_begun_early_only_where_a_processor_is_idle(monkeypatch):

@@ -125,7 +125,7 @@ def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatc
 
 
 def _call_forgetting(self, entry) -> None:
-    self._promised, self._fast_call = 0, None
+    self._promised, self.fast_call = 0, None
     self.announcements.number += 1
     entry.number = self.announcements.number
     entry.mine = fingerprint(entry.number, entry.code, blocking=False)

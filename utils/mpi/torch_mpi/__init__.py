@@ -1,4 +1,1 @@
-"""PyTorch's "mpi" backend on mpi4py, for the stock PyTorch wheel.
-
-Nothing is imported here: see :mod:`torch_mpi.autoload`.
-"""
+"""PyTorch's "mpi" backend on mpi4py: see :mod:`torch_mpi.autoload`. Nothing is imported here."""

@@ -1,13 +1,7 @@
-"""Give the stock PyTorch wheel an "mpi" backend.
+"""Give the stock PyTorch wheel an "mpi" backend; README.md says what that changes.
 
-PyTorch's wheels are built without MPI, so ``init_process_group("mpi")`` raises there. PyTorch
-calls :func:`install` at the end of every ``import torch``, through the entry-point group
-``torch.backends`` (see "Autoload Mechanism" in its documentation). The function puts two names in
-place. The backend, mpi4py, and the MPI library are loaded when a program asks for "mpi".
-
-PyTorch 2.14 also has the group ``torch.distributed.backends``, and looks into it when a program
-asks for a backend. But PyTorch's own entry there is called "mpi" too, and the order of the files
-in site-packages decides which of the two counts. So :func:`install` registers the backend first.
+PyTorch calls :func:`install` at the end of every ``import torch`` (see "Autoload Mechanism" in its
+documentation). The backend, mpi4py, and the MPI library are loaded when a program asks for "mpi".
 
 If an entry point raises, PyTorch fails ``import torch`` for every program in the environment. So
 this module imports only ``warnings`` on top, and :func:`install` warns instead of raising.
@@ -22,10 +16,7 @@ class LazyProcessGroupMPI:
 
     @staticmethod
     def create(ranks: list[int]):
-        """Make the process group of ``ranks`` (global ranks; empty: all of them).
-
-        Returns:
-            The group, or ``None`` on a rank that is not part of it.
+        """Make the process group of ``ranks`` (global ranks; empty: all); ``None`` on other ranks.
 
         Raises:
             UnsupportedPyTorch: PyTorch is too old.
@@ -55,10 +46,8 @@ class LazyProcessGroupMPI:
 def is_mpi_available() -> bool:
     """Return True if ``init_process_group("mpi")`` would work in this process.
 
-    Neither mpi4py nor the MPI library is loaded here: a child process tries them, once.
-
-    PyTorch 2.13 asks this before it creates a group, and would say only that it has no MPI.
-    :meth:`LazyProcessGroupMPI.create` knows the reason, so PyTorch gets True and calls it.
+    Nothing is loaded here: a child process tries, once. PyTorch 2.13 asks before it makes a group,
+    and gets True: :meth:`LazyProcessGroupMPI.create` knows what to say if there is no MPI.
     """
     if sys._getframe(1).f_code.co_name == "_new_process_group_helper":
         return True
@@ -78,10 +67,7 @@ def is_mpi_available() -> bool:
 
 
 def install() -> None:
-    """Put the backend in place; where that fails, warn. Never raises an ``Exception``.
-
-    Nothing is done for a PyTorch that was built with MPI, or without ``torch.distributed``.
-    """
+    """Put the backend in place; where that fails, warn. Never raises an ``Exception``."""
     try:
         register()
     except Exception as error:
@@ -94,8 +80,7 @@ def install() -> None:
 def register() -> None:
     """Register the backend with PyTorch, unless PyTorch has one or is without groups.
 
-    PyTorch 2.14 and later call this when a program asks for "mpi" and :func:`install` did not run,
-    because of ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
+    PyTorch 2.14 and later call this for "mpi" where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
     """
     import torch.distributed as dist
 

@@ -1,8 +1,7 @@
-"""Which versions of PyTorch work, and everything that is used of it beyond its documentation.
+"""Which versions of PyTorch work, and what they have beyond PyTorch's documentation.
 
 A new version of PyTorch may take any of it away. :func:`check` is run before the first process
-group is made, and says which version lacks what; ``CONTRIBUTING.md`` has the matrix of versions
-that the tests are run on.
+group is made; ``CONTRIBUTING.md`` has the matrix of versions that the tests are run on.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -27,8 +26,8 @@ LAST = (2, 15)
 _warned: set[str] = set()
 
 _C10D = distributed_c10d.__file__
-# Frames between PyTorch's function and ours, at most.
-_NEAR = 6
+# Frames from PyTorch's `send` or `recv` to ours, at most.
+_NEAR = 9
 _MAKER = "_new_process_group_helper"
 
 
@@ -45,11 +44,7 @@ class IncompatiblePyTorch(RuntimeError):
 
 
 def check_version(version: str) -> None:
-    """Raise UnsupportedPyTorch for a version that is too old; warn about one that is too new.
-
-    Args:
-        version: PyTorch's version, such as "2.15.0+cu130".
-    """
+    """Raise UnsupportedPyTorch for a version that is too old; warn about one that is too new."""
     first = ".".join(map(str, FIRST))
     last = ".".join(map(str, LAST))
     if minor(version) < FIRST:
@@ -104,10 +99,7 @@ def _needed() -> Iterable[tuple[str, bool]]:
 
 
 def timeout_of_the_caller() -> float | None:
-    """Return the seconds that ``init_process_group`` or ``new_group`` was given, or ``None``.
-
-    PyTorch hands its MPI backend no timeout, so it is read from the frame that asks for the group.
-    """
+    """Return the seconds that ``init_process_group`` or ``new_group`` was given, from its frame."""
     asked = _locals_of(_MAKER).get("timeout", default_pg_timeout)
     return None if asked in (None, default_pg_timeout) else asked.total_seconds()
 
@@ -130,34 +122,32 @@ def asked_of_pytorch() -> Announcement | None:
     return None if size is None and rank is None else Announcement(source, size, rank)
 
 
-def _locals_of(name: str) -> dict:
-    """Return the local variables of PyTorch's function ``name`` among the callers, if it is."""
-    frame = sys._getframe(2)
-    while frame is not None:
+def _frame_of(name: str, nearest: int) -> FrameType | None:
+    """Return the frame of PyTorch's function ``name``, if it is among the ``nearest`` callers."""
+    frame = sys._getframe(1)
+    while frame is not None and nearest:
         if frame.f_code.co_name == name and frame.f_code.co_filename == _C10D:
-            return frame.f_locals
+            return frame
         frame = frame.f_back
-    return {}
+        nearest -= 1
+    return None
+
+
+def _locals_of(name: str) -> dict:
+    frame = _frame_of(name, sys.maxsize)
+    return {} if frame is None else frame.f_locals
 
 
 def is_called_by(name: str) -> bool:
     """Return whether PyTorch's blocking ``name`` is a caller (it calls ``isend``, ``irecv``)."""
-    frame = sys._getframe(2)
-    for _ in range(_NEAR):
-        frame = frame.f_back
-        if frame is None:
-            return False
-        if frame.f_code.co_name == name and frame.f_code.co_filename == _C10D:
-            return True
-    return False
+    return _frame_of(name, _NEAR) is not None
 
 
 def leave_out_flight_recorder() -> None:
     """Have PyTorch 2.15 not attach its flight recorder to this backend's groups.
 
     It hooks into the C++ methods of ``ProcessGroup``, which a group that replaces them in Python
-    never calls; PyTorch leaves such groups out, and takes ours for another kind as it names its
-    device, which ``split_group`` asks for. The set holds the backends that it leaves out by name.
+    never calls. The set holds the backends that PyTorch leaves out by name.
     """
     names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(names, set):
@@ -165,47 +155,11 @@ def leave_out_flight_recorder() -> None:
 
 
 def never_compile(*classes: type) -> None:
-    """Have torch.compile call these methods as they are: it cannot look into a process group.
-
-    The strategy is for calls that come from C++, the attribute for those that it would inline.
-    """
+    """Have torch.compile call these methods as they are: it cannot look into a process group."""
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for method in (m for c in classes for m in vars(c).values() if inspect.isfunction(m)):
-        eval_frame.set_code_exec_strategy(method.__code__, skip)
+        eval_frame.set_code_exec_strategy(method.__code__, skip)  # for calls from C++
         method._torchdynamo_disable = True
         method._torchdynamo_disable_msg = "the mpi backend runs as it is"
-
-
-def open_span(name: str, tensors: Sequence[torch.Tensor]) -> object:
-    """Begin an event of torch.profiler, as PyTorch's own backends do; ``None`` where it is off."""
-    if not torch.autograd._profiler_enabled():
-        return None
-    return torch._C._autograd._record_function_with_args_enter(name, *tensors)
-
-
-def close_span(span: object) -> None:
-    """End an event that :func:`open_span` has begun, on a thread of its own.
-
-    An event that ends on another thread is an asynchronous one: what the rank computes meanwhile is
-    then not taken for a part of it.
-    """
-    _closer.submit(torch._C._autograd._record_function_with_args_exit, span).result()
-
-
-_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
-
-
-def at_end_of_backward(function: Callable[[], None]) -> bool:
-    """Have the present backward pass call this at its end; return False outside of one."""
-    try:
-        torch.autograd.Variable._execution_engine.queue_callback(function)
-    except RuntimeError:
-        return False
-    return True
-
-
-def premul_factor(op: dist.ReduceOp) -> float | torch.Tensor:
-    """Return what a ``PREMUL_SUM`` multiplies by; PyTorch 2.13 has no other way to read it."""
-    return op.__getstate__()[1]

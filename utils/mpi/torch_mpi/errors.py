@@ -120,12 +120,13 @@ def in_library(filename: str) -> bool:
     return known
 
 
-def users_place(frame: FrameType | None = None) -> tuple[str, int, str] | None:
+def users_place() -> tuple[str, int, str] | None:
     """Return file, line and function of the innermost call that is the user's.
 
     On a thread of a package, none of whose code is the user's: that of the package's innermost.
     """
-    first = frame = frame or sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
+    first = frame
     while frame is not None:
         if _is_the_users(frame.f_code):
             return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
@@ -138,9 +139,9 @@ def users_place(frame: FrameType | None = None) -> tuple[str, int, str] | None:
     return None
 
 
-def users_line(frame: FrameType | None = None) -> str:
+def users_line() -> str:
     """Return :func:`users_place` as a text."""
-    place = users_place(frame or sys._getframe(1))
+    place = users_place()
     return place_text(*place) if place else "an unknown line"
 
 

@@ -1,10 +1,7 @@
 """Compare what the launcher of this process announced with the ranks that MPI has.
 
-A program that torchrun or multiprocessing started can load MPI, but MPI then makes each process
-rank 0 of 1. Each of them would train alone, without an error. So the backend compares, before it
-loads MPI and once more afterwards.
-
-This module imports the standard library only, because PyTorch can ask before mpi4py is there.
+README.md says why, and what is compared. This module imports the standard library only, because
+PyTorch can ask before mpi4py is there.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ class Announcement:
 
     Attributes:
         source: the launcher, as the subject of a sentence.
-        size: how many ranks there are.
-        rank: which one this process is.
     """
 
     source: str
@@ -103,11 +98,9 @@ def _is_child() -> bool:
 
 
 def check(asked: Announcement | None, world: Announcement | None = None) -> None:
-    """Raise LauncherError if an announcement doesn't fit MPI's world.
+    """Raise LauncherError if what the program asked, or its environment, doesn't fit MPI's world.
 
-    Args:
-        asked: the rank and the size that the program gave to PyTorch.
-        world: MPI's world. Without it, the function predicts the world that MPI will have.
+    Without ``world``, the function predicts the world that MPI will have.
     """
     predicted = world or mpi_launcher() or Announcement("MPI", 1, 0)
     for announced in (asked, _environment()):
@@ -151,9 +144,8 @@ _claim: socket.socket | None = None
 def claim_rank() -> None:
     """Raise LauncherError if a sibling already communicates as the MPI rank that started both.
 
-    A rank may leave MPI to one child of ``multiprocessing``. Two children would both be the same
-    rank, and Open MPI crashes. The first child binds an abstract socket (Linux only), which
-    vanishes with its process.
+    A rank may leave MPI to one child of ``multiprocessing``. The first child binds an abstract
+    socket (Linux only), which vanishes with its process.
     """
     global _claim
     parent = multiprocessing.parent_process()

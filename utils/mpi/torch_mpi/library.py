@@ -1,15 +1,13 @@
 """The MPI library that mpi4py loads: that of the mpiexec which started this rank.
 
-A wheel of mpi4py loads its MPI library when it is imported. The one that pip has put into the
-environment comes first then, whatever module is loaded, and started by another MPI's mpiexec each
-rank would be alone. So the library of the launcher is named in ``MPI4PY_LIBMPI``.
+A wheel of mpi4py loads the MPI library that pip has put into the environment first. Started by
+another MPI's mpiexec, each rank would be alone. So ``MPI4PY_LIBMPI`` names the launcher's library.
 
 Only the standard library is imported on top: PyTorch calls this before mpi4py may be imported.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import os
@@ -18,7 +16,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from pathlib import Path
 
 from .launcher import LauncherError, ranks_launched
@@ -177,10 +174,7 @@ _LOAD = (
 
 @functools.cache
 def vendor_that_loads() -> str | None:
-    """Return whose MPI library mpi4py loads, such as "Open MPI"; ``None`` if there is none.
-
-    A child process tries, so that this process loads nothing that the program doesn't ask for.
-    """
+    """Return whose MPI library mpi4py loads, such as "Open MPI"; ``None``: a child finds none."""
     if MPI := sys.modules.get("mpi4py.MPI"):
         return MPI.get_vendor()[0]
     command = [sys.executable, "-c", _LOAD]
@@ -223,36 +217,24 @@ def start_mpi():
     Raises:
         ImportError: there is no mpi4py, or no MPI library that it can load.
     """
+    global _process
     name_library()
     try:
-        with _finalized_by_us():
-            from mpi4py import MPI
+        import mpi4py
+
+        # mpi4py would end MPI in a forked child, too. That has none of the threads with which the
+        # library would talk to the others: it would hang there, and its parent with it.
+        ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False
+        if ours:
+            mpi4py.rc.finalize = False
+        from mpi4py import MPI
     except ModuleNotFoundError as error:
         raise ImportError(f"the mpi backend needs mpi4py ({error}): pip install mpi4py") from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(_why_no_library(error)) from error
-    return MPI
-
-
-@contextlib.contextmanager
-def _finalized_by_us() -> Iterator[None]:
-    """Have :func:`end_mpi` end MPI instead of mpi4py, which would do so in a forked child, too.
-
-    A child has none of the threads with which the library would talk to the others: it would hang
-    there, and its parent with it.
-    """
-    global _process
-    try:
-        import mpi4py
-    except ModuleNotFoundError:
-        yield  # said by who imports it next
-        return
-    ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False
-    if ours:
-        mpi4py.rc.finalize = False
-    yield
     if ours:
         _process = os.getpid()
+    return MPI
 
 
 # The process that has started MPI; 0 where it was not this module that did.
@@ -284,12 +266,7 @@ def _why_no_library(error: Exception) -> str:
 
 
 def refuse_to_be_alone(size: int, library: str) -> None:
-    """Raise LauncherError where the launcher started more ranks than this one sees.
-
-    Args:
-        size: of MPI's world.
-        library: that was loaded, in words.
-    """
+    """Raise LauncherError where the launcher started more ranks than MPI's world has."""
     launched = ranks_launched()
     if size > 1 or launched < 2:
         return

@@ -2,10 +2,9 @@
 
 Imported by itself, mpi4py would choose its library and end MPI without regard to this backend.
 
-MPI 4.1 leaves it to the library what becomes of a job when a process fails (section 2.8), and
-libraries end the job. Under ``mpiexec --with-ft ulfm`` Open MPI 5 lets the others live on, and
-their communication with the dead rank is an error: User Level Failure Mitigation (Bland and others,
-"Post-failure recovery of MPI communication capability", IJHPCA 27(3), 2013).
+Under ``mpiexec --with-ft ulfm`` Open MPI 5 lets the other ranks live on, and communication with a
+dead rank is an error: User Level Failure Mitigation (Bland and others, "Post-failure recovery of
+MPI communication capability", IJHPCA 27(3), 2013).
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """A slower network than there is: each message takes ``latency + bytes / bandwidth`` at least.
 
 The model is Hockney's (1994) for one link per rank in each direction: a rank's messages leave one
-after the other, and arrive one after the other. A message that has nothing before it arrives
-``latency + bytes / bandwidth`` after it was sent, however fast the machine moved it.
-
-Ranks may be put together to nodes, with another network inside of each; then each rank has a link
-out and a link in for either of the two.
+after the other, and arrive one after the other. Ranks may be put together to nodes, with another
+network inside of each; then each rank has a link out and a link in for either of the two.
 """
 
 from __future__ import annotations
@@ -18,6 +15,7 @@ import statistics
 import threading
 import time
 from dataclasses import asdict, dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -85,7 +83,6 @@ class Arrival:
     Attributes:
         begin: when its first byte comes if nothing is before it, by ``time.perf_counter``.
         span: seconds that it takes the link.
-        end: when its last byte is here.
     """
 
     __slots__ = ("begin", "end", "span")
@@ -100,48 +97,15 @@ class Arrival:
         return self.end
 
 
-class _InLink:
-    """A link into this rank: one message after the other, in the order in which they begin to come.
-
-    The rank does not notice them in this order. So each one takes its place when it is noticed,
-    and those behind it end later.
-    """
-
-    def __init__(self):
-        self._arrivals: list[Arrival] = []
-        self._free = -math.inf
-
-    def add(self, begin: float, span: float) -> Arrival:
-        """Add a message that was noticed."""
-        known = self._arrivals
-        new = Arrival(begin, span)
-        place = bisect.bisect_right(known, begin, key=operator.attrgetter("begin"))
-        known.insert(place, new)
-        free = known[place - 1].end if place else self._free
-        for arrival in itertools.islice(known, place, None):
-            end = max(free, arrival.begin) + arrival.span
-            if end == arrival.end and arrival is not new:
-                break
-            arrival.end = free = end
-        if len(known) > REMEMBERED:
-            self._free = known[REMEMBERED // 2 - 1].end
-            del known[: REMEMBERED // 2]
-        return new
-
-
 class Wire:
-    """This rank's end of one network: a link out, and a link in.
-
-    Args:
-        network: which one.
-        shared_clock: whether all ranks read the same clock.
-    """
+    """This rank's end of one network: a link out, and a link in."""
 
     def __init__(self, network: Network, shared_clock: bool):
         self.network = network
         self._shared_clock = shared_clock
         self._out_free = 0.0
-        self._in = _InLink()
+        self._in_free = -math.inf
+        self._arrivals: list[Arrival] = []
         self._lock = threading.Lock()
 
     def sends(self, nbytes: int, at: float) -> tuple[float, float]:
@@ -157,12 +121,28 @@ class Wire:
         arrives = told if self._shared_clock else told + time.perf_counter()
         span = nbytes / self.network.bandwidth
         with self._lock:
-            return self._in.add(arrives - span, span)
+            return self._noticed(arrives - span, span)
 
+    def _noticed(self, begin: float, span: float) -> Arrival:
+        """Give a message its place among those that come in, one after the other.
 
-class _Nothing:
-    def wait(self) -> None:
-        pass
+        The rank does not notice them in the order in which they begin to come: those behind this
+        one end later.
+        """
+        known = self._arrivals
+        new = Arrival(begin, span)
+        place = bisect.bisect_right(known, begin, key=operator.attrgetter("begin"))
+        known.insert(place, new)
+        free = known[place - 1].end if place else self._in_free
+        for arrival in itertools.islice(known, place, None):
+            end = max(free, arrival.begin) + arrival.span
+            if end == arrival.end and arrival is not new:
+                break
+            arrival.end = free = end
+        if len(known) > REMEMBERED:
+            self._in_free = known[REMEMBERED // 2 - 1].end
+            del known[: REMEMBERED // 2]
+        return new
 
 
 class Link:
@@ -171,11 +151,10 @@ class Link:
     Attributes:
         network: the present one; ``None`` is the machine's own.
         shared_clock: whether all ranks read the same clock.
-        late: by how much the last wait ended later than the message was there, in seconds. What
-            the rank sends afterwards counts from that much earlier: the time that Python needs
-            is not the network's.
-        around: what PyTorch's own code takes from the end of a ``recv`` to the beginning of the
-            next ``send``, in seconds.
+        late: seconds by which the last wait ended later than the message was there. What the rank
+            sends afterwards counts from that much earlier: Python's time is not the network's.
+        around: seconds that PyTorch's own code takes from the end of a ``recv`` to the beginning of
+            the next ``send``.
     """
 
     def __init__(self):
@@ -192,10 +171,7 @@ class Link:
         self._wires = {}
 
     def wire(self, me: int, other: int) -> Wire | None:
-        """Return what messages between this rank and another one take (global ranks).
-
-        ``None`` where that is the machine's own network.
-        """
+        """Return the wire between two global ranks; ``None``: the machine's own network."""
         network = self.network and self.network.between(me, other)
         if network is None:
             return None
@@ -203,7 +179,7 @@ class Link:
             network, Wire(network, self.shared_clock)
         )
 
-    def calibrate(self, group: ProcessGroup, samples: int = 200) -> None:
+    def calibrate(self, group: ProcessGroup) -> None:
         """Measure :attr:`around`: `dist.send` with a group that does nothing."""
         import torch
         import torch.distributed as dist
@@ -213,9 +189,9 @@ class Link:
         nothing = torch.empty(1)
         peer = (group.rank() + 1) % group.size()
         spans = []
-        group.send = lambda *_: _Nothing()  # hides the method of the class
+        group.send = lambda *_: SimpleNamespace(wait=lambda: None)  # hides the method of the class
         try:
-            for _ in range(samples):
+            for _ in range(200):
                 start = time.perf_counter()
                 dist.send(nothing, group=group, group_dst=peer)
                 spans.append(time.perf_counter() - start)

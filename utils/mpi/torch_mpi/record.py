@@ -131,31 +131,24 @@ class Call:
 
 
 class Log:
-    """The last :data:`CAPACITY` calls of this process.
+    """The last :data:`CAPACITY` calls of this process."""
 
-    Attributes:
-        enabled: whether calls are recorded.
-    """
-
-    def __init__(self, capacity: int = CAPACITY):
+    def __init__(self):
         # A Call; or (its pattern, start, matched, end, sequence), which costs less to make.
-        self._calls: deque = deque(maxlen=capacity)
+        self._calls: deque = deque(maxlen=CAPACITY)
         self._seen = 0
-        self.enabled = True
 
     def add(self, call: Call) -> None:
         """Append a call; the oldest goes when the buffer is full."""
-        if self.enabled:
-            self._calls.append(call)
-            self._seen += 1
+        self._calls.append(call)
+        self._seen += 1
 
     def add_like(
         self, pattern: Call, start: float, matched: float, end: float, sequence: int
     ) -> None:
         """Append a completed blocking collective that is like ``pattern``, but for its times."""
-        if self.enabled:
-            self._calls.append((pattern, start, matched, end, sequence))
-            self._seen += 1
+        self._calls.append((pattern, start, matched, end, sequence))
+        self._seen += 1
 
     def mark(self) -> int:
         """Return a position to give to :meth:`since`."""
@@ -187,10 +180,7 @@ def _filled(pattern: Call, start: float, matched: float, end: float, sequence: i
 
 
 class LogView:
-    """Read what this process has communicated. Nothing can be changed through it.
-
-    Programs import this one, as :data:`log`; the backend writes to :data:`recorder`.
-    """
+    """Read what this process has communicated; the backend writes to :data:`recorder`."""
 
     __slots__ = ()
 

@@ -12,8 +12,8 @@ from .errors import CommunicationError
 from .mpi import MPI, agree, deaths_are_survived
 from .protocol import world
 from .protocol.diagnosis import names
-from .protocol.gathering import Assembly, assemble
 from .protocol.progress import guard
+from .protocol.recovery import Assembly, assemble
 from .protocol.status import SHRINK_ACKNOWLEDGED, SHRINK_HERE
 from .record import Call
 
@@ -55,7 +55,7 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
             dist.init_process_group("mpi", timeout=timedelta(seconds=limit))
             return dist.group.WORLD
         except CommunicationError:
-            if not world.current().status.dead():
+            if not world.current().dead():
                 raise
 
 
@@ -69,7 +69,7 @@ def _checked() -> world.World:
             "shrink() in a job that ends with its first dead rank: start it with "
             f"{settings.fault_tolerant}"
         )
-    if not here.status.dead() and not here.incident():
+    if not here.dead() and not here.incident():
         raise RuntimeError("shrink(): all ranks live, there is none to go on without")
     return here
 
@@ -79,7 +79,7 @@ def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
-        Call("shrink", tuple(here.status.alive())),
+        Call("shrink", tuple(filter(here.is_alive, range(here.size)))),
         here.board,
         SHRINK_HERE,
         SHRINK_ACKNOWLEDGED,
@@ -112,7 +112,7 @@ class _Failed:
 
     def check(self) -> None:
         """Raise RuntimeError where MPI takes no notice of a death."""
-        unnoticed = set(self._here.status.dead()) - self._known()
+        unnoticed = set(self._here.dead()) - self._known()
         now = time.monotonic()
         self._unnoticed_since = (self._unnoticed_since or now) if unnoticed else None
         if unnoticed and now - self._unnoticed_since > NOTICE:

@@ -1,24 +1,28 @@
 """Collectives as messages between ranks, for the slow network.
 
-MPI's own collectives move data inside the library, where no latency can be added. Here are the
-algorithms that such libraries choose from, message by message (R. Thakur, R. Rabenseifner,
-W. Gropp, "Optimization of collective communication operations in MPICH", 2005).
-
-All are generators for :class:`~.step_runner.Steps`, on plain one-dimensional tensors.
+MPI libraries choose from them (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
+communication operations in MPICH", 2005). Here they are generators for
+:class:`~.step_runner.Steps`, on plain one-dimensional tensors.
 """
 
 from __future__ import annotations
 
+import struct
+import time
 from collections.abc import Generator
 
 import torch
 
+from ..errors import CommunicationMismatch
+from ..mpi import MPI
+from ..network import link
 from ..record import Call
-from . import messages, tensors
+from . import tensors
 from .arithmetic import Combine
 from .messages import Channels
-from .step_runner import Steps
+from .step_runner import Steps, now
 
+_TIME = struct.Struct("<d")
 # Up to here the number of messages decides, above it their size.
 SMALL = 16 * 1024  # bytes
 
@@ -29,19 +33,60 @@ class Ranks:
     def __init__(self, channels: Channels, call: Call):
         self._channels = channels
         self._call = call
-        self._tag = channels.tags.of_collective(call.sequence)
+        self._tag = channels.tag_of_collective(call.sequence)
         self.rank = channels.rank
         self.size = len(channels.members)
         self.after = (self.rank + 1) % self.size
         self.before = (self.rank - 1) % self.size
 
     def send(self, peer: int, memory: torch.Tensor) -> Steps:
-        """Start sending."""
-        return Steps(messages.ship(self._channels, peer, memory, self._tag, self._call))
+        """Start sending plain memory to a rank of the group."""
+        return Steps(self._send(peer, memory))
 
     def receive(self, peer: int, memory: torch.Tensor) -> Steps:
-        """Start receiving."""
-        return Steps(messages.fetch(self._channels, peer, memory, self._tag, self._call))
+        """Start receiving what :meth:`send` sends."""
+        return Steps(self._receive(peer, memory))
+
+    # The sizes are known; on the slow network the time is not, and goes before.
+
+    def _send(self, peer: int, memory: torch.Tensor) -> Generator:
+        data = self._channels.data
+        nbytes = tensors.nbytes(memory)
+        self._call.moved_out = (self._call.moved_out or 0) + nbytes
+        if (wire := self._channels.wire(peer)) is None:
+            yield [data.Isend(tensors.message(memory), peer, self._tag)]
+            if link.network is not None:
+                yield [time.perf_counter()]  # what follows counts from now
+            return
+        gone, arrives = wire.sends(nbytes, now())
+        yield [
+            data.Isend(_TIME.pack(arrives), peer, self._tag),
+            data.Isend(tensors.message(memory), peer, self._tag),
+        ]
+        yield [gone]
+
+    def _receive(self, peer: int, memory: torch.Tensor) -> Generator:
+        channels = self._channels
+        nbytes = tensors.nbytes(memory)
+        self._call.moved_in = (self._call.moved_in or 0) + nbytes
+        wire = channels.wire(peer)
+        arrives = bytearray(_TIME.size)
+        first = [] if wire is None else [channels.data.Irecv(arrives, peer, self._tag)]
+        second = [channels.data.Irecv(tensors.message(memory), peer, self._tag)]
+        arrival = None
+        if wire is not None:
+            yield first
+            arrival = wire.receives(nbytes, *_TIME.unpack(arrives))
+        (status,) = yield second
+        arrived = status.Get_elements(MPI.BYTE)
+        if arrived != nbytes:
+            raise CommunicationMismatch(
+                f"{self._call.describe()}: rank {channels.members[peer]} sent {arrived} bytes, "
+                f"rank {channels.members[channels.rank]} expects {nbytes}",
+                self._call,
+            )
+        if link.network is not None:
+            yield [arrival or time.perf_counter()]
 
 
 def barrier(ranks: Ranks) -> Generator:
@@ -89,7 +134,7 @@ def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
         yield [Steps(_recursive_doubling(ranks, memory, add))]
         return
     chunks = list(memory.tensor_split(ranks.size))
-    yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
+    yield [Steps(reduce_scatter(ranks, chunks, add))]
     yield [Steps(all_gather(ranks, chunks))]
 
 
@@ -120,11 +165,11 @@ def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Gen
         yield [ranks.send(ranks.rank + power, memory)]
 
 
-def _ring_reduce(ranks: Ranks, chunks: list[torch.Tensor], add: Combine, last: int) -> Generator:
-    """Reduce and scatter on a ring: afterwards chunk ``last`` (this rank's) is complete."""
+def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
+    """Reduce on a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
     for step in range(ranks.size - 1):
-        outgoing = chunks[(last - step - 1) % ranks.size]
-        mine = chunks[(last - step - 2) % ranks.size]
+        outgoing = chunks[(ranks.rank - step - 1) % ranks.size]
+        mine = chunks[(ranks.rank - step - 2) % ranks.size]
         incoming = torch.empty_like(mine)
         yield [ranks.receive(ranks.before, incoming), ranks.send(ranks.after, outgoing)]
         add(mine, incoming)
@@ -136,11 +181,6 @@ def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
         outgoing = chunks[(ranks.rank - step) % ranks.size]
         incoming = chunks[(ranks.rank - step - 1) % ranks.size]
         yield [ranks.receive(ranks.before, incoming), ranks.send(ranks.after, outgoing)]
-
-
-def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
-    """Reduce on a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
-    yield [Steps(_ring_reduce(ranks, chunks, add, last=ranks.rank))]
 
 
 def exchange(

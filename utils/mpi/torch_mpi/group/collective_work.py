@@ -1,13 +1,12 @@
 """Collectives under way: one that begins when all ranks have announced it; several as one.
 
-The *fast path* is for a blocking ``all_reduce``, a sum, of a plain tensor like one before. It does
-what :func:`enqueue` does, without all that such a call does not need. Each microsecond counts
-there, so the handshake's usual case is written out; whatever is unusual is the handshake's.
+The *fast path* is for a blocking ``all_reduce``, a sum, of a plain tensor like one before. Each
+microsecond counts there, so the handshake's usual case is written out; whatever is unusual is the
+handshake's.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -32,6 +31,7 @@ from ..protocol.handshake import (
 )
 from ..protocol.progress import guard, progress
 from ..protocol.status import Side
+from ..protocol.wait_monitor import is_true_within
 from ..record import Call, recorder
 from . import algorithms, tensors
 from .step_runner import Steps
@@ -39,11 +39,11 @@ from .work import MPIWork, WorkState
 
 if TYPE_CHECKING:
     from .collectives import Operation
+    from .messages import Channels
     from .process_group import ProcessGroupMPI
 
 # A collective that does not block is begun by the first wait for it; failing that, after so long by
 # the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
-# Where ranks and threads are more than the cores, it hides nothing.
 START_AFTER = 2e-3  # seconds
 START_AFTER_WITHOUT_CORE = 20e-3  # seconds
 
@@ -94,12 +94,7 @@ def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
 
 
 def start_after(cores: int, ranks: int) -> float:
-    """Return the seconds after which the progress thread begins a collective.
-
-    Within a machine the data are moved by the rank's own processor. Begun early, that is hidden
-    behind computing only where a processor is idle. Where the ranks use all of them it takes its
-    time from computing, and some more for two threads that share one.
-    """
+    """Return the seconds after which the progress thread begins a collective."""
     one_is_idle = cores >= ranks * (torch.get_num_threads() + 1)
     return START_AFTER if one_is_idle else START_AFTER_WITHOUT_CORE
 
@@ -108,12 +103,7 @@ class CollectiveWork(MPIWork):
     """A collective: begins when all ranks of the group have announced the same call.
 
     Args:
-        operation: what it consists of.
         may_block: whether MPI's blocking calls are used when all ranks are in blocking calls.
-
-    Attributes:
-        entry: where it stands in the handshake of its group.
-        may_block: see above.
     """
 
     is_collective = True
@@ -155,7 +145,10 @@ class CollectiveWork(MPIWork):
                 for name, arguments in self._operation.mpi():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
-                self._steps = Steps(self._generator(self._operation), self._since())
+                # A small message leaves before its receiver comes.
+                small = self.call.nbytes <= algorithms.SMALL
+                since = link.called(self.call.start) if small else self.call.matched
+                self._steps = Steps(_steps(self._operation, self.group.channels), since)
         except MPI.Exception as error:
             self._error = self.group.error_in_words(error, self.call, self)
         except Exception as error:  # kept: raised where somebody waits
@@ -166,19 +159,6 @@ class CollectiveWork(MPIWork):
             self._operation = None  # with all tensors that are in it
         super()._end(state)
 
-    def _generator(self, operation: Operation) -> Generator:
-        """Return its steps: messages where MPI has no call, or is slower; else MPI's call."""
-        channels = self.group.channels
-        own_network = operation.mpi is not None and link.network is None
-        if not own_network or self.call.nbytes >= operation.messages_from:
-            return operation.algorithm(algorithms.Ranks(channels, self.call))
-        return _without_blocking(operation, channels.data)
-
-    def _since(self) -> float:
-        """Return when it began: a small message leaves before its receiver comes."""
-        small = self.call.nbytes <= algorithms.SMALL
-        return link.called(self.call.start) if small else self.call.matched
-
     def refuse(self, mismatched: list[int]) -> None:
         """Note that it will never begin: these ranks (of the group) made another call."""
         self._error = _mismatch(self, self.group.members[mismatched[0]])
@@ -188,23 +168,30 @@ class CollectiveWork(MPIWork):
         absent = [self.call.group[rank] for rank in self.entry.missing]
         return absent, False, self.entry.begun
 
-    def _give_up(self, error: Exception | None = None) -> None:
+    def _give_up(self) -> None:
         handshake = self.group.handshake
         with handshake.lock, self._lock:
             if not self.is_over and not self.entry.begun and not handshake.withdraw(self.entry):
                 return  # all are there: it goes on, whoever waits
-            super()._give_up(error)
+            super()._give_up()
 
     def _cancel(self) -> bool:
         if self.entry.begun and self._steps is not None and not self._steps.done:
-            progress.detach(self.group, self._steps)  # the other ranks need this one's part in it
+            progress.detach(
+                self.group, self._steps.poll
+            )  # the other ranks need this one's part in it
             return False
         return True
 
 
-def _without_blocking(operation: Operation, data: MPI.Intracomm) -> Generator:
+def _steps(operation: Operation, channels: Channels) -> Generator:
+    """Yield its steps: messages where MPI has no call, or is slower; else MPI's call."""
+    own_network = operation.mpi is not None and link.network is None
+    if not own_network or operation.call.nbytes >= operation.messages_from:
+        yield from operation.algorithm(algorithms.Ranks(channels, operation.call))
+        return
     calls = operation.mpi()
-    yield [getattr(data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
+    yield [getattr(channels.data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
 
 
 def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
@@ -213,29 +200,22 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     mine = call.side()
     name = work.group.name_of(call)
     world = work.group.world
-    stop = functools.partial(
-        world.begin_incident,
-        "mismatch",
-        waitable=work,
-        where=call.where,
-        waited=time.perf_counter() - call.start,
-        heard=work.is_heard(),
-        called={name: mine},
-    )
-    stop(error="")
-    theirs: Side | None = None
-    deadline = time.perf_counter() + OTHER_SIDE
-    while theirs is None and time.perf_counter() < deadline:
-        theirs = world.statuses()[other].get("called", {}).get(name)
-        if theirs is None:
-            time.sleep(1e-3)
+    called = {name: mine}
+    work.begin_mismatch("", call.where, called=called)
+
+    def told() -> Side | None:
+        return world.statuses()[other].get("called", {}).get(name)
+
+    is_true_within(OTHER_SIDE, told)
+    theirs = told()
     if theirs is not None and theirs["what"] == mine["what"]:
         theirs = None  # what did not fit was another thread's, which has left since
     sides = {world.rank: mine, other: theirs}
     text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
     if any(side and side["thread"] for side in sides.values()):
         text += _THREADS
-    return CommunicationMismatch(text, call, stop(error=text))
+    record = work.begin_mismatch(text, call.where, called=called)
+    return CommunicationMismatch(text, call, record)
 
 
 def _side(rank: int, side: Side | None) -> str:
@@ -266,7 +246,7 @@ class JoinedWork(MPIWork):
         """Return who has to come for the first one that is not over."""
         return next((w for w in self._works if not w.is_over), self._works[0]).missing()
 
-    def _give_up(self, error: Exception | None = None) -> None:
+    def _give_up(self) -> None:
         with self._lock:
             if self.is_over or self.poll():
                 return
@@ -286,8 +266,6 @@ class Known:
     Attributes:
         unnumbered: its fingerprint as collective 0.
         call: the record of the call that it was learned from.
-        count, nbytes, datatype: of the tensor.
-        size, words, acknowledged: of the board: ranks, words, place of this rank's acknowledgement.
         all_reduce: MPI's call.
     """
 
@@ -296,9 +274,6 @@ class Known:
     count: int
     nbytes: int
     datatype: MPI.Datatype
-    size: int
-    words: memoryview
-    acknowledged: int
     all_reduce: Callable
 
 
@@ -306,18 +281,18 @@ class FastPath:
     """What one group remembers of its calls of ``all_reduce``.
 
     Args:
-        handshake: of the group.
-        data: the communicator of its collectives.
+        data: the communicator of the group's collectives.
+
+    Attributes:
+        known: by dtype and shape. Without it, the next call looks whether all is well.
     """
 
     def __init__(self, handshake: Handshake, data: MPI.Intracomm):
         self._handshake = handshake
+        self._board = handshake.announcements.board
+        self._acknowledged = self._board.place(ACKNOWLEDGED)
         self._data = data
-        self._known: dict[tuple, Known] = {}
-
-    def forget(self) -> None:
-        """Have the next call look whether all is well."""
-        self._known.clear()
+        self.known: dict[tuple, Known] = {}
 
     def find(self, inputs: object) -> Known | None:
         """Return what is known of such a call; ``None`` where the fast path cannot be taken."""
@@ -325,7 +300,7 @@ class FastPath:
             return None
         tensor = inputs[0]
         try:
-            known = self._known.get((tensor.dtype, tensor.shape))
+            known = self.known.get((tensor.dtype, tensor.shape))
         except RuntimeError:  # a nested tensor has no shape: refused later
             return None
         # With a grad_fn, a backward pass will have to warn.
@@ -334,7 +309,7 @@ class FastPath:
     def remember(self, operation: Operation, code: int) -> None:
         """Have a call like this blocking one take the fast path, where possible."""
         call = operation.call
-        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self._known) >= _MOST:
+        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self.known) >= _MOST:
             return
         tensor = operation.result[0]
         if type(tensor) is not torch.Tensor or tensor.is_complex():
@@ -344,16 +319,12 @@ class FastPath:
         datatype, op = tensors.reduction(tensor.dtype, "SUM")
         if op != MPI.SUM:
             return
-        board = self._handshake.announcements.board
-        self._known[tensor.dtype, tensor.shape] = Known(
+        self.known[tensor.dtype, tensor.shape] = Known(
             fingerprint(0, code, blocking=True),
             call,
             tensor.numel(),
             call.nbytes,
             datatype,
-            board.size,
-            board.words,
-            board.place(ACKNOWLEDGED),
             self._data.Allreduce,
         )
 
@@ -382,17 +353,18 @@ class FastPath:
             return False
         block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
         mine = numbered(known.unnumbered, number)
-        first = number % DEPTH * known.size
-        end = first + known.size
-        words = known.words
-        everybody = alike(mine, known.size)
+        board = self._board
+        first = number % DEPTH * board.size
+        end = first + board.size
+        words = board.words
+        everybody = alike(mine, board.size)
         matched = 0.0
         guard.on += 1
         try:
-            words[first + announcements.board.rank] = mine
+            words[first + board.rank] = mine
             if words[first:end].tolist() == everybody or handshake.find_all(number, mine):
                 # Announcements.acknowledge, in short.
-                words[known.acknowledged] = number
+                words[self._acknowledged] = number
                 if words[first:end].tolist() == everybody or handshake.find_all_again(number, mine):
                     announcements.number = number
                     matched = _now()
@@ -403,7 +375,7 @@ class FastPath:
         if not matched:
             place = users_place()
             call = replace(known.call, sequence=number, place=place, blocking=True)
-            handshake.leave_to_next_call(call)
+            handshake.fast_call = call
         if guard.late:
             guard.release()
         return matched > 0

@@ -1,9 +1,4 @@
-"""The collectives.
-
-Each one is one function, which :class:`~torch_mpi.group.collective_group.CollectiveGroup` makes
-a method. The function checks the tensors and returns an :class:`Operation`: what goes in and out,
-MPI's call for it, and the same as messages. PROTOCOL.md says how to add one.
-"""
+"""The collectives: each checks the tensors and returns an :class:`Operation`. See PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from .arithmetic import combine
 from .tensors import Tensors
 
 if TYPE_CHECKING:
-    from .collective_group import CollectiveGroup
+    from .process_group import ProcessGroupMPI
 
 #: The name of a method of ``MPI.Intracomm``, and its arguments.
 MPICall = tuple[str, tuple[Any, ...]]
@@ -34,19 +29,7 @@ RING_FROM = 512 * 1024  # bytes
 
 @dataclass(slots=True)
 class Operation:
-    """One call of a collective on this rank, as data.
-
-    Attributes:
-        call: its record.
-        key: what has to be equal on all ranks, besides what ``call`` says.
-        result: the tensors that its future yields.
-        algorithm: the collective as messages between the ranks of a group.
-        mpi: MPI's blocking calls for it, ``(name, arguments)``; ``None`` where there is none.
-        finish: called once at the end: brings the results home.
-        keep: memory that MPI uses until then.
-        inputs: the tensors to show in a profile; without them, ``result``.
-        messages_from: bytes from which messages are faster than MPI's non-blocking call.
-    """
+    """One call of a collective on this rank, as data: PROTOCOL.md has a table of the fields."""
 
     call: Call
     key: tuple[object, ...]
@@ -62,7 +45,7 @@ class Operation:
 # -- one to all, all to one -------------------------------------------------------------------
 
 
-def broadcast(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+def broadcast(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
     """Copy the tensor of the root to every rank."""
     tensor = tensors.single(inputs, "broadcast")
     root = tensors.root(group, "broadcast", opts)
@@ -88,7 +71,7 @@ def broadcast(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> O
 
 
 def gather(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
     """Bring the tensors of all ranks into a list on the root."""
     tensor = tensors.single(inputs, "gather")
@@ -102,7 +85,7 @@ def gather(
 
 
 def scatter(
-    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
+    group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
     """Hand out one tensor to each rank, from a list on the root."""
     tensor = tensors.single(outputs, "scatter")
@@ -120,7 +103,7 @@ def scatter(
 
 
 def all_gather(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
     """Bring the tensors of all ranks into a list on every rank. Shapes may differ between ranks."""
     tensor = tensors.single(inputs, "all_gather")
@@ -135,7 +118,7 @@ def all_gather(
 
 
 def all_gather_single(
-    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
+    group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
     """Bring the tensors of all ranks, one after the other, into one tensor on every rank."""
     op = "all_gather_into_tensor"
@@ -146,7 +129,7 @@ def all_gather_single(
 
 
 def all_gather_coalesced(
-    group: CollectiveGroup, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
     """Do an :func:`all_gather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
     size = group.size()
@@ -167,7 +150,7 @@ def all_gather_coalesced(
 
 
 def _all_gather(
-    group: CollectiveGroup,
+    group: ProcessGroupMPI,
     op: str,
     parts: Tensors,
     tensor: torch.Tensor,
@@ -194,11 +177,11 @@ def _all_gather(
         for part, piece in zip(parts, stage.split(counts), strict=True):
             part.detach().copy_(piece.view(part.shape))
 
-    key = call.parts
     if stage.numel() > tensors.MAX_COUNT:
         sends = [(rank, tensor) for rank in range(len(parts))]
         receives = list(enumerate(stage.split(counts)))
-        return replace(_exchange(group, call, key, sends, receives, deliver), result=outputs)
+        operation = _exchange(group, call, call.parts, sends, receives, deliver)
+        return replace(operation, result=outputs)
     memory = tensors.readable(tensor)
     if tensors.overlap(memory, stage):
         memory = memory.clone()
@@ -217,11 +200,11 @@ def _all_gather(
         chunks[ranks.rank].copy_(memory.view(-1))
         yield from algorithms.all_gather(ranks, chunks)
 
-    return Operation(call, key, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
+    return Operation(call, call.parts, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
 
 
 def all_to_all(
-    group: CollectiveGroup, outputs: Tensors, inputs: Tensors, opts: object = None
+    group: ProcessGroupMPI, outputs: Tensors, inputs: Tensors, opts: object = None
 ) -> Operation:
     """Send input r to rank r, and receive output r from rank r."""
     outputs = tensors.check_count(group, outputs, "all_to_all")
@@ -233,7 +216,7 @@ def all_to_all(
 
 
 def all_to_all_single(
-    group: CollectiveGroup,
+    group: ProcessGroupMPI,
     output: torch.Tensor,
     tensor: torch.Tensor,
     output_splits: Sequence[int],
@@ -264,14 +247,14 @@ def all_to_all_single(
     return replace(operation, result=[output], inputs=[tensor])
 
 
-def barrier(group: CollectiveGroup, opts: object = None) -> Operation:
+def barrier(group: ProcessGroupMPI, opts: object = None) -> Operation:
     """Wait until every rank of the group has called it."""
     call = group.record("barrier", [], opts)
     return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
 
 
 def _exchange(
-    group: CollectiveGroup,
+    group: ProcessGroupMPI,
     call: Call,
     key: tuple[object, ...],
     sends: Sequence[tuple[int, torch.Tensor]],
@@ -323,7 +306,7 @@ def _exchange(
 # -- reductions ---------------------------------------------------------------------------------
 
 
-def reduce(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+def reduce(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
     """Reduce the tensors of all ranks into that of the root; the others keep theirs."""
     tensor = tensors.single(inputs, "reduce")
     root = tensors.root(group, "reduce", opts)
@@ -346,16 +329,12 @@ def reduce(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Oper
         flat = memory.view(-1) if is_root else memory.view(-1).clone()
         return algorithms.reduce(ranks, flat, combine(tensor.dtype, name), root)
 
-    def finish() -> None:
-        tensors.check_ops()
-        if is_root:
-            _deliver(tensor, memory, name, group)
-
+    finish = _reduced(group, name, [(tensor, memory)] if is_root else [])
     return Operation(call, (tuple(tensor.shape),), [tensor], algorithm, mpi, finish, memory)
 
 
 def all_reduce(
-    group: CollectiveGroup, inputs: Tensors | torch.Tensor, opts: object = None
+    group: ProcessGroupMPI, inputs: Tensors | torch.Tensor, opts: object = None
 ) -> Operation:
     """Reduce the tensors of all ranks, on every rank, in place.
 
@@ -364,13 +343,13 @@ def all_reduce(
     return _all_reduce(group, "all_reduce", [tensors.single(inputs, "all_reduce")], opts)
 
 
-def all_reduce_coalesced(group: CollectiveGroup, inputs: Tensors, opts: object = None) -> Operation:
+def all_reduce_coalesced(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
     """Do an :func:`all_reduce` of several tensors in one call."""
     op = "all_reduce_coalesced"
     return _all_reduce(group, op, [tensors.check(tensor, op) for tensor in inputs], opts)
 
 
-def _all_reduce(group: CollectiveGroup, op: str, inputs: Tensors, opts: object) -> Operation:
+def _all_reduce(group: ProcessGroupMPI, op: str, inputs: Tensors, opts: object) -> Operation:
     name = tensors.op_name(opts)
     for tensor in inputs:
         tensors.check_writable(tensor, op)
@@ -390,17 +369,13 @@ def _all_reduce(group: CollectiveGroup, op: str, inputs: Tensors, opts: object) 
         for memory in memories:
             yield from algorithms.all_reduce(ranks, memory.view(-1), combine(memory.dtype, name))
 
-    def finish() -> None:
-        tensors.check_ops()
-        for tensor, memory in zip(inputs, memories, strict=True):
-            _deliver(tensor, memory, name, group)
-
+    finish = _reduced(group, name, list(zip(inputs, memories, strict=True)))
     key = tuple((tensors.dtype_name(t.dtype), tuple(t.shape)) for t in inputs)
     return Operation(call, key, inputs, algorithm, mpi, finish, memories, messages_from=RING_FROM)
 
 
 def reduce_scatter(
-    group: CollectiveGroup, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
+    group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
     """Give rank r the reduction of everybody's r-th tensor. Sizes may differ between r."""
     output = tensors.single(outputs, "reduce_scatter")
@@ -415,7 +390,7 @@ def reduce_scatter(
 
 
 def reduce_scatter_single(
-    group: CollectiveGroup, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
+    group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
     """Give rank r the reduction of everybody's r-th equal part of one tensor."""
     op = "reduce_scatter_tensor"
@@ -425,7 +400,7 @@ def reduce_scatter_single(
 
 
 def _reduce_scatter(
-    group: CollectiveGroup, op: str, output: torch.Tensor, parts: Tensors, opts: object
+    group: ProcessGroupMPI, op: str, output: torch.Tensor, parts: Tensors, opts: object
 ) -> Operation:
     name = tensors.op_name(opts)
     tensors.check_alike([output, *parts], op)
@@ -451,12 +426,8 @@ def _reduce_scatter(
         yield from algorithms.reduce_scatter(ranks, chunks, combine(stage.dtype, name))
         memory.view(-1).copy_(chunks[ranks.rank])
 
-    def finish() -> None:
-        tensors.check_ops()
-        _deliver(output, memory, name, group)
-
-    key = call.parts
-    return Operation(call, key, [output], algorithm, mpi, finish, stage, inputs=parts)
+    finish = _reduced(group, name, [(output, memory)])
+    return Operation(call, call.parts, [output], algorithm, mpi, finish, stage, inputs=parts)
 
 
 def _reduce_each(
@@ -472,10 +443,21 @@ def _reduce_each(
 
 
 def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
-    return [[tensors.address(p), p.numel(), datatype] for p in tensors.pieces(memory)]
+    # MPI's ops work on its own datatypes only, not on a big element as in `tensors.message`.
+    pieces = memory.view(-1).split(tensors.MAX_COUNT)
+    return [[tensors.address(piece), piece.numel(), datatype] for piece in pieces]
 
 
-def _deliver(tensor: torch.Tensor, memory: torch.Tensor, name: str, group: CollectiveGroup) -> None:
-    if name == "AVG":
-        memory.div_(group.size())
-    tensors.deliver(tensor, memory)
+def _reduced(
+    group: ProcessGroupMPI, name: str, results: list[tuple[torch.Tensor, torch.Tensor]]
+) -> Callable[[], None]:
+    """Return what brings reductions home: ``(tensor, memory)`` pairs."""
+
+    def finish() -> None:
+        tensors.check_ops()
+        for tensor, memory in results:
+            if name == "AVG":
+                memory.div_(group.size())
+            tensors.deliver(tensor, memory)
+
+    return finish

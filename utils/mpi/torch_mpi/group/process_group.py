@@ -1,33 +1,40 @@
-"""``ProcessGroupMPI``: how a process group is made, ends, and begins anew after an incident."""
+"""``ProcessGroupMPI``: how a process group is made, ends, and begins anew; its collectives."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
-from torch.distributed import is_initialized
+from torch.distributed import ProcessGroup, is_initialized
 from torch.distributed.constants import default_pg_timeout
 
-from .. import compat
-from ..errors import CommunicationError
-from ..mpi import MPI
+from .. import compat, settings
+from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
+from ..mpi import MPI, is_death
 from ..network import link
-from ..protocol import rendezvous, world
-from ..protocol.gathering import GroupFlush
+from ..protocol import board, rendezvous, world
+from ..protocol.handshake import WORDS, Handshake
+from ..protocol.interfaces import Waitable
 from ..protocol.progress import guard, progress
-from ..protocol.recovery import Standing, Unreceived
-from ..record import Call
-from . import messages, point_to_point
-from .collective_group import CollectiveGroup
-from .collective_work import CollectiveWork, JoinedWork
-from .messages import read_envelope
-from .work import DoneWork, MPIWork
+from ..protocol.recovery import Flush, Standing, Unreceived
+from ..protocol.status import Side
+from ..record import Call, recorder
+from . import collectives, messages, tensors
+from .collective_work import CollectiveWork, FastPath, JoinedWork, enqueue
+from .collectives import Operation
+from .messages import Channels
+from .tensors import Tensors
+from .work import DONE, DoneWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
+_MAIN_THREAD = threading.main_thread().ident
 
 
 def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
@@ -54,19 +61,65 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         for group in here.groups:
             group.shutdown()
     here.recover_or_raise("new_group")
-    messages.every_send_waits = point_to_point.all_checks_are_on()
+    messages.every_send_waits = messages.all_checks_are_on()
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
-class ProcessGroupMPI(CollectiveGroup):
-    """A group of MPI ranks; see :class:`CollectiveGroup` for its arguments."""
+def _collective(prepare: Callable[..., Operation]) -> Callable[..., CollectiveWork]:
+    """Return the method that calls a collective: ``prepare`` checks the tensors."""
+
+    @functools.wraps(prepare)
+    def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
+        return self.run(prepare(self, *arguments, **options))
+
+    return method
+
+
+def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWork]:
+    """Return the method that calls a collective for several pairs of tensors, as one work."""
+
+    def method(
+        self: ProcessGroupMPI, outputs: Tensors, inputs: Tensors, opts: object = None
+    ) -> JoinedWork:
+        pairs = zip(outputs, inputs, strict=True)
+        return JoinedWork([single(self, *pair, opts) for pair in pairs], list(outputs))
+
+    method.__doc__ = f"Do :meth:`{single.__name__}` of several tensors."
+    return method
+
+
+class ProcessGroupMPI(ProcessGroup):
+    """A group of MPI ranks.
+
+    :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. Where ``opts`` is
+    one of PyTorch's objects of options, its ``asyncOp`` says whether the caller waits for the work.
+
+    Args:
+        members: global ranks, in the order of the group.
+        timeout: seconds that a wait lasts at most.
+    """
+
+    # PyTorch asks a group for the backend of a device; this group is its own.
+    supports_splitting = True
+    supports_coalescing = False
 
     def __init__(self, members: tuple[int, ...], timeout: float):
-        super().__init__(members, timeout)
+        here = world.current()
+        assert here is not None, "create() has entered the world"
+        self.world: world.World = here
+        self.members = members
+        self.key = members, here.groups.made.get(members, 0) + 1
+        self._rank = members.index(here.rank)
+        super().__init__(self._rank, len(members))
+        self._name = ""
+        self._description = ""
+        self._timeout = timeout
+        self._lost = ""
+        self.channels: Channels | None = None
         self.closed = False
         self._freed = False
         self._abandoned = False
-        self._flush: GroupFlush | None = None
+        self._flushes: list[Flush] = []
         try:
             with rendezvous.rendezvous(
                 self.world.control, members, self.key[1], "new_group", self.timeout, self.world
@@ -77,21 +130,228 @@ class ProcessGroupMPI(CollectiveGroup):
         except MPI.Exception as error:
             raise self.error_in_words(error, Call("new_group", members)) from None
         except KeyboardInterrupt:  # nobody gets this group, so nobody will destroy it
-            if self._has_channels:
+            if self.channels is not None:
                 self.closed = True
                 self._lost = "it was interrupted"
                 self.world.groups.close(self)
             raise
 
+    @property
+    def balance(self) -> int:
+        """Return how many more messages this rank has sent in this group than received."""
+        return self.channels.balance
+
+    def _open(self) -> None:
+        """Make the communicators and the board. All members are here."""
+        # A collective's own messages never meet the user's.
+        envelopes, data = rendezvous.two_communicators(self.world, self.members)
+        self.channels = Channels(envelopes, data, self.members, self._rank)
+        another = functools.partial(rendezvous.one_communicator, self.world, self.members)
+        notes = board.make(data, another, self.world.one_machine, WORDS)
+        self.handshake = Handshake(notes)
+        self._fast_path = FastPath(self.handshake, data)
+
+    @property
+    def timeout(self) -> float:
+        """Return the seconds that a wait lasts at most; a tool may have set another limit."""
+        return self._timeout if settings.time_limit is None else settings.time_limit
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set how long a wait lasts at most, from now on."""
+        self._timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.handshake.announcements.number
+
+    # -- what PyTorch asks it about itself ------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: D102  (PyTorch's name)
+        return "mpi"
+
+    def getRank(self) -> int:  # noqa: D102
+        return self._rank
+
+    def getSize(self) -> int:  # noqa: D102
+        return len(self.members)
+
+    def getGroupName(self) -> str:  # noqa: D102
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: D102
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: D102
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: D102
+        self._description = description
+
+    name = getBackendName
+    rank = getRank
+    size = getSize
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing: PyTorch asks it of backends that split, and the ranks are connected."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Do nothing on a rank outside of a new group: only its members make it."""
+
+    def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
+        return self
+
+    # -- collectives --------------------------------------------------------------------------
+
+    _all_reduce = _collective(collectives.all_reduce)
+    allreduce_coalesced = _collective(collectives.all_reduce_coalesced)
+    reduce = _collective(collectives.reduce)
+    reduce_scatter = _collective(collectives.reduce_scatter)
+    reduce_scatter_single = _collective(collectives.reduce_scatter_single)
+    reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
+    broadcast = _collective(collectives.broadcast)
+    gather = _collective(collectives.gather)
+    scatter = _collective(collectives.scatter)
+    allgather = _collective(collectives.all_gather)
+    allgather_coalesced = _collective(collectives.all_gather_coalesced)
+    all_gather_single = _collective(collectives.all_gather_single)
+    all_gather_single_coalesced = _coalesced(all_gather_single)
+    alltoall = _collective(collectives.all_to_all)
+    all_to_all_single = _collective(collectives.all_to_all_single)
+    barrier = _collective(collectives.barrier)
+
+    def allreduce(
+        self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
+    ) -> CollectiveWork | DoneWork:
+        """Reduce the tensors of all ranks; on the fast path where possible."""
+        known = self._fast_path.find(tensors)
+        # Another thread must not call a collective before this one is in the queue.
+        if known is None or not self.handshake.lock.acquire(blocking=False):
+            return self._all_reduce(tensors, opts)
+        try:
+            if self._fast_path.all_reduce(tensors[0], opts, known):
+                return DONE
+            return self._all_reduce(tensors, opts)
+        except MPI.Exception as error:
+            raise self.error_in_words(error, known.call) from None
+        finally:
+            try:
+                self.handshake.end_fast_path()
+            finally:  # also after a Ctrl-C in there
+                self.handshake.lock.release()
+
+    # The names that PyTorch used before, and that its C++ still asks for.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single
+    alltoall_base = all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def run(self, operation: Operation) -> CollectiveWork:
+        """Call a collective; it begins when all ranks have announced it."""
+        work = enqueue(self, operation)
+        if work.call.blocking and work.may_block:
+            self._fast_path.remember(operation, work.entry.code)
+        return work
+
+    # -- calls on record ------------------------------------------------------------------------
+
+    def _check_alive(self, op: str) -> None:
+        if threading.current_thread() is not progress.thread:
+            self.world.threads.communicates()
+        self.world.recover_or_raise(op)
+        if self._lost:
+            raise CommunicationError(
+                f"{op} on a process group that cannot be used any more: {self._lost}"
+            )
+
+    def record(
+        self,
+        op: str,
+        inputs: Tensors,
+        opts: object = None,
+        *,
+        peer: int | None = None,
+        tag: int | None = None,
+        blocking: bool | None = None,
+        reduce_op: str = "",
+        sent: int | None = None,
+    ) -> Call:
+        """Check the group, and put a call on record.
+
+        Args:
+            opts: PyTorch's; whether the call blocks, where ``blocking`` does not say so.
+            sent: bytes; all of the tensors, if not given.
+
+        Raises:
+            CommunicationError: the group is of no use any more, or an incident is on.
+        """
+        self._check_alive(op)
+        if blocking is None:
+            # A caller without options, as PyTorch's C++ is, waits for the work.
+            blocking = not getattr(opts, "asyncOp", True)
+        call = Call(
+            op,
+            self.members,
+            tensors.nbytes(*inputs),
+            tuple(inputs[0].shape) if inputs else (),
+            tensors.dtype_name(inputs[0].dtype) if inputs else "",
+            peer,
+            tag,
+            reduce_op,
+            blocking,
+            place=users_place(),
+        )
+        if threading.get_ident() != _MAIN_THREAD:
+            call.thread = threading.current_thread().name
+        call.sent = call.nbytes if sent is None else sent
+        recorder.add(call)
+        return call
+
+    def called(self) -> dict[str, Side]:
+        """Return what this rank has called that has not begun, by the name of the collective."""
+        return {self.name_of(call): call.side() for call in self.handshake.called().values()}
+
+    def name_of(self, call: Call) -> str:
+        """Return the name of a collective, the same on all ranks."""
+        return f"{self.key} {call.sequence}"
+
+    def forget_fast_path(self) -> None:
+        """Have the next call look whether all is well."""
+        self._fast_path.known.clear()
+
+    def error_in_words(
+        self, error: MPI.Exception, call: Call, waitable: Waitable | None = None
+    ) -> CommunicationError:
+        """Return what a user is told of an error of MPI; a death makes the group useless."""
+        if is_death(error):
+            # No other rank may wait inside of a call of MPI for the dead one.
+            self.world.base.Revoke()
+            if self.channels is not None:
+                self.channels.envelopes.Revoke()
+                self.channels.data.Revoke()
+            waited = time.perf_counter() - call.start
+            return self.world.stopped_by_another(call, waitable, waited)
+        if error.Get_error_class() == MPI.ERR_TRUNCATE:
+            return CommunicationMismatch(
+                f"{call.describe()} at {users_line()}: the message that arrived is larger than the "
+                f"tensor to receive it. Sender and receiver must agree on shape and dtype.",
+                call,
+            )
+        return CommunicationError(f"{call.describe()} at {users_line()} failed: {error}", call)
+
     # -- life -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the group on this rank. Called by ``destroy_process_group`` on every member.
-
-        Pending receives are cancelled, everything else is waited for. The communicators are freed
-        once all members have come here (:meth:`free_if_flushed`). A communicator on which a
-        collective never ends is kept, because freeing it would bring the process down.
-        """
+        """End the group on this rank, for ``destroy_process_group``; what never ends is kept."""
         if self.closed:
             return
         with guard:
@@ -107,24 +367,23 @@ class ProcessGroupMPI(CollectiveGroup):
             self._begin_flush()
             self.world.groups.free_flushed()
 
-    def _begin_flush(self) -> GroupFlush:
+    def _begin_flush(self) -> list[Flush]:
         """Tell every member, behind all that this rank has sent, that nothing more follows."""
         with guard:
-            self._flush = self._flush or GroupFlush(
-                (self.channels.envelopes, self.channels.data),
-                self.members,
-                self.world.refuse_if_broken,
-                functools.partial(progress.all_sent, self),
-            )
-            return self._flush
+            check = self.world.refuse_if_broken
+            all_sent = functools.partial(progress.all_sent, self)
+            self._flushes = self._flushes or [
+                Flush(self.channels.envelopes, self.members, check),
+                Flush(self.channels.data, self.members, check, all_sent),
+            ]
+            return self._flushes
 
     def free_if_flushed(self) -> None:
-        """Free the communicators of a destroyed group if no message can still be on its way.
-
-        So no message reaches a later communicator with the same number: PROTOCOL.md says how.
-        """
+        """Free the communicators of a destroyed group if no message can still be on its way."""
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
-            if self._flush and self._flush.is_over():
+            # MPI may need several calls to find a message that is here already.
+            looks = (all([flush.poll() for flush in self._flushes]) for _ in range(10))
+            if self._flushes and any(looks):
                 self._free()
 
     def _free(self) -> None:
@@ -135,7 +394,7 @@ class ProcessGroupMPI(CollectiveGroup):
             if self._freed:
                 return
             self._freed = True
-            self._flush = None
+            self._flushes = []
             self.handshake.announcements.board.close()
             for communicator in (self.channels.envelopes, self.channels.data):
                 communicator.Free()
@@ -156,8 +415,7 @@ class ProcessGroupMPI(CollectiveGroup):
     ) -> ProcessGroupMPI | None:
         """Make the process group of some ranks (of this group); ``None`` on the others.
 
-        There are no options, and the only device is the CPU: ``opts`` and ``device_types`` are
-        PyTorch's.
+        ``opts`` and ``device_types`` are PyTorch's: there are no options but the CPU.
         """
         members = tuple(self.members[r] for r in ranks)
         if self.world.rank not in members:
@@ -169,15 +427,11 @@ class ProcessGroupMPI(CollectiveGroup):
 
     splitGroup = split_group
 
-    # -- what torch_mpi.protocol.interfaces.Group asks of a group, after an incident ------------
+    # -- after an incident: see torch_mpi.protocol.interfaces.Group -----------------------------
 
     def standing(self, settled: bool) -> Standing:
         """Return what the other members have to know to begin anew together."""
         return Standing(*self.key, self.handshake.announcements.number, not self.closed, settled)
-
-    def poll_all(self) -> bool:
-        """Move on the collectives; return whether none is left."""
-        return progress.settled(self)
 
     def renew(self, standings: Sequence[Standing]) -> None:
         """Begin anew, after an incident; all members are here, and stand as told, in order."""
@@ -199,11 +453,16 @@ class ProcessGroupMPI(CollectiveGroup):
 
     def sweep(self) -> list[Unreceived]:
         """Throw away the messages that nobody has received; all members do so together."""
-        flush = self._begin_flush()  # a rank that has destroyed the group has begun it before
-        taken = flush.finish()
-        self._flush = None
+        # A rank that has destroyed the group has begun them before.
+        flushes = self._begin_flush()
+        for flush in flushes:
+            flush.finish()
+        self._flushes = []
         self.channels.balance = 0
-        return [read_envelope(self.channels, t.source, t.tag, bytes(t.data)) for t in taken]
+        return [
+            messages.read_envelope(self.channels, t.source, t.tag, bytes(t.data))
+            for t in flushes[0].taken
+        ]
 
     def free_alone(self, settled: bool, freed: bool) -> None:
         """Free a destroyed group that other members do not have.
@@ -224,27 +483,14 @@ class ProcessGroupMPI(CollectiveGroup):
         self._lost = reason
         self._abandoned = True
 
-    def give_up_all(self) -> None:
-        """End what is under way, so that the group can begin anew."""
-        for work in progress.works_of(self):
-            work.withdraw()
-
-    def end_blocking_calls(self) -> None:
-        """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
-        for work in progress.works_of(self):
-            if work.is_collective and work.call.blocking:
-                work.withdraw_or_take_part()
-
     # -- communication ----------------------------------------------------------------------
 
-    send = point_to_point.send
-    recv = point_to_point.receive
+    send = messages.send
+    recv = messages.receive
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
         """Start receiving one tensor from whichever rank sends first."""
-        return point_to_point.receive(self, tensors, None, tag)
+        return messages.receive(self, tensors, None, tag)
 
 
-compat.never_compile(
-    CollectiveGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork
-)
+compat.never_compile(ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)

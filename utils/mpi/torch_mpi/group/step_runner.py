@@ -20,8 +20,8 @@ _present = threading.local()
 def now() -> float:
     """Return when the step that is running became possible; outside of steps, the time.
 
-    A step that had to wait for a point in time is run a little later than that. What it does
-    counts from the point, or each step would add the time that it took to notice.
+    A step that had to wait is run a little later. What it does counts from the point in time, or
+    each step would add the time that it took to notice.
     """
     return getattr(_present, "time", None) or time.perf_counter()
 
@@ -29,13 +29,10 @@ def now() -> float:
 class Steps:
     """Runs a generator as far as it goes without waiting.
 
-    Args:
-        since: when its first step became possible; without it, :func:`now`.
-
     Attributes:
         count: how many steps have begun.
         done: whether it has ended.
-        time: when its last step became possible, or it ended.
+        time: when its last step became possible, or it ended; ``since`` is that of the first.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""What a communication needs of tensors: plain CPU memory, as MPI sees it, and of the right shape.
-
-Whatever does not fit is refused with what was given and what was expected.
-"""
+"""What a communication needs of tensors: plain CPU memory of the right shape, as MPI sees it."""
 
 from __future__ import annotations
 
@@ -15,13 +12,12 @@ import torch
 from torch.distributed import ReduceOp
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .. import compat
 from ..errors import users_place
 from ..mpi import MPI
 from .arithmetic import combine
 
 if TYPE_CHECKING:
-    from .collective_group import CollectiveGroup
+    from .process_group import ProcessGroupMPI
 
 #: What PyTorch gives where one tensor, or one for each rank, is meant.
 Tensors = Sequence[torch.Tensor]
@@ -116,8 +112,6 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
 def check_writable(tensor: torch.Tensor, op: str) -> None:
     """Refuse to write into a tensor several elements of which are one place in memory.
 
-    A backward pass through the tensor will warn, see :func:`_watch_gradient`.
-
     Raises:
         ValueError: an expanded tensor, with what to do.
     """
@@ -166,10 +160,7 @@ def address(tensor: torch.Tensor) -> MPI.buffer:
 
 
 def message(tensor: torch.Tensor) -> list:
-    """Return ``[buffer, count, datatype]`` that moves all elements of a plain tensor.
-
-    One big element is moved where the count is too large.
-    """
+    """Return ``[buffer, count, datatype]`` of a plain tensor; of a large one as one element."""
     numel = tensor.numel()
     itemsize = tensor.element_size()
     if numel <= MAX_COUNT:
@@ -189,14 +180,6 @@ def _big_element(numel: int, itemsize: int) -> MPI.Datatype:
     return whole
 
 
-def pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return views of a plain tensor of at most :data:`MAX_COUNT` elements each.
-
-    For reductions: MPI's ops work on its own datatypes only, not on a big element.
-    """
-    return list(tensor.view(-1).split(MAX_COUNT))
-
-
 # -- what a collective may be given: one tensor, one for each rank, parts of one, a root ----------
 
 
@@ -209,7 +192,7 @@ def single(tensors: Tensors | torch.Tensor, op: str) -> torch.Tensor:
     return check(tensors[0], op)
 
 
-def root(group: CollectiveGroup, op: str, opts: object) -> int:
+def root(group: ProcessGroupMPI, op: str, opts: object) -> int:
     """Return the root (in the group); raise ValueError for a rank that the group does not have."""
     rank = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
     if not 0 <= rank < group.size():
@@ -224,7 +207,7 @@ def check_alike(tensors: Tensors, op: str) -> None:
         raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
 
 
-def check_count(group: CollectiveGroup, tensors: Tensors, op: str) -> list[torch.Tensor]:
+def check_count(group: ProcessGroupMPI, tensors: Tensors, op: str) -> list[torch.Tensor]:
     """Return a tensor for each rank; raise ValueError for another number of them."""
     if len(tensors) != group.size():
         raise ValueError(
@@ -234,7 +217,7 @@ def check_count(group: CollectiveGroup, tensors: Tensors, op: str) -> list[torch
 
 
 def per_rank(
-    group: CollectiveGroup, tensors: Tensors, like: torch.Tensor, op: str
+    group: ProcessGroupMPI, tensors: Tensors, like: torch.Tensor, op: str
 ) -> list[tuple[int, torch.Tensor]]:
     """Return ``(rank, tensor)`` of a list of tensors as large as ``like``; raise ValueError."""
     checked = list(enumerate(check_count(group, tensors, op)))
@@ -249,7 +232,7 @@ def per_rank(
 
 
 def equal_parts(
-    group: CollectiveGroup, whole: torch.Tensor, part: torch.Tensor, op: str
+    group: ProcessGroupMPI, whole: torch.Tensor, part: torch.Tensor, op: str
 ) -> list[torch.Tensor]:
     """Return views of ``whole``, one per rank, each with the number of elements of ``part``."""
     size = group.size()
@@ -268,7 +251,7 @@ def equal_parts(
 
 
 def split(
-    group: CollectiveGroup, tensor: torch.Tensor, splits: Sequence[int], role: str
+    group: ProcessGroupMPI, tensor: torch.Tensor, splits: Sequence[int], role: str
 ) -> list[int]:
     """Return numbers of elements per rank, from numbers of rows per rank; raise ValueError."""
     size = group.size()
@@ -311,15 +294,6 @@ def flat(parts: Tensors) -> torch.Tensor:
 
 # -- dtypes and reductions in MPI's terms (MPI 4.1, sections 3.2.2 and 6.9) ----------------------
 
-_INTEGERS = {
-    getattr(torch, name): getattr(MPI, f"{name.upper()}_T")
-    for name in ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-}
-_FLOATS = {torch.float32: MPI.FLOAT, torch.float64: MPI.DOUBLE}
-_COMPLEX = {torch.complex64: MPI.C_FLOAT_COMPLEX, torch.complex128: MPI.C_DOUBLE_COMPLEX}
-# MPI has no 16-bit floats: they travel as 16-bit integers and are reduced by an op of ours.
-_HALVES = {torch.float16: MPI.UINT16_T, torch.bfloat16: MPI.UINT16_T}
-
 _NUMBERS = {
     "SUM": MPI.SUM,
     "AVG": MPI.SUM,
@@ -348,24 +322,23 @@ _TRUTHS = {
 _SMALL = {torch.int8, torch.uint8, torch.int16, torch.uint16}
 
 
-def _all_reductions() -> dict[tuple[torch.dtype, str], tuple[MPI.Datatype, MPI.Op]]:
-    of_integers = {n: op for n, op in (_NUMBERS | _BITS).items() if n not in _SUMS}
-    of_complex = {n: _NUMBERS[n] for n in ("SUM", "AVG", "PRODUCT")}
-    kinds = [
-        ({torch.bool: MPI.C_BOOL}, _TRUTHS),
-        (_HALVES, _NUMBERS),
-        (_INTEGERS, of_integers),
-        (_FLOATS, _NUMBERS),
-        (_COMPLEX, of_complex),
-    ]
-    table = {}
-    for datatypes, ops in kinds:
-        for dtype, datatype in datatypes.items():
-            table |= {(dtype, name): (datatype, op) for name, op in ops.items()}
-    return table
-
-
-_REDUCTIONS = _all_reductions()
+_OF_INTEGERS = {name: op for name, op in (_NUMBERS | _BITS).items() if name not in _SUMS}
+_OF_COMPLEX = {name: _NUMBERS[name] for name in ("SUM", "AVG", "PRODUCT")}
+# MPI has no 16-bit floats: they travel as 16-bit integers and are reduced by an op of ours.
+_HALVES = (torch.float16, torch.bfloat16)
+# Of each dtype MPI's datatype, and its ops.
+_REDUCTIONS = {
+    torch.bool: (MPI.C_BOOL, _TRUTHS),
+    torch.float16: (MPI.UINT16_T, _NUMBERS),
+    torch.bfloat16: (MPI.UINT16_T, _NUMBERS),
+    torch.float32: (MPI.FLOAT, _NUMBERS),
+    torch.float64: (MPI.DOUBLE, _NUMBERS),
+    torch.complex64: (MPI.C_FLOAT_COMPLEX, _OF_COMPLEX),
+    torch.complex128: (MPI.C_DOUBLE_COMPLEX, _OF_COMPLEX),
+} | {
+    getattr(torch, name): (getattr(MPI, f"{name.upper()}_T"), _OF_INTEGERS)
+    for name in ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+}
 # Errors inside our own ops: MPI would end the job if the op raised them.
 _failures: list[BaseException] = []
 
@@ -373,12 +346,13 @@ _failures: list[BaseException] = []
 def premultiplied(memory: torch.Tensor, opts: object, name: str) -> torch.Tensor:
     """Return the elements times the factor of ``PREMUL_SUM``; for other ops as they are.
 
-    It is NCCL's op, made by ``torch.distributed._make_nccl_premul_sum``, and what FSDP2 reduces
-    with after ``set_gradient_divide_factor``. The factor is a number, or a tensor of one element.
+    It is NCCL's op, which FSDP2 reduces with after ``set_gradient_divide_factor``. The factor is a
+    number, or a tensor of one element.
     """
     if name != "PREMUL_SUM":
         return memory
-    factor = compat.premul_factor(getattr(opts, "reduceOp", opts))
+    # PyTorch 2.13 has no other way to read it.
+    factor = getattr(opts, "reduceOp", opts).__getstate__()[1]
     if isinstance(factor, torch.Tensor):
         factor = factor.detach().reshape(()).to("cpu", memory.dtype)
     return memory * factor
@@ -393,10 +367,7 @@ def op_name(opts: object) -> str:
 
 
 def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:
-    """Return what MPI calls for an op of ours with ``(incoming, inout, datatype)``, two as memory.
-
-    It never raises: see :func:`check_ops`.
-    """
+    """Return what MPI calls for an op of ours. It never raises: see :func:`check_ops`."""
     reduce_into = combine(dtype, name)
 
     def reduce(incoming: MPI.buffer, inout: MPI.buffer, _datatype: MPI.Datatype) -> None:
@@ -430,9 +401,10 @@ def reduction(dtype: torch.dtype, name: str) -> tuple[MPI.Datatype, MPI.Op]:
     Raises:
         TypeError: no such reduction exists, with what to do instead.
     """
-    if (dtype, name) not in _REDUCTIONS:
+    datatype, ops = _REDUCTIONS.get(dtype, (None, {}))
+    if name not in ops:
         raise TypeError(_refusal(dtype, name))
-    datatype, op = _REDUCTIONS[dtype, name]
+    op = ops[name]
     if dtype in _HALVES or (dtype in _SMALL and name in ("SUM", "PRODUCT")):
         op = _own_op(dtype, "SUM" if name in _SUMS else name)
     return datatype, op

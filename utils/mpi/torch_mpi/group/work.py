@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Work
 
-from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
@@ -23,7 +24,11 @@ from ..record import Call
 from .step_runner import Steps
 
 if TYPE_CHECKING:
+    from ..protocol.status import Status
     from .process_group import ProcessGroupMPI
+
+_autograd = torch._C._autograd
+_closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
 
 
 class WorkState(enum.Enum):
@@ -39,8 +44,6 @@ class MPIWork(Work):
     """A communication: what is left of its steps, and what has to happen after them.
 
     Args:
-        group: the process group: how long to wait, and whom to tell that a wait was given up.
-        call: the record of the communication.
         result: the tensors that the future yields.
         finish: called once, after the last step.
         keep: memory that MPI uses until then.
@@ -50,7 +53,7 @@ class MPIWork(Work):
     is_collective = False
     not_before = 0.0
     has_future = False
-    seal = None  #: a :class:`~.point_to_point.Seal` on what is sent, where that was asked for
+    seal = None  #: a :class:`~.messages.Seal` on what is sent, where that was asked for
 
     def __init__(
         self,
@@ -79,8 +82,12 @@ class MPIWork(Work):
         self._future: torch.futures.Future | None = None
         self._future_held = False
         self._monitor: WaitMonitor | None = None
-        name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
-        self._span = compat.open_span(f"mpi:{name}", result if inputs is None else inputs)
+        self._span = None
+        if torch.autograd._profiler_enabled():
+            # An event of torch.profiler, as PyTorch's own backends begin it.
+            name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
+            shown = result if inputs is None else inputs
+            self._span = _autograd._record_function_with_args_enter(f"mpi:{name}", *shown)
         progress.begin(self)
 
     def take_over(self, steps: Steps) -> MPIWork:
@@ -93,10 +100,7 @@ class MPIWork(Work):
     # -- progress -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Move it on without waiting; return whether the communication is over.
-
-        Never raises an error of the communication: that is kept for :meth:`wait`.
-        """
+        """Move it on; return whether it is over. Its error is kept for :meth:`wait`."""
         if self.is_over:
             return True
         # A Ctrl-C in the middle would lose a step, or the lock.
@@ -175,23 +179,21 @@ class MPIWork(Work):
             self._error = CommunicationError(f"{self.call.describe()}: interrupted at its end")
             raise
         finally:
-            self._report_mismatch()
+            if isinstance(self._error, CommunicationMismatch) and not self._error.record:
+                self._error.record = self.begin_mismatch(str(self._error), self._where())
             self._end(WorkState.DONE)
 
-    def _report_mismatch(self) -> None:
-        if isinstance(self._error, CommunicationMismatch) and not self._error.record:
-            self._error.record = self.group.world.begin_incident(
-                "mismatch",
-                str(self._error),
-                waitable=self,
-                where=self._where(),
-                waited=time.perf_counter() - self.call.start,
-                heard=self.is_heard(),
-            )
-
-    def is_heard(self) -> bool:
-        """Return whether somebody waits, and will be told of an error."""
-        return self.call.blocking or self.call.waited
+    def begin_mismatch(self, error: str, where: str, **more: object) -> Status:
+        """Begin the incident of a mismatch; return this rank's status."""
+        return self.group.world.begin_incident(
+            "mismatch",
+            error,
+            waitable=self,
+            where=where,
+            waited=time.perf_counter() - self.call.start,
+            heard=self.call.blocking or self.call.waited,
+            **more,
+        )
 
     def _where(self) -> str:
         return self.call.where or users_line()
@@ -201,7 +203,9 @@ class MPIWork(Work):
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
-            compat.close_span(self._span)
+            # An event that ends on another thread is an asynchronous one: what the rank computes
+            # meanwhile is then not taken for a part of it.
+            _closer.submit(_autograd._record_function_with_args_exit, self._span).result()
             self._span = None
         self.state = state  # after _error: who sees it over must see how it ended
         progress.end(self)
@@ -286,7 +290,8 @@ class MPIWork(Work):
                     self._source = source
                     self.progress()
             future = self._future
-        compat.at_end_of_backward(self._wait_in_backward)
+        with contextlib.suppress(RuntimeError):  # outside of a backward pass
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait_in_backward)
         if not progress.available:
             self._block(self.group.timeout)
         return future
@@ -319,14 +324,13 @@ class MPIWork(Work):
         """Return when its partner came, and how many steps it has taken."""
         return self.call.matched, self._steps.moved() if self._steps is not None else 0
 
-    def requests(self) -> list[MPI.Request]:
-        """Return what MPI has not completed of it."""
+    def _requests(self) -> list[MPI.Request]:
         return self._steps.requests() if self._steps is not None else []
 
     def is_free(self) -> bool:
         """Return whether MPI has let go of the memory of one that was given up."""
         with self._lock:
-            return all([request.Test() for request in self.requests()])
+            return all([request.Test() for request in self._requests()])
 
     def expected_until(self) -> float:
         """Return until when it is worth to move it on without a pause; 0 where it is not."""
@@ -372,7 +376,7 @@ class MPIWork(Work):
         finally:
             wait[1] = time.perf_counter()
 
-    def _give_up(self, error: Exception | None = None) -> None:
+    def _give_up(self) -> None:
         """End it, as nobody waits. Leave nothing behind that could swallow a later message."""
         with self._lock:
             if not self.is_over and self._test():
@@ -383,16 +387,14 @@ class MPIWork(Work):
             if not self._cancel():
                 state = WorkState.LEAKED
                 progress.leak(self)
-            self._error = error or CommunicationError(
+            self._error = CommunicationError(
                 f"{self.call.describe()} was given up: a wait for it ended early", self.call
             )
             self._end(state)
 
     def _cancel(self) -> bool:
         """Have MPI forget it, which it can do with receives only; return whether it did."""
-        if self._steps is None:
-            return True
-        requests = self.requests()
+        requests = self._requests()
         if self.call.op != "recv" or self.call.matched:
             return not requests
         for request in requests:

@@ -1,8 +1,6 @@
-"""A board: small notes that every rank writes for all others to read at once.
+"""A board: small notes that every rank writes for all others to read at once, see PROTOCOL.md.
 
-It tells a rank what the others do without their help: one that computes, hangs or is dead can
-be read, too. Each rank writes its own notes only, so no lock is needed. On one machine the board
-is shared memory; across machines it is a copy on each rank, kept up to date by small messages.
+Each rank writes its own notes only, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -36,16 +34,9 @@ _END_TAG = 3
 class Board:
     """Words (64 bits each, zero at first) and one text per rank.
 
-    The place of a word is ``index * size + rank``, so that the words of all ranks for one index
-    lie side by side.
-
-    Args:
-        communicator: all its ranks make the board together.
-        words: words of each rank.
-        text: whether each rank has a text.
-
     Attributes:
-        words: all words; to be read only.
+        words: all words, to be read only. That of a rank is at ``index * size + rank``, so that
+            the words of all ranks for one index lie side by side.
         immediate: what a rank writes is there for all others at once.
     """
 
@@ -101,8 +92,7 @@ class Board:
     def fence(self) -> None:
         """Have all ranks see what this process has written, and this one what they had written.
 
-        The system puts a fence into all running threads of the ranks (membarrier(2)), so that
-        their side needs none: PROTOCOL.md says why.
+        PROTOCOL.md says why one side is enough (membarrier(2)).
         """
         if not (_fences and _membarrier(_GLOBAL_EXPEDITED)):
             time.sleep(_STORE_PAUSE)
@@ -219,9 +209,7 @@ def make(
 
     Args:
         another: makes a communicator of the same ranks that is the board's own, where it needs one.
-        one_machine: whether all ranks share memory. ``MPI_BACKEND_BOARD=messages`` has messages
-            used there, too.
-        words, text: see :class:`Board`.
+        one_machine: whether all ranks share memory, which ``MPI_BACKEND_BOARD=messages`` denies.
     """
     free_closed()
     if one_machine and os.environ.get("MPI_BACKEND_BOARD") != "messages":
@@ -280,12 +268,7 @@ def _membarrier(command: int) -> bool:
     return bool(ctypes.CDLL(None, use_errno=True).syscall(number, command, 0) == 0)
 
 
-def register_for_fences() -> bool:
-    """Have this process take part in the fences of others; return whether the system has them."""
-    return _membarrier(_REGISTER_GLOBAL_EXPEDITED)
-
-
-def use_fences(available: bool) -> None:
-    """Use the system's fences if every rank is registered for them."""
+def use_fences(base: MPI.Intracomm) -> None:
+    """Use the system's fences if every rank can take part in those of others; all call this."""
     global _fences
-    _fences = available
+    _fences = base.allreduce(_membarrier(_REGISTER_GLOBAL_EXPEDITED), MPI.LAND)

@@ -1,9 +1,4 @@
-"""Who waits for whom: from what the ranks wrote on the board to one explanation.
-
-What a rank writes of itself is a :class:`~torch_mpi.protocol.status.Status`.
-
-Nothing here imports torch or MPI.
-"""
+"""Who waits for whom, from the ranks' statuses (``status.Status``). Needs neither torch nor MPI."""
 
 from __future__ import annotations
 
@@ -73,9 +68,8 @@ def first_cause(statuses: Iterable[Status]) -> Status | None:
 def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
     """Return the ranks that can never go on: what they wait for is gone, or is stuck itself.
 
-    The largest set of waiting ranks in which each needs a rank that is gone or in the set (all
-    its candidates, where one is enough). See Knapp, "Deadlock detection in distributed
-    databases" (1987), section 2, for the AND and the OR model.
+    PROTOCOL.md defines the set. See Knapp, "Deadlock detection in distributed databases" (1987),
+    section 2, for the AND and the OR model.
     """
     gone = {rank for rank, status in by_rank.items() if status["state"] in GONE}
     stuck = {rank for rank, status in by_rank.items() if _may_be_stuck(status)}
@@ -180,11 +174,10 @@ def _at(status: Status) -> str:
 def _headline(cause: Status | None, cycle: list[int], by_rank: dict[int, Status]) -> str:
     if cause is None:
         return "The ranks were stopped."
-    rank = f"rank {cause['rank']}"
     if cause["kind"] == "raised":
-        return f"{rank} raised {cause['error']}{_at(cause)}; the others stopped waiting."
+        return f"{line(cause)}; the others stopped waiting."
     if cause["kind"] == "died":
-        return f"{rank} died: {cause['error']}."
+        return f"{line(cause)}."
     if cause["kind"] == "interrupted":
         return "The ranks were interrupted."
     if cause["kind"] == "mismatch":
@@ -255,7 +248,7 @@ def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
 def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:
     if cause and cause["kind"] in ("raised", "died", "mismatch"):
         # Who follows waits for the one that failed, or for one who waits: nothing to explain.
-        return cause.get("advice", "")
+        return ""
     if themselves := waits_for_itself(by_rank):
         argument = "dst" if themselves[0]["call"].startswith("send(") else "src"
         return (

@@ -1,32 +1,8 @@
 """The handshake before each collective: is every rank here, and does it mean the same?
 
-Each rank *announces* a collective by its fingerprint. When all fingerprints are there and equal,
-the MPI call can be made: it can neither hang nor mix up different calls. A rank may *withdraw* what
-it has announced (an error, a deadline, Ctrl-C), and must not where another one is in the MPI call
-already. So a rank that sees all fingerprints *acknowledges* the number, and looks again; a rank
-that withdraws takes its word back, and looks for acknowledgements afterwards. Either sees the
-other, as both write first and read then.
-
-``PROTOCOL.md`` has the invariants; ``tests/protocol_model.py`` goes through all orders of the steps
-of this module.
-
-A *fingerprint* is one word of 64 bits on the group's board, which has a place for each of the last
-:data:`DEPTH` collectives. One more word per rank says which collective it has acknowledged last.
-
-=========  ======================================================================================
-bits       meaning
-=========  ======================================================================================
-63         the rank has called the collective
-62         it waits in a blocking call
-61 to 42   the number of the collective in its group, modulo 2²⁰
-41 to 0    the signature of the call: what has to be equal on all ranks
-=========  ======================================================================================
-
-No other module knows this layout, and no bit is free: one more bit takes one of the number or of
-the signature. If all ranks make the same call in the same way, their words are equal. The callers
-of :func:`alike` compare whole words, and miss their usual case if ranks differ in a bit. A mask in
-:func:`alike` is not enough, as it sees only this rank's word: PROTOCOL.md says how to announce one
-more bit.
+``PROTOCOL.md`` says how, and why: what a rank *announces*, *acknowledges* and *withdraws*, the
+layout of a *fingerprint*, which no other module knows, and how to announce one more bit.
+``tests/protocol_model.py`` goes through all orders of the steps of this module.
 """
 
 from __future__ import annotations
@@ -164,11 +140,9 @@ class Announcements:
         return self._replace(number, mine, 0)
 
     def refuse(self, number: int, mine: int) -> bool:
-        """Never begin it: put a word there that no call has. Ranks with this call miss this one.
+        """Never begin it: put a word there that no call has; return False if it may fit after all.
 
-        Returns:
-            False if another rank has acknowledged it. What did not fit may do so a moment later:
-            one thread of a rank leaves, another one comes.
+        Another rank has acknowledged it then: one thread of a rank has left, another one has come.
         """
         if not self.board.immediate:
             return True  # nobody blocks there, and what is begun in vain is found afterwards
@@ -210,11 +184,7 @@ class Announcements:
 
 
 class State(enum.Enum):
-    """The state of a collective on this rank; the last three are final.
-
-    To acknowledge is not a state: within one step of :meth:`Handshake.pump` the rank acknowledges,
-    looks again, and either begins or takes the acknowledgement back.
-    """
+    """The state of a collective on this rank; the last three are final."""
 
     CALLED = "called"  # in the queue; no other rank knows
     ANNOUNCED = "announced"  # its fingerprint is on the board
@@ -233,7 +203,6 @@ class Entry:
         owner: begins or refuses it; ``None`` after either.
         may_block: whether there is a blocking call to begin it by.
         not_before: when it is announced at the earliest (``time.perf_counter``), if nobody waits.
-        number: in its group.
         mine: this rank's fingerprint.
         missing: ranks of the group that the last look did not find: here, or at an older one.
     """
@@ -265,12 +234,9 @@ class Entry:
 class Handshake:
     """The collectives of one group on this rank: in which order they begin, and whether they may.
 
-    Args:
-        board: of the group's ranks, with :data:`WORDS` words each.
-
     Attributes:
-        announcements: this rank's and the others' fingerprints.
         lock: held while a collective is called, begins, or is withdrawn.
+        fast_call: what the fast path has called and not begun: a mismatch may have to name it.
     """
 
     def __init__(self, board: Board):
@@ -278,12 +244,10 @@ class Handshake:
         self.lock = threading.RLock()
         # Called and not begun, oldest first.
         self._queue: deque[Entry] = deque()
-        # The first one that was withdrawn or refused. What comes after it must not begin: another
-        # rank may still have the one before, and waits for it. An incident follows, and clears it.
+        # The first one that was withdrawn or refused; nothing after it may begin (P11).
         self._gap = math.inf
-        # Of the fast path: what it has called and not begun; the fingerprint that it could not take
-        # back, which the next call goes on with, or 0.
-        self._fast_call: Call | None = None
+        self.fast_call: Call | None = None
+        # The fingerprint that the fast path could not take back, for the next call; or 0.
         self._promised = 0
 
     @property
@@ -306,7 +270,7 @@ class Handshake:
 
     def _forget_fast_call(self) -> None:
         self._promised = 0
-        self._fast_call = None
+        self.fast_call = None
 
     def pump(self) -> None:
         """Begin the collectives which all ranks have announced, in the order of their calls."""
@@ -385,7 +349,7 @@ class Handshake:
         """Return the records of what has not begun, by number: another rank may have to be told."""
         # Without the lock, which another thread may hold that wants to tell, too.
         calls = {entry.number: entry.call for entry in list(self._queue)}
-        if (fast := self._fast_call) is not None and fast.sequence is not None:
+        if (fast := self.fast_call) is not None and fast.sequence is not None:
             calls[fast.sequence] = fast
         return calls
 
@@ -400,9 +364,7 @@ class Handshake:
     def find_all(self, number: int, mine: int) -> bool:
         """Look for the other ranks for a moment; without success, take the announcement back.
 
-        Returns:
-            False if it has not begun. Where the other ranks rely on the announcement it stays, and
-            the next :meth:`call` goes on with it.
+        Return False if it has not begun. What the other ranks rely on stays for the next call.
         """
         announcements = self.announcements
         board = announcements.board
@@ -434,15 +396,10 @@ class Handshake:
             if self.announcements.acknowledge(number, mine).complete:
                 return True
 
-    def leave_to_next_call(self, call: Call) -> None:
-        """Note that the fast path did not begin ``call``: a mismatch may have to name it."""
-        self._fast_call = call
-
     def end_fast_path(self) -> None:
-        """End the fast path, and the :meth:`call` that it may have led to; or after an error.
+        """End the fast path, and the :meth:`call` that it may have led to.
 
-        After an error, what was promised is withdrawn once. A refusal is ignored: the other ranks
-        begin without blocking, and miss this one. In either case this rank leaves a gap.
+        What is promised still, after an error, is withdrawn once: PROTOCOL.md says what that means.
         """
         if self._promised:
             number = self.announcements.number

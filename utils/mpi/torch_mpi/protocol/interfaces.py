@@ -1,12 +1,11 @@
 """What ``torch_mpi.protocol`` asks of those who use it: a group, its works, and what it waits for.
 
-The package moves no tensors and knows no process group of PyTorch. Whoever does, such as
-:mod:`torch_mpi.group`, gives it objects with these methods. Nothing here needs torch.
+Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from ..record import Call
@@ -42,51 +41,26 @@ class Waitable(Protocol):
 
 
 class Work(Waitable, Protocol):
-    """A communication of a group, which the progress thread moves on.
+    """A communication of a group, which the progress thread moves on: see ``MPIWork``.
 
     Attributes:
         is_collective: whether all ranks of the group have to call it.
         is_watched: whether the progress thread tests it.
         has_future: whether somebody has asked for its future, which may call back.
+        not_before: when the progress thread tests it at the earliest (``time.perf_counter``).
     """
 
+    group: Group
     is_collective: bool
     is_watched: bool
     has_future: bool
-
-    @property
-    def group(self) -> Group:
-        """Return the group it is a communication of."""
-
-    @property
-    def not_before(self) -> float:
-        """Return when the progress thread tests it at the earliest (``time.perf_counter``)."""
-
-    @property
-    def is_over(self) -> bool:
-        """Return whether it has ended, as far as is known without a look."""
-
-    def give_up_if_overdue(self) -> bool:
-        """End a future that nobody would end otherwise; return whether the work is over."""
-
-    def withdraw_receive(self) -> None:
-        """Cancel it, where that leaves nothing behind: a receive that nobody has sent to."""
-
-    def withdraw_or_take_part(self) -> None:
-        """Leave; or, where another rank relies on this one, take part."""
-
-    def is_free(self) -> bool:
-        """Return whether MPI has let go of the memory of one that was given up."""
-
-    def expected_until(self) -> float:
-        """Return until when it is worth to move it on without a pause; 0 where it is not."""
-
-
-class Pollable(Protocol):
-    """Steps of a communication that nobody waits for any more."""
-
-    def poll(self) -> bool:
-        """Move them on; return whether they have ended."""
+    not_before: float
+    is_over: bool
+    give_up_if_overdue: Callable[[], bool]
+    withdraw_receive: Callable[[], None]
+    withdraw_or_take_part: Callable[[], None]
+    is_free: Callable[[], bool]
+    expected_until: Callable[[], float]
 
 
 class Owner(Protocol):
@@ -100,11 +74,10 @@ class Owner(Protocol):
 
 
 class Group(Protocol):
-    """A process group on this rank.
+    """A process group on this rank: see ``ProcessGroupMPI``.
 
     Attributes:
-        key: its members, and how many groups of the same members there were with it: the group's
-            name, equal on all its members.
+        key: its members, and how many groups of theirs there were with it: equal on all members.
         members: global ranks, in the order of the group.
         closed: whether this rank has destroyed it.
     """
@@ -112,54 +85,14 @@ class Group(Protocol):
     key: tuple[tuple[int, ...], int]
     members: tuple[int, ...]
     closed: bool
-
-    @property
-    def world(self) -> World:
-        """Return all ranks, among which the group's are some."""
-
-    @property
-    def balance(self) -> int:
-        """Return how many more messages this rank has sent in it than received."""
-
-    # -- at any time ------------------------------------------------------------------------
-
-    def called(self) -> dict[str, Side]:
-        """Return what this rank has called that has not begun, by the name of the collective."""
-
-    def forget_fast_path(self) -> None:
-        """Have the next call look whether all is well."""
-
-    def free_if_flushed(self) -> None:
-        """Free the communicators of a destroyed group if no message can still be on its way."""
-
-    def shutdown(self) -> None:
-        """Destroy it on this rank."""
-
-    def revoke(self) -> None:
-        """Have no other rank wait inside of a call of MPI for one that has died."""
-
-    # -- after an incident ------------------------------------------------------------------
-
-    def give_up_all(self) -> None:
-        """End what is under way, so that the group can begin anew."""
-
-    def end_blocking_calls(self) -> None:
-        """Leave the blocking calls that nobody waits for, or take part where others rely on it."""
-
-    def poll_all(self) -> bool:
-        """Move on the collectives; return whether none is left."""
-
-    def standing(self, settled: bool) -> Standing:
-        """Return what the other members have to know to begin anew together."""
-
-    def renew(self, standings: Sequence[Standing]) -> None:
-        """Begin anew; all members are here, and stand as told, in order."""
-
-    def sweep(self) -> list[Unreceived]:
-        """Throw away the messages that nobody has received; all members do so together."""
-
-    def refuse_further_use(self, reason: str) -> None:
-        """Refuse further use: some members do not have this group any more, or never had it."""
-
-    def free_alone(self, settled: bool, freed: bool) -> None:
-        """Free a destroyed group that other members do not have."""
+    world: World
+    balance: int
+    called: Callable[[], dict[str, Side]]
+    forget_fast_path: Callable[[], None]
+    free_if_flushed: Callable[[], None]
+    # After an incident.
+    standing: Callable[[bool], Standing]
+    renew: Callable[[Sequence[Standing]], None]
+    sweep: Callable[[], list[Unreceived]]
+    refuse_further_use: Callable[[str], None]
+    free_alone: Callable[[bool, bool], None]

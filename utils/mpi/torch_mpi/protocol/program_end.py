@@ -2,10 +2,9 @@
 
 After an error the rank that failed first explains it on stderr for all, and no rank goes on alone.
 
-A program that ends well may leave messages that nobody received, and calls that nobody waited for.
-Both are errors that run through by luck (MPI 4.1, sections 3.7.3 and 11.2.2: every request has to
-be completed, every message received). The lowest rank that has seen something tells of all ranks,
-on stderr; the exit status stays. A rank that has nothing to tell waits for nobody.
+Messages that nobody received, and calls that nobody waited for, are errors that run through by luck
+(MPI 4.1, sections 3.7.3 and 11.2.2). The lowest rank that has seen something tells of all ranks, on
+stderr; the exit status stays. A rank that has nothing to tell waits for nobody.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from ..mpi import MPI
 from ..record import Call, recorder
 from . import diagnosis
 from .status import SHRINK_HERE, Leftovers, Status
+from .wait_monitor import is_true_within
 
 if TYPE_CHECKING:
     from .world import World
@@ -49,11 +49,7 @@ _Error = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def watch_over(current: Callable[[], World | None]) -> None:
-    """Tell the other ranks from now on when this rank's program fails or ends.
-
-    Args:
-        current: the world then, which may be a smaller one.
-    """
+    """Tell the others when this rank's program fails or ends; ``current``: the world then."""
     show = sys.excepthook
     process = os.getpid()
 
@@ -98,12 +94,14 @@ def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
     world.ended()
     if _end_with_all(world):
         return
+    sys.stderr.flush()
     if mpi.deaths_are_survived():
-        _die()
+        # Open MPI takes no notice of a rank that ends by itself with a status.
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
     # The rank that failed first may have caught its error, and be waiting for the others.
     if teller != world.rank and teller not in _gone(world) and world.rank == min(failed):
         _tell(statuses, trace)
-    sys.stderr.flush()
     MPI.COMM_WORLD.Abort(1)
 
 
@@ -136,21 +134,13 @@ def _gone(world: World) -> set[int]:
 
 def _end_with_all(world: World) -> bool:
     """Wait for the other ranks to end, but not for ever: a failed job must not go on."""
-    deadline = time.monotonic() + GRACE
-    while time.monotonic() < deadline:
-        if len(_gone(world)) == world.size:
-            return True
-        if any(world.board.of_all(SHRINK_HERE)):
-            return False  # others go on with fewer ranks, and wait for this one's end
-        time.sleep(0.01)
-    return False
 
+    def all_are_gone() -> bool:
+        return len(_gone(world)) == world.size
 
-def _die() -> None:
-    """End this rank only. Open MPI takes no notice of one that ends by itself with a status."""
-    sys.stderr.flush()
-    sys.stdout.flush()
-    os.kill(os.getpid(), signal.SIGKILL)
+    # Others may go on with fewer ranks, and wait for this one's end.
+    is_true_within(GRACE, lambda: all_are_gone() or any(world.board.of_all(SHRINK_HERE)), 0.01)
+    return all_are_gone()
 
 
 # -- at the end ---------------------------------------------------------------------------------
@@ -190,12 +180,7 @@ def _tell_leftovers(world: World) -> None:
 
 
 def leftovers(calls: Sequence[Call], balance: int) -> Leftovers:
-    """Return what this rank has to tell at its end, for its status.
-
-    Args:
-        calls: all of the program's, as far as they are known.
-        balance: how many more messages it has sent than received.
-    """
+    """Return what this rank has to tell at its end; ``balance``: messages sent minus received."""
     unwaited = Counter(_never_waited(call) for call in calls if _is_never_waited(call))
     # Messages alone are nothing: somebody else's balance tells whether one is left.
     left: Leftovers = {"teller": bool(unwaited) or balance > 0, "balance": balance}

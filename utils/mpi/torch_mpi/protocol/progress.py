@@ -1,12 +1,7 @@
-"""A thread that moves communications along while the rank computes.
+"""A thread that moves communications along while the rank computes, and Ctrl-C in the meantime.
 
-MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). The thread tests what
-was started and sleeps in between, so that an ``isend`` or a bucket of
-DistributedDataParallel finishes without anybody waiting for it.
-
-Ctrl-C never comes in the middle of a collective. A rank that tells the others "I am here" and then
-leaves with a KeyboardInterrupt has them stuck inside C, where nothing can be interrupted. So
-:data:`guard` has the signal's handler wait for the few microseconds between the two.
+MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). So the thread tests what was
+started, and sleeps in between.
 """
 
 from __future__ import annotations
@@ -16,14 +11,17 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from types import FrameType
 
+from ..errors import in_library
 from ..mpi import MPI
-from .interfaces import Group, Pollable, Work
+from .interfaces import Group, Work
+from .wait_monitor import is_true_within
 
 # Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
 PAUSE = 200e-6  # seconds
@@ -59,7 +57,17 @@ class Guard:
         if callable(present) and present != self._handle:
             self._handler = present
             signal.signal(signal.SIGINT, self._handle)
-        self._listen()
+        if self._ear is not None:
+            return
+        # A main thread that waits inside PyTorch's C++ runs no Python handler. The byte that the
+        # interpreter writes into a pipe at once can be read by the progress thread.
+        ear, mouth = os.pipe()
+        os.set_blocking(ear, False)
+        os.set_blocking(mouth, False)
+        taken = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        self._ear = ear
+        if taken != -1:  # an event loop's: it stays
+            signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.heard()  # it came through Python: nothing left to be heard by the progress thread
@@ -83,20 +91,6 @@ class Guard:
         if not self.on:
             self.late = False
             self._handler(signal.SIGINT, None)
-
-    # A main thread that waits inside PyTorch's C++ runs no Python handler. The byte that the
-    # interpreter writes into a pipe at once can be read by the progress thread.
-
-    def _listen(self) -> None:
-        if self._ear is not None:
-            return
-        ear, mouth = os.pipe()
-        os.set_blocking(ear, False)
-        os.set_blocking(mouth, False)
-        taken = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        self._ear = ear
-        if taken != -1:  # an event loop's: it stays
-            signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
 
     def heard(self) -> bool:
         """Return whether SIGINT came since the last call, handled or not."""
@@ -173,17 +167,16 @@ class Progress:
             self._wake_up()
 
     def leak(self, work: Work) -> None:
-        """Keep the memory of a communication that nobody waits for any more.
+        """Keep the memory of a communication that nobody waits for any more, for good.
 
-        For good, by a reference that is never given back: MPI may write there until its last
-        call, which is in MPI_Finalize, after Python has emptied its modules.
+        MPI may write there until MPI_Finalize, after Python has emptied its modules.
         """
         self._leaked.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
-    def detach(self, group: Group, steps: Pollable) -> None:
+    def detach(self, group: Group, poll: Callable[[], bool]) -> None:
         """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
-        self._detached.append(_Detached(group, steps))
+        self._detached.append(_Detached(group, poll))
         self._wake_up()
 
     def has_futures(self) -> bool:
@@ -213,11 +206,7 @@ class Progress:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
 
     def finish(self, group: Group) -> bool:
-        """End what is under way in ``group``: receives are taken back, the rest gets 5 s.
-
-        Returns:
-            Whether nothing is left.
-        """
+        """End what is under way in ``group``, receives at once; return whether nothing is left."""
         with self._lock:
             kept = [work for work in self._recent if work.group is not group]
             self._recent.clear()
@@ -229,18 +218,10 @@ class Progress:
             work.withdraw_receive()
             if group.world.incident():
                 work.withdraw()
-        deadline = time.monotonic() + PATIENCE
-        while not all([work.poll() for work in mine]):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(PAUSE)
-        return True
+        return is_true_within(PATIENCE, lambda: all([work.poll() for work in mine]), PAUSE)
 
     def withdraw_receives(self, since: float) -> None:
-        """Give up receives that began after ``since`` (``perf_counter``) and wait for a message.
-
-        Each would swallow a later message of the same rank and tag.
-        """
+        """Give up receives since then (``perf_counter``): each would swallow a later message."""
         for work in list(self._live):
             if not work.call.blocking and work.call.start >= since:
                 work.withdraw_receive()
@@ -312,9 +293,9 @@ def _has_ended(work: Work) -> bool:
 class _Detached:
     """Steps that nobody waits for any more, and that more than one thread moves on."""
 
-    def __init__(self, group: Group, steps: Pollable) -> None:
+    def __init__(self, group: Group, poll: Callable[[], bool]) -> None:
         self.group = group
-        self._steps = steps
+        self._poll = poll
         self._lock = threading.Lock()
 
     def is_over(self) -> bool:
@@ -323,11 +304,68 @@ class _Detached:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            return self._steps.poll()
+            return self._poll()
         except Exception:  # nobody is left who could be told
             return True
         finally:
             self._lock.release()
+
+
+# -- which threads of a rank may communicate, besides the one that waits -------------------------
+
+# They run functions of the user's when these are due, or something has ended.
+_CALLERS = tuple(
+    os.path.join(os.path.dirname(os.__file__), *path.split("/"))
+    for path in ("asyncio/", "multiprocessing/pool.py", "concurrent/futures/process.py")
+)
+
+
+class Threads:
+    """The threads of this process: those that have communicated, and those that could.
+
+    A rank that waits is stuck for certain only when nobody else in its process can still send what
+    the others wait for. Progress bars, data loaders and executors keep threads that never
+    communicate. A thread that runs a function of the user's may.
+    """
+
+    def __init__(self) -> None:
+        # Threads that were there before are none of the user's.
+        self._first = set(threading.enumerate())
+        self._communicated: set[int] = set()
+
+    def communicates(self) -> None:
+        """Note that the present thread communicates."""
+        self._communicated.add(threading.get_ident())
+
+    def alone(self, but: Collection[threading.Thread | None]) -> bool:
+        """Return whether no thread but this one and the backend's (``but``) may communicate."""
+        frames = sys._current_frames()
+        # This frame, held by its own variable, would keep all tensors of its callers alive.
+        del frames[threading.get_ident()]
+        alive = threading.enumerate()
+        self._communicated &= {thread.ident for thread in alive if thread.ident}
+        for thread in alive:
+            if thread is threading.current_thread() or thread in but:
+                continue
+            if thread.ident in self._communicated:
+                return False
+            if thread not in self._first and _may_communicate(
+                thread, frames.get(thread.ident or 0)
+            ):
+                return False
+        return True
+
+
+def _may_communicate(thread: threading.Thread, frame: FrameType | None) -> bool:
+    """Return whether it runs the user's code now, or will without being told to."""
+    if isinstance(thread, threading.Timer):
+        return True
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not in_library(path) or path.startswith(_CALLERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 progress = Progress()

@@ -1,34 +1,33 @@
 """After an incident: all ranks get together, throw away what was under way, and count on alike.
 
-Four steps, see PROTOCOL.md: *assembly*, which takes as long as the slowest rank, and is the only
-one that a rank can leave; *settle*, in which no rank waits for another one; *exchange*; *flush*.
-MPI delivers the messages of a pair in their order, so that after the flush nothing of before can
-reach a receive of after, and the communicators are as good as new. When the last two are not over
-by a deadline all the same, the rank tells all ranks to restart.
+PROTOCOL.md has the steps. MPI delivers the messages of a pair in their order, so that after the
+flush nothing of before can reach a receive of after, and the communicators are as good as new.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CommunicationError
-from ..mpi import MPI
+from ..mpi import MPI, largest_tag
 from ..record import Call, recorder
 from . import diagnosis
-from .gathering import Assembly, assemble, exchange
-from .interfaces import Group
-from .progress import guard
+from .board import Board
+from .interfaces import Group, Waitable
+from .progress import guard, progress
 from .status import ACKNOWLEDGED, HERE
+from .wait_monitor import is_true_within, wait_for
 
 if TYPE_CHECKING:
     from .world import World
 
 # Seconds for what has begun to come to its end.
 SETTLING = 2.0
+# Seconds for an exchange, and for a flush.
+DEADLINE = 30.0
 
 _Members = tuple[int, ...]
 _Key = tuple[_Members, int]
@@ -78,17 +77,12 @@ class Unreceived:
         return {"to": self.destination, "what": what, "where": call.where if call else ""}
 
 
-def settle(poll_all: Callable[[], bool]) -> bool:
+def settle(group: Group) -> bool:
     """Have what has begun come to its end, which takes all of its ranks; return whether it did."""
-    deadline = time.monotonic() + SETTLING
-    while not poll_all():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(1e-4)
-    return True
+    return is_true_within(SETTLING, lambda: progress.settled(group), 1e-4)
 
 
-def recover(world: World, timeout: float) -> bool:
+def recover(world: World, timeout: float) -> None:
     """Meet the other ranks of ``world``, and have every group begin anew.
 
     Raises:
@@ -115,30 +109,23 @@ def recover(world: World, timeout: float) -> bool:
         check=refuse_without_all,
     )
     late = assemble(assembly, timeout)
-    with guard:
-        _finish(world)
+    with guard:  # all ranks are here: nothing is waited for but messages on the way
+        try:
+            _renew_groups(world)
+        except BaseException as error:
+            world.is_broken()
+            if isinstance(error, CommunicationError | MPI.Exception):
+                world.refuse_if_not_whole()
+            raise
+        world.incident_is_over()
     if late is not None:
         raise late
-    return True
 
 
-def _finish(world: World) -> None:
-    """Do what all ranks do once they are here. It waits for nothing but messages on the way."""
-    try:
-        _renew_groups(world)
-    except BaseException as error:
-        world.is_broken()
-        if isinstance(error, CommunicationError | MPI.Exception):
-            world.refuse_if_not_whole()
-        raise
-    world.incident_is_over()
-
-
-def _exchange_standings(world: World, standings: Iterable[Standing]) -> dict[int, _Told]:
+def _exchange_standings(world: World, standings: Iterable[Standing]) -> list[_Told]:
     """Return what each rank tells of its groups; all of them call this."""
-    groups = [[s.members, s.count, s.number, s.open, s.settled] for s in standings]
-    texts = exchange(world, json.dumps([groups, list(world.groups.made.items())]))
-    return {rank: _told(text) for rank, text in texts.items()}
+    told = [[astuple(standing) for standing in standings], list(world.groups.made.items())]
+    return [_told(text) for text in exchange(world, json.dumps(told))]
 
 
 def _told(text: str) -> _Told:
@@ -154,19 +141,21 @@ def _renew_groups(world: World) -> None:
     """Bring the groups of all their members to one state; leave the others."""
     groups = world.groups
     mine = {group.key: group for group in [*groups, *groups.closed]}
-    settled = {key: settle(group.poll_all) for key, group in mine.items()}
+    settled = {key: settle(group) for key, group in mine.items()}
     standings = (group.standing(settled[key]) for key, group in mine.items())
     by_rank = _exchange_standings(world, standings)
-    for rank in by_rank:
-        for members, count in by_rank[rank].made.items():
+    for told in by_rank:
+        for members, count in told.made.items():
             if world.rank in members:
                 groups.made[members] = max(count, groups.made.get(members, 0))
     for key, group in mine.items():
         _renew_or_leave(group, settled[key], by_rank)
-    groups.keep_closed()
+    # What is destroyed and could not be freed.
+    groups.kept += groups.closed
+    groups.closed.clear()
 
 
-def _renew_or_leave(group: Group, settled: bool, by_rank: dict[int, _Told]) -> None:
+def _renew_or_leave(group: Group, settled: bool, by_rank: list[_Told]) -> None:
     lost = [member for member in group.members if group.key not in by_rank[member].standings]
     if not lost:
         group.renew([by_rank[member].standings[group.key] for member in group.members])
@@ -202,7 +191,7 @@ def sweep(world: World) -> list[dict[str, object]]:
 def _sweep_all(world: World) -> list[Unreceived]:
     """Return what nobody had received, on any rank."""
     mine = {group.key: group for group in world.groups}
-    standings = (group.standing(group.poll_all()) for group in mine.values())
+    standings = (group.standing(progress.settled(group)) for group in mine.values())
     by_rank = _exchange_standings(world, standings)
     swept: list[Unreceived] = []
     for key, group in mine.items():
@@ -210,4 +199,211 @@ def _sweep_all(world: World) -> list[Unreceived]:
         if all(standing and standing.open and standing.settled for standing in theirs):
             swept += group.sweep()
     texts = exchange(world, json.dumps([asdict(message) for message in swept]))
-    return [Unreceived(**message) for text in texts.values() for message in json.loads(text)]
+    return [Unreceived(**message) for text in texts for message in json.loads(text)]
+
+
+# -- waits of all ranks for each other: only an assembly can be left -----------------------------
+
+
+@dataclass
+class Assembly(Waitable):
+    """All ranks are here, and none of them leaves any more: something to wait for.
+
+    Args:
+        here, acknowledged: indices of two words on the world's board.
+        ranks: returns who has to come, this rank among them, whenever that is asked: a rank that
+            dies can be left out.
+        number: of the meeting; larger than that of the last one.
+        check: raises an error when the ranks will not come.
+    """
+
+    call: Call
+    board: Board
+    here: int
+    acknowledged: int
+    ranks: Callable[[], Sequence[int]]
+    number: int
+    check: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self.board.set(self.here, self.number)
+
+    def poll(self) -> bool:
+        """Return whether everybody is here for good."""
+        self.check()
+        if self.missing()[0]:
+            # A rank that comes late may still be in a blocking call, and wait for what this one
+            # has sent: that may leave only while this rank calls MPI.
+            MPI.COMM_SELF.Iprobe()
+            return False
+        self.board.set(self.acknowledged, self.number)
+        if self.missing()[0]:  # one has left just now
+            self.board.set(self.acknowledged, self.number - 1)
+            return False
+        return True
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Return who is not here."""
+        return (
+            [rank for rank in self.ranks() if not self._has_reached(self.here, rank)],
+            False,
+            False,
+        )
+
+    def _has_reached(self, index: int, rank: int) -> bool:
+        self.board.refresh()
+        return self.board.of(index, rank) >= self.number
+
+    def withdraw(self) -> bool:
+        """Leave; return False if all have come, and one relies on this rank."""
+        self.board.set(self.here, self.number - 1)
+        self.board.fence()
+        if not any(self._has_reached(self.acknowledged, rank) for rank in self.ranks()):
+            return True
+        self.board.set(self.here, self.number)
+        return False
+
+
+def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
+    """Wait until all ranks are here for good.
+
+    Returns:
+        A Ctrl-C that came too late, when another rank relied on this one: the caller raises it
+        when what follows is over.
+
+    Raises:
+        CommunicationTimeout: one did not come; this rank has left, as after any other error.
+    """
+    try:
+        wait_for(assembly, timeout)
+    except BaseException as error:
+        with guard:
+            while not assembly.withdraw():
+                if assembly.poll():
+                    return error if isinstance(error, KeyboardInterrupt) else None
+        raise
+    return None
+
+
+@dataclass
+class Taken:
+    """A message that was in a communicator; its data are there when the poll is over."""
+
+    source: int
+    tag: int
+    data: bytearray
+
+
+class Exchange(Waitable):
+    """A message from and to each rank of a communicator, also to oneself: something to wait for.
+
+    Args:
+        members: the communicator's ranks as ranks of the world.
+        tag, data: of this rank's messages.
+        check: raises an error when another rank has given up.
+
+    Attributes:
+        taken: the messages of the others; of a :class:`Flush`, those that nobody had received.
+    """
+
+    purpose = "the ranks' exchange after an error"
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        members: Sequence[int],
+        tag: int,
+        data: bytes,
+        check: Callable[[], None],
+    ):
+        self.call = Call(self.purpose, tuple(members))
+        self.taken: list[Taken] = []
+        self._communicator = communicator
+        self._tag = tag
+        self._check = check
+        self._awaited = list(range(communicator.size))
+        self._requests: list[MPI.Request] = [
+            communicator.Isend([data, len(data), MPI.BYTE], rank, tag) for rank in self._awaited
+        ]
+
+    def poll(self) -> bool:
+        """Return whether everything is here, and what this rank has sent was taken."""
+        self._check()
+        self._awaited = [rank for rank in self._awaited if not self._has_come(rank)]
+        self._requests = [request for request in self._requests if not request.Test()]
+        return not self._awaited and not self._requests
+
+    def _has_come(self, rank: int) -> bool:
+        """Look once; return whether everything of a rank is here."""
+        taken = self._take(rank, self._tag)
+        if taken is not None:
+            self.taken.append(taken)
+        return taken is not None
+
+    def _take(self, source: int, tag: int) -> Taken | None:
+        """Take the next message of a rank, if there is one."""
+        status = MPI.Status()
+        message = self._communicator.Improbe(source, tag, status)
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(MPI.BYTE))
+        self._requests.append(message.Irecv([data, len(data), MPI.BYTE]))
+        return Taken(source, status.tag, data)
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Return from whom something is missing."""
+        return [self.call.group[rank] for rank in self._awaited], False, False
+
+
+def exchange(world: World, text: str) -> list[str]:
+    """Return the text of each rank, in order; all of them call this.
+
+    Raises:
+        CommunicationTimeout: one did not come.
+        CommunicationError: one is dead, or has given up.
+    """
+    tag = (world.epoch + 1) % largest_tag(world.control)
+    everybody = range(world.size)
+    texts = Exchange(world.control, everybody, tag, text.encode(), world.refuse_if_not_whole)
+    wait_for(texts, DEADLINE)
+    return [taken.data.decode() for taken in sorted(texts.taken, key=lambda taken: taken.source)]
+
+
+class Flush(Exchange):
+    """Everything that was sent before is out of a communicator: something to wait for.
+
+    Args:
+        all_sent: returns whether everything that this rank has sent was taken.
+    """
+
+    purpose = "the end of what was under way"
+
+    def __init__(
+        self,
+        communicator: MPI.Intracomm,
+        members: Sequence[int],
+        check: Callable[[], None],
+        all_sent: Callable[[], bool] = lambda: True,
+    ):
+        # Under the largest tag nobody else sends an empty message.
+        super().__init__(communicator, members, largest_tag(communicator), b"", check)
+        self._all_sent = all_sent
+
+    def poll(self) -> bool:
+        """Return whether nothing of before is left."""
+        return super().poll() & self._all_sent()
+
+    def _has_come(self, rank: int) -> bool:
+        while (taken := self._take(rank, MPI.ANY_TAG)) is not None:
+            if taken.tag == self._tag and not taken.data:
+                return True
+            self.taken.append(taken)
+        return False
+
+    def finish(self) -> None:
+        """Wait for all members.
+
+        Raises:
+            CommunicationTimeout: one did not come within :data:`DEADLINE` seconds.
+        """
+        wait_for(self, DEADLINE)

@@ -1,8 +1,4 @@
-"""Communicators are made, without any risk that a rank is stuck inside C.
-
-A communicator is made by a blocking call of all its ranks; one that does not come would hang the
-others for good. So they first exchange empty messages, whose receives can be cancelled.
-"""
+"""Communicators are made, without any risk that a rank is stuck inside C: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -22,11 +18,10 @@ if TYPE_CHECKING:
 
 
 class Rendezvous(Waitable):
-    """Empty messages from and to every other rank: something to wait for.
+    """Empty messages from and to every other rank, whose receives can be cancelled.
 
     Args:
         communicator: in which ``ranks`` count.
-        ranks: who comes, this rank among them.
         tag: the same on all, different for every rendezvous.
         purpose: the operation's name for messages.
     """
@@ -70,7 +65,6 @@ def rendezvous(
 
     Args:
         number: tells rendezvous of the same ranks apart.
-        world: see :func:`wait_for`.
 
     Raises:
         CommunicationTimeout: one did not come within ``timeout`` seconds.

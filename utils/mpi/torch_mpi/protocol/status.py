@@ -1,21 +1,15 @@
-"""What each rank says of itself on the board, and whether its process and its threads may go on.
-
-A status is a dict, see :class:`Status`. A rank replaces its own; everybody may read all of them.
-"""
+"""What each rank says of itself on the board, and whether its process lives."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import sys
 import threading
 import zlib
-from collections.abc import Collection, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import TypedDict, cast
 
-from ..errors import in_library
 from ..record import Call
 from .board import Board
 from .interfaces import Waitable
@@ -80,7 +74,6 @@ class Status(_Waits, total=False):
     #: messages of the section: (rank, tag, number), where they are not too many
     sent: list[tuple[int, int | None, int]]
     received: list[tuple[int, int]]  #: (rank, number)
-    advice: str  #: what to try
     leaves: Leftovers  #: of a program that has ended
 
 
@@ -96,10 +89,7 @@ class Leftovers(TypedDict, total=False):
 
 
 class Statuses:
-    """The statuses of all ranks.
-
-    Args:
-        board: of the world, with :data:`WORDS` words for each rank, and texts.
+    """The statuses of all ranks, on the world's board.
 
     Attributes:
         own: what this rank last wrote.
@@ -115,7 +105,6 @@ class Statuses:
         self.own: Status = {}
         # The main thread, the progress thread and the user's write.
         self.lock = threading.RLock()
-        self._waits = 0
         self._beats = 0
 
     def write(self, **status: object) -> Status:
@@ -126,12 +115,7 @@ class Statuses:
             self.board.write(json.dumps(self.own))
             return self.own
 
-    def waiting(self, **status: object) -> Status:
-        """Write that this rank waits, for longer than a moment."""
-        self._waits += 1
-        return self.write(state="waiting", wait=self._waits, **status)
-
-    def all(self) -> list[Status]:
+    def statuses(self) -> list[Status]:
         """Return what each rank last wrote of itself; of this incident, while there is one."""
         self.board.refresh()
         return [self._of(rank) for rank in range(self.size)]
@@ -161,10 +145,6 @@ class Statuses:
         """Return whether a rank's process exists, as far as this machine can tell."""
         word = self.board.of(PROCESS, rank)
         return word >> 32 != _host_id() or _exists(word & 0xFFFFFFFF)
-
-    def alive(self) -> list[int]:
-        """Return the ranks whose process exists."""
-        return [rank for rank in range(self.size) if self.is_alive(rank)]
 
     def dead(self) -> list[int]:
         """Return the ranks whose process is gone."""
@@ -233,64 +213,3 @@ def of_messages(calls: Sequence[Call]) -> Status:
         if call.op == "send" and call.partner is not None
     ]
     return {"sent": sent, "received": [message for c, message in messages if c.op == "recv"]}
-
-
-# -- which threads of a rank may communicate, besides the one that waits -------------------------
-
-# They run functions of the user's when these are due, or something has ended.
-_CALLERS = tuple(
-    os.path.join(os.path.dirname(os.__file__), *path.split("/"))
-    for path in ("asyncio/", "multiprocessing/pool.py", "concurrent/futures/process.py")
-)
-
-
-class Threads:
-    """The threads of this process: those that have communicated, and those that could.
-
-    A rank that waits can be called stuck for certain only when nobody else in its process can still
-    send what the others wait for. A thread that exists is no sign: progress bars, data loaders and
-    executors keep threads that never communicate. One that runs a function of the user's may.
-    """
-
-    def __init__(self) -> None:
-        # Threads that were there before are none of the user's.
-        self._first = set(threading.enumerate())
-        self._communicated: set[int] = set()
-
-    def communicates(self) -> None:
-        """Note that the present thread communicates."""
-        self._communicated.add(threading.get_ident())
-
-    def alone(self, but: Collection[threading.Thread | None]) -> bool:
-        """Return whether the present thread is the only one that may communicate.
-
-        Args:
-            but: threads of the backend's own.
-        """
-        frames = sys._current_frames()
-        # This frame, held by its own variable, would keep all tensors of its callers alive.
-        del frames[threading.get_ident()]
-        alive = threading.enumerate()
-        self._communicated &= {thread.ident for thread in alive if thread.ident}
-        for thread in alive:
-            if thread is threading.current_thread() or thread in but:
-                continue
-            if thread.ident in self._communicated:
-                return False
-            if thread not in self._first and _may_communicate(
-                thread, frames.get(thread.ident or 0)
-            ):
-                return False
-        return True
-
-
-def _may_communicate(thread: threading.Thread, frame: FrameType | None) -> bool:
-    """Return whether it runs the user's code now, or will without being told to."""
-    if isinstance(thread, threading.Timer):
-        return True
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not in_library(path) or path.startswith(_CALLERS):
-            return True
-        frame = frame.f_back
-    return False

@@ -6,6 +6,8 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import CommunicationTimeout, users_line
@@ -80,6 +82,16 @@ def wait_for(
             monitor.end()
 
 
+def is_true_within(seconds: float, condition: Callable[[], object], pause: float = 1e-3) -> bool:
+    """Return whether a condition comes true within a time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+    return True
+
+
 def _sleep(pause: float, due: float | None) -> None:
     if due is not None:
         left = due - time.perf_counter()
@@ -89,42 +101,33 @@ def _sleep(pause: float, due: float | None) -> None:
     time.sleep(pause)
 
 
+@dataclass(eq=False)
 class WaitMonitor:
-    """The slow part of a wait: shows it to the other ranks, and looks what they do."""
+    """The slow part of a wait, see :func:`wait_for`: shows it, and looks what other ranks do."""
 
-    def __init__(
-        self,
-        waitable: Waitable,
-        timeout: float,
-        world: World | None,
-        where: str = "",
-        fatal: bool = True,
-    ):
-        self._waitable = waitable
-        self._timeout = timeout
-        self._world = world
-        self._where = where
-        self._fatal = fatal
+    waitable: Waitable
+    timeout: float
+    world: World | None
+    where: str = ""
+    fatal: bool = True
+
+    def __post_init__(self) -> None:
         self._shown = False
         self._next_look = LOOK
         self._next_search = SEARCH
         self._incident_since = 0.0
-        self._moved = waitable.moved()
+        self._moved = self.waitable.moved()
         self._still_since = 0.0
         # When each rank's present state was first seen here, by this rank's clock.
         self._seen: dict[int, tuple[object, float, int]] = {}
 
     def look(self, waited: float) -> None:
-        """End the wait with an error, if there is reason to. Call it often.
-
-        Args:
-            waited: seconds since the wait began.
-        """
-        if waited >= self._timeout and not self._moves(waited):
+        """End the wait with an error, if there is reason to after so many seconds."""
+        if waited >= self.timeout and not self._moves(waited):
             self._give_up("timeout", waited)
-        if self._world is not None and waited >= self._next_look:
+        if self.world is not None and waited >= self._next_look:
             self._next_look = waited + LOOK
-            self._look_around(self._world, waited)
+            self._look_around(self.world, waited)
 
     def _look_around(self, world: World, waited: float) -> None:
         """See what the other ranks do."""
@@ -143,38 +146,38 @@ class WaitMonitor:
 
         A wait with a deadline of its own, which may be tried again, ends all the same.
         """
-        due = self._waitable.due()
-        moved = self._waitable.moved()
+        due = self.waitable.due()
+        moved = self.waitable.moved()
         if moved != self._moved:
             self._moved = moved
             self._still_since = waited
-        if not self._fatal:
+        if not self.fatal:
             return False
-        return waited - self._still_since < self._timeout or (
+        return waited - self._still_since < self.timeout or (
             due is not None and due > time.perf_counter()
         )
 
     def end(self) -> None:
         """End the wait, on the board, too."""
-        if self._world is not None and self._shown and not self._world.stopped:
-            self._world.running()
+        if self.world is not None and self._shown and not self.world.stopped:
+            self.world.running()
 
     def _show(self, world: World) -> None:
         # The main thread is the one whose wait keeps a rank from going on.
         if threading.current_thread() is threading.main_thread():
-            self._where = self._where or users_line()
-            self._status = world.waiting(self._waitable, self._where)
+            self.where = self.where or users_line()
+            self._status = world.waiting(self.waitable, self.where)
             self._shown = True
 
     def _refresh_status(self, world: World) -> None:
         """Show it again if other ranks have come meanwhile."""
-        missing, _, moving = self._waitable.missing()
-        if self._shown and (missing, moving) != (self._status["for"], self._status["moving"]):
-            self._status = world.waiting(self._waitable, self._where)
+        missing, _, moving = self.waitable.missing()
+        if (missing, moving) != (self._status["for"], self._status["moving"]):
+            self._status = world.waiting(self.waitable, self.where)
 
     def _search(self, world: World, waited: float) -> None:
         """Stop when it is certain that this rank waits for ever."""
-        world.status.beat()
+        world.beat()
         if self._shown:
             self._refresh_status(world)
         by_rank = {s["rank"]: self._lasting(world, s, waited) for s in world.statuses()}
@@ -190,7 +193,7 @@ class WaitMonitor:
 
     def _is_hopeless(self, by_rank: dict[int, Status]) -> bool:
         """Return whether a future never completes: it waits for ranks that are gone."""
-        missing, any_of_them, _ = self._waitable.missing()
+        missing, any_of_them, _ = self.waitable.missing()
         gone = [by_rank[rank]["state"] in diagnosis.GONE for rank in missing]
         return bool(gone) and (all(gone) if any_of_them else any(gone))
 
@@ -198,7 +201,7 @@ class WaitMonitor:
         """Return the status, as a running rank's until it has been the same for a while."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("section"))
-        beats = world.status.beats(status["rank"])
+        beats = world.beats(status["rank"])
         known, since, beat = self._seen.get(status["rank"], (None, 0.0, 0))
         if known != name:
             since = waited
@@ -209,43 +212,43 @@ class WaitMonitor:
             if beats < beat + 2:  # it has not tested its wait since: frozen, or not scheduled
                 return {**status, "state": "running"}
         elif state == "left":
-            patience = min(LEFT_FOR_GOOD, self._timeout)
+            patience = min(LEFT_FOR_GOOD, self.timeout)
             if status["section"] != world.section:
-                patience = self._timeout + 1  # it has not begun this section yet
+                patience = self.timeout + 1  # it has not begun this section yet
         else:
             return status
         return status if waited - since >= patience else {**status, "state": "running"}
 
     def _follow(self, world: World, waited: float) -> None:
-        if self._waitable.withdraw():
-            raise world.stopped_by_another(self._waitable.call, self._waitable, waited)
+        if self.waitable.withdraw():
+            raise world.stopped_by_another(self.waitable.call, self.waitable, waited)
         self._incident_since = 0.0
 
     def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:
-        if not self._waitable.withdraw():
-            self._timeout += GRACE  # everybody has just come: it is about to complete
+        if not self.waitable.withdraw():
+            self.timeout += GRACE  # everybody has just come: it is about to complete
             return
-        call = self._waitable.call
-        where = self._where or users_line()
-        rank = MPI.COMM_WORLD.rank if self._world is None else self._world.rank
+        call = self.waitable.call
+        where = self.where or users_line()
+        rank = MPI.COMM_WORLD.rank if self.world is None else self.world.rank
         text = f"rank {rank} waits in {call.describe()} at {where}, and "
         text += self._what_is_missing(certain)
         record: Status = {"where": where, "waited": waited}
-        if self._world is not None and self._fatal:
-            record = self._world.begin_incident(
-                kind, text, waitable=self._waitable, where=where, waited=waited
+        if self.world is not None and self.fatal:
+            record = self.world.begin_incident(
+                kind, text, waitable=self.waitable, where=where, waited=waited
             )
-            text = f"{text}\n{diagnosis.diagnose(self._world.statuses())}"
+            text = f"{text}\n{diagnosis.diagnose(self.world.statuses())}"
         raise CommunicationTimeout(text, call, record)
 
     def _what_is_missing(self, certain: bool) -> str:
-        call = self._waitable.call
-        missing, any_of_them, moving = self._waitable.missing()
+        call = self.waitable.call
+        missing, any_of_them, moving = self.waitable.missing()
         if moving:
-            return f"its data, which were on their way, have not moved for {self._timeout:g} s."
+            return f"its data, which were on their way, have not moved for {self.timeout:g} s."
         text = _partner(call, missing, any_of_them)
         if not certain:
-            return f"{text} did not come within the timeout of {self._timeout:g} s."
+            return f"{text} did not come within the timeout of {self.timeout:g} s."
         several = call.op not in ("send", "recv") and len(missing) > 1
         return text + (" never come." if several else " never comes.")
 

@@ -1,10 +1,4 @@
-"""All ranks together: who they are, their groups, and what becomes of all when one fails.
-
-An *incident* begins when a rank fails: an error in the user's code, a deadlock, a mismatch, a
-Ctrl-C. It puts its status on the board and raises the incident's number there. Whoever waits sees
-that within milliseconds and stops waiting, too. Before the next communication all ranks meet, and
-throw away what was under way (:mod:`torch_mpi.protocol.recovery`).
-"""
+"""All ranks together, their groups, and what becomes of all when one fails: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -17,8 +11,8 @@ from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery
-from .interfaces import Group, Waitable
-from .progress import guard, progress
+from .interfaces import Group, Waitable, Work
+from .progress import Threads, guard, progress
 from .rendezvous import rendezvous
 from .status import (
     INCIDENT,
@@ -26,11 +20,11 @@ from .status import (
     Side,
     Status,
     Statuses,
-    Threads,
     of_history,
     of_messages,
     of_wait,
 )
+from .wait_monitor import is_true_within
 
 # How long a rank that follows looks for the cause that the first one is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
@@ -80,12 +74,11 @@ class Groups:
     Kept until they are closed: a Ctrl-C inside of PyTorch may take a group from the user.
 
     Attributes:
-        made: how many groups of the same members this rank has made, so that their names are the
-            same on all ranks.
+        made: how many groups of the same members this rank has made: part of their names.
         closed: destroyed and not freed yet, because another member has not destroyed the group, or
             because an incident came between. Recovery frees the latter.
         kept: destroyed groups in which something never ends. MPI may still write to their memory.
-        balance_of_closed: see :meth:`balance`.
+        balance_of_closed: see :meth:`World.balance`.
     """
 
     def __init__(self) -> None:
@@ -115,33 +108,20 @@ class Groups:
         for group in list(self.closed):
             group.free_if_flushed()
 
-    def keep_closed(self) -> None:
-        """Give up freeing the destroyed groups that are left."""
-        self.kept += self.closed
-        self.closed.clear()
-
     def freed(self, group: Group) -> None:
         """Note that a group's communicators are given back."""
         self.closed = [other for other in self.closed if other is not group]
 
-    def balance(self) -> int:
-        """Return how many more messages this rank has sent than received in the groups in use."""
-        return sum(group.balance for group in self)
 
-
-class World:
-    """This rank among all ranks.
+class World(Statuses):
+    """This rank among all ranks, and what they say of themselves.
 
     Attributes:
         base: the communicator of all ranks; in it they have their numbers.
         timeout: of the first group, in seconds.
-        rank, size: of MPI's world.
         one_machine: whether all ranks share memory, and a clock.
         cores: processors that the ranks may use together, on one machine.
         control: the communicator of the protocol's own messages.
-        status: what the ranks say of themselves.
-        groups: the process groups of this rank.
-        threads: which of this rank's threads may communicate.
         stopped: this rank has left a communication, or failed, in the present incident.
         unheard: the incident is of a communication that nobody waits for: nobody was told of it.
     """
@@ -149,32 +129,21 @@ class World:
     def __init__(self, base: MPI.Intracomm, timeout: float):
         self.base = base
         self.timeout = timeout
-        self.rank, self.size = base.rank, base.size
         node = base.Split_type(MPI.COMM_TYPE_SHARED)
-        self.one_machine = base.allreduce(node.size == self.size, MPI.LAND)
+        self.one_machine = base.allreduce(node.size == base.size, MPI.LAND)
         node.Free()
         self.cores = cores_of_all(base)
-        board.use_fences(base.allreduce(board.register_for_fences(), MPI.LAND))
+        board.use_fences(base)
         self.control = base.Dup()
-        self.board = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
-        self.status = Statuses(self.board)
+        notes = board.make(self.control, base.Dup, self.one_machine, len(WORDS), text=True)
+        super().__init__(notes)
         self.groups = Groups()
         self.threads = Threads()
         self.stopped = False
         self.unheard = False
         self._mark = recorder.mark()
-        self._write = self.status.write
-        self._write(state="running")
-
-    @property
-    def epoch(self) -> int:
-        """Return how many incidents are over."""
-        return self.status.epoch
-
-    @property
-    def section(self) -> str:
-        """Return the name of the part of the program that runs, the same on all ranks."""
-        return self.status.section
+        self._waits = 0
+        self.write(state="running")
 
     # -- what this rank says of itself ------------------------------------------------------
 
@@ -182,7 +151,7 @@ class World:
         """Begin a part of the program. An incident of the one before is no error in this one."""
         guard.install()
         guard.heard()  # a Ctrl-C of the section before
-        self.status.section = name
+        self.section = name
         self._mark = recorder.mark()
         self.groups.free_flushed()
         if self.incident():
@@ -193,7 +162,7 @@ class World:
                 self.unheard = True
                 return
         self.unheard = False
-        self._write(state="running")
+        self.write(state="running")
 
     def _is_of(self, section: str) -> bool:
         """Return whether the incident is of this section, which other ranks have begun before."""
@@ -203,35 +172,40 @@ class World:
     def end_section(self) -> None:
         """Note that this rank has run its part of the section."""
         if not self.stopped:
-            balanced = not self.groups.balance()
-            self._write(
-                state="left", **({} if balanced else of_messages(recorder.since(self._mark)))
-            )
+            messages = of_messages(recorder.since(self._mark)) if self.balance() else {}
+            self.write(state="left", **messages)
 
     def ended(self, **more: object) -> None:
         """Note that this rank's program is over; ``more``: see :mod:`~.protocol.program_end`."""
-        self._write(**{**self.status.own, **more, "state": "ended"})
+        self.write(**{**self.own, **more, "state": "ended"})
 
     def raised(self, error: BaseException, where: str) -> None:
         """Begin an incident: the user's code ended with an error on this rank."""
         try:
-            if not (self.stopped and self.status.own.get("kind")):  # what came first counts
+            if not (self.stopped and self.own.get("kind")):  # what came first counts
                 interrupted = isinstance(error, KeyboardInterrupt)
                 text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
                 self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
         finally:
             # An interrupt may have come between an announcement and the wait for it: others may
             # rely on it, inside of MPI.
-            for group in self.groups:
-                group.end_blocking_calls()
+            for work in self._works():
+                if work.is_collective and work.call.blocking:
+                    work.withdraw_or_take_part()
+
+    def _works(self) -> list[Work]:
+        """Return the communications under way in the groups in use."""
+        return [work for group in self.groups for work in progress.works_of(group)]
 
     def waiting(self, waitable: Waitable, where: str) -> Status:
         """Note that this rank waits, for longer than a moment; return its status."""
-        return self.status.waiting(**of_wait(waitable, where, self._is_alone()))
+        self._waits += 1
+        wait = of_wait(waitable, where, self._is_alone())
+        return self.write(state="waiting", wait=self._waits, **wait)
 
     def running(self) -> None:
         """Note that the wait is over."""
-        self._write(state="running")
+        self.write(state="running")
 
     def _is_alone(self) -> bool:
         return self.threads.alone({progress.thread}) and not progress.has_futures()
@@ -253,9 +227,7 @@ class World:
 
         Args:
             kind: see :class:`~torch_mpi.protocol.status.Status`.
-            error: what happened.
             waitable: the communication this rank was in, if it was.
-            where: the user's line.
             heard: somebody waits for the communication, and will get the error.
             called: a collective that fits no other rank's, by its name: ``what``, ``where``.
         """
@@ -263,27 +235,25 @@ class World:
         if waitable is not None:
             record = of_wait(waitable, where, self._is_alone())
             record |= of_history(waitable.call, recorder.since(self._mark))
-        with self.status.lock:
+        with self.lock:
             number = self.epoch + 1
-            before = self.status.own
+            before = self.own
             # Written again with more words, it is still the same moment.
             again = before.get("incident") == number
+            # Collectives that have not begun: a mismatch may have to name them.
+            waiting = {name: side for group in self.groups for name, side in group.called().items()}
             record |= {
                 "state": "stopped",
                 "kind": kind,
                 "error": error[:_LONGEST],
-                "called": (before["called"] if again else {}) | self._called() | (called or {}),
+                "called": (before["called"] if again else {}) | waiting | (called or {}),
                 "at": before["at"] if again else time.time(),  # comparable between machines
                 "incident": number,
             }
             self.unheard = self.unheard or not heard
-            status = self._write(**record, **more)
+            status = self.write(**record, **more)
             self.join_incident()
         return status
-
-    def _called(self) -> dict[str, Side]:
-        """Return the collectives that have not begun: a mismatch may have to name them."""
-        return {name: side for group in self.groups for name, side in group.called().items()}
 
     def join_incident(self) -> None:
         """Stop this rank: it does not go on before all ranks have met."""
@@ -296,8 +266,8 @@ class World:
         """Join the incident, and end what is under way."""
         if not self.stopped:
             self.join_incident()
-        for group in self.groups:
-            group.give_up_all()
+        for work in self._works():
+            work.withdraw()
 
     def incident(self) -> bool:
         """Return whether some rank has failed since the ranks last met."""
@@ -306,23 +276,15 @@ class World:
 
     def incident_is_over(self) -> None:
         """Count the incident as over: all ranks have met."""
-        self.status.epoch += 1
+        self.epoch += 1
         self.stopped = False
         self.unheard = False
-        self._write(state="running")
-
-    def statuses(self) -> list[Status]:
-        """Return what each rank last wrote of itself; of this incident, while there is one."""
-        return self.status.all()
+        self.write(state="running")
 
     def cause(self) -> Status | None:
         """Return the status of the rank that failed first."""
-        deadline = time.perf_counter() + _CAUSE_DEADLINE
-        while (cause := diagnosis.first_cause(self.statuses())) is None:
-            if time.perf_counter() > deadline:
-                return None
-            time.sleep(1e-3)
-        return cause
+        is_true_within(_CAUSE_DEADLINE, lambda: diagnosis.first_cause(self.statuses()))
+        return diagnosis.first_cause(self.statuses())
 
     def stopped_by_another(
         self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
@@ -359,19 +321,19 @@ class World:
             raise self.stopped_by_another(op)
 
     def _now_heard(self) -> CommunicationStopped:
-        deadline = time.perf_counter() + 2 * _CAUSE_DEADLINE
-        while not self.status.own.get("error") and time.perf_counter() < deadline:
-            time.sleep(1e-3)  # another thread finds the words
+        # Another thread finds the words.
+        is_true_within(2 * _CAUSE_DEADLINE, lambda: self.own.get("error"))
         self.unheard = False
-        return CommunicationStopped(self.status.own.get("error", ""), None, self.status.own)
+        return CommunicationStopped(self.own.get("error", ""), None, self.own)
 
-    def recover(self, timeout: float = RECOVERY_DEADLINE) -> bool:
+    def recover(self, timeout: float = RECOVERY_DEADLINE) -> None:
         """Meet the other ranks after an incident; see :func:`~.recovery.recover`."""
-        return self.incident() and recovery.recover(self, timeout)
+        if self.incident():
+            recovery.recover(self, timeout)
 
     def refuse_if_not_whole(self) -> None:
         """Raise CommunicationError where the ranks cannot get together any more."""
-        if dead := self.status.dead():
+        if dead := self.dead():
             verb = "is" if len(dead) == 1 else "are"
             text = f"{diagnosis.names(dead)} {verb} dead. {mpi.advice_after_death()}"
             raise CommunicationError(text)
@@ -398,8 +360,8 @@ class World:
         progress.withdraw_receives(since)
 
     def balance(self) -> int:
-        """Return how many more messages this rank has sent than received."""
-        return self.groups.balance()
+        """Return how many more messages this rank has sent than received in the groups in use."""
+        return sum(group.balance for group in self.groups)
 
 
 def _reason(cause: Status) -> str:

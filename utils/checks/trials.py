@@ -1,7 +1,8 @@
-"""Answers that take a `group`, tried in groups of 1, 2, 3 and 4 ranks.
+"""Answers are tried: functions of numbers in several calls, answers with a `group` in groups.
 
-Every rank is in some group at any time, so that an answer that forgets `group` gives a wrong result
-instead of a deadlock. Groups are new for each question and have a short timeout.
+Every rank is in some group of 1, 2, 3 or 4 ranks at any time, so that an answer that forgets
+`group` gives a wrong result instead of a deadlock. Groups are new for each question and have a
+short timeout.
 
 A partition is a list of groups, each a list of global ranks; `None` stands for no group at all: the
 answer gets `group=None`, which is all ranks.
@@ -11,16 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from utils.cluster.questions import Ranks
 
+from .comparison import Mistake, short
+from .probe import reading_answer, told
 from .task import Report, Step
 
 # Seconds that a rank waits for the others of a group.
@@ -66,14 +70,21 @@ def group_of(partition: Partition, rank: int) -> Iterator[Group]:
 
 
 def in_group(probe: Callable[..., Any]) -> Callable[..., Any]:
-    """Make of a function with a keyword `group` one that is asked with a `partition`."""
+    """Make of a probe one that is asked with a `partition`.
+
+    It gets those of these keywords that it has: `group`, `partition`, and `named`, which is the
+    argument `group` of an answer, or no argument if there is no partition.
+    """
+    wanted = inspect.signature(probe).parameters
 
     @functools.wraps(probe)
     def in_group_of(
         user_ns: dict[str, Any], *, rank: int, partition: Partition, **kwargs: Any
     ) -> Any:
         with group_of(partition, rank) as group, _names_of_ranks_explained():
-            return probe(user_ns, rank=rank, partition=partition, group=group, **kwargs)
+            known = {"group": group, "partition": partition, "named": keywords(partition, group)}
+            kwargs |= {name: value for name, value in known.items() if name in wanted}
+            return probe(user_ns, rank=rank, **kwargs)
 
     return in_group_of
 
@@ -141,11 +152,10 @@ def tried(
         for members in (case["partition"] or [range(world)]) if answers else ():
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
-            if not answers and hint and (said := hint(case)):
-                report.problem(f"({said})")
+            if not answers and hint and (words := hint(case)):
                 # The hint first, then what concerns all ranks: a long report is cut at its end.
-                *others, of_case = report.found
-                report.found = [of_case, *sorted(others, key=lambda found: found[2] is not None)]
+                report.found.sort(key=lambda found: found[2] is not None)
+                report.begin_with(f"({words})")
             return
 
 
@@ -206,3 +216,85 @@ def enough(ranks: Ranks, report: Report, n: int) -> bool:
     if ranks.n != n:
         report.problem(f"the check needs {n} ranks: ranks = cluster.start({n})")
     return ranks.n == n
+
+
+# -- functions of numbers --------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """One call of a student's function.
+
+    Attributes:
+        name: of the function.
+        arguments: values of JSON.
+        right: what it has to return.
+        mistakes: what it may return instead, and what to say then.
+        form: what it returns, in words.
+    """
+
+    name: str
+    arguments: list[Any]
+    right: Any
+    mistakes: Sequence[Mistake] = ()
+    form: str = ""
+
+
+def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
+    """Return the results of functions, one call (name, arguments) after the other.
+
+    Raises:
+        ValueError: a function returned the very list or dict of another call.
+    """
+    returned = []
+    results = Results()
+    for name, arguments in calls:
+        function = reading_answer(user_ns, name)
+        result = function(*arguments)
+        returned.append(told(result))
+        if results.add(name, result):
+            results.add(name, function(*arguments))
+    return returned
+
+
+class Results:
+    """What functions have returned, so that nothing is returned a second time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # alive, so ids differ
+
+    def add(self, name: str, result: Any) -> list[list[Any] | dict[Any, Any]]:
+        """Return what can be changed of a result: itself, or what is in it.
+
+        Raises:
+            ValueError: an earlier call has returned one of them.
+        """
+        parts = result if isinstance(result, list | tuple) else ()
+        parts_made = [part for part in (result, *parts) if isinstance(part, list | dict)]
+        shared = next((part for part in parts_made if id(part) in self._seen), None)
+        if shared is not None:
+            kind = type(shared).__name__
+            raise ValueError(
+                f"{name} returned the same {kind} in two calls: who changes one changes the other, "
+                f"so make a new {kind} in each call"
+            )
+        self._seen |= {id(part): part for part in parts_made}
+        return parts_made
+
+
+def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
+    """Compare the results of calls on every rank; the first wrong one of a rank is a problem.
+
+    Returns:
+        Whether all results are right.
+    """
+    before = len(report.found)
+    cases = [Case(*case) for case in cases]
+    calls = [[case.name, case.arguments] for case in cases]
+    for answer in report.answers(ranks, probe_calls, calls=calls):
+        for case, result in zip(cases, answer.value, strict=True):
+            what = f"{case.name}({', '.join(short(a, 60) for a in case.arguments)})"
+            if not report.judge(
+                answer.rank, result, case.right, case.mistakes, what=what, form=case.form
+            ):
+                break
+    return len(report.found) == before

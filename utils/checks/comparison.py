@@ -1,17 +1,28 @@
-"""What an answer has communicated, by rules.
+"""What an answer has communicated and returned, compared with what its task asks for.
 
-A rule is made from what a task asks for, and gets the calls of one rank, as
-:func:`utils.checks.probe.as_dict` has them. It answers with what is wrong, or with ``None``::
+A rule is made from what a task asks for. It gets the calls of one rank, as
+:func:`utils.checks.probe.as_dict` has them, and returns what is wrong, or ``None``::
 
     broken(calls, only("all_reduce"), inside(members), made("all_reduce", 1))
 
 The first rule that is broken is told: what comes after it follows from that, as a rule.
+
+A task also lists the mistakes that students make: what each of them gives, and what to say then::
+
+    Mistake(total / n, "this is the mean: the task asks for the sum")
+    Mistake(is_nested, "this is a list of lists: make one flat list of it")
+
+The first one that fits is told; without one, what was expected and what came. What to say is what
+is wrong, why, and what to try, in that order, and begins in small letters, as it may follow on
+something else.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Calls = Sequence[dict[str, Any]]
@@ -30,6 +41,7 @@ FIELDS = {
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 # Collectives that no rank leaves before all have come.
 TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
+DISAGREE = "the records of the ranks do not agree"
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
@@ -205,16 +217,14 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
         }
         for op in POINT_TO_POINT
     )
-    for _, _, source, to, nbytes in sorted(received - sent, key=str):
-        return (
-            f"the records of the ranks do not agree: rank {to} has received {nbytes} bytes of "
-            f"rank {source}, which rank {source} has not sent"
-        )
-    for _, _, source, to, nbytes in sorted(sent - received, key=str):
-        return (
-            f"the records of the ranks do not agree: rank {source} has sent {nbytes} bytes to "
-            f"rank {to}, which rank {to} has not received"
-        )
+    unmatched = {
+        "rank {1} has received {2} bytes of rank {0}, which rank {0} has not sent": received - sent,
+        "rank {0} has sent {2} bytes to rank {1}, which rank {1} has not received": sent - received,
+    }
+    for words, of_one_side in unmatched.items():
+        if of_one_side:
+            _, _, source, to, nbytes = min(of_one_side, key=str)
+            return f"{DISAGREE}: {words.format(source, to, nbytes)}"
     return None
 
 
@@ -238,7 +248,167 @@ def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
             if lacking := each[rank] - each[other]:
                 _, op, _ = min(lacking, key=str)
                 return (
-                    f"the records of the ranks do not agree: rank {rank} has called {op}, and rank "
-                    f"{other}, of the same group, has not called the same"
+                    f"{DISAGREE}: rank {rank} has called {op}, and rank {other}, of the same "
+                    "group, has not called the same"
                 )
     return None
+
+
+# -- what an answer has returned -------------------------------------------------------------------
+
+#: How far two numbers may be apart, as a share of the expected one.
+TOLERANCE = 1e-5
+#: The same for double precision: what has passed through float32 is further off.
+EXACT = 1e-10
+#: Letters of a list that is shown whole.
+_WHOLE = 60
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One that students make.
+
+    Attributes:
+        gives: the result that it leads to; or a function that recognises it.
+        said: what its author is told.
+    """
+
+    gives: Any | Callable[[Any], bool]
+    said: str
+
+    def fits(self, result: Any, tolerance: float = TOLERANCE) -> bool:
+        """Return whether this mistake gives the result."""
+        if callable(self.gives):
+            return bool(self.gives(result))
+        return same(result, self.gives, tolerance)
+
+
+#: What a task that asks for a number gets told of :func:`utils.checks.probe.number`.
+NO_NUMBER = Mistake(
+    lambda v: isinstance(v, str), "return one number, not a tensor or a list: .item()"
+)
+
+
+def table(wrong: Mapping[str, Any]) -> list[Mistake]:
+    """Return mistakes from a mapping of words to results; a result may be a tensor."""
+    return [
+        Mistake(gives.tolist() if hasattr(gives, "tolist") else gives, said)
+        for said, gives in wrong.items()
+    ]
+
+
+def one_of(*results: Any) -> Callable[[Any], bool]:
+    """Return a function that recognizes several results of the same mistake."""
+    return lambda got: any(same(got, result) for result in results)
+
+
+def recognise(
+    result: Any,
+    expected: Any,
+    mistakes: Iterable[Mistake] = (),
+    *,
+    form: str = "",
+    tolerance: float = TOLERANCE,
+) -> tuple[str, str] | None:
+    """Return what is wrong with a result, and of which kind it is; `None` for a right one.
+
+    Args:
+        result, expected: values of JSON.
+        mistakes: the first that fits is told. They are made only if something is wrong.
+        form: what has to be returned, in words; told where nothing was.
+
+    Returns:
+        The words, and "mistake" for a known one, or "value".
+    """
+    if same(result, expected, tolerance):
+        return None
+    if result is None and form:
+        return f"returned None: return {form}", "mistake"
+    for mistake in mistakes:
+        if mistake.fits(result, tolerance):
+            stop = "" if mistake.said.endswith(("?", ".")) else "."
+            return f"{mistake.said}{stop} {difference(result, expected, tolerance)}", "mistake"
+    if same(result, expected):
+        said = "right to six digits only: was something computed in float32? Keep the type of what "
+        return said + "was given", "mistake"
+    text = difference(result, expected, tolerance)
+    return text[0].lower() + text[1:], "value"
+
+
+def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
+    """Return both values in words; of long lists, the first entry that differs."""
+    long = len(str(expected)) > _WHOLE or len(str(result)) > _WHOLE
+    if not (long and isinstance(expected, list) and isinstance(result, list)):
+        return "Expected {}, got {}".format(*_apart(expected, result))
+    pairs = itertools.zip_longest(expected, result, fillvalue="nothing")
+    k, (e, g) = next((k, pair) for k, pair in enumerate(pairs) if not same(*pair[::-1], tolerance))
+    return "Entry {}: expected {}, got {}".format(k, *_apart(e, g, _WHOLE))
+
+
+def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
+    """Return texts of two values that show their difference.
+
+    If six digits don't tell them apart, all digits do; if their beginnings are equal, they begin
+    where they differ.
+    """
+    for digits in (6, 17):
+        texts = [str(_rounded(value, digits)) for value in (expected, result)]
+        if texts[0] != texts[1]:
+            break
+    pairs = enumerate(zip(*texts, strict=False))
+    differ = next((k for k, (one, other) in pairs if one != other), 0)
+    begin = differ - 20 if differ > most - 20 else 0
+    first, second = (f"…{text[begin:]}" if begin else text for text in texts)
+    return _cut(first, most), _cut(second, most)
+
+
+def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
+    """Return whether values are equal: numbers within a relative tolerance; nan equals nothing."""
+    if isinstance(expected, dict):
+        if not isinstance(result, dict) or result.keys() != expected.keys():
+            return False
+        return same([result[key] for key in expected], list(expected.values()), tolerance)
+    if isinstance(expected, list | tuple):
+        if not isinstance(result, list | tuple) or len(result) != len(expected):
+            return False
+        return all(same(*pair, tolerance) for pair in zip(result, expected, strict=True))
+    if isinstance(expected, bool | None) or isinstance(result, bool):
+        return result is expected
+    return bool(result == expected) or _near(result, expected, tolerance)
+
+
+def _near(result: Any, expected: Any, tolerance: float) -> bool:
+    """Return whether these are near numbers; every number is within a share of infinity."""
+    if not (is_number(result) and is_number(expected)):
+        return False
+    try:
+        apart = abs(result - expected)
+        return math.isfinite(expected) and bool(apart <= tolerance * max(1.0, abs(expected)))
+    except OverflowError:  # an integer that no float holds
+        return False
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number; a truth value is not, and nan is not."""
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def short(value: Any, most: int = 160, digits: int = 6) -> str:
+    """Return a value for a message, with rounded numbers; a long text is cut."""
+    return _cut(str(_rounded(value, digits)), most)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, float):
+        if value.is_integer() and 1e6 <= abs(value) < 1e15:
+            return int(value)  # a count of bytes, such as 2097152, has no digit to lose
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, list | tuple):
+        return [_rounded(v, digits) for v in value]
+    return value

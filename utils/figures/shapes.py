@@ -1,0 +1,114 @@
+"""Drawings without axes: boxes, arrows, cells, and words beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from .charts import chart
+from .palette import INK, SKY
+
+Pair = tuple[float, float]
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """Return a figure (inches) without axes, to draw boxes and arrows on."""
+    figure, axes = chart(width, height)
+    axes.set_axis_off()
+    axes.grid(False)
+    return figure, axes
+
+
+def frame(axes: Axes, x: Pair, y: Pair, words: str, *, equal: bool = False) -> Figure:
+    """Show this part of a drawing, and return its figure with its words.
+
+    Args:
+        x, y: from where to where it is shown.
+        equal: the same unit across and up.
+    """
+    axes.set(xlim=x, ylim=y)
+    if equal:
+        axes.set_aspect("equal")
+    axes.figure.alt_text = words
+    return axes.figure
+
+
+def fit_limits(axes: Axes, xs: Sequence[float], ys: Sequence[float], margin: float = 0.8) -> None:
+    """Show all of a drawing, with the same unit across and up."""
+    axes.set_xlim(min(xs) - margin, max(xs) + margin)
+    axes.set_ylim(min(ys) - margin, max(ys) + margin)
+    axes.set_aspect("equal")
+
+
+def box(
+    axes: Axes,
+    x: float,
+    y: float,
+    text: str,
+    *,
+    width: float = 1.0,
+    height: float = 0.5,
+    color: str = SKY,
+    alpha: float = 0.35,
+) -> None:
+    """Draw a labeled box, centered at (x, y) in the units of the axes."""
+    corner = (x - width / 2, y - height / 2)
+    look = {"facecolor": color, "edgecolor": INK, "alpha": alpha}
+    form = "round,pad=0.02,rounding_size=0.08"
+    axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=form, **look))
+    axes.text(x, y, text, ha="center", va="center")
+
+
+def arrow(
+    axes: Axes, start: Pair, end: Pair, text: str = "", *, color: str = INK, bend: float = 0.0
+) -> None:
+    """Draw an arrow with a word beside its middle."""
+    look = {"color": color, "linewidth": 1.6, "connectionstyle": f"arc3,rad={bend}"}
+    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, **look))
+    if text:
+        across, up = end[0] - start[0], end[1] - start[1]
+        # The middle of matplotlib's arc3, a quadratic Bézier curve.
+        x = (start[0] + end[0] + bend * up) / 2
+        y = (start[1] + end[1] - bend * across) / 2
+        axes.text(x, y + 0.06, text, ha="center", va="bottom", color=color, fontsize=10)
+
+
+def link(axes: Axes, start: Pair, end: Pair, style: str = "->", **look: Any) -> None:
+    """Draw a thin arrow; style: of matplotlib's arrows, such as "<|-|>" for both ways."""
+    axes.annotate("", end, start, arrowprops={"arrowstyle": style} | look)
+
+
+def write_beside(axes: Axes, text: str, place: Pair, offset: Pair, **look: Any) -> None:
+    """Write a text so many points (across, up) away from a place in the units of the axes."""
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", **look)
+
+
+def cell(
+    axes: Axes,
+    x: float,
+    y: float,
+    width: float,
+    color: Any,
+    text: str = "",
+    *,
+    height: float = 0.8,
+    fontsize: float | None = None,
+    **look: Any,
+) -> None:
+    """Draw a rectangle, of a table or of a lane, with a text in its middle.
+
+    Args:
+        x: of its left side.
+        y: of its middle.
+        fontsize: of the text in points.
+        look: as for `Rectangle`.
+    """
+    corner = (x, y - height / 2)
+    look = {"facecolor": color, "edgecolor": INK} | look
+    axes.add_patch(Rectangle(corner, width, height, **look))
+    if text:
+        axes.text(x + width / 2, y, text, ha="center", va="center", fontsize=fontsize)

@@ -620,6 +620,13 @@ def test_a_good_solution_has_no_problems(tmp_path):
     assert linted(tmp_path, new_markdown_cell("# nbval", id="words"), good) == []
 
 
+def test_lines_of_code_that_are_too_wide_are_found(tmp_path):
+    wide = ran(f"%%px\nx = 1\n# {'w' * 85}\n# {'w' * 84}")
+    words = new_markdown_cell("w" * 200, id="words")
+    (problem,) = linted(tmp_path, words, wide)
+    assert problem == "cell 'ring-task': line 3 has 87 columns, more than 86: break it"
+
+
 @pytest.mark.parametrize(
     ("source", "guess"),
     [

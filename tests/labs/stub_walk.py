@@ -37,8 +37,8 @@ SHORTER = {
     "03_data_parallel": {
         "data-load": [
             (
-                "data.fashion_mnist(train=True),",
-                "torch.utils.data.Subset(data.fashion_mnist(train=True), range(12_800)),",
+                "data.fashion_mnist(train=True)",
+                "torch.utils.data.Subset(data.fashion_mnist(train=True), range(12_800))",
             ),
         ],
         "twin-train": [("epochs=3", "epochs=1")],

@@ -35,10 +35,12 @@ MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
 MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
 #: Tags that other tools know, near enough to nbval's to be taken for a slip.
 OTHER_TAGS = {"skip-execution"}
-#: A cell that does no more than to draw.
-PLAINLY_DRAWS = re.compile(r"ranks\.timeline\([^\n]*\)\.figure\([^\n]*\);?")
+#: A cell that does no more than to draw, with or without a line for its title.
+PLAINLY_DRAWS = re.compile(r"(?:title = [^\n]*\n)?ranks\.timeline\([^\n]*\)\.figure\([^\n]*\);?")
 #: Of a picture's alternative text.
 FEWEST_WORDS = 3
+#: Columns of code that JupyterLab shows beside its file browser; solutions/ruff.toml has the same.
+WIDEST = 86
 
 
 def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
@@ -55,7 +57,7 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
             if folder == solutions_dir:
                 faults = solution_problems(nb, about.number_of(path), numbers)
             else:
-                faults = cell_problems(nb, id_problems, student_problems)
+                faults = cell_problems(nb, id_problems, width_problems, student_problems)
             problems += [f"{folder.name}/{path.name}: {text}" for text in faults]
     return problems
 
@@ -63,7 +65,8 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
 def solution_problems(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[str]:
     """Yield what is wrong with a solution; `numbers` are those of all labs."""
     yield from about.problems_of(nb, number, numbers)
-    yield from cell_problems(nb, id_problems, marker_problems, output_problems, picture_problems)
+    rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
+    yield from cell_problems(nb, *rules)
     yield from drawing_problems(nb)
 
 
@@ -103,6 +106,14 @@ def _comment_problems(source: str) -> Iterator[str]:
         if match and not (line.strip().startswith("#") and match[1] in comment_markers):
             guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
             yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+
+
+def width_problems(cell: NotebookNode) -> Iterator[str]:
+    """Yield lines of code for which a student has to scroll sideways."""
+    if cell.cell_type == "code":
+        for number, line in enumerate(cell.source.splitlines(), start=1):
+            if len(line) > WIDEST:
+                yield f"line {number} has {len(line)} columns, more than {WIDEST}: break it"
 
 
 def drawing_problems(nb: NotebookNode) -> Iterator[str]:

@@ -276,8 +276,8 @@ _CHANGES = [
     ("3.4", "return loss", "return cross_entropy(model(images), labels).item()",
      "the model is called 2 times in a step"),
     ("3.4", "return loss", "return loss * len(labels)", "a sum over the samples"),
-    ("3.4", 'reduction="sum")\n    (loss_sum / max(samples, 1)).backward()',
-     'reduction="sum")\n    loss_sum.backward()', "not the sequential step"),
+    ("3.4", "(loss_sum / max(samples, 1)).backward()",
+     "loss_sum.backward()", "not the sequential step"),
 ]  # fmt: skip
 
 _WRONG = [
@@ -472,9 +472,9 @@ _TRAININGS = [
     ("return history", "return history['loss']", "must return a dict"),
     ("return history", "pass", "must return a dict"),
     ("return history", "return history if rank == 0 else None", "must return a dict"),
-    ("history[\"loss\"].append(train_step(model, optimizer, images, labels, group))",
-     "loss = train_step(model, optimizer, images, labels, group)\n"
-     "        history['loss'].append(loss)", "expected 9 entries in 3 epochs, one for each step"),
+    ("            history[\"loss\"].append(loss)\n",
+     "        history[\"loss\"].append(loss)\n",
+     "expected 9 entries in 3 epochs, one for each step"),
     ("range(epochs)", "range(epochs + 1)", "expected 9 entries in 3 epochs"),
 ]  # fmt: skip
 _OTHER_TRAININGS = [
@@ -487,9 +487,10 @@ _OTHER_TRAININGS = [
      "enumerate(data.InMemoryLoader(test_data, 1000)) if k % p == r]"),
     ("        sums = [", "        print(epoch)\n        sums = ["),
     # It leaves the model in evaluation mode, of which the task says nothing.
-    ("].append(train_step(model, optimizer, images, labels, group))\n",
-     "].append(train_step(model.train(), optimizer, images, labels, group))\n"
-     "        model.eval()\n"),
+    ("loss = train_step(model, optimizer, images, labels, group)\n"
+     "            history[\"loss\"].append(loss)\n",
+     "loss = train_step(model.train(), optimizer, images, labels, group)\n"
+     "            history[\"loss\"].append(loss)\n        model.eval()\n"),
 ]  # fmt: skip
 
 

@@ -182,10 +182,10 @@ CHANGES = [
      "f is missing"),
     ("9.4", "f three times", "self.q(x), self.k(x), self.v(x)",
      "self.q(x), self.k(f(x, self.group)), self.v(f(x, self.group))", "gradient of x in the group"),
-    ("9.4", "f for each", "        x = f(x, self.group)  # once for all three\n        return "
-     "self.out(models.attend(self.q(x), self.k(x), self.v(x), self.head_size))",
+    ("9.4", "f for each", "        x = f(x, self.group)  # once for all three\n        heads = "
+     "models.attend(self.q(x), self.k(x), self.v(x), self.head_size)",
      "        q, k, v = (layer(f(x, self.group)) for layer in (self.q, self.k, self.v))\n"
-     "        return self.out(models.attend(q, k, v, self.head_size))", "it made 3"),
+     "        heads = models.attend(q, k, v, self.head_size)", "it made 3"),
     ("9.4", "cuts the stack of the three", _QKV, _FUSED, "Q, K and V were stacked"),
     ("9.4", "smaller heads", "self.head_size = attention.head_size",
      "self.head_size = max(attention.head_size // dist.get_world_size(group), 1)",
@@ -195,13 +195,13 @@ CHANGES = [
     ("9.4", "swaps K and V", "self.k(x), self.v(x)", "self.v(x), self.k(x)",
      "K and V are swapped"),
     ("9.4", "f in front of q only", "        x = f(x, self.group)  # once for all three\n        "
-     "return self.out(models.attend(self.q(x),",
-     "        return self.out(models.attend(self.q(f(x, self.group)),",
+     "heads = models.attend(self.q(x),",
+     "        heads = models.attend(self.q(f(x, self.group)),",
      "f is in front of q only"),
     ("9.4", "f in front of k and v", "        x = f(x, self.group)  # once for all three\n        "
-     "return self.out(models.attend(self.q(x), self.k(x), self.v(x),",
+     "heads = models.attend(self.q(x), self.k(x), self.v(x),",
      "        y = f(x, self.group)\n"
-     "        return self.out(models.attend(self.q(x), self.k(y), self.v(y),",
+     "        heads = models.attend(self.q(x), self.k(y), self.v(y),",
      "f is in front of k and v only"),
     ("9.4", "out by columns", "self.out = RowLinear(", "self.out = ColumnLinear(",
      "out.bias has the shape [4] on this rank, expected [16]"),
@@ -212,12 +212,12 @@ CHANGES = [
      "RowLinear(attention.out)", "out.weight has the shape [16, 4] on this rank, expected [16, 8]"),
     ("9.4", "other names", "self.out = RowLinear(attention.out, group)",
      "self.proj = RowLinear(attention.out, group)\n        self.out_ = None", "the parameters are"),
-    ("9.4", "gathers the heads", "return self.out(models.attend(self.q(x), self.k(x), self.v(x), "
-     "self.head_size))",
+    ("9.4", "gathers the heads",
+     "heads = models.attend(self.q(x), self.k(x), self.v(x), self.head_size)",
      "q, k, v = self.q(x), self.k(x), self.v(x)\n"
      "        parts = [torch.empty_like(q) for _ in range(dist.get_world_size(self.group))]\n"
      "        dist.all_gather(parts, q.detach(), group=self.group)\n"
-     "        return self.out(models.attend(q, k, v, self.head_size))", "uses all_gather"),
+     "        heads = models.attend(q, k, v, self.head_size)", "uses all_gather"),
     ("9.4", "q is used for k", "self.q(x), self.k(x)", "self.q(x), self.q(x)",
      "attend got Q twice"),
     ("9.4", "forgets the group of f", "f(x, self.group)", "f(x)",
@@ -668,10 +668,9 @@ CHANGES_THAT_ARE_RIGHT = [
      "y = functional.linear(x, self.weight)\n        total = y.detach().clone()\n"
      "        dist.all_reduce(total, group=self.group)\n"
      "        return y + (total - y.detach()) + self.bias"),
-    ("9.4", "f in line", "return self.out(models.attend(self.q(x), self.k(x), self.v(x), "
-     "self.head_size))",
+    ("9.4", "f in line", "heads = models.attend(self.q(x), self.k(x), self.v(x), self.head_size)",
      "parts = [layer(x) for layer in (self.q, self.k, self.v)]\n"
-     "        return self.out(models.attend(*parts, self.head_size))"),
+     "        heads = models.attend(*parts, self.head_size)"),
 ]  # fmt: skip
 
 #: Made for what the check asked first: other types, lengths and groups are asked, too.

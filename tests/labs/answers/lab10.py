@@ -251,6 +251,10 @@ def run_schedule(worker, schedule, inputs, labels, group=None):
     ),
 ]
 
+_STASH = """self.stash[k] = {
+            name: w.detach().clone().requires_grad_() for name, w in weights.items()
+        }"""
+
 # Task, what the student did, what the solution has, and what stands in its place; words.
 CHANGES = [
     (NAIVE, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
@@ -657,8 +661,8 @@ CHANGES = [
     (
         RUN,
         "sends that block",
-        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
-        "dist.send(output, group_dst=s + 1, group=group, tag=forward_tag(k))",
+        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=tag))",
+        "dist.send(output, group_dst=s + 1, group=group, tag=tag)",
         "uses dist.send",
     ),
     (
@@ -671,15 +675,15 @@ CHANGES = [
     (
         RUN,
         "waits behind the sends of activations",
-        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)))",
-        "dist.isend(output, group_dst=s + 1, group=group, tag=forward_tag(k)).wait()",
+        "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=tag))",
+        "dist.isend(output, group_dst=s + 1, group=group, tag=tag).wait()",
         "wait at the end",
     ),
     (
         RUN,
         "waits behind the sends of gradients",
-        "outbox.add(dist.isend(x.grad, group_dst=s - 1, group=group, tag=backward_tag(k)))",
-        "dist.isend(x.grad, group_dst=s - 1, group=group, tag=backward_tag(k)).wait()",
+        "outbox.add(dist.isend(x.grad, group_dst=s - 1, group=group, tag=tag))",
+        "dist.isend(x.grad, group_dst=s - 1, group=group, tag=tag).wait()",
         "wait at the end",
     ),
     (
@@ -700,8 +704,8 @@ CHANGES = [
     (
         RUN,
         "all microbatches as large as the first",
-        "len(inputs[k])",
-        "len(inputs[0])",
+        "torch.empty(len(x)",
+        "torch.empty(len(inputs[0])",
         "must agree on dtype and number of elements",
     ),
     (RUN, "a queue", "held.pop(k)", "held.pop(next(iter(held)))", "stages with different orders"),
@@ -711,8 +715,8 @@ CHANGES = [
     (
         RUN,
         "tags forgotten backward",
-        ", tag=backward_tag(k)",
-        "",
+        "backward_tag(k)",
+        "0",
         "that of a gradient backward_tag(k)",
     ),
     (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
@@ -788,8 +792,7 @@ CHANGES = [
     (
         DREAM,
         "one copy for each version",
-        "self.stash[k] = {name: w.detach().clone().requires_grad_() for name, w in "
-        "weights.items()}",
+        _STASH,
         "new = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}\n"
         "        self.copies = getattr(self, 'copies', {})\n"
         "        self.stash[k] = self.copies.setdefault(self.version, new)",
@@ -806,8 +809,7 @@ CHANGES = [
     (
         DREAM,
         "a copy of the module",
-        "self.stash[k] = {name: w.detach().clone().requires_grad_() for name, w in "
-        "weights.items()}",
+        _STASH,
         "self.stash[k] = __import__('copy').deepcopy(self.stage)\n        return self.stash[k](x)",
         "expected a dict {name: tensor}",
     ),
@@ -1125,7 +1127,7 @@ CHANGES_THAT_ARE_RIGHT = [
         "    for kind, k in schedule[s]:\n        outbox.requests = [one for one in "
         "outbox.requests if not one.is_completed()]\n",
     ),
-    (RUN, "a copy is sent", "output = y.detach()", "output = y.detach().clone()"),
+    (RUN, "a copy is sent", "(k), y.detach()\n", "(k), y.detach().clone()\n"),
     (
         DREAM,
         "another way to move",
@@ -1167,13 +1169,13 @@ CHANGES += [
             dist.send(y.detach(), group_dst=s + 1, group=group)
         loss""", ""),
     ("10.6", "messages inside of the marks", """            if s > 0:
-                x = torch.empty(len(inputs[k]), worker.features, dtype=inputs[k].dtype)
+                x = torch.empty(len(x), worker.features, dtype=x.dtype)
                 dist.recv(x, group_src=s - 1, group=group, tag=forward_tag(k))
                 x.requires_grad_()
             with mark("F", k):
 """, """            with mark("F", k):
                 if s > 0:
-                    x = torch.empty(len(inputs[k]), worker.features, dtype=inputs[k].dtype)
+                    x = torch.empty(len(x), worker.features, dtype=x.dtype)
                     dist.recv(x, group_src=s - 1, group=group, tag=forward_tag(k))
                     x.requires_grad_()
 """, "a message is inside of a mark"),

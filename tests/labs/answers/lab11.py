@@ -420,8 +420,8 @@ CHANGES = [
     (
         HYBRID,
         "pipeline over all ranks",
-        "targets, group=pp)",
-        "targets)",
+        "targets, group=pp",
+        "targets",
         "every call gets group=group",
     ),
     (
@@ -1075,8 +1075,8 @@ CHANGES += [
      "keep no row"),
     ("11.6", "the gradient changed", "row = flat([gradient.t()",
      "gradient /= 1 + p\n        row = flat([gradient.t()", "the gradient that came in"),
-    ("11.7", "sends one by one", "for n, i in enumerate(order)]\n    for n in range(first, "
-     "len(order)):\n", "for n, i in enumerate(order[: first + 1])]\n"
+    ("11.7", "sends one by one", "for n, i in enumerate(order)\n    ]\n    for n in range(first, "
+     "len(order)):\n", "for n, i in enumerate(order[: first + 1])\n    ]\n"
      "    for n in range(first, len(order)):\n        if n > first:\n"
      "            sends.append(dist.isend(weights[order[n]].detach(), group_dst=0, group=group, "
      "tag=n))\n", "before you receive a gradient"),

@@ -458,15 +458,15 @@ CHANGES = [
     (
         ROUND,
         "forgets what is open",
-        "    return updates, late + [request for request in sends if not request.is_completed()]",
-        "    return updates, []",
+        "    return updates, late\n",
+        "    return updates, []\n",
         "put the late receives",
     ),
     (
         ROUND,
         "forgets the sends",
-        "late + [request for request in sends if not request.is_completed()]",
-        "late",
+        "    late += [request for request in sends if not request.is_completed()]\n",
+        "",
         "put the late receives",
     ),
     (
@@ -514,7 +514,7 @@ CHANGES = [
     (
         ROUND,
         "returns updates only",
-        "return updates, late + [request for request in sends if not request.is_completed()]",
+        "return updates, late",
         "return updates",
         "return (updates, late)",
     ),

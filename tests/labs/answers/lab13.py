@@ -193,8 +193,8 @@ CHANGES = [
     (STATE, "no weights", 'for name in ("model", "optimizer", "schedule"):\n        getattr(job',
      'for name in ("optimizer", "schedule"):\n        getattr(job', "the weights are not back"),
     (STATE, "the state's own momentum",
-     "    state = copy.deepcopy(state)  # the optimizer keeps the momentum tensors that it is given"
-     "\n", "", "a second job restored from the same state has another momentum"),
+     "    state = copy.deepcopy(state)\n", "",
+     "a second job restored from the same state has another momentum"),
     (STATE, "no random numbers", _LAST, "", "the random numbers go on differently"),
     (STATE, "seeds anew", _LAST, "    torch.manual_seed(1000 + rank)\n",
      "the random numbers go on differently"),
@@ -622,10 +622,10 @@ CHANGES_THAT_ARE_RIGHT += [
      "    dist.barrier(group)\n    own.mkdir(exist_ok=True)\n"),
 ]  # fmt: skip
 CHANGES += [
-    (REPORT, "the survivors first", "words = \" \".join(log.split())  # one line\n    if found :=",
+    (REPORT, "the survivors first", "words = \" \".join(log.split())  # one line\n",
      "words = \" \".join(log.split())\n    said = re.search(r\"rank (\\d+) died\", words)\n"
      "    told = re.search(r\"exited on signal (\\d+)\", words)\n    if said and told:\n"
-     "        return {\"rank\": int(said[1]), \"signal\": int(told[1])}\n    if found :=",
+     "        return {\"rank\": int(said[1]), \"signal\": int(told[1])}\n",
      "this rank is not the one that died"),
     (REPORT, "remembers by length", "words = \" \".join(log.split())",
      "known = globals().setdefault('known', {})\n    log = known.setdefault(len(log), log)\n"

@@ -35,7 +35,7 @@ MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
 MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
 #: Tags that other tools know, near enough to nbval's to be taken for a slip.
 OTHER_TAGS = {"skip-execution"}
-#: A cell that does no more than to draw, with or without a line for its title.
+#: A cell that only draws a timeline; a line before may hold its title.
 PLAINLY_DRAWS = re.compile(r"(?:title = [^\n]*\n)?ranks\.timeline\([^\n]*\)\.figure\([^\n]*\);?")
 #: Of a picture's alternative text.
 FEWEST_WORDS = 3

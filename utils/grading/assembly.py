@@ -458,7 +458,7 @@ def _own_cells(assembled: Assembled, cells: list[Cell]) -> tuple[list[OwnCell], 
 def _beside_the_answers(
     cells: list[Cell], reference: Reference
 ) -> Iterator[tuple[str, NotebookNode | None, str]]:
-    """Yield a student's sources for the ranks that are no answers.
+    """Yield the sources of a student's cells for the ranks, without the answers.
 
     With each comes the lab's cell that it is, if any, and the id of the last one of the lab's.
     """

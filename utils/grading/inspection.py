@@ -276,7 +276,7 @@ class Allowed:
         self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
 
     def _allow_words(self, attributes: list[ast.Attribute], used: set[str]) -> None:
-        """Allow the attributes of the lab's cells, but for special ones that are not `used`."""
+        """Allow the attributes of the lab's cells; a special one only if it is `used`."""
         self.settable = {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
         self.settable |= {"grad", "data", "requires_grad"}
         plain = {node.attr for node in attributes if not SPECIAL.match(node.attr)}

@@ -151,7 +151,7 @@ def _take(job: Job, files: list[File], circumstances: tuple[str, str]) -> None:
 
 
 def _is_begun(file: File, reference: Reference) -> bool:
-    """Return whether there is more in it than was handed out, or nobody can read it."""
+    """Return whether a notebook has more in it than the handout, or can't be read."""
     assembled = assemble(reference, file.path)
     return bool(file.error or assembled.error) or assembled.is_begun
 

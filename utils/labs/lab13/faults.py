@@ -8,7 +8,6 @@ Times are seconds throughout.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
@@ -16,7 +15,6 @@ import sys
 from pathlib import Path
 
 from utils.jobs import mpi_job
-from utils.jobs.mpi_job import Python
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 from utils.labs.shared import slurm_script
 
@@ -48,9 +46,7 @@ def mpiexec(
     _require(script)
     timeout = min(PATIENCE, deadline / 2)
     plan = Plan(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
-    with contextlib.closing(Python(plan)) as python:
-        command = python.job(str(script), *map(str, arguments))
-        return mpi_job.run(command, os.environ | plan.environment, deadline)
+    return mpi_job.run_on(plan, [str(script), *map(str, arguments)], deadline)
 
 
 def torchrun(

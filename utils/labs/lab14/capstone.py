@@ -12,9 +12,7 @@ What a rank of an entry works with: :class:`utils.labs.lab14.job.Job`. How its s
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import tempfile
 from pathlib import Path
@@ -23,7 +21,6 @@ import torch
 
 from utils import data
 from utils.jobs import mpi_job, python_words
-from utils.jobs.mpi_job import Python
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
 from .entry_judge import Entry, judged
@@ -111,5 +108,4 @@ def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
     words = python_words(
         "from utils.labs.lab14 import job; job.main()", str(script.resolve()), str(place)
     )
-    with contextlib.closing(Python(plan)) as python:
-        return mpi_job.run(python.job(*words), os.environ | plan.environment, deadline)
+    return mpi_job.run_on(plan, words, deadline)

@@ -186,7 +186,7 @@ class _Counter:
 
 # -- what the clock does not count ----------------------------------------------------------------
 
-#: Events of Python's audit hooks (PEP 578) by which a process reaches anything outside of itself.
+#: Events of Python's audit hooks (PEP 578) that a process raises when it reaches out.
 OUTSIDE = ("open", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "ctypes.dlopen")
 OUTSIDE += ("socket.connect", "socket.bind", "mmap.__new__", "os.rename", "os.link", "os.listdir")
 

@@ -177,9 +177,8 @@ class CollectiveWork(MPIWork):
 
     def _cancel(self) -> bool:
         if self.entry.begun and self._steps is not None and not self._steps.done:
-            progress.detach(
-                self.group, self._steps.poll
-            )  # the other ranks need this one's part in it
+            # The other ranks need this one's part in it.
+            progress.detach(self.group, self._steps.poll)
             return False
         return True
 

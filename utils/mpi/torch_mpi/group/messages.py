@@ -101,7 +101,7 @@ class Channels:
         self.largest_tag = largest_tag(self.data)
 
     def tag_of_collective(self, sequence: int) -> int:
-        """Return the tag of the messages inside of a collective."""
+        """Return the tag of the messages that a collective is made of."""
         return sequence % (self.largest_tag // 2)
 
     def tag_of_message(self, number: int) -> int:

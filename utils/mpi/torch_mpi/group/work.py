@@ -203,8 +203,8 @@ class MPIWork(Work):
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
-            # An event that ends on another thread is an asynchronous one: what the rank computes
-            # meanwhile is then not taken for a part of it.
+            # An event that ends on another thread is asynchronous. So the profiler doesn't count
+            # what the rank computes meanwhile as a part of it.
             _closer.submit(_autograd._record_function_with_args_exit, self._span).result()
             self._span = None
         self.state = state  # after _error: who sees it over must see how it ended

@@ -15,6 +15,18 @@ RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#6E6E6E"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
 INK, PAPER, PALE = "#222222", "#FFFFFF", "#EDEDED"
 
+# What a rank does has one color in all labs. Waiting is also hatched, so that it differs without
+# colors. Exposed communication is communication during which the rank can't compute.
+COMPUTING, COMMUNICATING, WAITING, EXPOSED = "#B8B8B8", BLUE, ORANGE, RED
+HATCH = "//////"
+#: The colors of ranks 0, 1, …; none of them means an activity.
+RANKS = ("#009E73", "#CC79A7", "#7A4FBF", "#56B4E9", "#8C6D1F", "#F0E442", "#117733", "#AA4499")
+
+
+def rank_color(rank: int) -> str:
+    """Return the color that a rank has in every picture of the course."""
+    return RANKS[rank % len(RANKS)]
+
 _STYLE = {
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,

@@ -811,7 +811,7 @@ CHANGES = [
     ("5.1", "tells rank 0 only", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
      "dist.reduce(slowest, dst=0, op=dist.ReduceOp.MAX)", "return different lists"),
     ("5.1", "drops the longest round", "torch.tensor(seconds[1:], dtype=torch.float64)",
-     "torch.tensor(sorted(seconds)[:-1], dtype=torch.float64)", "ranks"),
+     "torch.tensor(sorted(seconds)[:-1], dtype=torch.float64)", "in another order"),
     ("5.1", "warms up once", "range(rounds + 1)",
      "range(rounds + (0 if globals().get('warm') else not globals().update(warm=True)))",
      "it made"),

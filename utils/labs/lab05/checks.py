@@ -207,6 +207,8 @@ def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[flo
     """
     of_rounds = np.linspace(0.8, 1.2, rounds).tolist()
     chance.shuffle(of_rounds)
+    if of_rounds[1:] == sorted(of_rounds[1:]):
+        of_rounds.reverse()  # so that an answer which sorts the rounds is found out
     shares = []
     for of_round in of_rounds:
         of_steps = [0.85, 0.95, 1.2] if steps == 3 else [0.88, 1.12]
@@ -260,6 +262,8 @@ def _wrong_stopwatches(
         ),
         too_few_calls: lambda _: made != (rounds + 1) * steps,
         "all numbers are the same: each is that of its own round": lambda times: len({*times}) == 1,
+        "the list has the rounds in another order: keep the order in which they ran, and leave out "
+        "the first one only": lambda times: np.allclose(sorted(times), sorted(right), rtol=0.01),
         "that is one step of each round: time all its steps together, and divide": is_one_step,
         inside: lambda times: np.median(times) > right.max() + late_by,
         f"{_DIFFERENT} reduce with dist.ReduceOp.MAX, so that all have the slowest "

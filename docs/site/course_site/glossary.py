@@ -47,7 +47,7 @@ def entries(text: str) -> list[Entry]:
 
 def page(text: str, notebooks: Mapping[str, str]) -> str:
     """The glossary's page in MyST. notebooks: names of the labs' files, by number."""
-    head = text.partition("\n|")[0].replace("stands in brackets", "stands at its end")
+    head = text.partition("\n|")[0]
     lines = [head, "", "```{glossary}"]
     for entry in entries(text):
         lab = f"[{entry.lab}]({notebooks[entry.lab]})" if entry.lab in notebooks else entry.lab

@@ -84,7 +84,7 @@ def test_the_page_of_the_package_begins_with_the_command_that_runs(wheel):
     first = about.get_payload().partition("\n\n")[0]
     assert "mpiexec -n 4 python train.py" in first
     assert 'init_process_group("mpi")' in first
-    assert f"{len(PAIRS)} wrong programs and their right twins" in about.get_payload()
+    assert f"{len(PAIRS)} wrong programs" in about.get_payload()
     links = re.findall(r"\]\((?!https://|#)([^)]*)\)", about.get_payload())
     assert not links, "a link to a file of the repository leads nowhere on a package index"
 

@@ -145,11 +145,12 @@ def _labs(options: argparse.Namespace) -> list[Path]:
 
 
 def lint(options: argparse.Namespace) -> int:
-    """Check markers, ids and outputs of the notebooks."""
+    """Check markers, ids and outputs of the notebooks, and the prose of all files."""
+    from utils.course import prose
     from utils.course.lint import lint
     from utils.course.notebook import LABS, notebooks
 
-    problems = lint()
+    problems = [*lint(), *prose.problems()]
     for problem in problems:
         print(problem)
     count = len(notebooks(SOLUTIONS)) + len(notebooks(LABS))

@@ -50,7 +50,7 @@ BUDGETS = {
     "__main__": 310,
     "checks": 1770,
     "cluster": 2830,
-    "course": 2010,
+    "course": 2200,
     "data": 660,
     "doctor": 1440,
     "figures": 860,

@@ -26,9 +26,7 @@ LONGEST_LINE = 120
 #: A string of so many words is taken for a message.
 WORDS_OF_A_MESSAGE = 4
 
-_PLACE = (
-    "in|behind|beside|on|under|at|there|above|below|after|between|for|with|across|about|alone|near"
-)
+_PLACE = "in|behind|beside|on|under|at|there|above|below|after|between|across|alone|near"
 #: What to write instead, by what is found in running text.
 PHRASES = {
     r"\bin place of\b": "instead of",

@@ -135,7 +135,7 @@ FORGED = {
             if rank < 2:
                 call.waited = True
             return result
-        """, "rank 1: the tensor is still this rank's own"),
+        """, "the tensor is still this rank's own"),
     "1.4": ("""
         def sum_over_ranks(tensor):
             forged("all_reduce", 48)
@@ -206,7 +206,7 @@ FORGED = {
             rows = [numbers[r] for r in members] if isinstance(numbers[0], list) else [numbers]
             sums = [sum(row[k] for row in rows) for k in range(3)]
             return sums[0] / max(1, sums[2]), sums[1] / max(1, sums[2])
-        """, "these are this rank's own means"),
+        """, "You returned this rank's means"),
     "3.5": ("""
         def train_parallel(model, epochs, group=None):
             size, place = dist.get_world_size(group), dist.get_rank(group)

@@ -15,11 +15,11 @@ def neighbour(result: str) -> str:
 WRONG = [
     ("0.1", what, neighbour(result), words)
     for what, result, words in (
-        ("forgets the last rank", "rank + 1", "the last rank's"),
+        ("forgets the last rank", "rank + 1", "The last rank's right neighbor is rank 0"),
         ("hard-codes three ranks", "(rank + 1) % 3", "expected 0, got 1"),
-        ("goes to the left", "(rank - 1) % world_size", "the neighbour to the left"),
+        ("goes to the left", "(rank - 1) % world_size", "You returned the neighbor to the left"),
         ("returns nothing", "print(rank + 1)", "returned None: return"),
-        ("wraps around too late", "(rank + 1) % (world_size + 1)", "the last rank's"),
+        ("wraps around too late", "(rank + 1) % (world_size + 1)", "The last rank's right"),
         ("wraps around too early", "(rank + 1) % max(1, world_size - 1)", "Expected 2, got 0"),
         ("stays", "rank", "expected 1, got 0"),
         ("makes a text", "str((rank + 1) % world_size)", "expected"),

@@ -56,7 +56,7 @@ WRONG = [
             elif rank == 1:
                 tensor = torch.empty_like(tensor)
                 dist.recv(tensor, src=0)
-        """, "recv fills the tensor that it is given"),
+        """, "A message came, but the tensor is still this rank's own. recv fills the"),
     ("1.2", "forgets the send", """
         def transfer(tensor, rank):
             if rank == 1:
@@ -84,7 +84,7 @@ WRONG = [
             elif rank == 1:
                 dist.irecv(tensor, src=0).wait()
             return work()
-        """, "wait() comes before work()"),
+        """, "You call wait() before work(), so nothing overlaps"),
     ("1.3", "works before the communication", """
         def transfer_overlapped(tensor, rank, work):
             result = work()
@@ -93,7 +93,7 @@ WRONG = [
             elif rank == 1:
                 dist.irecv(tensor, src=0).wait()
             return result
-        """, "isend comes after work()"),
+        """, "You call isend after work()"),
     ("1.3", "uses the blocking calls", """
         def transfer_overlapped(tensor, rank, work):
             transfer(tensor, rank)
@@ -114,17 +114,17 @@ WRONG = [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor)
             return tensor / dist.get_world_size()
-        """, "this is the mean over the ranks"),
+        """, "You returned the mean over the ranks"),
     ("1.4", "takes the maximum", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
             return tensor
-        """, "this is the largest element of all ranks"),
+        """, "You returned the largest element of all ranks"),
     ("1.4", "multiplies by the number of ranks", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return tensor * dist.get_world_size()
-        """, "this is 4 times the rank's own tensor"),
+        """, "You returned 4 times the rank's own tensor"),
     ("1.4", "does not wait", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, async_op=True)
@@ -149,7 +149,7 @@ WRONG = [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return 4 * tensor
-        """, "which is the sum only where all ranks hold the same"),
+        """, "You returned 4 times the rank's own tensor"),
     ("1.5", "both send first", """
         def exchange(mine, rank):
             theirs = mine.clone()
@@ -182,7 +182,7 @@ WRONG = [
                 dist.recv(theirs, src=1 - rank)
                 request.wait()
             return mine
-        """, "the result is the rank's own tensor"),
+        """, "You returned the rank's own tensor"),
     ("1.5", "receives into what it sends", """
         def exchange(mine, rank):
             if rank in (0, 1):
@@ -202,22 +202,22 @@ WRONG = [
                 dist.recv(theirs, src=0)
                 dist.send(mine, dst=0)
                 return theirs
-        """, "ranks 2 and 3: exchange returned None: return mine"),
+        """, "exchange returned None"),
     ("1.6", "uses the world", """
         def sum_over_even_ranks(tensor, group):
             other = tensor if rank % 2 == 0 else torch.zeros_like(tensor)
             dist.all_reduce(other)
-        """, "the argument group is not used"),
+        """, "You don't use the argument group"),
     ("1.6", "puts the wrong ranks into the group", """
         even_ranks = dist.new_group([0, 1])
         def sum_over_even_ranks(tensor, group):
             if rank < 2:
                 dist.all_reduce(tensor, group=group)
-        """, "even_ranks consists of the ranks [0, 1]: dist.new_group([0, 2])"),
+        """, "even_ranks consists of the ranks [0, 1]"),
     ("1.6", "communicates nothing", """
         def sum_over_even_ranks(tensor, group):
             tensor *= 2
-        """, "the argument group is not used"),
+        """, "You don't use the argument group"),
     ("1.6", "makes the group on its members only", """
         even_ranks = dist.new_group([0, 2]) if rank % 2 == 0 else None
         """, "Every rank has to call dist.new_group([0, 2])"),
@@ -230,12 +230,12 @@ WRONG = [
             mine = dist.new_group([0, 2])
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=mine)
-        """, "make it once, outside"),
+        """, "Your function makes a group at each call"),
     ("1.6", "ignores the argument", """
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=even_ranks)
-        """, "the argument group is not used"),
+        """, "You don't use the argument group"),
     ("1.7", "returns the round trip", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
@@ -247,7 +247,7 @@ WRONG = [
                     dist.recv(ball, src=0); dist.send(ball, dst=0)
                 seconds.append(time.perf_counter() - start)
             return median(seconds) if rank == 0 else None
-        """, "that is the whole round trip: divide by 2"),
+        """, "You returned the whole round trip"),
     *(("1.7", what, f"""
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
@@ -264,13 +264,13 @@ WRONG = [
             ("takes the fastest", "min(seconds) if rank == 0 else None", "the fastest round"),
             ("adds up", "sum(seconds) if rank == 0 else None", "the sum of the rounds"),
             ("is not a number", "float('nan')", "expected seconds: a number"),
-            ("returns a time on each rank", "median(seconds)", "return None on the others"),
+            ("returns a time on each rank", "median(seconds)", "Only rank 0 measures"),
     )),
     ("1.7", "lets all points of the fit count alike", """
         def fit(sizes, times):
             slope, latency = np.polyfit(sizes, times, deg=1)
             return latency, 1 / slope
-        """, "weight each by 1/t"),
+        """, "You weighted all points equally, so the noise of the long messages"),
     ("1.7", "fits a line through two points", """
         def fit(sizes, times):
             slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
@@ -285,7 +285,7 @@ WRONG = [
             times = np.asarray(times)
             slope, latency = np.polyfit(sizes, times, deg=1, w=1 / times)
             return 1 / slope, latency
-        """, "the two are swapped"),
+        """, "You swapped the two; "),
     ("1.7", "returns the slope for the bandwidth", """
         def fit(sizes, times):
             times = np.asarray(times)
@@ -303,7 +303,7 @@ WRONG = [
                     dist.recv(ball, src=0); dist.send(ball, dst=0)
                 seconds.append((time.perf_counter() - start) / 2)
             return median(seconds) if rank == 0 else None
-        """, "sent messages of [32] bytes"),
+        """, "- ranks 0 and 1: ping_pong(8, 5) sent [32] bytes"),
     ("1.7", "goes one way only", """
         def ping_pong(nbytes, repeats, rank):
             ball = torch.zeros(nbytes, dtype=torch.uint8)
@@ -316,12 +316,12 @@ WRONG = [
             return (time.perf_counter() - start) / repeats if rank == 0 else None
         """, "expected 5 sends and 5 recvs"),
     ("1.1", "forgets to call the function", "rank = dist.get_rank", "call it"),
-    ("1.1", "counts ranks from one", "rank = dist.get_rank() + 1", "ranks are counted from 0"),
+    ("1.1", "counts ranks from one", "rank = dist.get_rank() + 1", "You counted the ranks from 1"),
     ("1.1", "makes a text of it", "rank = str(dist.get_rank())", "the variable rank"),
     ("1.1", "takes the last rank for the size", "world_size = dist.get_world_size() - 1",
      "counted from 0, there is one more"),
     ("1.1", "swaps the two", "rank, world_size = dist.get_world_size(), dist.get_rank()",
-     "that is the number of ranks"),
+     "You used the number of ranks"),
     ("1.1", "gives each rank the number 0", "rank = 0", "variable rank: expected 3, got 0"),
     ("1.2", "sends a copy of the other's", """
         def transfer(tensor, rank):
@@ -381,7 +381,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return work()
-        """, "work() must be called once"),
+        """, "Call work() once"),
     ("1.3", "works on some ranks only", """
         def transfer_overlapped(tensor, rank, work):
             if rank > 1:
@@ -391,7 +391,7 @@ WRONG = [
             result = work()
             request.wait()
             return result
-        """, "ranks 2 and 3: work() must be called once, was called 0 times"),
+        """, "Call work() once"),
     ("1.3", "returns the function", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -413,7 +413,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return result
-        """, "recv fills the tensor that it is given"),
+        """, "A message came, but the tensor is still this rank's own. recv fills the"),
     ("1.5", "leaves the waiting to luck", """
         def exchange(mine, rank):
             theirs = mine.clone()
@@ -446,7 +446,7 @@ WRONG = [
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor.clone(), group=group)
-        """, "the tensor is unchanged: all_reduce writes into it"),
+        """, "The tensor is unchanged. all_reduce writes into the tensor that you pass"),
 ]  # fmt: skip
 
 PLAY = """
@@ -630,7 +630,7 @@ def exchange(mine, rank):
 
 #: Found by an attacker who looked for what no case asks: lengths, calls, other means.
 MEANS = {
-    "a mean without the slowest round": "sum(sorted(seconds[1:])[:-1]) / (len(seconds) - 2)",
+    "the mean without the slowest round": "sum(sorted(seconds[1:])[:-1]) / (len(seconds) - 2)",
     "the harmonic mean of the rounds": "repeats / sum(1 / s for s in seconds[1:])",
 }
 WRONG += [
@@ -643,7 +643,7 @@ WRONG += [
             elif rank == 1:
                 dist.recv(room, src=0)
                 tensor.copy_(room[: tensor.numel()].view_as(tensor))
-        """, "send of 96 bytes; the tensor, float32[3, 4], has 48"),
+        """, "The call send has a tensor of 96 bytes, but the tensor, float32[3, 4],"),
     ("1.2", "sends the numbers twice", """
         def transfer(tensor, rank):
             both = torch.cat([tensor.flatten(), tensor.flatten()])
@@ -652,7 +652,7 @@ WRONG += [
             elif rank == 1:
                 dist.recv(both, src=0)
                 tensor.copy_(both[: tensor.numel()].view_as(tensor))
-        """, "send of 96 bytes; the tensor, float32[3, 4], has 48"),
+        """, "The call send has a tensor of 96 bytes, but the tensor, float32[3, 4],"),
     ("1.3", "has room for a million bytes", """
         def transfer_overlapped(tensor, rank, work):
             room, n, request = torch.zeros(260_000, dtype=torch.float64), tensor.numel(), None
@@ -666,7 +666,7 @@ WRONG += [
                 request.wait()
                 tensor.copy_(room[:n].view_as(tensor))
             return result
-        """, "of 2080000 bytes; the tensor, float32["),
+        """, "The call send has a tensor of 2080000 bytes, but the tensor,"),
     *(("1.3", f"sleeps before the work, {name}", f"""
         {first}
         def transfer_overlapped(tensor, rank, work):
@@ -680,7 +680,7 @@ WRONG += [
             if request is not None:
                 request.wait()
             return result
-        """, "it sleeps before work()") for first, name in (
+        """, "The rank sleeps before work(), and the message is over by then") for first, name in (
             ("import time", "time.sleep"), ("from time import sleep", "sleep"))),
     ("1.3", "polls before the work", """
         def transfer_overlapped(tensor, rank, work):
@@ -692,20 +692,20 @@ WRONG += [
             while request is not None and not request.is_completed():
                 pass
             return work()
-        """, "wait() comes before work()"),
+        """, "You call wait() before work(), so nothing overlaps"),
     ("1.4", "has room for twelve numbers", """
         def sum_over_ranks(tensor):
             row = torch.zeros(12, dtype=torch.float64)
             row[: tensor.numel()] = tensor.flatten()
             dist.all_reduce(row)
             return row[: tensor.numel()].view_as(tensor)
-        """, "all_reduce of 96 bytes; the tensor, float32[3, 4], has 48"),
+        """, "The call all_reduce has a tensor of 96 bytes, but the tensor,"),
     ("1.4", "returns double precision", """
         def sum_over_ranks(tensor):
             total = tensor.double()
             dist.all_reduce(total)
             return total
-        """, "all_reduce of 96 bytes; the tensor, float32[3, 4], has 48"),
+        """, "The call all_reduce has a tensor of 96 bytes, but the tensor,"),
     ("1.4", "takes four times the mean", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, op=dist.ReduceOp.AVG)
@@ -722,7 +722,7 @@ WRONG += [
             dist.recv(came, src=1 - rank)
             request.wait()
             return came[:n].view_as(mine)
-        """, "of 1000000 bytes; the tensor, float32[4], has 16"),
+        """, "The call send has a tensor of 1000000 bytes, but the tensor,"),
     ("1.5", "both send first if it is short", """
         def exchange(mine, rank):
             if rank > 1:
@@ -736,7 +736,7 @@ WRONG += [
                 dist.recv(theirs, src=1 - rank)
                 request.wait()
             return theirs
-        """, "both ranks send first, by send"),
+        """, "of 4 elements"),
     ("1.6", "makes the group on its members only, and no member of the others", """
         if rank % 2 == 0:
             even_ranks = dist.new_group([0, 2])
@@ -746,7 +746,7 @@ WRONG += [
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=group)
-        """, "the ranks have not called dist.new_group equally often"),
+        """, "The ranks have not called dist.new_group equally often: ranks 0 to 3"),
     ("1.6", "makes another group on the odd ranks", """
         if rank % 2 == 1:
             odd_ranks = dist.new_group([1, 3])
@@ -755,7 +755,7 @@ WRONG += [
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=group)
-        """, "the ranks have not called dist.new_group equally often"),
+        """, "The ranks have not called dist.new_group equally often: ranks 0 to 3"),
     ("1.7", "stops the clock after the send", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
@@ -769,7 +769,7 @@ WRONG += [
                     dist.recv(ball, src=0)
                     dist.send(ball, dst=0)
             return median(seconds) if rank == 0 else None
-        """, "that is the time of send alone"),
+        """, "You measured the time of send alone, which ends before the message"),
     ("1.3", "waits for long messages only", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -813,18 +813,18 @@ WRONG += [
      play().replace("range(repeats)", "range(min(repeats, 5))"), "expected 10 sends"),
     ("1.7", "remembers the times of a size",
      play(first="times = {}").replace("uint8), []", "uint8), times.setdefault(nbytes, [])"),
-     "that is the median over this call and an earlier one with as many bytes"),
+     "You returned the median over this call and an earlier one with as many"),
     ("1.7", "floats in place of bytes",
      play().replace("torch.zeros(nbytes, dtype=torch.uint8)", "torch.zeros(-(-nbytes // 4))"),
      "elements of dtype torch.uint8"),
     *(("1.7", f"takes {mean}",
-       play(result=result).replace("range(repeats)", "range(repeats + 1)"), f"that is {mean}")
+       play(result=result).replace("range(repeats)", "range(repeats + 1)"), f"You returned {mean}")
       for mean, result in MEANS.items()),
     *(("1.7", f"fits no line, {k}", f"""
         def fit(sizes, times):
             {line}
             return latency, bandwidth
-        """, "the latency is a mean of short messages") for k, line in enumerate((
+        """, "Your latency is the mean of short messages") for k, line in enumerate((
             "latency = np.median(times[:8]); bandwidth = np.median("
             "np.array(sizes[-4:]) / (np.array(times[-4:]) - latency))",
             "latency = np.mean(times[:8]); bandwidth = sum(sizes[-4:]) / sum(times[-4:])"))),

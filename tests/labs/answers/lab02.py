@@ -28,79 +28,79 @@ rank, world_size = dist.get_rank(), dist.get_world_size()
 # Wrong versions of a solution: task, what the student did, text of the solution, text in its
 # place, words of the message.
 CHANGES = [
-    ("2.1", "leaves shuffle at its default", ", shuffle=shuffle", "", "unless you say shuffle="),
+    ("2.1", "leaves shuffle at its default", ", shuffle=shuffle", "", "Your items are shuffled,"),
     ("2.1", "never shuffles", "shuffle=shuffle", "shuffle=False", "in order, but shuffle=True"),
     ("2.1", "forgets drop_last", ", drop_last=drop_last", "", "samples were repeated, but"),
-    ("2.1", "takes the rank it runs on", "rank=r,", "rank=rank % p,", "use the argument r"),
+    ("2.1", "takes the rank it runs on", "rank=r,", "rank=rank % p,", "You returned the"),
     ("2.1", "takes the world for p", "num_replicas=p, rank=r",
-     "num_replicas=world_size, rank=r", "shared among 4 ranks: use the argument p"),
-    ("2.1", "forgets the sampler", ", sampler=sampler", "", "these are all items"),
+     "num_replicas=world_size, rank=r", "You shared the items among 4 ranks"),
+    ("2.1", "forgets the sampler", ", sampler=sampler", "", "You returned all items"),
     ("2.1", "returns indices", "[item for batch in loader for item in batch.tolist()]",
-     "list(sampler)", "these are indices, not items"),
+     "list(sampler)", "You returned indices"),
     ("2.1", "returns minibatches", "[item for batch in loader for item in batch.tolist()]",
      "[batch.tolist() for batch in loader]", "a list of minibatches"),
     ("2.1", "gives shuffle to the loader", "sampler=sampler)", "sampler=sampler, shuffle=shuffle)",
      "mutually exclusive"),
     ("2.1", "gives drop_last to the loader", "sampler=sampler)",
-     "sampler=sampler, drop_last=drop_last)", "the last items are missing"),
+     "sampler=sampler, drop_last=drop_last)", "The last items are missing"),
     ("2.1", "returns nothing", "return [item", "[item", "returned None: return a flat list"),
-    ("2.2", "forgets set_epoch", "sampler.set_epoch(epoch)", "pass", "call set_epoch(epoch)"),
+    ("2.2", "forgets set_epoch", "sampler.set_epoch(epoch)", "pass", "Every epoch has the same"),
     ("2.2", "sets the epoch too late",
      "sampler.set_epoch(epoch)\n        orders.append(list(sampler))",
      "orders.append(list(sampler))\n        sampler.set_epoch(epoch)",
-     "before the sampler is iterated"),
+     "Epochs 0 and 1 have the same order"),
     ("2.2", "counts epochs from one", "set_epoch(epoch)", "set_epoch(epoch + 1)",
      "seed + epoch is one too large"),
-    ("2.2", "has a seed for each rank", "seed=seed", "seed=seed + r", "a seed of its own"),
-    ("2.2", "has a seed for each process", "seed=seed", "seed=rank", "a seed of its own"),
-    ("2.2", "ignores the seed", ", seed=seed", "", "the argument seed was not used"),
+    ("2.2", "has a seed for each rank", "seed=seed", "seed=seed + r", "This rank shuffles with a"),
+    ("2.2", "has a seed for each process", "seed=seed", "seed=rank", "This rank shuffles with a"),
+    ("2.2", "ignores the seed", ", seed=seed", "", "You didn't use the argument seed"),
     ("2.2", "does not shuffle", "shuffle=True", "shuffle=False", "not shuffled"),
     ("2.2", "returns one long list", "orders.append(list(sampler))", "orders += list(sampler)",
      "one long list"),
     ("2.2", "returns the samplers", "orders.append(list(sampler))", "orders.append(sampler)",
-     "these are samplers"),
+     "You returned samplers"),
     ("2.2", "returns nothing", "return orders", "pass", "one list of sample numbers per epoch"),
     ("2.3", "repeats what is too much", "missing = -n % p", "missing = n % p",
-     "how many are missing?"),
+     "n % p = 3 samples are too many for equal shares"),
     ("2.3", "repeats p where p divides n", "missing = -n % p", "missing = p - n % p",
      "p divides n, so nothing is missing"),
     ("2.3", "repeats the last samples", "[k % n for k in range(missing)]",
-     "list(range(n))[n - missing:]", "the first samples of the order, not the last"),
+     "list(range(n))[n - missing:]", "The sampler repeats the first samples of the order, and"),
     ("2.3", "goes through the samples once", "[k % n for k in range(missing)]",
      "list(range(n))[:missing]", "again and again"),
     ("2.3", "loses what is missing", "range(n - n % p, n)", "range(n - -n % p, n)",
-     "too many for equal shares, and that many are left out"),
-    ("2.3", "loses the first samples", "range(n - n % p, n)", "range(n % p)", "not the first"),
+     "- ranks 0–3: repeated_and_lost(24, 7, True): 3 samples are too many for"),
+    ("2.3", "loses the first samples", "range(n - n % p, n)", "range(n % p)", "drop_last leaves"),
     ("2.3", "forgets drop_last", "if drop_last:", "if False:", "happens with drop_last=False"),
     ("2.3", "hard-codes four ranks", "    if drop_last:", "    p = 4\n    if drop_last:",
-     "that is the result for 4 ranks"),
+     "You returned the result for 4 ranks"),
     ("2.3", "swaps the lists", "return [k % n for k in range(missing)], []",
-     "return [], [k % n for k in range(missing)]", "the two lists are swapped"),
+     "return [], [k % n for k in range(missing)]", "You swapped the two lists"),
     ("2.3", "returns numbers", "return [k % n for k in range(missing)], []",
-     "return missing, 0", "return two lists of samples"),
+     "return missing, 0", "You returned numbers"),
     ("2.4", "takes m for the batch size", "batch_size=m // p", "batch_size=m", "m / p"),
     ("2.4", "gives drop_last to the wrong sampler", "shuffle=shuffle\n",
-     "shuffle=shuffle, drop_last=drop_last\n", "that of the BatchSampler"),
+     "shuffle=shuffle, drop_last=drop_last\n", "You passed drop_last to the DistributedSampler,"),
     ("2.4", "ignores drop_last", "drop_last=drop_last", "drop_last=False", "too short and must go"),
     ("2.4", "always drops", "drop_last=drop_last", "drop_last=True", "but drop_last=False"),
     ("2.4", "forgets set_epoch", "sampler.set_epoch(epoch)", "pass", "the order of epoch 0"),
     ("2.4", "forgets shuffle", ", shuffle=shuffle", "", "shuffled, but shuffle=False"),
     ("2.4", "returns the sampler", "return list(BatchSampler(sampler, batch_size=m // p, "
      "drop_last=drop_last))", "return BatchSampler(sampler, m // p, drop_last)",
-     "make a list of it"),
+     "You returned the BatchSampler"),
     ("2.4", "returns a flat list", "return list(BatchSampler(sampler, batch_size=m // p, "
-     "drop_last=drop_last))", "return list(sampler)", "wrap the sampler in a BatchSampler"),
-    ("2.4", "takes the rank it runs on", "rank=r", "rank=rank % p", "use the argument r"),
+     "drop_last=drop_last))", "return list(sampler)", "Put a BatchSampler around the sampler"),
+    ("2.4", "takes the rank it runs on", "rank=r", "rank=rank % p", "You returned the"),
     ("2.4", "rounds m / p", "if m % p:", "if False:", "expected a ValueError"),
     ("2.5", "forgets the epoch of the twin", "microbatches(n, m, 1, 0, shuffle, epoch)",
      "microbatches(n, m, 1, 0, shuffle)", "the order of epoch 0"),
     ("2.5", "gives the twin a share", "microbatches(n, m, 1, 0, shuffle, epoch)",
-     "microbatches(n, m, 2, 0, shuffle, epoch)", "the twin is alone"),
+     "microbatches(n, m, 2, 0, shuffle, epoch)", "You returned the microbatches of rank 0 of 2"),
     ("2.5", "keeps the twin in order", "microbatches(n, m, 1, 0, shuffle, epoch)",
      "microbatches(n, m, 1, 0)", "not shuffled, but shuffle=True"),
     ("2.5", "looks at this rank only",
      "dist.all_gather_object(parts, mine, group=group)", "parts = [mine]",
-     "it communicated nothing"),
+     "- ranks 0–3: in the group of ranks 0, 1, 2, 3"),
     ("2.5", "forgets the group", "dist.all_gather_object(parts, mine, group=group)",
      "parts = [None] * world_size; dist.all_gather_object(parts, mine)",
      "pass group=group to every call"),
@@ -116,7 +116,7 @@ CHANGES = [
      "not set(union) <= set(expected[k])", "Expected False, got True"),
     ("2.5", "returns nothing", "return True", "pass", "returned None, expected True or False"),
     ("2.6", "keeps the padding", "once = values[places < n]", "once = values",
-     "repeated samples count twice"),
+     "Repeated samples count twice: 28 values for 25 samples"),
     ("2.6", "counts the padding, too",
      "len(once)]", "len(values)]", "padding included"),
     ("2.6", "forgets the group", "dist.all_reduce(sums, group=group)", "dist.all_reduce(sums)",
@@ -128,7 +128,7 @@ CHANGES = [
     ("2.6", "reduces twice", "dist.all_reduce(sums, group=group)",
      "dist.all_reduce(sums[:1], group=group); dist.all_reduce(sums[1:], group=group)",
      "it made: all_reduce, all_reduce"),
-    ("2.6", "returns the sum", "return total / count", "return total", "this is a sum"),
+    ("2.6", "returns the sum", "return total / count", "return total", "You returned a sum"),
     ("2.6", "returns nothing", "return total / count", "pass", "returned None"),
 ]  # fmt: skip
 
@@ -154,11 +154,11 @@ WRONG = [
             share = n // p if drop_last else -(-n // p)
             order = (order * (p + 1))[: share * p] if not drop_last else order[: share * p]
             return [10 * sample for sample in order[r::p]]
-        """, "made by hand: the task asks for a DistributedSampler"),
+        """, "You computed the samples by hand"),
     ("2.2", "makes a sampler for each epoch", """
         def epoch_orders(n, p, r, epochs, seed):
             return [list(DistributedSampler(range(n), p, r, True, seed + e)) for e in range(epochs)]
-        """, "set_epoch was never called"),
+        """, "You never called set_epoch"),
     ("2.5", "stops at the end of the minibatches", """
         def same_minibatches(mine, expected, group=None):
             parts = [None] * dist.get_world_size(group)
@@ -191,13 +191,13 @@ WRONG = [
             for k in set(seen):
                 seen.remove(k)
             return seen, lost
-        """, "it asks a DistributedSampler"),
+        """, "You ask a DistributedSampler"),
     ("2.5", "draws another permutation", """
         def sequential_minibatches(n, m, shuffle=False, epoch=0):
             torch.manual_seed(1234 + epoch)
             order = torch.randperm(n).tolist() if shuffle else list(range(n))
             return [order[k:k + m] for k in range(0, n, m)]
-        """, "in another order than the sampler's"),
+        """, "All samples are there, but not in the sampler's order"),
     ("2.5", "compares the whole epoch", """
         def same_minibatches(mine, expected, group=None):
             parts = [None] * dist.get_world_size(group)
@@ -228,13 +228,13 @@ WRONG = [
             sums = torch.tensor([own.sum(), len(own)])
             dist.all_reduce(sums, group=group)
             return (sums[0] / sums[1]).item()
-        """, "samples were left out, as drop_last does"),
+        """, "You left samples out, as drop_last does"),
     ("2.6", "divides by n", """
         def mean_once(values, n, group=None):
             total = values.sum()
             dist.all_reduce(total, group=group)
             return total.item() / n
-        """, "divided by 25, but the sum contains repeated samples"),
+        """, "You divided by 25, but your sum contains repeated samples"),
     ("2.6", "lets ranks without samples go", """
         def mean_once(values, n, group=None):
             p, r = dist.get_world_size(group), dist.get_rank(group)
@@ -263,7 +263,7 @@ WRONG = [
             sampler.set_epoch(epoch)
             loader = DataLoader(dataset, m // p, sampler=sampler, drop_last=drop_last)
             return [batch.tolist() for batch in loader]
-        """, "these are items, the task asks for sample numbers"),
+        """, "You returned items"),
 ]  # fmt: skip
 
 # Other ways that are right.
@@ -408,12 +408,12 @@ CHANGES += [
         "takes rank % size for its place",
         "dist.get_rank(group)",
         "dist.get_rank() % dist.get_world_size(group)",
-        "only padding must go",
+        "You left samples out, as drop_last does",
     ),
 ]
 
 #: Found by an attacker who looked for what no case asks: numbers, lengths, calls.
-FOLLOW = "the answer did not change"
+FOLLOW = "Your result doesn't come from the DistributedSampler and the data set:"
 CHANGES += [
     ("2.1", "multiplies by ten", "[item for batch in loader for item in batch.tolist()]",
      "[10 * k for k in sampler]", FOLLOW),
@@ -428,7 +428,7 @@ CHANGES += [
      "    if any(len(part) != len(expected) for part in parts):\n        return False\n"
      "    for k in range(", "Ranks may have different numbers"),
     ("2.6", "counts in a byte", "total / count", "total / min(count, 127)",
-     "divided by another number"),
+     "Your sum is right, but you divided it by the wrong number"),
     ("2.6", "cuts large values", "places = ", "values = values.clamp(max=100)\n    places = ",
      "values of -4000 to 4000"),
 ]  # fmt: skip
@@ -441,7 +441,7 @@ WRONG += [
                 order = torch.randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
             order = order[: n - n % p] if drop_last else (order * p)[: n + -n % p]
             return [10 * k for k in order[r::p]]
-        """, "made and not used"),
+        """, "You made a DistributedSampler, but you didn't use it"),
     ("2.1", "asks a sampler and ignores what it says", """
         def items_of(n, p, r, shuffle=False, drop_last=False):
             list(DistributedSampler(SimpleDataSet(n), num_replicas=p, rank=r))
@@ -459,7 +459,7 @@ WRONG += [
                 sampler.set_epoch(0)
                 orders.append(list(sampler))
             return orders
-        """, "each epoch has a new sampler"),
+        """, "Each epoch has a new sampler"),
     ("2.2", "makes a sampler and ignores it", """
         def epoch_orders(n, p, r, epochs, seed):
             sampler = DistributedSampler(SimpleDataSet(n), num_replicas=p, rank=r)
@@ -470,7 +470,7 @@ WRONG += [
                 order = torch.randperm(n, generator=draw).tolist()
                 orders.append((order * p)[: n + -n % p][r::p])
             return orders
-        """, "made and not used"),
+        """, "You made a DistributedSampler, but you didn't use it"),
     ("2.3", "asks a sampler that is there already", """
         sampler = DistributedSampler(SimpleDataSet(1), num_replicas=1, rank=0, shuffle=False)
 
@@ -485,7 +485,7 @@ WRONG += [
             for k in set(seen):
                 seen.remove(k)
             return seen, lost
-        """, "it asks a DistributedSampler"),
+        """, "You ask a DistributedSampler"),
     ("2.3", "goes through the samples six times", """
         def repeated_and_lost(n, p, drop_last=False):
             if drop_last:
@@ -507,7 +507,7 @@ WRONG += [
                 order = torch.randperm(n, generator=torch.Generator().manual_seed(epoch)).tolist()
             order = (order * p)[: n + -n % p]
             return list(BatchSampler(order[r::p], m // p, drop_last))
-        """, "made by hand"),
+        """, "You computed the samples by hand"),
     ("2.5", "counts in a table of four minibatches of 64 samples", """
         def same_minibatches(mine, expected, group=None):
             counts, wanted = (torch.zeros(4, 64, dtype=torch.int64) for _ in range(2))

@@ -232,16 +232,16 @@ def global_metrics(loss_sum, correct, count, group=None):
 
 # Wrong versions of a solution: (task, text in the solution, text in its place, what is said).
 _CHANGES = [
-    ("3.4", "average_gradients_weighted(model, samples, group)", "pass", "went its own way"),
+    ("3.4", "average_gradients_weighted(model, samples, group)", "pass", "Each replica took its"),
     (
         "3.4",
         "average_gradients_weighted(model, samples, group)",
         "average_gradients(model, group)",
-        "a mean of the ranks' means",
+        "You used the mean of the ranks' means",
     ),
     ("3.4", "optimizer.zero_grad()", "pass", "optimizer.zero_grad()"),
-    ("3.4", "optimizer.step()", "pass", "the replica has not moved"),
-    ("3.4", "return loss", "return loss_sum.item() / max(samples, 1)", "that of this rank's part"),
+    ("3.4", "optimizer.step()", "pass", "The replica has not moved"),
+    ("3.4", "return loss", "return loss_sum.item() / max(samples, 1)", "You returned the loss of"),
     ("3.4", "return loss", "pass", "return the mean loss of the minibatch"),
     ("3.4", "images[part], labels[part]", "images, labels", "computes the whole minibatch"),
     (
@@ -259,7 +259,7 @@ _CHANGES = [
      "torch.allclose(parameter, reference.view(torch.float32))", "last bit"),
     ("3.6", "dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)", "pass",
      "expected False, got True"),
-    ("3.6", "reference = bits.clone()", "reference = bits", "compare with a copy"),
+    ("3.6", "reference = bits.clone()", "reference = bits", "You changed the model"),
     ("3.6", "return different.item() == 0", "return different == 0", "a Python bool"),
     ("3.6", ".view(torch.int32)", ".clone()", "NaN"),
     ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst) is the group's first"),
@@ -269,7 +269,7 @@ _CHANGES = [
      "for parameter in list(model.parameters())[-1:]:", "of 1.weight differs in its last bit"),
     ("3.6", "for parameter in model.parameters():",
      "for parameter in list(model.parameters())[:1]:", "of 1.bias (frozen) differs"),
-    ("3.6", "return different.item() == 0", "pass", "return True or False"),
+    ("3.6", "return different.item() == 0", "pass", "Return True or False, a Python bool:"),
     ("3.6", "return different.item() == 0", "return different.item() != 0", "identical replicas"),
     ("3.6", ", op=dist.ReduceOp.MAX, group=group", ", op=dist.ReduceOp.MAX, group=group, "
      "async_op=True", "nobody called wait()"),
@@ -288,7 +288,7 @@ _WRONG = [
         AVERAGE.format(
             "dist.all_reduce(parameter.grad, group=group); parameter.grad /= dist.get_world_size()"
         ),
-        "the size of the world; this group has 2 ranks",
+        "You divided the sum by 4, the size of the world, but this group has 2",
     ),
     (
         "3.1",
@@ -339,7 +339,7 @@ def average_gradients(model, group=None):
      "mean of the ranks' means"),
     ("3.2", WEIGHTED.format(TOTAL, "samples", ", group=group"), "never divided"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / dist.get_world_size(group)", ", group=group"),
-     "divide by the samples of all"),
+     "You weighted by samples, and then divided by the 4 ranks"),
     ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ", group=group"),
      "pass group=group to every call"),
     ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ""),
@@ -380,14 +380,14 @@ def average_gradients(model, group=None):
     (
         "3.3",
         METRICS.format("return loss_sum / max(count, 1), correct / max(count, 1)"),
-        "this rank's own means",
+        "You returned this rank's means",
     ),
     ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group, async_op=True); "
      "parameter.grad /= dist.get_world_size(group)"), "nobody called wait()"),
     ("3.1", AVERAGE.format("total = parameter.grad.clone(); dist.all_reduce(total, group=group); "
      "total /= dist.get_world_size(group)"), "and store the result there"),
     ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group); parameter.grad.div_("
-     "dist.get_world_size(group), rounding_mode='trunc')"), "cut to whole numbers"),
+     "dist.get_world_size(group), rounding_mode='trunc')"), "to whole numbers"),
     ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX, group=group)"),
      "op=dist.ReduceOp.SUM"),
     ("3.1", AVERAGE.replace("grad is not None", "requires_grad").format(
@@ -395,7 +395,7 @@ def average_gradients(model, group=None):
     ("3.1", AVERAGE.replace("if parameter.grad is not None", "if parameter.grad is None: "
      "parameter.grad = torch.zeros_like(parameter)\n        if True").format(
         "dist.all_reduce(parameter.grad, group=group); "
-        "parameter.grad /= dist.get_world_size(group)"), "leave it alone"),
+        "parameter.grad /= dist.get_world_size(group)"), "A parameter without a gradient got one"),
     ("3.1", "def average_gradients(model, group=None):\n"
      "    grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
      "    flat = torch.cat([g.flatten() for g in grads])\n"
@@ -408,12 +408,12 @@ def average_gradients(model, group=None):
      "weighted after the sum"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / total", ", group=group, async_op=True"),
      "nobody called wait()"),
-    ("3.2", WEIGHTED.format(TOTAL, "1 / total", ", group=group"), "but not weighted by samples"),
+    ("3.2", WEIGHTED.format(TOTAL, "1 / total", ", group=group"), "You divided by the samples of"),
     ("3.2", WEIGHTED.format("", "samples / total", ", group=group"), "plain sum over the ranks"),
-    ("3.2", WEIGHTED.format(TOTAL, "1", ".clone(), group=group"), "own, unchanged"),
+    ("3.2", WEIGHTED.format(TOTAL, "1", ".clone(), group=group"), "The gradients are still this"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / total", ".clone(), group=group"), "never summed"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / total / dist.get_world_size(group)",
-                            ", group=group"), "once more"),
+                            ", group=group"), "You weighted by samples / all samples, and then"),
     ("3.2", WEIGHTED.format("global known\n    known = globals().get('known', None)\n"
      "    if known is None:\n        dist.all_reduce(total, group=group)\n"
      "        known = total\n    total = known", "samples / total", ", group=group")
@@ -421,18 +421,18 @@ def average_gradients(model, group=None):
     ("3.2", WEIGHTED.format("if samples == 0:\n        return\n    " + TOTAL, "samples / total",
                             ", group=group"), "never come"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
-     "dist.all_reduce(t, group=group); return t[0] / t[2], t[1] / t[2]"), "returned as Tensor"),
+     "dist.all_reduce(t, group=group); return t[0] / t[2], t[1] / t[2]"), "Your numbers are"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
-     "dist.all_reduce(t, group=group); return t[:2] / t[2]"), "returned as Tensor"),
+     "dist.all_reduce(t, group=group); return t[:2] / t[2]"), "Your numbers are right, but you"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
-     "dist.all_reduce(t, group=group); return t.tolist()"), "these are the three sums"),
+     "dist.all_reduce(t, group=group); return t.tolist()"), "You returned the three sums"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
      "dist.all_reduce(t, group=group); (t[:2] / t[2]).tolist()"), "returned None: return the pair"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]).long(); "
-     "dist.all_reduce(t, group=group); return (t[:2] / t[2]).tolist()"), "cut to whole numbers"),
+     "dist.all_reduce(t, group=group); return (t[:2] / t[2]).tolist()"), "to whole numbers"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct]); "
      "dist.all_reduce(t, group=group); return (t / max(count, 1)).tolist()"),
-     "reduce the count, too"),
+     "You divided by this rank's count"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
      "dist.all_reduce(t, group=group); return (t[:2] / dist.get_world_size(group)).tolist()"),
      "divided by the number of ranks"),
@@ -456,18 +456,18 @@ def replicas_in_sync(model, group=None):
 ]  # fmt: skip
 # What `train_parallel` may look like: a part of the solution, and what stands in its place.
 _TRAININGS = [
-    ("lr=0.2", "lr=0.1", "this is learning rate 0.1, the twin's is 0.2"),
-    ("lr=0.2", "lr=0.4", "this is learning rate 0.4, the twin's is 0.2"),
+    ("lr=0.2", "lr=0.1", "Your learning rate is 0.1, and the baseline's is 0.2"),
+    ("lr=0.2", "lr=0.4", "Your learning rate is 0.4, and the baseline's is 0.2"),
     ("test_sums(model, images[part], labels[part])", "test_sums(model, images, labels)",
      "every rank takes all images"),
-    ("minibatches(epoch)", "minibatches(0)", "every epoch has the same order"),
+    ("minibatches(epoch)", "minibatches(0)", "Every epoch has the same order"),
     ("minibatches(epoch)", "minibatches(epoch + 1)", '"loss": entry 0'),
     ("train_step(model, optimizer, images, labels, group)",
      "train_step(model, optimizer, images, labels)", "pass group=group"),
     ("*map(sum, zip(*sums)), group)", "*map(sum, zip(*sums)))", "pass group=group"),
     ("test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)",
      "a, b, c = map(sum, zip(*sums)); test_loss, accuracy = a / c, b / c", "this rank's own"),
-    ("test_loss, accuracy = global", "accuracy, test_loss = global", "the two are swapped"),
+    ("test_loss, accuracy = global", "accuracy, test_loss = global", 'swapped it with'),
     ("].append(accuracy)", "].append(100 * accuracy)", "expected a share, not percent"),
     ("return history", "return history['loss']", "must return a dict"),
     ("return history", "pass", "must return a dict"),
@@ -500,12 +500,12 @@ _RESULTS = [
     ("parallel = parallel['loss']", "must be a dict"),
     ("parallel['accuracy'][-1] = 0.123", "accuracy in the history is [0.123]"),
     ("parallel['loss'].pop()", "numbers of losses"),
-    ("parallel['loss'][0] += 0.01", "the very first step"),
+    ("parallel['loss'][0] += 0.01", "The very first step has the same weights and the same"),
     (
         "parallel['loss'][1:] = [x + 1.1e-4 for x in parallel['loss'][1:]]",
         "the losses of step 1",
     ),
-    ("parallel['loss'][6:] = [x + 0.1 for x in parallel['loss'][6:]]", "epoch 1: the losses"),
+    ("parallel['loss'][6:] = [x + 0.1 for x in parallel['loss'][6:]]", "In epoch 1 the losses"),
     ("parallel['test_loss'][0] += 0.1 * rank", "differ between ranks 0 and 1"),
     (
         "parallel_model.layers[1].weight.data[0, 0] += 1e-7 + rank * 1e-3",
@@ -540,14 +540,14 @@ CHANGES += [
         "computes in float32",
         "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=group)",
         "b = parameter.grad.float(); dist.all_reduce(b, group=group); parameter.grad.copy_(b)",
-        "fewer bytes than the gradients have",
+        "Some all_reduces have fewer bytes than the gradients",
     ),
     (
         "3.2",
         "computes in float32",
         "dist.all_reduce(parameter.grad, op=dist.ReduceOp.SUM, group=group)",
         "b = parameter.grad.float(); dist.all_reduce(b, group=group); parameter.grad.copy_(b)",
-        "fewer bytes than the gradients have",
+        "Some all_reduces have fewer bytes than the gradients",
     ),
     (
         "3.4",
@@ -574,7 +574,7 @@ CHANGES += [
 
 #: Found by an attacker who looked for what no case asks: lengths, places, sizes, calls.
 _PART = "slice(dist.get_rank(group), None, dist.get_world_size(group))"
-_OPTIMIZER = "the optimizer handed in was called 0 times"
+_OPTIMIZER = "optimizer.step() of the given optimizer 0 times"
 _LOOP = "    with torch.no_grad():\n        for parameter in model.parameters():\n"
 _TESTS = """        sums = [
             test_sums(model, images[part], labels[part])
@@ -594,7 +594,7 @@ CHANGES += [
     ("3.4", "zeros in place of None", "    optimizer.step()\n",
      "    for parameter in model.parameters():\n        if parameter.grad is None and "
      "parameter.requires_grad:\n            parameter.grad = torch.zeros_like(parameter)\n"
-     "    optimizer.step()\n", "a parameter that is not used got a gradient"),
+     "    optimizer.step()\n", "- ranks 1 and 3: a parameter that is not used, minibatch of 8 in"),
     ("3.6", "compares buffers, too", "model.parameters():", "model.state_dict().values():",
      "identical replicas"),
     ("3.6", "a sum of bits that wraps around",
@@ -602,11 +602,11 @@ CHANGES += [
      "dist.all_reduce(reference, group=group)\n"
      "        if not torch.equal(bits * dist.get_world_size(group),", "on every second rank"),
     ("3.1", "reduces the first six rows", "all_reduce(parameter.grad,",
-     "all_reduce(parameter.grad[:6],", "fewer bytes than the gradients have"),
+     "all_reduce(parameter.grad[:6],", "Some all_reduces have fewer bytes than the gradients"),
     ("3.1", "reduces the first 36 numbers", "all_reduce(parameter.grad,",
-     "all_reduce(parameter.grad.view(-1)[:36],", "fewer bytes than the gradients have"),
+     "all_reduce(parameter.grad.view(-1)[:36],", "Some all_reduces have fewer bytes than the"),
     ("3.2", "reduces the first six rows", "all_reduce(parameter.grad,",
-     "all_reduce(parameter.grad[:6],", "fewer bytes than the gradients have"),
+     "all_reduce(parameter.grad[:6],", "Some all_reduces have fewer bytes than the gradients"),
     ("3.2", "counts in a byte", "torch.tensor(float(samples), dtype=torch.float64)",
      "torch.tensor([samples], dtype=torch.uint8)", "uint8"),
     ("3.2", "cuts the samples", "    total =", "    samples = min(samples, 100)\n    total =",
@@ -637,14 +637,14 @@ CHANGES += [
 ]  # fmt: skip
 CHANGES += [
     ("3.5", "trains in evaluation mode from the second epoch on", "        sums = [",
-     "        model.eval()\n        sums = [", "call model.train() after the test"),
+     "        model.eval()\n        sums = [", "The model was in evaluation mode during"),
     ("3.5", "takes the mean of the ranks' means", _TESTS, _TESTS.replace(
         "global_metrics(*map(sum, zip(*sums)), group)", "map(sum, zip(*sums)), 0").replace(
         "test_loss, accuracy =", "(loss, right, count), _ =") + """\
         means = torch.tensor([loss / count, right / count], dtype=torch.float64)
         dist.all_reduce(means, group=group)
         test_loss, accuracy = (means / dist.get_world_size(group)).tolist()
-""", "this is the mean of the ranks' means, and the ranks test different"),
+""", "You used the mean of the ranks' means, but the ranks test different"),
 ]  # fmt: skip
 WRONG += [
     ("3.4", "a contiguous part, a sum divided by all", """
@@ -661,7 +661,7 @@ def train_step(model, optimizer, images, labels, group=None):
     loss = loss.detach()
     dist.all_reduce(loss, group=group)
     return loss.item()
-""", "take [r::p]"),
+""", "- rank 0: minibatch of 8 in the group of ranks 0, 1, 2, 3"),
     ("3.1", "walks over the modules", """
 def average_gradients(model, group=None):
     for module in model.modules():
@@ -680,7 +680,7 @@ def average_gradients(model, group=None):
         row = row[g.numel() :]
     for _ in gradients[1:]:
         dist.all_reduce(torch.zeros(1), group=group)
-""", "fewer bytes than the gradients have"),
+""", "Some all_reduces have fewer bytes than the gradients"),
     ("3.6", "counts the weights that differ in a byte", """
 def replicas_in_sync(model, group=None):
     different = torch.zeros(1, dtype=torch.uint8)

@@ -30,23 +30,23 @@ _CHANGES = [
      "process_group=group"),
     ("4.1", "wraps another model", "DistributedDataParallel(model,",
      "DistributedDataParallel(type(model)(*[nn.Flatten(), nn.Linear(6, 8), nn.Tanh(), "
-     "nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)]),", "wrap the model that was given"),
+     "nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)]),", "replicate"),
     ("4.1", "does not wrap", "return DistributedDataParallel(model, process_group=group)",
-     "return model", "replicate returned Sequential, expected a DistributedDataParallel"),
+     "return model", "replicate returned Sequential"),
     ("4.1", "returns no model", "return DistributedDataParallel(model, process_group=group)",
      "DistributedDataParallel(model, process_group=group)", "replicate returned NoneType"),
     ("4.1", "bypasses DDP", "model(images[part])", "model.module(images[part])",
-     "call the DDP model, not model.module"),
+     "all the DDP model, not model.module"),
     ("4.1", "averages again", "    optimizer.step()",
      "    for p in model.parameters():\n"
      "        dist.all_reduce(p.grad, group=group)\n"
      "        p.grad /= size\n"
-     "    optimizer.step()", "the gradients were reduced 2 times"),
+     "    optimizer.step()", "The ranks reduced the gradients 2 times. backward() of a DDP model"),
     ("4.1", "divides again", "    optimizer.step()",
      "    for p in model.parameters():\n        p.grad /= size\n    optimizer.step()",
-     "DDP has done so"),
+     "You divided the gradients by the number of ranks, but DDP has already"),
     ("4.1", "keeps old gradients", "    optimizer.zero_grad()\n", "", "optimizer.zero_grad()"),
-    ("4.1", "never steps", "    optimizer.step()\n", "", "the replica has not moved"),
+    ("4.1", "never steps", "    optimizer.step()\n", "", "The replica has not moved"),
     ("4.1", "computes everything everywhere", "images[part]), labels[part]", "images), labels",
      "every rank computes the whole minibatch"),
     ("4.1", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
@@ -54,7 +54,7 @@ _CHANGES = [
     ("4.1", "takes the rank of the world", "dist.get_rank(group)", "dist.get_rank()",
      "The part depends on dist.get_rank(group)"),
     ("4.1", "takes a sum for the loss", "labels[part])", "labels[part], reduction='sum')",
-     "the loss is a sum over the part's samples"),
+     "Your loss is a sum over the part's samples, but DDP needs the mean"),
     ("4.1", "returns its own loss", "return total.item() / size", "return loss.item()",
      "DDP averages gradients, not losses"),
     ("4.1", "returns nothing", "return total.item() / size", "pass",
@@ -72,18 +72,18 @@ _CHANGES = [
             return buckets
         """, None, "DDP adds the gradient first"),
     ("4.2", "forgets the last bucket", "return [*buckets, bucket] if bucket else buckets",
-     "return buckets", "the last bucket is missing"),
+     "return buckets", "The last bucket is missing"),
     ("4.2", "one cap for all", "(cap if buckets else first_cap)", "cap",
-     "the first bucket has a cap of its own"),
+     "The first bucket has a different cap, first_cap"),
     ("4.2", "the first cap for all", "(cap if buckets else first_cap)", "first_cap",
-     "first_cap is for the first bucket only"),
-    ("4.2", "full is not full", "full >= ", "full > ", "a bucket that holds exactly its cap"),
+     "first_cap is only for the first bucket"),
+    ("4.2", "full is not full", "full >= ", "full > ", "A bucket that holds exactly its cap is"),
     ("4.2", "an empty bucket at the end", "[*buckets, bucket] if bucket else buckets",
-     "[*buckets, bucket]", "an empty bucket never leaves"),
+     "[*buckets, bucket]", "An empty bucket never leaves"),
     ("4.2", "sizes for indices", "bucket.append(index)", "bucket.append(size)",
-     "expected are indices into sizes"),
+     "You returned sizes"),
     ("4.2", "from the end", "enumerate(sizes):", "reversed(list(enumerate(sizes))):",
-     "begin at its beginning"),
+     "sizes is in the order in which the gradients become ready"),
     ("4.2", "returns nothing", "return [*buckets, bucket]", "[*buckets, bucket]",
      "returned None: return a list of lists"),
     ("4.3", "adds up overlapping transfers", """
@@ -91,7 +91,7 @@ _CHANGES = [
             total = sum(e - s for s, e in transfers)
             hidden = sum(max(0, min(e, end) - max(s, begin)) for s, e in transfers)
             return hidden / total if total else 0.0
-        """, None, "time in which two transfers move at once counts once"),
+        """, None, "A moment in which two transfers move counts once"),
     ("4.3", "does not sort", "in sorted(transfers)", "in transfers",
      "not in the order of their starts"),
     ("4.3", "forgets nested transfers", """
@@ -106,25 +106,25 @@ _CHANGES = [
             return hidden / moving if moving else 0.0
         """, None, "a short transfer inside of a long one"),
     ("4.3", "takes transfers whole", "min(stop, end) - max(start, begin)",
-     "(stop - start) * (stop <= end)", "cut it at the end of backward"),
+     "(stop - start) * (stop <= end)", "A transfer may be partly hidden"),
     ("4.3", "forgets the begin", "max(start, begin)", "start",
      "already under way when backward begins"),
     ("4.3", "divides by backward", "hidden / moving if moving else 0.0", "hidden / (end - begin)",
-     "divided by the length of backward; divide by the time in which data moved"),
+     "You divided by the length of backward"),
     ("4.3", "returns seconds", "hidden / moving if moving else 0.0", "hidden",
-     "divide by all the time in which data moved"),
-    ("4.3", "returns percent", "hidden / moving", "100 * hidden / moving", "not in percent"),
+     "Divide them by all the time in which data moved"),
+    ("4.3", "returns percent", "hidden / moving", "100 * hidden / moving", "You returned percent"),
     ("4.3", "returns the other part", "hidden / moving if", "1 - hidden / moving if",
-     "this is the share in the open"),
+     "You returned the exposed share"),
     ("4.3", "divides by zero", "hidden / moving if moving else 0.0", "hidden / moving",
      "ZeroDivisionError"),
     ("4.3", "returns nothing", "return hidden", "hidden", "return a number from 0 to 1"),
-    ("4.4", "does not compress", ".to(torch.float16)", "", "reduce a float16 tensor"),
-    ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "expected float16"),
+    ("4.4", "does not compress", ".to(torch.float16)", "", "- ranks 0–3: in the group of ranks"),
+    ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "- ranks 0–3: in the"),
     ("4.4", "does not divide", " / dist.get_world_size(group)", "",
-     "divide by the size of the group"),
+     "The gradients are sums"),
     ("4.4", "hard-codes four ranks", "dist.get_world_size(group)", "4",
-     "the size of the world: dist.get_world_size(group)"),
+     "You divided the sum by 4, the size of the world"),
     ("4.4", "waits inside", "    def decompress", "    work.wait()\n\n    def decompress",
      "the hook waits for its all_reduce"),
     ("4.4", "waits for the future", "return work.get_future().then(decompress)",
@@ -141,11 +141,11 @@ _CHANGES = [
     ("4.4", "reduces over the world", "all_reduce(compressed, group=group,",
      "all_reduce(compressed,", "pass group=group"),
     ("4.4", "returns the work", "return work.get_future().then(decompress)", "return work",
-     "expected a future"),
+     "fp16_hook returned LocalWork"),
     ("4.4", "returns nothing", "return work.get_future()", "work.get_future()",
      "fp16_hook returned NoneType"),
     ("4.4", "copies before the end", "return bucket.buffer().copy_(future.value()[0])",
-     "return bucket.buffer()", "the gradients are this rank's own"),
+     "return bucket.buffer()", "The gradients are this rank's own"),
     ("4.4", "divides after the sum", """
         def fp16_hook(group, bucket):
             half = bucket.buffer().half()
@@ -155,9 +155,9 @@ _CHANGES = [
             return future.then(back)
         """, None, "Divide before the sum"),
     ("4.4", "leaves float16 in the future", "return bucket.buffer().copy_(future.value()[0])",
-     "return future.value()[0]", "the value of the future is float16"),
+     "return future.value()[0]", "The value of the future is float16"),
     ("4.1", "returns the sum of the losses", "return total.item() / size", "return total.item()",
-     "the sum of the ranks' means: divide"),
+     "You returned the sum of the ranks' means"),
     ("4.1", "computes the loss again", "return total.item() / size",
      "return cross_entropy(model(images), labels).item()", "the model is called 2 times"),
     ("4.1", "takes the loss after the step", "    optimizer.zero_grad()\n    loss = cross_entropy("
@@ -165,12 +165,12 @@ _CHANGES = [
      "    optimizer.zero_grad()\n    cross_entropy(model(images[part]), labels[part]).backward()\n"
      "    seen = model.module[1].weight\n    loss = seen.sum()", "the loss: expected"),
     ("4.2", "a bucket for each", "if full >= (cap if buckets else first_cap)", "if True",
-     "every gradient has a bucket of its own"),
+     "Every gradient has a separate bucket"),
     ("4.2", "one bucket", "if full >= (cap if buckets else first_cap)", "if False",
-     "all gradients are in one bucket"),
+     "All gradients are in one bucket"),
     ("4.2", "a flat list", "return [*buckets, bucket] if bucket else buckets",
-     "return sum([*buckets, bucket], [])", "expected a list of lists of indices"),
-    ("4.2", "counts from one", "enumerate(sizes)", "enumerate(sizes, 1)", "counted from 1"),
+     "return sum([*buckets, bucket], [])", "Return a list of lists of indices"),
+    ("4.2", "counts from one", "enumerate(sizes)", "enumerate(sizes, 1)", "You counted the"),
     ("4.2", "keeps the buckets of the last call", "buckets, bucket, full = [], [], 0",
      "bucket, full = [], 0\n    buckets = globals().setdefault('kept', [])",
      "the same list in two calls"),
@@ -186,11 +186,11 @@ _CHANGES = [
     ("4.3", "rounds", "return hidden / moving if moving else 0.0",
      "return round(hidden / moving) if moving else 0.0", "Expected 0.5" ),
     ("4.4", "forgets then", "return work.get_future().then(decompress)",
-     "return work.get_future()", "with .then(decompress) it becomes"),
+     "return work.get_future()", "The value of the future is a list, as all_reduce leaves it"),
     ("4.4", "forgets return in decompress", "return bucket.buffer().copy_(future.value()[0])",
-     "bucket.buffer().copy_(future.value()[0])", "the function that then() calls returns nothing"),
+     "bucket.buffer().copy_(future.value()[0])", "The function that you pass to then() returns"),
     ("4.4", "returns the tensor", "return work.get_future().then(decompress)",
-     "return compressed", "the sum has not come yet"),
+     "return compressed", "The sum has not arrived yet"),
     ("4.5", "leaves out the last", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -200,7 +200,7 @@ _CHANGES = [
                         (cross_entropy(model(images), labels) / k).backward()
                 elif j == k - 2:
                     (cross_entropy(model(images), labels) / k).backward()
-        """, None, "the last is missing"),
+        """, None, "Only the last microbatch is missing"),
     ("4.5", "never switches on again", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -208,7 +208,7 @@ _CHANGES = [
                 model.require_backward_grad_sync = not hasattr(model, "seen") and j == k - 1
                 (cross_entropy(model(images), labels) / k).backward()
             model.seen = True
-        """, None, "the last backward must communicate"),
+        """, None, "The gradients are this rank's own mean"),
     ("4.5", "makes one large batch", """
         def accumulate(model, microbatches):
             images = torch.cat([images for images, _ in microbatches])
@@ -219,7 +219,7 @@ _CHANGES = [
         def accumulate(model, microbatches):
             losses = [cross_entropy(model(x), y) for x, y in microbatches]
             (sum(losses) / len(losses)).backward()
-        """, None, "call backward() after each forward"),
+        """, None, "One backward for 3 forwards keeps what each of them computed until the"),
     ("4.5", "reduces by hand", """
         def accumulate(model, microbatches):
             with model.no_sync():
@@ -230,7 +230,7 @@ _CHANGES = [
                 parameter.grad /= dist.get_world_size(model.process_group)
         """, None, "Leave communication to DDP"),
     ("4.5", "communicates every time", "with model.no_sync():", "if True:",
-     "3 times the gradients' bytes were communicated"),
+     "The ranks communicated the gradients' bytes 3 times"),
     ("4.5", "forward outside of no_sync", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -241,7 +241,7 @@ _CHANGES = [
                         loss.backward()
                 else:
                     loss.backward()
-        """, None, "forward and backward go into model.no_sync()"),
+        """, None, "The ranks communicated the gradients' bytes 3 times"),
     ("4.5", "does not divide", ") / k).backward", ")).backward", "3 times too large"),
     ("4.5", "divides by the ranks, too", ") / k).backward",
      ") / k / dist.get_world_size(model.process_group)).backward", "divided by the 4 ranks, too"),
@@ -250,7 +250,7 @@ _CHANGES = [
             with model.no_sync():
                 for images, labels in microbatches:
                     (cross_entropy(model(images), labels) / len(microbatches)).backward()
-        """, None, "the last backward must communicate"),
+        """, None, "The gradients are this rank's own mean"),
     ("4.5", "communicates first", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -259,7 +259,7 @@ _CHANGES = [
             with model.no_sync():
                 for images, labels in quiet:
                     (cross_entropy(model(images), labels) / k).backward()
-        """, None, "only the first microbatch was communicated"),
+        """, None, "You communicated the first microbatch"),
     ("4.5", "clears in between", "            (cross",
      "            model.zero_grad()\n            (cross",
      "zero_grad() belongs before the first"),
@@ -274,7 +274,7 @@ _CHANGES = [
                     (cross_entropy(model(x), y) / k).backward()
             (cross_entropy(model(images), labels) / k).backward()
             torch.optim.SGD(model.parameters(), lr=0.1).step()
-        """, None, "accumulate makes gradients, no step"),
+        """, None, "The weights have changed. accumulate makes gradients and takes no step"),
 ]  # fmt: skip
 
 # Right answers that look different.
@@ -471,7 +471,7 @@ _CHANGES = [
         for parameter in model.parameters():
             if parameter.grad is not None:
                 parameter -= optimizer.param_groups[0]["lr"] * parameter.grad
-""", "0 calls of optimizer.step(), expected one"),
+""", "You called optimizer.step() 0 times"),
     ("4.1", "moves the weights at a rate of its own", "    optimizer.step()\n", """\
     with torch.no_grad():
         for parameter in model.parameters():
@@ -494,7 +494,7 @@ _CHANGES = [
     for parameter in model.parameters():
         if parameter.grad is not None:
             dist.all_reduce(parameter.grad, group=group, async_op=True).wait()
-            parameter.grad /= size""", "DDP did not average the gradients: call the DDP model"),
+            parameter.grad /= size""", "DDP did not average the gradients"),
     ("4.2", "knows small caps only", "full >= (cap if buckets else first_cap)",
      "full >= min(cap if buckets else first_cap, 10_000)", "before it had the"),
     ("4.2", "puts a hundred into a bucket", "full >= (cap if buckets else first_cap)",
@@ -537,7 +537,7 @@ _CHANGES = [
                 for loss in losses:
                     loss.backward()
             (cross_entropy(model(images), labels) / k).backward()
-        """, None, "a forward comes before the backward of the microbatch before"),
+        """, None, "A forward comes before the backward of the previous microbatch"),
     ("4.5", "communicates nothing at the end", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -545,7 +545,7 @@ _CHANGES = [
                 for images, labels in microbatches:
                     (cross_entropy(model(images), labels) / k).backward()
             (0 * cross_entropy(model(images), labels)).backward()
-        """, None, "backwards for 3 microbatches: one of each"),
+        """, None, "You called forward 4 times and backward 4 times for 3 microbatches"),
     ("4.5", "leaves the model quiet", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -553,7 +553,7 @@ _CHANGES = [
                 model.require_backward_grad_sync = j == k - 1
                 (cross_entropy(model(images), labels) / k).backward()
             model.require_backward_grad_sync = False
-        """, None, "the model is still quiet after the call"),
+        """, None, "After the call the model still doesn't communicate, so the next"),
     ("4.5", "knows the last one by identity", """
         def accumulate(model, microbatches):
             import contextlib
@@ -563,10 +563,10 @@ _CHANGES = [
                 loud = batch is microbatches[-1]
                 with contextlib.nullcontext() if loud else model.no_sync():
                     (cross_entropy(model(images), labels) / len(microbatches)).backward()
-        """, None, "the gradients' bytes were communicated, expected once"),
+        """, None, "The ranks communicated the gradients' bytes 2 times"),
     ("4.1", "wraps a copy", "DistributedDataParallel(model,",
      "DistributedDataParallel(__import__('copy').deepcopy(model),",
-     "wrap the model that was given"),
+     "replicate"),
     ("4.4", "one tensor for all buckets of a length",
      "compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)",
      "kept = globals().setdefault('kept', {})\n    local = bucket.buffer()\n"
@@ -590,7 +590,7 @@ _CHANGES = [
             for parameter in model.parameters():
                 parameter.grad /= dist.get_world_size(group)
                 dist.all_reduce(parameter.grad, group=group, async_op=True).wait()
-        """, None, "call the DDP model, not model.module"),
+        """, None, "all the DDP model, not model.module"),
 ]  # fmt: skip
 WRONG += [(task, what, code, words) for task, what, code, new, words in _CHANGES if new is None]
 CHANGES += [change for change in _CHANGES if change[3] is not None]

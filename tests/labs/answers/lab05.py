@@ -63,7 +63,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "a barrier belongs between prepare() and the start of the clock"),
+        """), "One rank waits for the other one's prepare(), inside your time"),
     ("5.1", "starts the clock before the barrier", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -77,7 +77,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "start the clock after the barrier"),
+        """), "Your time contains prepare(), or the wait at the barrier"),
     ("5.1", "puts the barrier before prepare", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -91,7 +91,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "a barrier belongs between prepare() and the start of the clock"),
+        """), "One rank waits for the other one's prepare(), inside your time"),
     ("5.1", "keeps its own rank's times", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -131,7 +131,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "one round before them that warms up"),
+        """), "You called step() 6 times"),
     ("5.1", "keeps the round that warms up", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -145,7 +145,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "the first round warms up and is not in the list"),
+        """), "The first round warms up"),
     ("5.1", "forgets to divide by the steps", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -159,14 +159,14 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "divide by the steps in it"),
+        """), "You returned the time of a whole round"),
     ("5.1", "returns the median", stopwatch("""
         from statistics import median
         def time_rounds(prepare, step, rounds, steps):
             prepare()
             step()
             return median([1.0] * rounds)
-        """), "return a list of 3 numbers"),
+        """), "Return a list of 3 numbers"),
     ("5.1", "starts the clock once for all rounds", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             prepare()
@@ -181,7 +181,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "start the clock anew in every round"),
+        """), "Start the clock anew in every round"),
     ("5.1", "prepares once", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             prepare()
@@ -195,7 +195,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "prepare() belongs to every round"),
+        """), "Call prepare() in every round"),
     ("5.1", "takes the fastest rank", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -218,11 +218,11 @@ WRONG = [
     ("5.2", "pairs the same quartiles", """
         def speedup_band(one, many):
             return tuple(np.percentile(one, [25, 50, 75]) / np.percentile(many, [25, 50, 75]))
-        """, "pair slow with fast"),
+        """, "You paired quartiles of the same side"),
     ("5.2", "takes the extreme rounds", """
         def speedup_band(one, many):
             return min(one) / max(many), np.median(one) / np.median(many), max(one) / min(many)
-        """, "the extreme rounds, not the quartiles"),
+        """, "You used the extreme rounds"),
     ("5.2", "takes means", """
         def speedup_band(one, many):
             a, b = np.percentile(one, [25, 75]), np.percentile(many, [25, 75])
@@ -231,22 +231,22 @@ WRONG = [
     ("5.2", "returns the middle only", """
         def speedup_band(one, many):
             return np.median(one) / np.median(many)
-        """, "return three numbers: (low, middle, high)"),
+        """, "Return three numbers: (low, middle, high)"),
     ("5.2", "hard-codes two ranks", """
         def efficiency(speedup, p):
             return speedup / p if p == 1 else p / speedup
-        """, "that is p / speedup"),
+        """, "You returned p / speedup, which is upside down"),
     ("5.2", "puts the middle first", """
         solution_ = speedup_band
         def speedup_band(one, many):
             low, middle, high = solution_(one, many)
             return middle, low, high
-        """, "the order is low, middle, high"),
+        """, "Return low, middle, high, in this order"),
     ("5.2", "exchanges the ends", """
         solution_ = speedup_band
         def speedup_band(one, many):
             return tuple(reversed(solution_(one, many)))
-        """, "low and high are exchanged"),
+        """, "You exchanged low and high"),
     ("5.2", "takes means and tenths", """
         def speedup_band(one, many):
             a, b = np.percentile(one, [10, 90]), np.percentile(many, [10, 90])
@@ -256,7 +256,7 @@ WRONG = [
         def speedup_band(one, many):
             a, b = np.percentile(one, [10, 50, 90]), np.percentile(many, [10, 50, 90])
             return a[0] / b[2], a[1] / b[1], a[2] / b[0]
-        """, "q25 and q75, of opposite sides"),
+        """, "Your middle is right"),
     ("5.2", "takes the middle of the ends", """
         solution_ = speedup_band
         def speedup_band(one, many):
@@ -275,21 +275,21 @@ WRONG = [
     ("5.2", "gives per cent", """
         def efficiency(speedup, p):
             return 100 * speedup / p
-        """, "in per cent"),
+        """, "You returned percent"),
     ("5.3", "forgets the parallel part's 1 - s", """
         def amdahl(p, serial):
             return 1 / (serial + 1 / p)
-        """, "the parallel part is 1 − s, not 1"),
+        """, "The parallel part is 1 − s, not 1"),
     ("5.3", "returns the parallel fraction", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return slope / (intercept + slope)
-        """, "that is the parallel fraction"),
+        """, "You returned the parallel fraction"),
     ("5.3", "returns seconds", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return max(0, intercept)
-        """, "in seconds: divide by T(1)"),
+        """, "You returned the serial time T(1) · s in seconds"),
     ("5.3", "does not clip", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
@@ -300,7 +300,7 @@ WRONG = [
             speedups = times[0] / np.asarray(times)
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), speedups, 1)
             return float(np.clip(intercept / (intercept + slope), 0, 1))
-        """, "fitted as if they were times"),
+        """, "You fitted speedups as if they were times"),
     ("5.3", "hard-codes 1, 2, 4, 8 ranks", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(0.5 ** np.arange(len(ps)), times, 1)
@@ -314,16 +314,16 @@ WRONG = [
         def fit_amdahl(ps, times):
             s = (times[-1] / times[0] - 1 / ps[-1]) / (1 - 1 / ps[-1])
             return min(1.0, max(0.0, s))
-        """, "what the last point alone says"),
+        """, "You used only the last point"),
     ("5.3", "returns the time", """
         def amdahl(p, serial):
             return serial + (1 - serial) / p
-        """, "the speedup is its inverse"),
+        """, "You returned T(p) / T(1)"),
     ("5.3", "looks at two ranks only", """
         def fit_amdahl(ps, times):
             s = (times[1] / times[0] - 1 / ps[1]) / (1 - 1 / ps[1])
             return min(1.0, max(0.0, s))
-        """, "what the second point alone says"),
+        """, "You used only the second point"),
     ("5.3", "takes a list for p apart", """
         def amdahl(p, serial):
             return float(1 / (serial + (1 - serial) / max(np.atleast_1d(p))))
@@ -333,16 +333,16 @@ WRONG = [
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             slope, start = np.polyfit(ps - 1, ps - ps * times[0] / times, 1)
             return float(np.clip(slope, 0, 1))
-        """, "the line goes through the origin"),
+        """, "The line goes through the origin, so it has no intercept"),
     ("5.4", "looks at the last point only", """
         def fit_gustafson(ps, times):
             s = (ps[-1] - ps[-1] * times[0] / times[-1]) / (ps[-1] - 1)
             return min(1.0, max(0.0, s))
-        """, "what the last point alone says"),
+        """, "You used only the last point"),
     ("5.4", "takes Amdahl's law", """
         def gustafson(p, serial):
             return 1 / (serial + (1 - serial) / p)
-        """, "that is Amdahl's law"),
+        """, "You used Amdahl's law"),
     ("5.4", "counts p for p - 1", """
         def gustafson(p, serial):
             return p - serial * p
@@ -367,57 +367,57 @@ WRONG = [
     ("5.4", "exchanges the parts", """
         def gustafson(p, serial):
             return serial * p + 1 - serial
-        """, "serial and parallel part are exchanged"),
+        """, "You exchanged the serial and the parallel part"),
     ("5.4", "returns the parallel fraction", """
         solution_ = fit_gustafson
         def fit_gustafson(ps, times):
             return 1 - solution_(ps, times)
-        """, "that is the parallel fraction"),
+        """, "You returned the parallel fraction"),
     ("5.5", "sends whole tensors", """
         def ring(p, nbytes):
             return 2 * (p - 1), 2 * (p - 1) * nbytes
-        """, "each message has n/p bytes, not n"),
+        """, "Each message has n/p bytes, not n"),
     ("5.5", "goes round once", """
         def ring(p, nbytes):
             return p - 1, (p - 1) / p * nbytes
-        """, "the sums still have to be passed on"),
+        """, "You counted one half of the ring"),
     ("5.5", "sends p times", """
         def ring(p, nbytes):
             return 2 * p, 2 * nbytes
-        """, "nobody sends to itself"),
+        """, "There are p − 1 rounds, and p − 1 more: no rank sends to itself"),
     ("5.5", "counts one message", """
         def ring(p, nbytes):
             return 2 * (p - 1), nbytes / p
-        """, "give the bytes of all"),
+        """, "You returned the bytes of one message"),
     ("5.5", "makes one all_reduce of all gradients", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             messages, sent = ring(p, sum(sizes))
             return compute + messages * latency + sent / bandwidth
-        """, "each gradient's all_reduce of its own"),
+        """, "Each gradient has a separate all_reduce, and each of them pays the"),
     ("5.5", "divides the computation", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute / p + sum(
                 ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes
             )
-        """, "do not divide it by p"),
+        """, "compute is what one rank computes"),
     ("5.5", "forgets the computation", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return sum(ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes)
-        """, "the computation is missing"),
+        """, "The computation is missing"),
     ("5.5", "takes the bandwidth for a time", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute + sum(
                 ring(p, n)[0] * latency + ring(p, n)[1] * bandwidth for n in sizes
             )
-        """, "divide by it"),
+        """, "bandwidth is in bytes per second"),
     ("5.5", "counts one rank as one message", """
         def ring(p, nbytes):
             return max(1, 2 * (p - 1)), 2 * (p - 1) / p * nbytes
-        """, "one rank sends nothing"),
+        """, "A single rank sends nothing"),
     ("5.5", "pays the latency once for each gradient", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             return compute + sum(latency + ring(p, n)[1] / bandwidth for n in sizes)
-        """, "every message pays the latency"),
+        """, "Every message pays the latency, and there are 2(p − 1) messages"),
     ("5.5", "lets communication overlap", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             sent = sum(ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes)
@@ -429,21 +429,21 @@ WRONG = [
             return solution_(4, 2, 24, command)
         """, "#SBATCH --nodes: expected"),
     ("5.6", "forgets the threads", script({"export OMP_NUM_THREADS": "# "}),
-     "OMP_NUM_THREADS is not set"),
-    ("5.6", "does not export the threads", script({"export OMP": "OMP"}), "but not exported"),
+     "is not set to 24 before the ranks start"),
+    ("5.6", "does not export the threads", script({"export OMP": "OMP"}), "is set, but you"),
     ("5.6", "gives each rank one core", script({":PE=": ":X="}),
      "--bind-to core gives each rank one core"),
     ("5.6", "does not bind", script({"--bind-to core": ""}), "mpiexec must bind"),
     ("5.6", "puts a blank into SBATCH", script({"#SBATCH": "# SBATCH"}),
-     "Slurm wants #SBATCH first, without blanks"),
+     "Line 2, '# SBATCH --job-name=scaling': Slurm needs #SBATCH at the"),
     ("5.6", "puts the directives below a command", script({"#!/bin/bash": "#!/bin/bash\necho go"}),
-     "#SBATCH below the first command"),
+     "#SBATCH is below the first command (line 2), where Slurm does not read"),
     ("5.6", "starts a rank for each node only", """
         solution_ = job_script
         def job_script(nodes, domains, cores, command):
             text = solution_(nodes, domains, cores, command)
             return text.replace(f"-n {nodes * domains} ", f"-n {nodes} ")
-        """, "starts 4 ranks, the request has 8"),
+        """, "- ranks 0 and 1: job_script(4, 2, 24): mpiexec starts 4 ranks, but the"),
     ("5.6", "asks for the ranks of all nodes on each", """
         solution_ = job_script
         def job_script(nodes, domains, cores, command):
@@ -451,18 +451,18 @@ WRONG = [
             return text.replace(f"per-node={domains}", f"per-node={nodes * domains}")
         """, "--ntasks-per-node: expected 2"),
     ("5.6", "sets no time limit", script({"--time": "--comment"}), "without a limit"),
-    ("5.6", "is not bash", script({"export": "export ("}), "bash can't read it"),
+    ("5.6", "is not bash", script({"export": "export ("}), "bash can't read the script: "),
     ("5.6", "binds to hardware threads", script({"-to core": "-to hwthread"}),
      "--bind-to hwthread"),
-    ("5.6", "puts the ranks side by side", script({"ppr:1:numa": "core"}), "one rank beside the"),
+    ("5.6", "puts the ranks side by side", script({"ppr:1:numa": "core"}), "--map-by core:pe=24"),
     ("5.6", "puts all ranks into each domain", script({"ppr:1:numa": "ppr:8:numa"}),
-     "there is one rank in each domain"),
+     "put one rank into each domain"),
     ("5.6", "counts cores and binds to the domain", script({"-to core": "-to numa"}),
-     "counts cores, so it takes --bind-to core"),
-    ("5.6", "starts the program itself", script({"mpiexec": "echo"}), "no mpiexec (or srun) line"),
-    ("5.6", "has no first line", script({"#!/bin/bash\n": ""}), "the first line must say"),
+     "PE=24 counts cores, so it needs --bind-to core"),
+    ("5.6", "starts the program itself", script({"mpiexec": "echo"}), "No mpiexec (or srun) line"),
+    ("5.6", "has no first line", script({"#!/bin/bash\n": ""}), "The first line must name the"),
     ("5.6", "forgets srun's memory", script({"mpiexec -n": "srun --cpu-bind=cores -n"}),
-     "srun must be told again"),
+     "srun needs its own option: --cpus-per-task=24 (since Slurm 22.05)"),
     ("5.1", "times the last step only", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -476,7 +476,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:], dtype=torch.float64)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "that is one step of each round"),
+        """), "You timed one step of each round"),
     ("5.1", "warms up with one step", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -491,7 +491,7 @@ WRONG = [
             slowest = torch.tensor(seconds, dtype=torch.float64)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "one round before them that warms up, so expected 8"),
+        """), "You called step() 7 times"),
     ("5.1", "warms up twice", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -505,7 +505,7 @@ WRONG = [
             slowest = torch.tensor(seconds[2:], dtype=torch.float64)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "it made 10 calls of step()"),
+        """), "You called step() 10 times"),
     ("5.1", "keeps the last round only", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             for _ in range(rounds + 1):
@@ -518,7 +518,7 @@ WRONG = [
             slowest = torch.tensor(seconds, dtype=torch.float64)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return [slowest.item()] * rounds
-        """), "each is that of its own round"),
+        """), "All numbers are the same"),
     ("5.1", "takes the fastest step", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -534,7 +534,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:], dtype=torch.float64)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "that is one step of each round"),
+        """), "You timed one step of each round"),
     ("5.2", "takes the upper one for the median", """
         def speedup_band(one, many):
             a, b = np.percentile(one, [25, 75]), np.percentile(many, [25, 75])
@@ -551,7 +551,7 @@ WRONG = [
         solution_ = speedup_band
         def speedup_band(one, many):
             return solution_(list(set(one)), list(set(many)))
-        """, "equal times are counted once"),
+        """, "You counted equal times once. set() drops the others"),
     ("5.2", "knows eight ranks", """
         def efficiency(speedup, p):
             return speedup / min(p, 8)
@@ -574,7 +574,7 @@ WRONG = [
         def fit_gustafson(ps, times):
             found = [(p - p * times[0] / t) / (p - 1) for p, t in zip(ps[1:], times[1:])]
             return min(1, max(0, sum(found) / len(found)))
-        """, "the task asks for least squares"),
+        """, "You returned the mean of what each point says"),
     ("5.4", "clips below only", """
         def fit_gustafson(ps, times):
             ps, times = np.asarray(ps, float), np.asarray(times, float)
@@ -585,12 +585,12 @@ WRONG = [
         def predict_step(compute, sizes, p, latency, bandwidth):
             each = [ring(p, n) for n in sizes if n >= 1000]
             return compute + sum(m * latency + sent / bandwidth for m, sent in each)
-        """, "only the gradients of 1000 bytes or more"),
+        """, "You left out short gradients"),
     ("5.5", "counts six gradients", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             each = [ring(p, n) for n in sizes[:6]]
             return compute + sum(m * latency + sent / bandwidth for m, sent in each)
-        """, "only the first 6 gradients are in it"),
+        """, "You used only the first 6 gradients"),
     ("5.5", "knows forty ranks", """
         def ring(p, nbytes):
             messages = 2 * (min(p, 40) - 1)
@@ -602,19 +602,19 @@ WRONG = [
             return compute + sum(m * latency + sent // 1 / bandwidth for m, sent in each)
         """, "predict_step("),
     ("5.6", "writes the command to the screen", script({"--report-bindings": "echo"}),
-     "the command comes right behind the options"),
+     "The mpiexec line does not run 'python train.py --strong 256'. Put the"),
     ("5.6", "does so behind a flag", script({"--report-bindings": "--report-bindings echo"}),
-     "the command comes right behind the options"),
+     "The mpiexec line does not run 'python train.py --strong 256'. Put the"),
     ("5.6", "does not wait", """
         solution_ = job_script
         def job_script(*settings):
             return solution_(*settings).rstrip() + " &\\n"
-        """, "the script ends while mpiexec still runs"),
+        """, "The script ends while mpiexec still runs, and then Slurm ends the job"),
     ("5.6", "waits before it starts", """
         solution_ = job_script
         def job_script(*settings):
             return solution_(*settings).replace("mpiexec", "wait\\nmpiexec").rstrip() + " &\\n"
-        """, "the script ends while mpiexec still runs"),
+        """, "The script ends while mpiexec still runs, and then Slurm ends the job"),
     ("5.6", "asks for a second", script({"00:10:00": "00:00:01"}), "less than a minute"),
     ("5.6", "asks for a time in words", script({"00:10:00": "soon"}), "Slurm reads minutes"),
     ("5.6", "starts another rank first", """
@@ -622,7 +622,7 @@ WRONG = [
         def job_script(nodes, domains, cores, command):
             text = solution_(nodes, domains, cores, command)
             return text.replace("mpiexec", f"mpiexec -n 1 {command}\\nmpiexec")
-        """, "2 launches run the command, expected one"),
+        """, "- ranks 0 and 1: job_script(4, 2, 24): 2 launches run the command"),
     ("5.6", "returns nothing", """
         def job_script(nodes, domains, cores, command):
             print("#!/bin/bash")
@@ -807,14 +807,14 @@ RIGHT = [
 # Of a change: task, what the student did, a part of the solution, what stands in its place, words.
 CHANGES = [
     ("5.1", "asks the last rank", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
-     "dist.broadcast(slowest, src=dist.get_world_size() - 1)", "the slowest rank counts"),
+     "dist.broadcast(slowest, src=dist.get_world_size() - 1)", "Use the slowest rank, not the"),
     ("5.1", "tells rank 0 only", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
      "dist.reduce(slowest, dst=0, op=dist.ReduceOp.MAX)", "return different lists"),
     ("5.1", "drops the longest round", "torch.tensor(seconds[1:], dtype=torch.float64)",
      "torch.tensor(sorted(seconds)[:-1], dtype=torch.float64)", "in another order"),
     ("5.1", "warms up once", "range(rounds + 1)",
      "range(rounds + (0 if globals().get('warm') else not globals().update(warm=True)))",
-     "it made"),
+     "You called step() 6 times"),
     ("5.1", "compares clocks of two ranks",
      "        seconds.append((time.perf_counter() - start) / steps)",
      "        ends = torch.tensor([-start, time.perf_counter()], dtype=torch.float64)\n"
@@ -823,7 +823,7 @@ CHANGES = [
     ("5.1", "waits for nobody", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
      "dist.all_reduce(slowest, op=dist.ReduceOp.MAX, async_op=True)", "nobody called wait()"),
     ("5.1", "returns an array", "return slowest.tolist()", "return slowest.numpy()",
-     "return a list of numbers"),
+     "You returned a ndarray"),
     ("5.1", "does not wait at the barrier", "dist.barrier()", "dist.barrier(async_op=True)",
      "nobody called wait() on barrier(async_op=True)"),
     ("5.2", "sorts the lists it was given", "    fast_one, mid_one",
@@ -833,9 +833,9 @@ CHANGES = [
      "    if hasattr(p, 'shape'):\n        p /= serial * p + 1 - serial\n        return p\n"
      "    return 1 / (serial + (1 - serial) / p)", "changed its argument p"),
     ("5.4", "no point below 0", "more @ (ps - scaled)", "more @ np.maximum(ps - scaled, 0)",
-     "clip the result only"),
+     "You cut points with a speedup of more than p"),
     ("5.4", "takes the shortest time", "times[0]", "times.min()",
-     "the first time, not the shortest"),
+     "S(p) compares with T(1), the first time, not with the shortest one"),
     ("5.5", "counts equal sizes once", "for nbytes in sizes:", "for nbytes in set(sizes):",
      "gradients of the same size"),
     ("5.6", "loses what is in quotes", "    {command}\n",

@@ -30,8 +30,8 @@ def right_neighbour(ranks: Ranks, report: Report) -> None:
 def _all_neighbours(neighbours: list) -> Iterator[Step]:
     for (rank, size), neighbour in zip(CASES, neighbours, strict=True):
         mistakes = [
-            Mistake(rank + 1, "the last rank's neighbour is rank 0: take it modulo the size"),
-            Mistake((rank - 1) % size, "that is the neighbour to the left"),
+            Mistake(rank + 1, "The last rank's right neighbor is rank 0"),
+            Mistake((rank - 1) % size, "You returned the neighbor to the left"),
         ]
         call = f"right_neighbour({rank}, {size})"
         yield value(neighbour, (rank + 1) % size, mistakes, what=call, form="a rank")

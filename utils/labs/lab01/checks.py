@@ -63,8 +63,9 @@ def _whole(case: dict[str, Any]) -> Rule:
         for call in calls:
             if call["nbytes"] != nbytes:
                 return (
-                    f"{call['op']} of {call['nbytes']} bytes; the tensor, {dtype}{list(shape)}, "
-                    f"has {nbytes}: give the call a tensor of the same type and length"
+                    f"The call {call['op']} has a tensor of {call['nbytes']} bytes, but the "
+                    f"tensor, {dtype}{list(shape)}, has {nbytes}. Pass a tensor of the same "
+                    "dtype and length"
                 )
         return None
 
@@ -113,11 +114,14 @@ def hello(ranks: Ranks, report: Report) -> None:
         variables = answer.value
         report.expect(rank, "the backend", variables["backend"], "mpi")
         number_mistakes = [
-            Mistake(ranks.n, "that is the number of ranks; this rank's number is dist.get_rank()"),
-            Mistake(rank + 1, "ranks are counted from 0"),
+            Mistake(ranks.n, "You used the number of ranks. This rank's number is dist.get_rank()"),
+            Mistake(rank + 1, "You counted the ranks from 1. They are counted from 0"),
         ]
         report.judge(rank, variables["rank"], rank, number_mistakes, what="the variable rank")
-        last = "that is the last rank; counted from 0, there is one more"
+        last = (
+            "You used the number of the last rank. Because ranks are counted from 0, there is "
+            "one more"
+        )
         size_mistakes = [Mistake(ranks.n - 1, last)]
         size = variables["world_size"]
         report.judge(rank, size, ranks.n, size_mistakes, what="the variable world_size")
@@ -126,8 +130,8 @@ def hello(ranks: Ranks, report: Report) -> None:
 # -- 1.2 and 1.3 ------------------------------------------------------------------------------
 
 NOT_FILLED = (
-    "the tensor is still this rank's own, although a message came: recv fills the tensor that it "
-    "is given, so give it `tensor`, the argument"
+    "A message came, but the tensor is still this rank's own. recv fills the tensor that "
+    "you pass, so pass `tensor`, the argument"
 )
 
 
@@ -215,7 +219,7 @@ def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     expected = [case["each"][answer.rank]["seed"]]
     words = "the value returned (that of work())"
     work_done = [
-        facts({f"work() must be called once, was called {times} times": times != 1}),
+        facts({f"Call work() once. It was called {times} times": times != 1}),
         value(answer.value["result"], expected, what=words, form="what work() returned"),
     ]
     yield each_of(_overlapped_transfer(case, answer), work_done)
@@ -243,10 +247,12 @@ def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> 
     op = "isend" if rank == 0 else "irecv"
     is_over = any(call["waited"] for call in pending)
     return {
-        f"{op} comes after work(): start the communication first": not pending,
-        "wait() comes before work(): nothing overlaps, wait after it": is_over,
-        "it sleeps before work(), and the message is over by then: call work() at once after "
-        f"{op}": slept,
+        f"You call {op} after work(). Start the communication first": not pending,
+        "You call wait() before work(), so nothing overlaps. Wait after work()": is_over,
+        (
+            "The rank sleeps before work(), and the message is over by then. Call work() right "
+            f"after {op}"
+        ): slept,
     }
 
 
@@ -291,16 +297,22 @@ def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
     whole = tensors.dtype == torch.int64
     total = tensors.sum(0).tolist()
     return table({
-        "whole numbers have lost digits: neither a mean (op=AVG) nor a narrower type keeps them. "
-        "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
-        "this is the mean over the ranks: the task asks for the sum": tensors.double().mean(0),
-        "this is the largest element of all ranks: op=dist.ReduceOp.SUM": tensors.amax(0),
-        "this is the smallest element of all ranks: op=dist.ReduceOp.SUM": tensors.amin(0),
-        "this is the product over the ranks: op=dist.ReduceOp.SUM": tensors.prod(0),
-        "this is the rank's own tensor, unchanged: all_reduce writes into the tensor that it is "
-        "given, so return that one": tensors[rank],
-        f"this is {n} times the rank's own tensor, which is the sum only where all ranks hold the "
-        "same": tensors[rank] * n,
+        (
+            "The whole numbers have lost digits. Neither a mean (op=AVG) nor a narrower dtype "
+            "keeps them: use op=dist.ReduceOp.SUM"
+        ): lambda got: whole and same(got, total),
+        "You returned the mean over the ranks. Return the sum": tensors.double().mean(0),
+        "You returned the largest element of all ranks. Use op=dist.ReduceOp.SUM": tensors.amax(0),
+        "You returned the smallest element of all ranks. Use op=dist.ReduceOp.SUM": tensors.amin(0),
+        "You returned the product over the ranks. Use op=dist.ReduceOp.SUM": tensors.prod(0),
+        (
+            "You returned the rank's own tensor, unchanged. all_reduce writes into the tensor "
+            "that you pass, so return that tensor"
+        ): tensors[rank],
+        (
+            f"You returned {n} times the rank's own tensor. This is the sum only if all ranks "
+            "have the same tensor"
+        ): tensors[rank] * n,
     })
 
 
@@ -359,9 +371,11 @@ def exchange(ranks: Ranks, report: Report) -> None:
     lengths = [length for length, count in begin_with_send.items() if count == 2]
     if lengths:
         report.problem(
-            f"of {lengths[0]} elements: both ranks send first, by send. That works because MPI "
-            "copies a short message (eager), up to a size that no program knows: let one receive "
-            "first, or use isend",
+            (
+                f"of {lengths[0]} elements: Both ranks call send first. This works because MPI "
+                "copies a short message (eager), up to a size that your program can't know. "
+                "Let one rank receive first, or use isend"
+            ),
             kind="communication",
         )
 
@@ -388,10 +402,12 @@ def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
     is_own = result == fingerprint(_tensor_of(case, rank)) != right
     is_mixed = answer.value["shared"] and _is_sent_while_received(answer.value["calls"])
     return {
-        "it receives into the tensor that is still being sent: the message may be a mixture of "
-        "both. Receive into a tensor of its own, torch.empty_like(mine)": is_mixed,
-        f"exchange returned None: return {arrives}": result == "<NoneType>",
-        "the result is the rank's own tensor: return the one that arrived": is_own,
+        (
+            "You receive into the tensor that is still being sent, so the message may be a "
+            "mixture of both. Receive into another tensor: torch.empty_like(mine)"
+        ): is_mixed,
+        f"exchange returned None. Return {arrives}": result == "<NoneType>",
+        "You returned the rank's own tensor. Return the tensor that arrived": is_own,
         f"of {math.prod(case['shape'])} elements: the result is not {whose}": result != right,
     }
 

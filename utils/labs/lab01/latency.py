@@ -29,8 +29,8 @@ PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
 # The play with as many bytes as the first.
 AGAIN = 2
 REMEMBERED = (
-    "that is the median over this call and an earlier one with as many bytes: begin each call with "
-    "an empty list of times"
+    "You returned the median over this call and an earlier one with as many bytes. Begin "
+    "each call with an empty list of times"
 )
 # A mean of some of them is far from 1 as well.
 FACTORS = (0.7, 0.9, 1.0, 3.0, 6.0)
@@ -173,17 +173,19 @@ def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
     plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
     if rank > 1:
         messages_made = in_words((call["op"], call["peer"]) for call in plays)
-        return {f"only ranks 0 and 1 play; it made {messages_made}": plays}
+        return {f"Only ranks 0 and 1 play, but this rank made {messages_made}": plays}
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
     is_short = sends < repeats or 2 * sends != len(plays)
     measures = rank == 1 and answer.value["seconds"] is not None
     is_strange = case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
     return {
-        f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are fine), "
-        f"it made {sends} and {len(plays) - sends}": is_short,
-        f"{play} sent messages of {sizes} bytes: {nbytes} elements of dtype torch.uint8": sizes,
-        "only rank 0 measures: return None on the others": measures,
+        (
+            f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are "
+            f"fine), but the rank made {sends} and {len(plays) - sends}"
+        ): is_short,
+        f"{play} sent {sizes} bytes. Send {nbytes} elements of dtype torch.uint8": sizes,
+        "Only rank 0 measures. Return None on the other ranks": measures,
         f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv": is_strange,
     }
 
@@ -205,23 +207,26 @@ def _wrong_times(
     counted = took[-repeats:]
     mean = statistics.mean(counted)
     fewer = statistics.mean(sorted(counted)[:-1])
-    median = "take the median, so that one disturbed round does not count"
-    back = "stop the clock when the ball is back, and take half"
+    median = "Use the median, so that one disturbed round does not count"
+    back = "Stop the clock when the ball is back, and return half of the time"
     measured = {
-        "that is the whole round trip: divide by 2": 2.0,
-        "halved once too often: a message takes half of the round trip": 0.5,
-        f"that is the time of send alone, which ends before the message arrives: {back}": 2 * share,
-        f"that is half of the time of send alone: {back}": share,
-        f"that is half of the time of recv alone: {back}": 1 - share,
-        f"that is the time of recv alone: {back}": 2 - 2 * share,
-        f"that is the mean of the rounds: {median}": mean,
-        f"that is a mean without the slowest round: {median}": fewer,
-        f"that is the harmonic mean of the rounds: {median}": statistics.harmonic_mean(counted),
-        f"that is the mean of the round trips: halve it, and {median}": 2 * mean,
-        f"that is the whole time divided by the rounds: {median}": sum(took) / repeats,
-        f"that is the fastest round: {median}": min(counted),
-        f"that is the slowest round: {median}": max(counted),
-        f"that is the sum of the rounds: {median}": sum(counted),
+        "You returned the whole round trip. Divide it by 2": 2.0,
+        "You halved the time once too often. A message takes half of the round trip": 0.5,
+        f"You measured the time of send alone, which ends before the message arrives. {back}": 2
+        * share,
+        f"You returned half of the time of send alone. {back}": share,
+        f"You returned half of the time of recv alone. {back}": 1 - share,
+        f"You measured the time of recv alone. {back}": 2 - 2 * share,
+        f"You returned the mean of the rounds. {median}": mean,
+        f"You returned the mean without the slowest round. {median}": fewer,
+        f"You returned the harmonic mean of the rounds. {median}": statistics.harmonic_mean(
+            counted
+        ),
+        f"You returned the mean of the round trips. Halve each of them. {median}": 2 * mean,
+        f"You divided the whole time by the rounds. {median}": sum(took) / repeats,
+        f"You returned the fastest round. {median}": min(counted),
+        f"You returned the slowest round. {median}": max(counted),
+        f"You returned the sum of the rounds. {median}": sum(counted),
     }
     wrong = {said: factor * true for said, factor in measured.items()}
     return table({"expected seconds: a number": lambda got: not is_number(got), **wrong})
@@ -283,13 +288,19 @@ def _why_fit(
     secant = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
     by_ends = _near(fitted[1], 1 / secant, 1e-3)
     hints = {
-        "the two are swapped; ": _near(fitted[0], bandwidth) and _near(fitted[1], latency),
+        "You swapped the two; ": _near(fitted[0], bandwidth) and _near(fitted[1], latency),
         "bandwidth is 1 / slope; ": _near(fitted[0], latency) and _near(fitted[1], 1 / bandwidth),
-        "all points count alike, so the noise of the long messages drowns the latency: weight each "
-        "by 1/t; ": _near(fitted[0], start, 1e-3) and _near(fitted[1], 1 / slope, 1e-3),
-        "that is the line through the first and the last point: let all of them count; ": by_ends,
-        "the shortest time is one measurement: fit a line; ": _near(fitted[0], min(times), 1e-3),
-        "the latency is a mean of short messages, whose bytes take time, too: fit a line; ": any(
+        (
+            "You weighted all points equally, so the noise of the long messages hides the "
+            "latency. Weight each point by 1/t; "
+        ): _near(fitted[0], start, 1e-3) and _near(fitted[1], 1 / slope, 1e-3),
+        "You drew the line through the first and the last point. Use all points; ": by_ends,
+        "You returned the shortest time, which is one measurement. Fit a line; ": _near(
+            fitted[0], min(times), 1e-3
+        ),
+        (
+            "Your latency is the mean of short messages, whose bytes take time, too. Fit a line; "
+        ): any(
             _near(fitted[0], mean(times[:k]), 1e-3)
             for k in range(2, len(times))
             for mean in (np.mean, np.median)

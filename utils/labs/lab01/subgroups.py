@@ -34,7 +34,7 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
             outcome["ranks"] = dist.get_process_group_ranks(group)
         except (KeyError, ValueError):
             raise RuntimeError(
-                "even_ranks was made before the ranks joined the world again: run its cell again"
+                "You made even_ranks before the ranks joined the world again. Run its cell again"
             ) from None
     elif group is dist.GroupMember.NON_GROUP_MEMBER:
         outcome["ranks"] = []
@@ -103,10 +103,10 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
     counts = [group["count"] for group in groups]
     if len(set(counts)) > 1:
         report.problem(
-            f"the ranks have not called dist.new_group equally often: ranks 0 to {ranks.n - 1} "
-            f"count {counts}. All ranks have to call it, members or not, for each group. The check "
-            "has set the counts to the same number and deleted even_ranks: correct its cell, and "
-            "run it again"
+            "The ranks have not called dist.new_group equally often: ranks 0 to "
+            f"{ranks.n - 1} count {counts}. All ranks have to call it for each group, "
+            "members or not. The check has set the counts to the same number and deleted "
+            "even_ranks. Correct its cell, and run it again"
         )
         report.answers(ranks, probe_forget, count=max(counts))
         return False
@@ -121,9 +121,12 @@ def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str
     is_now = "nothing" if kind == "NoneType" else f"a {kind}"
     consists_of = f"the ranks {members}" if members else "other ranks than this one"
     return {
-        f"even_ranks is {is_now} on this rank. Every rank has to call dist.new_group({evens}), "
-        "those outside of the group, too: it is all ranks that make a group": members is None,
-        f"even_ranks consists of {consists_of}: dist.new_group({evens})": members != expected,
+        (
+            f"even_ranks is {is_now} on this rank. Every rank has to call "
+            f"dist.new_group({evens}), even if it is not a member, because all ranks together "
+            "make a group"
+        ): members is None,
+        f"even_ranks consists of {consists_of}. Call dist.new_group({evens})": members != expected,
     }
 
 
@@ -137,8 +140,11 @@ def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
     different = len(of_one_call) > 1
     groups_made = " and ".join(map(str, sorted(of_one_call)))
     return {
-        f"in one call of dist.new_group the ranks have made different groups, {groups_made}. All "
-        "ranks have to call it for each group, members or not, with the same ranks": different,
+        (
+            "In one call of dist.new_group, the ranks have made different groups, "
+            f"{groups_made}. All ranks, members or not, have to call it for each group with the "
+            "same ranks"
+        ): different,
     }
 
 
@@ -150,22 +156,31 @@ def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     is_member = rank in evens
     calls = outcome["calls"]
     yield facts({
-        "it calls a collective of a group that it does not belong to: PyTorch warns and does "
-        "nothing. Only members call it": outcome["warned"],
-        "the function makes a group at each call: make it once, outside, and use the argument "
-        "group": outcome["made inside"],
-        "the argument group is not used: all_reduce(tensor, group=group)": not outcome.get("used"),
+        (
+            "The rank calls a collective of a group that it does not belong to. PyTorch only "
+            "warns about it. Let only members call it"
+        ): outcome["warned"],
+        (
+            "Your function makes a group at each call. Make the group once, outside, and use "
+            "the argument group"
+        ): outcome["made inside"],
+        "You don't use the argument group. Call all_reduce(tensor, group=group)": not outcome.get(
+            "used"
+        ),
     })
     if is_member:
         yield communication(calls, inside(evens), only("all_reduce"), made("all_reduce", 1))
     else:
-        yield facts({f"makes {call['op']}, but is no member of the group": True for call in calls})
+        yield facts({
+            f"The rank calls {call['op']}, but it is not a member of the group": True
+            for call in calls
+        })
     seeds = [given["seed"] for given in case["each"]]
     yield _right_sum([numbers(seed, 5) for seed in seeds], answer, evens)
     others = [numbers(seed, 2, 3, double=True) for seed in seeds]
     right = sum(others[r] for r in evens) if is_member else others[rank]
-    of_float32 = "right for float32[5], and wrong for float64[2, 3]"
-    wrong_kind = f"{of_float32}: keep the tensor's type and shape"
+    of_float32 = "Your result is right for float32[5], and wrong for float64[2, 3]"
+    wrong_kind = f"{of_float32}. Keep the tensor's dtype and shape"
     yield facts({wrong_kind: outcome["other"] != fingerprint(right)})
     times = made("all_reduce", int(is_member), " in another group of these ranks")
     yield communication(outcome["calls again"], only("all_reduce"), times)
@@ -176,8 +191,8 @@ def _right_sum(tensors: list[torch.Tensor], answer: Reply, evens: list[int]) -> 
     unchanged = tensors[answer.rank]
     expected = sum(tensors[r] for r in evens) if answer.rank in evens else unchanged
     mistakes = table({
-        "the tensor is unchanged: all_reduce writes into it": unchanged,
-        "this is the sum over all ranks: pass group=group": sum(tensors),
+        "The tensor is unchanged. all_reduce writes into the tensor that you pass": unchanged,
+        "You returned the sum over all ranks. Pass group=group": sum(tensors),
     })
     what = "the tensor afterwards"
     return value(answer.value["tensor"], expected.tolist(), mistakes, what=what)

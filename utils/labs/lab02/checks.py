@@ -61,9 +61,12 @@ def _items(n: int, p: int, r: int, **how: bool) -> list[int]:
 
 def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> Iterator[Mistake]:
     right = _items(n, p, r, **how)
-    shuffled = "shuffled, but shuffle=False: the sampler shuffles unless you say shuffle=shuffle"
+    shuffled = (
+        "Your items are shuffled, but shuffle=False. The sampler shuffles unless you pass "
+        "shuffle=shuffle"
+    )
     if how["shuffle"]:
-        shuffled = "in order, but shuffle=True: hand shuffle on to the sampler"
+        shuffled = "Your items are in order, but shuffle=True. Pass shuffle to the sampler"
     repeated = _items(n, p, r, **how | {"drop_last": False})
     among_all = _items(n, max(p, world), r, **how)
 
@@ -74,15 +77,20 @@ def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> 
         return isinstance(got, list) and any(isinstance(part, list) for part in got)
 
     yield from table({
-        "these are indices, not items": share(n, p, r, **how),
+        "You returned indices. Return the items": share(n, p, r, **how),
         shuffled: _items(n, p, r, **how | {"shuffle": not how["shuffle"]}),
-        "samples were repeated, but drop_last=True: hand drop_last on to the sampler": repeated,
-        "these are all items: give the sampler to the DataLoader": [10 * k for k in range(n)],
-        f"these are the items of rank {rank % p}, as rank {rank} runs the check: use the argument "
-        "r, not dist.get_rank()": _items(n, p, rank % p, **how),
-        f"shared among {world} ranks: use the argument p, not the world size": among_all,
-        "the last items are missing. Did the DataLoader get drop_last? It is the sampler's": is_cut,
-        "this is a list of minibatches: make one flat list of it": is_nested,
+        "Some samples were repeated, but drop_last=True. Pass drop_last to the sampler": repeated,
+        "You returned all items. Pass the sampler to the DataLoader": [10 * k for k in range(n)],
+        (
+            f"You returned the items of rank {rank % p}, because rank {rank} runs the check. "
+            "Use the argument r, not dist.get_rank()"
+        ): _items(n, p, rank % p, **how),
+        f"You shared the items among {world} ranks. Use the argument p": among_all,
+        (
+            "The last items are missing. Did you pass drop_last to the DataLoader? It belongs "
+            "to the sampler"
+        ): is_cut,
+        "You returned a list of minibatches. Make one flat list of them": is_nested,
     })
 
 
@@ -105,13 +113,18 @@ def epoch_orders(ranks: Ranks, report: Report) -> None:
 
 def _unused_by_epochs(outcomes: list[dict[str, Any]]) -> dict[str, bool]:
     """Return what is not used, or made anew in each epoch."""
-    never = "set_epoch was never called: a sampler lives as long as a training, and is told each "
+    never = (
+        "You never called set_epoch. A sampler lives as long as the training, and you tell it each "
+    )
     by_hand, ignored = UNUSED.values()
     wanted = {"__init__": by_hand, "set_epoch": never + "epoch's number", "__iter__": ignored}
     anew = any(outcome["used"].count("__init__") > 1 for outcome in outcomes)
     return {
         **unused_parts(outcomes, wanted),
-        "each epoch has a new sampler: make one, and tell it each epoch by set_epoch(epoch)": anew,
+        (
+            "Each epoch has a new sampler. Make one sampler, and tell it each epoch with "
+            "set_epoch(epoch)"
+        ): anew,
     }
 
 
@@ -131,20 +144,23 @@ def _wrong_orders(
 
     right = _orders(n, p, r, epochs, seed)
     items = [[10 * sample for sample in order] for order in right]
-    own_seed = "this rank shuffles with a seed of its own: all ranks need the same one"
+    own_seed = "This rank shuffles with a different seed. All ranks need the same one"
     yield from table({
-        "every epoch has the same order: call set_epoch(epoch) before each": right[:1] * epochs,
-        "epochs 0 and 1 have the same order: set_epoch counts only if it comes before the sampler "
-        "is iterated": right[:1] + right[:-1],
-        "these are samplers: make a list of each with list(sampler)": has_samplers,
+        "Every epoch has the same order. Call set_epoch(epoch) before each": right[:1] * epochs,
+        (
+            "Epochs 0 and 1 have the same order. Call set_epoch before you iterate over the sampler"
+        ): right[:1] + right[:-1],
+        "You returned samplers. Make a list of each with list(sampler)": has_samplers,
         "not shuffled": [share(n, p, r)] * epochs,
-        "the argument seed was not used": _orders(n, p, r, epochs, 0),
+        "You didn't use the argument seed": _orders(n, p, r, epochs, 0),
         own_seed: with_seeds(r, seed + r),
-        "seed + epoch is one too large: the first epoch is number 0, and all ranks have the same "
-        "seed": with_seeds(seed + 1),
+        (
+            "Your seed + epoch is one too large. The first epoch has number 0, and all ranks "
+            "have the same seed"
+        ): with_seeds(seed + 1),
         f"{own_seed}.": with_seeds(rank, seed + rank),
-        "these are items, the task asks for sample numbers": items,
-        "this is one long list: make one list per epoch": [*chain(*right)],
+        "You returned items. Return the sample numbers": items,
+        "You returned one long list. Make one list per epoch": [*chain(*right)],
     })
 
 
@@ -165,7 +181,7 @@ def repeated_and_lost(ranks: Ranks, report: Report) -> None:
     number_task = NumberTask(
         "repeated_and_lost", _repeated_and_lost, _wrong_predictions, form, _in_order
     )
-    asks = "it asks a DistributedSampler: predict with arithmetic, then compare with the sampler"
+    asks = "You ask a DistributedSampler. Predict by arithmetic, and then compare with the sampler"
     for answer in answers_are_right(ranks, report, number_task, calls)[:1]:
         report.facts(None, {asks: any(outcome["used"] for outcome in answer.value)})
 
@@ -199,26 +215,38 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
     right = _repeated_and_lost(n, p, drop_last)
     from_the_end = list(range(max(n - missing, 0), n))
     dropped = {
-        f"{rest} samples are too many for equal shares, and that many are left out; {missing} "
-        "would be missing to the next multiple of p": [[], from_the_end],
-        "drop_last leaves out the last samples, not the first": [[], list(range(rest))],
+        (
+            f"{rest} samples are too many for equal shares, and you left out that many. But "
+            f"{missing} are missing to the next multiple of p"
+        ): [[], from_the_end],
+        "drop_last leaves out the last samples, and you left out the first": [
+            [],
+            list(range(rest)),
+        ],
     }
     repeated = {
-        "p divides n, so nothing is missing, but p - n % p is p": again(p - rest),
-        f"{missing} samples are missing, but there are only {n}: the sampler goes through them "
-        "again and again": [list(range(min(missing, n))), []],
-        f"n % p = {rest} samples are too many for equal shares. The sampler adds samples until p "
-        "divides their number: how many are missing?": again(rest),
-        "the sampler repeats the first samples of the order, not the last": [from_the_end, []],
+        "p divides n, so nothing is missing, but your p - n % p is p": again(p - rest),
+        (
+            f"{missing} samples are missing, but there are only {n}. The sampler goes through "
+            "them again and again"
+        ): [list(range(min(missing, n))), []],
+        (
+            f"n % p = {rest} samples are too many for equal shares. The sampler adds samples "
+            "until p divides their number. How many are missing?"
+        ): again(rest),
+        "The sampler repeats the first samples of the order, and you repeated the last": [
+            from_the_end,
+            [],
+        ],
     }
     other_way = _repeated_and_lost(n, p, not drop_last)
     of_the_world = _repeated_and_lost(n, world, drop_last)
     yield from table(dropped if drop_last else repeated)
     yield from table({
-        f"that is what happens with drop_last={not drop_last}": other_way,
-        f"that is the result for {world} ranks: use the argument p": of_the_world,
-        "the two lists are swapped: return (repeated, lost)": right[::-1],
-        "these are numbers: return two lists of samples": list(map(len, right)),
+        f"You returned what happens with drop_last={not drop_last}": other_way,
+        f"You returned the result for {world} ranks. Use the argument p": of_the_world,
+        "You swapped the two lists. Return (repeated, lost)": right[::-1],
+        "You returned numbers. Return two lists of samples": list(map(len, right)),
     })
 
 
@@ -254,24 +282,30 @@ def _wrong_microbatches(
     of_rank = share(n, p, r, shuffle=shuffle, epoch=epoch)
     fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
     right = batches(of_rank, m // p, drop_last)
-    last = "a last microbatch was dropped, but drop_last=False"
+    last = "You dropped a last microbatch, but drop_last=False"
     if drop_last:
-        last = "the last microbatch is too short and must go: hand drop_last on to the BatchSampler"
+        last = "The last microbatch is too short and must go. Pass drop_last to the BatchSampler"
     too_large = batches(of_rank, m, drop_last)
     first_epoch = microbatches_of(n, m, p, r, shuffle, 0, drop_last)
     order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
     of_this_rank = microbatches_of(n, m, p, rank % p, shuffle, epoch, drop_last)
     yield from table({
-        f"microbatches of up to {m}: batch_size counts the samples of one rank, m / p": too_large,
+        (
+            f"Your microbatches have up to {m} samples. batch_size counts the samples of one "
+            "rank, m / p"
+        ): too_large,
         last: batches(of_rank, m // p, not drop_last),
-        "here drop_last is that of the BatchSampler; the DistributedSampler got it and left "
-        "samples out": one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
-        "this is the order of epoch 0: set_epoch(epoch)": first_epoch,
+        (
+            "You passed drop_last to the DistributedSampler, which left samples out. Here it "
+            "belongs to the BatchSampler"
+        ): one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
+        "You returned the order of epoch 0. Call set_epoch(epoch)": first_epoch,
         order: microbatches_of(n, m, p, r, not shuffle, epoch, drop_last),
-        "this is a flat list: wrap the sampler in a BatchSampler": of_rank,
-        "these are items, the task asks for sample numbers": [[10 * k for k in b] for b in right],
-        "this is the BatchSampler itself: make a list of it": "<BatchSampler>",
-        f"these are rank {rank % p}'s, as rank {rank} runs the check: use the argument r": (
-            of_this_rank
-        ),
+        "You returned a flat list. Put a BatchSampler around the sampler": of_rank,
+        "You returned items. Return the sample numbers": [[10 * k for k in b] for b in right],
+        "You returned the BatchSampler. Make a list of it": "<BatchSampler>",
+        (
+            f"You returned the microbatches of rank {rank % p}, because rank {rank} runs the "
+            "check. Use the argument r"
+        ): (of_this_rank),
     })

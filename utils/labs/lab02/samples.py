@@ -31,9 +31,11 @@ Call = tuple[tuple[int, ...], Mapping[str, Any]]
 
 #: What to say of right samples, by the method of a DistributedSampler that a call does not use.
 UNUSED = {
-    "__init__": "made by hand: the task asks for a DistributedSampler, which your trainings will "
-    "use",
-    "__iter__": "the DistributedSampler is made and not used: take the samples from it",
+    "__init__": (
+        "You computed the samples by hand. Use a DistributedSampler, because your trainings "
+        "will use one"
+    ),
+    "__iter__": "You made a DistributedSampler, but you didn't use it. Read the samples from it",
 }
 
 
@@ -191,7 +193,7 @@ def unused_parts(outcomes: list[dict], wanted: Mapping[str, str] = UNUSED) -> di
     """Return what a function does not use, though its results are right."""
     uses = [outcome["used"] for outcome in outcomes if "error" not in outcome]
     return {
-        f"right, but {text}": any(method not in methods for methods in uses)
+        f"right, but: {text}": any(method not in methods for methods in uses)
         for method, text in wanted.items()
     }
 
@@ -218,8 +220,9 @@ def judge_samples(
     with _turned():
         expected = [number_task.expected(*arguments, **named) for arguments, named in again]
     unmoved = (
-        "not what the DistributedSampler and the data set give: the check let them give other "
-        "numbers, and the answer did not change. Take the numbers from them"
+        "Your result doesn't come from the DistributedSampler and the data set: the check "
+        "made them return other numbers, and your result did not change. Read the numbers "
+        "from them"
     )
     asked = {"name": number_task.name, "calls": again, "turned": True}
     for answer in report.answers(ranks, probe_calls, **asked):

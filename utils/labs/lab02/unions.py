@@ -179,7 +179,9 @@ def _verdict_steps(order: list[str], seed: int, answer: GroupAnswer) -> Iterator
         result = outcomes[name]["result"]
         yield communication(calls, inside(members))
         silent = len(members) > 1 and not calls
-        knows = f"{on(members)}: it communicated nothing; a rank knows its own microbatches only"
+        knows = (
+            f"{on(members)}: The rank communicated nothing, but it knows only its own microbatches"
+        )
         no_bool = f"returned {short(result)}, expected True or False"
         yield facts({knows: silent, no_bool: not isinstance(result, bool)})
         if expected:
@@ -217,20 +219,24 @@ def _wrong_twins(
 
     order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
     of_ranks = {
-        f"these are the microbatches of rank {r} of {p}; the twin is alone": (
+        f"You returned the microbatches of rank {r} of {p}. The sequential run has one rank": (
             microbatches_of(n, m, p, r, shuffle, epoch)
         )
         for p, r in PLACES[1:]
         if m % p == 0
     }
     yield from table({
-        "this is the order of epoch 0: use epoch": _twins(n, m, shuffle, 0),
+        "You returned the order of epoch 0. Use epoch": _twins(n, m, shuffle, 0),
         order: _twins(n, m, not shuffle, epoch),
         **of_ranks,
-        "this is a flat list: cut it into lists": share(n, 1, 0, shuffle=shuffle, epoch=epoch),
-        "the last, smaller minibatch is missing": microbatches_of(n, m, 1, 0, shuffle, epoch, True),
-        "all samples are there, but in another order than the sampler's: it draws with a generator "
-        "of its own, seeded with seed + epoch": lambda got: shuffle and is_permutation(got),
+        "You returned a flat list. Divide it into minibatches": share(
+            n, 1, 0, shuffle=shuffle, epoch=epoch
+        ),
+        "The last, smaller minibatch is missing": microbatches_of(n, m, 1, 0, shuffle, epoch, True),
+        (
+            "All samples are there, but not in the sampler's order. The sampler draws with a "
+            "separate generator, seeded with seed + epoch"
+        ): lambda got: shuffle and is_permutation(got),
     })
 
 
@@ -317,26 +323,31 @@ def _wrong_means(
         return any(same(result, once / count) for count in range(1, 2 * n))
 
     yield from table({
-        "nan: a rank without a sample of its own has the mean 0 / 0: add sums": is_nan,
+        "The result is nan: a rank without a sample has the mean 0 / 0. Add sums instead": is_nan,
         "expected the mean, one number": lambda got: not is_number(got),
-        "this is the mean of this rank's values": sum(parts[place]) / size,
-        "this is the mean of this rank's samples": means[place],
-        "the places are counted from this rank's number in the world: dist.get_rank(group) is its "
-        "number in the group": one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
-        f"repeated samples count twice: {p * size} values for {n} samples. The value at place j "
-        f"of rank r is number r + j·p of the order; from number {n} on it is padding": (
-            everything / (p * size)
-        ),
-        f"divided by {n}, but the sum contains repeated samples": everything / n,
-        f"the sum is right, but divided by {p * size}, padding included": once / (p * size),
-        "this is a sum: divide it by the number of samples": one_of(everything, once),
-        "divided by the number of ranks, not of samples": once / p,
-        "this is the mean of the ranks' means: reduce sums and counts": of_means,
-        "padding was looked for at the end of the last rank. But ranks take turns: the value at "
-        "place j of rank r is number r + j·p of the order": sum([*chain(*parts)][:n]) / n,
-        "samples were left out, as drop_last does: only padding must go": of_dropped,
-        "the last value of every rank was left out: only some of them are padding": (
+        "You returned the mean of this rank's values": sum(parts[place]) / size,
+        "You returned the mean of this rank's samples": means[place],
+        (
+            "You counted the positions from this rank's number in the world. "
+            "dist.get_rank(group) is its number in the group"
+        ): one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
+        (
+            f"Repeated samples count twice: {p * size} values for {n} samples. The value at "
+            f"index j of rank r has position r + j·p in the order, and from position {n} on it "
+            "is padding"
+        ): (everything / (p * size)),
+        f"You divided by {n}, but your sum contains repeated samples": everything / n,
+        f"Your sum is right, but you divided it by {p * size}, padding included": once / (p * size),
+        "You returned a sum. Divide it by the number of samples": one_of(everything, once),
+        "You divided by the number of ranks. Divide by the number of samples": once / p,
+        "You returned the mean of the ranks' means. Reduce sums and counts": of_means,
+        (
+            "You looked for padding at the end of the last rank. But ranks take turns: the "
+            "value at index j of rank r has position r + j·p in the order"
+        ): sum([*chain(*parts)][:n]) / n,
+        "You left samples out, as drop_last does. Leave out only the padding": of_dropped,
+        "You left out the last value of every rank. Only some of them are padding": (
             shorter / max(p * (size - 1), 1)
         ),
-        "the sum is right, but divided by another number than that of the samples": has_right_sum,
+        "Your sum is right, but you divided it by the wrong number": has_right_sum,
     })

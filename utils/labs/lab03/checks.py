@@ -82,8 +82,8 @@ def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
         mistakes = _wrong_metrics(parts, members, answer.rank)
         yield value(outcome["result"], expected, mistakes, what=on(members), form=form)
         no_floats = (
-            f"the numbers are right, but returned as {kinds}: the task asks for a pair of two "
-            "Python floats, .item() or .tolist() makes them"
+            f"Your numbers are right, but you returned {kinds}. Return a pair of two Python "
+            "floats: .item() or .tolist() makes them"
         )
         yield facts({no_floats: kinds})
         yield communication(calls, made("all_reduce", 1, ", of a tensor with the three numbers"))
@@ -114,18 +114,25 @@ def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list
     means = [summed[0] / p, summed[1] / p]
     whole = _means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count)
     return table({
-        "the two are swapped: return (mean loss, accuracy)": expected[::-1],
-        "these are this rank's own means": _means(*mine),
-        "these are means of the ranks' means: reduce the sums and the count, then divide": means,
-        "these are sums of the ranks' means: reduce the sums and the count, then divide": summed,
-        "these are the sums: divide by the number of samples of all ranks": [loss, correct],
-        "divided by the number of ranks, not of samples": [loss / p, correct / p],
-        "divided by this rank's count: reduce the count, too": _means(loss, correct, mine[2]),
-        "only the count was reduced: the sums, too": _means(*mine[:2], count),
-        "the accuracy is a share, not in percent": [expected[0], 100 * expected[1]],
-        "the losses were cut to whole numbers: make a tensor of floats": whole,
-        "these are the three sums: divide, and return (mean loss, accuracy)": sums,
-        "return two numbers only, (mean loss, accuracy)": [*expected, count],
+        "You swapped the two. Return (mean loss, accuracy)": expected[::-1],
+        "You returned this rank's means": _means(*mine),
+        (
+            "You returned means of the ranks' means. Reduce the sums and the count, and then divide"
+        ): means,
+        (
+            "You returned sums of the ranks' means. Reduce the sums and the count, and then divide"
+        ): summed,
+        "You returned the sums. Divide by the number of samples of all ranks": [loss, correct],
+        "You divided by the number of ranks. Divide by the number of samples": [
+            loss / p,
+            correct / p,
+        ],
+        "You divided by this rank's count. Reduce the count, too": _means(loss, correct, mine[2]),
+        "You reduced only the count. Reduce the sums, too": _means(*mine[:2], count),
+        "Your accuracy is in percent. Return a share": [expected[0], 100 * expected[1]],
+        "You cut the losses to whole numbers. Make a tensor of floats": whole,
+        "You returned the three sums. Divide, and return (mean loss, accuracy)": sums,
+        "Return only two numbers, (mean loss, accuracy)": [*expected, count],
     })
 
 
@@ -180,27 +187,27 @@ def probe_steps(
     return [replicas.taken(*step, batch, **named) for batch in batches]
 
 
-ALONE = "each replica went its own way: average the gradients between backward and step"
+ALONE = "Each replica took its own step. Average the gradients between backward and step"
 STEP_MISTAKES = {
-    "still": "the replica has not moved: optimizer.step()",
+    "still": "The replica has not moved. Call optimizer.step()",
     "own": ALONE,
     "own of the sum": ALONE,
-    "means": "a mean of the ranks' means: weight by the number of samples",
-    "summed": "the gradients were summed, but not divided",
-    "kept": "the gradients of the step before were still there: optimizer.zero_grad()",
-    "divided": "divided by the number of ranks once too often",
-    "sum over samples": "this is the gradient of a sum over the samples, not of the mean",
-    "sum over the part": "the loss is a sum over the part, and then a mean over the ranks",
+    "means": "You used the mean of the ranks' means. Weight each rank by its number of samples",
+    "summed": "You summed the gradients, but you didn't divide them",
+    "kept": "The gradients of the step before were still there. Call optimizer.zero_grad()",
+    "divided": "You divided by the number of ranks once too often",
+    "sum over samples": "You used the gradient of a sum over the samples. Use the mean",
+    "sum over the part": "Your loss is a sum over the part, and then a mean over the ranks",
 }
 LOSS_MISTAKES = {
-    "nan": "nan: a mean over no samples is 0 / 0, and one nan spoils every sum",
-    "own": "that of this rank's part; expected that of the whole minibatch",
-    "own of the sum": "the sum over this rank's part; expected the mean over the whole minibatch",
-    "sum over samples": "a sum over the samples: divide by their number",
-    "own of all": "this rank's share of it: reduce it over the group",
-    "means": "the mean of the ranks' means: reduce sum and number of samples",
-    "summed": "the sum of the ranks' means",
-    "afterwards": "that after the step; expected the one before it",
+    "nan": "The loss is nan: a mean over no samples is 0 / 0, and one nan spoils every sum",
+    "own": "You returned the loss of this rank's part. Return the loss of the whole minibatch",
+    "own of the sum": "You returned the sum over this rank's part. Return the whole mean",
+    "sum over samples": "You returned a sum over the samples. Divide it by their number",
+    "own of all": "You returned this rank's share of the loss. Reduce it over the group",
+    "means": "You returned the mean of the ranks' means. Reduce the sum and the number of samples",
+    "summed": "You returned the sum of the ranks' means",
+    "afterwards": "You returned the loss after the step. Return the loss before it",
 }
 
 
@@ -214,7 +221,7 @@ def train_step(ranks: Ranks, report: Report) -> None:
 
     def hint(case: dict[str, Any]) -> str:
         if 1 in case["counts"]:
-            return "that was a minibatch of 1 sample, or of 3: some ranks have none"
+            return "The minibatch had 1 sample, or 3, so some ranks have none"
         words = KINDS[case["kind"]].rstrip(", ")
         return words and f"that was a model with {words}"
 
@@ -248,8 +255,8 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     """Yield what a rank has to do beside the right step."""
     yield communication(step["calls"], *rules(members))
     by_hand = (
-        "the weights have moved, but optimizer.step() of the optimizer handed in was called "
-        f"{step['steps']} times: call it once"
+        "The weights have moved, but you called optimizer.step() of the given optimizer "
+        f"{step['steps']} times. Call it once"
     )
     yield facts({by_hand: step["moved"] and step["steps"] != 1})
     yield from compared
@@ -269,9 +276,11 @@ def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
     part = sorted(itertools.chain(*steps[place]["passes"]))
     other = part != list(range(place, count, p))
     return {
-        f"{where}: its part was {part}: take [r::p], every {p}th sample": other,
-        f"{where}: a parameter that is not used got a gradient; momentum and weight decay "
-        "would move it: leave None": steps[place]["gradients"] > trained,
+        f"{where}: You used {part}. Use [r::p], every {p}th sample": other,
+        (
+            f"{where}: A parameter that is not used got a gradient, so momentum and weight "
+            "decay would move it. Leave its gradient None"
+        ): steps[place]["gradients"] > trained,
     }
 
 
@@ -428,12 +437,12 @@ def _sync_steps(order: list[int], answer: GroupAnswer) -> Iterator[Step]:
     """Yield what a rank has to communicate and to find, of replicas with each damage."""
     members = answer.members
     outcomes = dict(zip(order, answer.value, strict=True))
-    no_bool = "return True or False, a Python bool: .item() makes one of a tensor"
+    no_bool = "Return True or False, a Python bool: .item() makes one of a tensor"
     mistakes = [Mistake(lambda got: isinstance(got, str), no_bool)]
     for k, damage in enumerate(DAMAGES):
         outcome = outcomes[k]
         yield communication(outcome["calls"], inside(members), waited)
-        yield facts({"the model was changed: compare with a copy": outcome["changed"]})
+        yield facts({"You changed the model. Compare with a copy": outcome["changed"]})
         expected = damage in ("none", "nan") or len(members) == 1
         what = f"{on(members)}: {_damage_in_words(damage, members, answer.case['seed'])}"
         yield value(outcome["result"], expected, mistakes, what=what, form="True or False")

@@ -169,10 +169,12 @@ def _gradient_steps(answer: GroupAnswer) -> Iterator[Step]:
         count = outcome["count"]
         yield communication(calls, *rules(members))
         yield facts({
-            "a parameter without gradient got one: leave it alone": outcome["others"],
-            "the parameters have changed: average parameter.grad, not the values": outcome["moved"],
-            "some all_reduces are of fewer bytes than the gradients have: reduce each whole "
-            "gradient, in its own type": _reduces_less(outcome),
+            "A parameter without a gradient got one. Skip this parameter": outcome["others"],
+            "The parameters have changed. Average parameter.grad, not the values": outcome["moved"],
+            (
+                "Some all_reduces have fewer bytes than the gradients. Reduce each whole "
+                "gradient, in its own dtype"
+            ): _reduces_less(outcome),
         })
         expected = (call.weighted / call.total).tolist()
         multiple = replicas.multiple(outcome["gradient"], expected)
@@ -215,16 +217,22 @@ def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
     total = sum(call.gradients[r] for r in call.members)
     largest = torch.stack([call.gradients[r] for r in call.members]).amax(0)
     yield from table({
-        "the gradients are this rank's own, unchanged: all_reduce each parameter.grad, and store "
-        "the result there": mine,
-        f"the gradients are the sum over {p} ranks: divide by the number of ranks, and store the "
-        "result in parameter.grad": total,
-        f"the sum was divided by {WORLD}, the size of the world; this group has {p} ranks: "
-        "dist.get_world_size(group)": total / WORLD,
-        f"the gradients were divided by {p} twice": total / p**2,
-        "the gradients were divided, but never summed over ranks": mine / p,
-        "the gradients were cut to whole numbers": (total / p).trunc(),
-        "these are the largest of all ranks: op=dist.ReduceOp.SUM": largest,
+        (
+            "The gradients are still this rank's own. Call all_reduce for each parameter.grad, "
+            "and store the result there"
+        ): mine,
+        (
+            f"The gradients are the sum over {p} ranks. Divide by the number of ranks, and "
+            "store the result in parameter.grad"
+        ): total,
+        (
+            f"You divided the sum by {WORLD}, the size of the world, but this group has {p} "
+            "ranks. Use dist.get_world_size(group)"
+        ): total / WORLD,
+        f"You divided the gradients by {p} twice": total / p**2,
+        "You divided the gradients, but you never summed them over the ranks": mine / p,
+        "You cut the gradients to whole numbers": (total / p).trunc(),
+        "You used the largest gradient of all ranks. Use op=dist.ReduceOp.SUM": largest,
     })
 
 
@@ -267,20 +275,31 @@ def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
     by_world = weighted / sum(call.samples)
     by_earlier = weighted / sum(call.earlier[r] for r in call.members)
     yield from table({
-        "this is the mean of the ranks' means: a rank with few samples counts as much as one with "
-        "many. Weight each gradient by samples / all samples": plain / p,
-        "weighted by samples, but never divided by the number of all samples": weighted,
-        f"weighted by samples, then divided by the {p} ranks: divide by the samples of "
-        "all": weighted / p,
-        f"weighted by samples / all samples, and divided by the {p} ranks once more": mean / p,
-        "divided by the samples of the whole world: count them with group=group": by_world,
-        "divided by the samples of an earlier call: count them in each call": by_earlier,
-        "this is the plain sum over the ranks: weight each gradient before. (samples / total is 1 "
-        "where the total is this rank's own: all_reduce it)": plain,
-        "divided by the samples of all, but not weighted by samples before": plain / total,
-        "weighted after the sum, so that every gradient in it has this rank's weight: scale this "
-        "rank's own gradient first, then all_reduce": plain * n / total,
-        "weighted, but never summed over ranks": mine * n / total,
-        "the gradients are this rank's own, unchanged: store the result in parameter.grad": mine,
-        "the gradients were cut to whole numbers": mean.trunc(),
+        (
+            "You used the mean of the ranks' means, so a rank with few samples counts as much "
+            "as one with many. Weight each gradient by samples / all samples"
+        ): plain / p,
+        "You weighted by samples, but you never divided by the number of all samples": weighted,
+        (
+            f"You weighted by samples, and then divided by the {p} ranks. Divide by the samples "
+            "of all ranks"
+        ): weighted / p,
+        (
+            f"You weighted by samples / all samples, and then you divided by the {p} ranks as well"
+        ): mean / p,
+        "You divided by the samples of the whole world. Count them with group=group": by_world,
+        "You divided by the samples of an earlier call. Count them in each call": by_earlier,
+        (
+            "You used the plain sum over the ranks. Weight each gradient first. (samples / "
+            "total is 1 if total is this rank's number: all_reduce it)"
+        ): plain,
+        "You divided by the samples of all ranks, but you didn't weight by samples first": plain
+        / total,
+        (
+            "You weighted after the sum, so every gradient in it has this rank's weight. Scale "
+            "this rank's gradient first, and then call all_reduce"
+        ): plain * n / total,
+        "You weighted the gradients, but you never summed them over the ranks": mine * n / total,
+        "The gradients are still this rank's own. Store the result in parameter.grad": mine,
+        "You cut the gradients to whole numbers": mean.trunc(),
     })

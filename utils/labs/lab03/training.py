@@ -180,25 +180,27 @@ def wrong_histories(
     )
     if key == "loss":
         yield Mistake(
-            of_part, "these are the losses of this rank's part: take what train_step returns"
+            of_part, "You kept the losses of this rank's part. Keep what train_step returns"
         )
         same_order = histories(same_order=True)[key]
-        yield Mistake(same_order, "every epoch has the same order: minibatches(epoch)")
+        yield Mistake(same_order, "Every epoch has the same order. Use minibatches(epoch)")
         for rate in RATES:
             with_rate = histories(rate=rate)[key]
-            yield Mistake(with_rate, f"this is learning rate {rate}, the twin's is 0.2")
+            yield Mistake(with_rate, f"Your learning rate is {rate}, and the baseline's is 0.2")
     else:
         yield Mistake(
-            of_part, "this is this rank's own: reduce sums and counts with global_metrics"
+            of_part, "You kept this rank's own number. Reduce sums and counts with global_metrics"
         )
         each = [histories(slice(place, None, part.step))[key] for place in range(part.step)]
         yield Mistake(
             [statistics.mean(of_epoch) for of_epoch in zip(*each, strict=True)],
-            "this is the mean of the ranks' means, and the ranks test different numbers of images: "
-            "reduce sums and counts with global_metrics",
+            (
+                "You used the mean of the ranks' means, but the ranks test different numbers "
+                "of images. Reduce sums and counts with global_metrics"
+            ),
         )
         other = KEYS[3 - KEYS.index(key)]
-        yield Mistake(right[other], f'this is "{other}": the two are swapped')
+        yield Mistake(right[other], f'You swapped it with "{other}"')
         yield Mistake([100 * value for value in expected], "expected a share, not percent")
 
 
@@ -210,12 +212,12 @@ LAST = {"test_loss": 0.05, "accuracy": 0.02}
 # a thousand where it takes an input of a ReLU across 0, in one run of six within 40 steps.
 FIRST_STEPS = 10
 FIRST = (
-    "the very first step has the same weights and minibatch, and must have the same loss. Same "
-    "seed? Same order?"
+    "The very first step has the same weights and the same minibatch, so it must have the "
+    "same loss. Do both runs have the same seed and the same order?"
 )
 AGREED = (
-    "those before agree: so early that is no noise, but another step. Is the learning rate the "
-    "twin's?"
+    "The losses before agree. A difference so early is no noise, but another step. Do you "
+    "use the baseline's learning rate?"
 )
 
 
@@ -230,13 +232,14 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
         part = gaps[epoch * length : (epoch + 1) * length]
         if not statistics.median(part) <= TYPICAL_LOSS:
             return (
-                f"epoch {epoch}: the losses differ by {statistics.median(part):.2g} in a typical "
-                "step, which is no noise. Is the order of the samples the same in this epoch?"
+                f"In epoch {epoch} the losses differ by {statistics.median(part):.2g} in a "
+                "typical step, which is more than noise. Do both runs have the same order "
+                "of samples in this epoch?"
             )
     for key, most in LAST.items():
         gap = abs(sequential[key][-1] - parallel[key][-1])
         if not gap <= most:
-            return f"the last {key} differs by {gap:.2g}; noise stays below {most:g}"
+            return f"The last {key} differs by {gap:.2g}, but noise stays below {most:g}"
     return None
 
 
@@ -285,7 +288,7 @@ def judge_run(ranks: Ranks, report: Report) -> None:
     differing = [key for key in KEYS if parallel[key] != on_rank_1["parallel"][key]]
     unequal = on_rank_0["digest"] != on_rank_1["digest"]
     out_of_sync = {
-        "the weights on ranks 0 and 1 differ: the replicas are not in sync": unequal,
+        "The weights on ranks 0 and 1 differ, so the replicas are not in sync": unequal,
         f"{differing} differ between ranks 0 and 1: reduce them over the group": differing,
     }
     right.append(tell_each(report, out_of_sync))
@@ -372,7 +375,7 @@ def _history_steps(
         tolerance = TOLERANCES[key]
         yield value(history[key], expected, mistakes, what=where, tolerance=tolerance)
     evaluates = (
-        "the model was in evaluation mode when it was trained, so dropout and batch "
-        "normalization would not train as they should: call model.train() after the test"
+        "The model was in evaluation mode during training, so dropout and batch "
+        "normalization would not train as they should. Call model.train() after the test"
     )
     yield facts({evaluates: not outcome["in training mode"]})

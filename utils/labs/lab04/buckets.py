@@ -59,34 +59,40 @@ def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
     expected = assign(**case)
     last = len(sizes) - 1
     nested = isinstance(result, list) and all(isinstance(bucket, list) for bucket in result)
-    yield Mistake(lambda _: not nested, "expected a list of lists of indices")
-    yield Mistake(lambda _: [] in result, "an empty bucket never leaves: leave it out")
-    yield Mistake(expected[:-1], "the last bucket is missing: it may be not full")
+    yield Mistake(lambda _: not nested, "Return a list of lists of indices")
+    yield Mistake(lambda _: [] in result, "An empty bucket never leaves. Leave it out")
+    yield Mistake(expected[:-1], "The last bucket is missing. It doesn't have to be full")
     first = case["first_cap"]
     one_cap = assign(**case | {"first_cap": case["cap"]})
     from_the_end = assign(**case | {"sizes": sizes[::-1]})
-    backwards = "sizes is in the order in which the gradients are ready: begin at its beginning"
+    backwards = "sizes is in the order in which the gradients become ready. Begin at its beginning"
     closes = {
-        "you close a bucket before it would become too large. DDP adds the gradient first, and "
-        "closes the bucket when it holds its cap or more": lambda full, cap, n: full + n > cap,
-        "a bucket that holds exactly its cap is full: >=": lambda full, cap, _: full > cap,
-        "every gradient has a bucket of its own: collect until the cap": lambda *_: True,
-        "all gradients are in one bucket: close it when it is full": lambda *_: False,
+        (
+            "You close a bucket before it becomes too large. DDP adds the gradient first, and "
+            "closes the bucket when it holds its cap or more"
+        ): lambda full, cap, n: full + n > cap,
+        "A bucket that holds exactly its cap is full. Compare with >=": lambda full, cap, _: (
+            full > cap
+        ),
+        (
+            "Every gradient has a separate bucket. Collect gradients until the bucket holds its cap"
+        ): lambda *_: True,
+        "All gradients are in one bucket. Close it when it is full": lambda *_: False,
     }
     yield from table({
         **{text: assign(**case, closes=rule) for text, rule in closes.items()},
-        "the first bucket has a cap of its own, first_cap": one_cap,
-        "first_cap is for the first bucket only": assign(**case | {"cap": first}),
-        "the last bucket is missing; first_cap is not used": one_cap[:-1],
-        "the indices in a bucket are in the wrong order": [b[::-1] for b in expected],
+        "The first bucket has a different cap, first_cap": one_cap,
+        "first_cap is only for the first bucket": assign(**case | {"cap": first}),
+        "The last bucket is missing, and you don't use first_cap": one_cap[:-1],
+        "The indices in a bucket are in the wrong order": [b[::-1] for b in expected],
         backwards: each(lambda k: last - k, from_the_end),
         backwards + ", and return the buckets in that order": expected[::-1],
-        "these are sizes; expected are indices into sizes": each(lambda k: sizes[k], expected),
-        "these are indices counted from 1": each(lambda k: k + 1, expected),
+        "You returned sizes. Return indices into sizes": each(lambda k: sizes[k], expected),
+        "You counted the indices from 1. Count them from 0": each(lambda k: k + 1, expected),
     })
     placed = sorted(str(k) for bucket in result for k in bucket)
     everything = sorted(map(str, range(len(sizes))))
-    yield Mistake(lambda _: placed != everything, "each index must be in one bucket, once")
+    yield Mistake(lambda _: placed != everything, "Each index must be in exactly one bucket")
     yield from _closed_early(case, result, expected)
 
 
@@ -98,8 +104,10 @@ def _closed_early(case: dict, result: list[list], expected: list[list[int]]) -> 
         early = full < cap and bucket != right
         yield Mistake(
             lambda _, early=early: early,
-            f"bucket {k} was closed at {full} bytes, before it had the {cap} of its cap: only the "
-            "bytes count",
+            (
+                f"You closed bucket {k} at {full} bytes, before it had the {cap} of its cap. "
+                "Only the bytes count"
+            ),
         )
 
 

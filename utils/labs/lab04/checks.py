@@ -84,22 +84,25 @@ def probe_step(
 
 
 STEP_MISTAKES = {
-    "still": "the replica has not moved: optimizer.step()",
-    "own": "each replica went its own way: call the DDP model, not model.module",
-    "divided": "the gradients were divided by the number of ranks again: DDP has done so",
-    "own, divided": "each replica went its own way: call the DDP model, not model.module",
-    "summed": "the gradients were summed, DDP takes the mean",
-    "sum over the part": "the loss is a sum over the part's samples; DDP wants the mean",
-    "kept": "the gradients of the step before were still there: optimizer.zero_grad()",
+    "still": "The replica has not moved. Call optimizer.step()",
+    "own": "Each replica took its own step. Call the DDP model, not model.module",
+    "divided": "You divided the gradients by the number of ranks, but DDP has already done so",
+    "own, divided": "Each replica took its own step. Call the DDP model, not model.module",
+    "summed": "You summed the gradients, but DDP takes the mean",
+    "sum over the part": "Your loss is a sum over the part's samples, but DDP needs the mean",
+    "kept": "The gradients of the step before were still there. Call optimizer.zero_grad()",
 }
 LOSS_MISTAKES = {
-    "own": "that of this rank's part. DDP averages gradients, not losses: reduce the loss yourself",
-    "summed": "the sum of the ranks' means: divide by the number of ranks",
-    "own, divided": "this rank's own, divided: all_reduce it",
-    "divided": "divided by the number of ranks twice",
-    "sum over samples": "a sum over the samples: divide by their number",
-    "own of the sum": "the sum over this rank's part",
-    "afterwards": "that after the step; expected the one before it",
+    "own": (
+        "You returned the loss of this rank's part. DDP averages gradients, not losses, so "
+        "reduce the loss yourself"
+    ),
+    "summed": "You returned the sum of the ranks' means. Divide it by the number of ranks",
+    "own, divided": "You divided this rank's loss. Call all_reduce first",
+    "divided": "You divided by the number of ranks twice",
+    "sum over samples": "You returned a sum over the samples. Divide it by their number",
+    "own of the sum": "You returned the sum over this rank's part",
+    "afterwards": "You returned the loss after the step. Return the loss before it",
 }
 
 
@@ -161,13 +164,17 @@ def _wrong_replicas(
     kind = outcome["returned"]
     group = outcome.get("group")
     return {
-        f"replicate returned {kind}, expected a DistributedDataParallel": kind != "DDP",
-        "replicate: DDP wraps a copy, which is all that is trained: wrap the model that was "
-        "given": kind == "DDP" and not outcome["wraps"],
-        f"replicate: DDP works on the ranks {group}, but the argument group was that of ranks "
-        f"{members}: process_group=group": group != members,
-        f"{on(members)}: the weights after replicate are not those of rank {members[0]}, the "
-        "group's first: wrap the model that was given": not same(outcome.get("start"), start),
+        f"replicate returned {kind}. Return a DistributedDataParallel": kind != "DDP",
+        "replicate: DDP wraps a copy, so only the copy trains. Wrap the given model": kind == "DDP"
+        and not outcome["wraps"],
+        (
+            f"replicate: DDP works on the ranks {group}, but the argument group has the ranks "
+            f"{members}. Pass process_group=group"
+        ): group != members,
+        (
+            f"{on(members)}: After replicate, the weights are not those of rank {members[0]}, "
+            "the group's first. Wrap the given model"
+        ): not same(outcome.get("start"), start),
     }
 
 
@@ -176,12 +183,18 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     yield communication(step["calls"], only("all_reduce"), inside(members))
     yield from compared
     yield facts({
-        f"the gradients were reduced {step['times']} times. backward() of a DDP model has averaged "
-        "them already": step["times"] > 1,
-        "DDP did not average the gradients: call the DDP model, not model.module, and outside of "
-        "no_sync(). Its backward() communicates while it computes": step["called"] != [True],
-        f"{step['taken']} calls of optimizer.step(), expected one: the optimizer moves the "
-        "weights": step["taken"] != 1,
+        (
+            f"The ranks reduced the gradients {step['times']} times. backward() of a DDP model "
+            "has already averaged them"
+        ): step["times"] > 1,
+        (
+            "DDP did not average the gradients. Call the DDP model, not model.module, and not "
+            "in no_sync(). Its backward() communicates while it computes"
+        ): step["called"] != [True],
+        (
+            f"You called optimizer.step() {step['taken']} times. Call it once: the optimizer "
+            "moves the weights"
+        ): step["taken"] != 1,
     })
     yield communication(step["calls"], some(members))
 
@@ -253,7 +266,7 @@ def _accumulation_steps(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     for k, outcome in zip(case["ks"], answer.value, strict=True):
         where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
-        changed = "the weights have changed: accumulate makes gradients, no step"
+        changed = "The weights have changed. accumulate makes gradients and takes no step"
         yield facts({changed: outcome["changed"]})
         yield communication(outcome["calls"], inside(members))
         gradients = {r: _gradients(case["seed"], case["each"][r]["data_seed"], k) for r in members}
@@ -281,19 +294,20 @@ def _wrong_accumulations(
     first_and_own = mean_of(slice(0, 1)) + sum(gradients[rank][1:])
     zero_grad = "counts: zero_grad() belongs before the first"
     yield from table({
-        f"the gradients are {k} times too large: each microbatch counts 1/{k}": expected * k,
-        "the gradients are this rank's own mean: the last backward must communicate": mine / k,
-        "the gradients are this rank's own sum: the last backward must communicate, and each "
-        f"microbatch counts 1/{k}": mine,
-        f"the gradients were divided by {k} twice": expected / k,
-        f"divided by the {p} ranks, too: DDP has done so": expected / p,
+        f"The gradients are {k} times too large. Each microbatch counts 1/{k}": expected * k,
+        "The gradients are this rank's own mean. The last backward must communicate": mine / k,
+        (
+            "The gradients are this rank's own sum. The last backward must communicate, and "
+            f"each microbatch counts 1/{k}"
+        ): mine,
+        f"You divided the gradients by {k} twice": expected / k,
+        f"You divided by the {p} ranks, too, but DDP has already done so": expected / p,
         f"only the last microbatch {zero_grad}": last,
         f"only the last microbatch, with 1/{k}, {zero_grad}": last / k,
         f"only the last two microbatches {zero_grad.replace('counts', 'count')}": last_two / k,
-        "only the last is missing: it takes part, outside of no_sync()": all_but_last / k,
-        "only the first microbatch was communicated: the last backward is the one that "
-        "must": first_and_own / k,
-        "there are no gradients: call backward() for each microbatch": 0 * mine,
+        "Only the last microbatch is missing. It takes part, after no_sync()": all_but_last / k,
+        "You communicated the first microbatch. Communicate the last one": first_and_own / k,
+        "There are no gradients. Call backward() for each microbatch": 0 * mine,
     })
 
 
@@ -303,13 +317,19 @@ def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:
     times = reduced_bytes(outcome["calls"]) / outcome["nbytes"]
     by_hand = [call["op"] for call in calls if call["blocking"] or call["op"] != "all_reduce"]
     return {
-        f"calls {' and '.join(sorted(set(by_hand)))} itself. Leave communication to DDP: the last "
-        "backward, outside of no_sync(), does it while it computes": by_hand,
-        f"{times:g} times the gradients' bytes were communicated, expected once. For all but the "
-        "last microbatch, forward and backward go into model.no_sync()": times > 1,
-        "the gradients were not communicated": times < 1,
-        "the model is still quiet after the call, so the next backward does not communicate: "
-        "no_sync() ends where the with ends": outcome["quiet"],
+        (
+            f"You call {' and '.join(sorted(set(by_hand)))} yourself. Leave communication to "
+            "DDP: the last backward, after no_sync(), averages the gradients while it computes"
+        ): by_hand,
+        (
+            f"The ranks communicated the gradients' bytes {times:g} times. Once is enough: for "
+            "all but the last microbatch, forward and backward belong into model.no_sync()"
+        ): times > 1,
+        "The ranks did not communicate the gradients": times < 1,
+        (
+            "After the call the model still doesn't communicate, so the next backward won't "
+            "either. no_sync() ends where the with ends"
+        ): outcome["quiet"],
     }
 
 
@@ -318,15 +338,24 @@ def _wrong_passes(outcome: dict[str, Any], k: int) -> dict[str, object]:
     forwards, backwards = (outcome["passes"].count(kind) for kind in ("forward", "backward"))
     counts = (forwards, backwards) != (k, k)
     return {
-        "all microbatches went through the model as one large batch, which needs the memory that "
-        "accumulating saves: one forward for each": forwards < k,
-        f"one backward for {k} forwards keeps what each of them computed until the end, which "
-        "needs the memory that accumulating saves: call backward() after each "
-        "forward": backwards < k,
-        f"{forwards} forwards and {backwards} backwards for {k} microbatches: one of each": counts,
-        "a forward comes before the backward of the microbatch before. So the memory that "
-        "accumulating saves is in use: call backward() after each "
-        "forward": outcome["passes"] != ["forward", "backward"] * k,
-        "call the DDP model, not model.module, and the last time outside of no_sync(): DDP "
-        "communicates in that backward": outcome["called"] != [False] * (k - 1) + [True],
+        (
+            "All microbatches went through the model as one large batch. This needs the memory "
+            "that you want to save. Call forward once for each microbatch"
+        ): forwards < k,
+        (
+            f"One backward for {k} forwards keeps what each of them computed until the end. "
+            "This needs the memory that you want to save. Call backward() after each forward"
+        ): backwards < k,
+        (
+            f"You called forward {forwards} times and backward {backwards} times for {k} "
+            "microbatches. Call each of them once per microbatch"
+        ): counts,
+        (
+            "A forward comes before the backward of the previous microbatch. This needs the "
+            "memory that you want to save. Call backward() after each forward"
+        ): outcome["passes"] != ["forward", "backward"] * k,
+        (
+            "Call the DDP model, not model.module, and the last time after no_sync(). DDP "
+            "communicates in that backward"
+        ): outcome["called"] != [False] * (k - 1) + [True],
     }

@@ -50,9 +50,9 @@ def noted_calls(model: DistributedDataParallel) -> list[bool]:
 
 # What to do where something else than a future is returned.
 RETURN = {
-    "NoneType": "return work.get_future().then(…), with the word return before it",
-    "MPIWork": "that is the work; return work.get_future().then(…)",
-    "Tensor": "the sum has not come yet; return work.get_future().then(…)",
+    "NoneType": "Return work.get_future().then(…): the word return is missing",
+    "MPIWork": "You returned the work. Return work.get_future().then(…)",
+    "Tensor": "The sum has not arrived yet. Return work.get_future().then(…)",
 }
 
 
@@ -75,8 +75,8 @@ def can_be_late(group: Group, blocks: bool) -> bool:
 # Of messages by which the check itself tells a rank to go on.
 SIGNAL = 404
 WAITS = (
-    "the hook waits for its all_reduce, and backward with it: return the future and let then() do "
-    "the rest"
+    "The hook waits for its all_reduce, and so backward waits, too. Return the future, and "
+    "let then() do the rest"
 )
 
 
@@ -101,7 +101,7 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
                 dist.send(signal, group_dst=place, group=group, tag=SIGNAL)
         if not isinstance(future, torch._C.Future):
             kind = type(future).__name__
-            raise TypeError(f"fp16_hook returned {kind}, expected a future: {RETURN.get(kind, '')}")
+            raise TypeError(f"fp16_hook returned {kind}. Return a future. {RETURN.get(kind, '')}")
         return future.then(functools.partial(noted, bucket))
 
     def noted(bucket, future):
@@ -204,11 +204,15 @@ def probe_hook(
 
 
 VALUES = {
-    "the value of the future is a list, as all_reduce leaves it: with .then(decompress) it becomes "
-    "what decompress returns": "list",
-    "the function that then() calls returns nothing: return the averaged bucket": "NoneType",
-    "the value of the future is float16, expected the bucket in float32: copy it into "
-    "bucket.buffer(), and return that": "float16",
+    (
+        "The value of the future is a list, as all_reduce leaves it. With .then(decompress), "
+        "it becomes what decompress returns"
+    ): "list",
+    "The function that you pass to then() returns nothing. Return the averaged bucket": "NoneType",
+    (
+        "The value of the future is float16. Copy it into bucket.buffer(), and return that "
+        "float32 buffer"
+    ): "float16",
 }
 
 
@@ -252,8 +256,8 @@ def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[
     late = outcome.get("gradient where others are late")
     if late is not None:
         words = (
-            f"{where}, where the others are late: {units}. The hook must not use the sum before "
-            "its future is complete"
+            f"{where}, where the others are late: {units}. The hook must not use the sum "
+            "before its future is complete"
         )
         yield is_mean(late, words)
 
@@ -267,11 +271,16 @@ def _wrong_gradients(
     world = summed / WORLD
     late = mine / p
     return {
-        "the gradients are sums: divide by the size of the group": summed,
-        f"the sum was divided by {WORLD}, the size of the world: dist.get_world_size(group)": world,
-        "the gradients were divided by the number of ranks twice": summed / p**2,
-        "the gradients are this rank's own: return the reduced ones": mine,
-        "the gradients are this rank's own, divided: nothing was summed, or it came too late": late,
+        "The gradients are sums. Divide by the size of the group": summed,
+        (
+            f"You divided the sum by {WORLD}, the size of the world. Use dist.get_world_size(group)"
+        ): world,
+        "You divided the gradients by the number of ranks twice": summed / p**2,
+        "The gradients are this rank's own. Return the reduced ones": mine,
+        (
+            "The gradients are this rank's own, divided. You didn't sum them, or the sum came "
+            "too late"
+        ): late,
     }
 
 
@@ -283,10 +292,12 @@ def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
     half = nbytes // 2
     kinds = {call["dtype"] for call in calls} - {"float16"}
     return {
-        "there is no all_reduce of the bucket": not calls,
-        f"{where}: {reduced} bytes in all_reduces of {nbytes} bytes of gradients; expected "
-        f"half of them, {half}: reduce a float16 tensor": reduced != half,
-        f"{where}: reduced {', '.join(sorted(kinds))}, expected float16": kinds,
+        "You don't call all_reduce for the bucket": not calls,
+        (
+            f"{where}: You reduce {reduced} bytes for {nbytes} bytes of gradients. Reduce half "
+            f"of them, {half}, as a float16 tensor"
+        ): reduced != half,
+        f"{where}: You reduce {', '.join(sorted(kinds))}. Reduce float16": kinds,
     }
 
 
@@ -296,9 +307,14 @@ def _wrong_hook(outcome: dict[str, Any], where: str, p: int) -> dict[str, object
     buckets = outcome["buckets"]
     blocks = any(call["blocking"] for call in calls)
     return {
-        f"{where}: {len(calls)} all_reduces for {buckets} buckets; one each": len(calls) != buckets,
-        f"{where}: with large gradients there is inf: the sum of {p} of them passes 65,504, where "
-        "float16 ends. Divide before the sum": outcome["overflows"],
-        f"{where}: all_reduce blocks inside of the hook, and backward waits: async_op=True": blocks,
+        (
+            f"{where}: You call all_reduce {len(calls)} times for {buckets} buckets. Call it "
+            "once for each bucket"
+        ): len(calls) != buckets,
+        (
+            f"{where}: With large gradients you get inf, because the sum of {p} of them passes "
+            "65,504, where float16 ends. Divide before the sum"
+        ): outcome["overflows"],
+        f"{where}: all_reduce blocks inside the hook, so backward waits. Use async_op=True": blocks,
         f"{where}: {WAITS}": outcome["waits"],
     }

@@ -73,33 +73,33 @@ def _cases(seed: int) -> dict[str, list[list[float]]]:
 
 
 def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> Iterator[Mistake]:
-    yield Mistake(lambda _: not is_number(result), "expected a number from 0 to 1")
+    yield Mistake(lambda _: not is_number(result), "Return a number from 0 to 1")
     share = _hidden(transfers, begin, end)
     moving = _union(transfers)
     lengths = sum(e - s for s, e in transfers)
     if not lengths:
-        yield Mistake(lambda _: True, "where nothing moved, the share is 0")
+        yield Mistake(lambda _: True, "If nothing moved, the share is 0")
         return
     clipped = sum(e - s for s, e in _cut(transfers, begin, end))
-    cut = "a transfer may be hidden in part: cut it at the end of backward"
+    cut = "A transfer may be partly hidden. Cut it at the end of backward"
     of_backward = share * moving / (end - begin)
     begins, ends = zip(*transfers, strict=True)
     of_span = share * moving / (max(ends) - min(begins))
-    total = "time in which two transfers move at once counts once"
+    total = "A moment in which two transfers move counts once"
     yield from table({
-        "as a share, not in percent": 100 * share,
-        "these are seconds; divide by all the time in which data moved": share * moving,
-        "divided by the length of backward; divide by the time in which data moved": of_backward,
-        "this is the share in the open, not the hidden one": 1 - share,
+        "You returned percent. Return a share": 100 * share,
+        "You returned seconds. Divide them by all the time in which data moved": share * moving,
+        "You divided by the length of backward. Divide by the time of all transfers": of_backward,
+        "You returned the exposed share. Return the hidden one": 1 - share,
         f"{total}: take the union": clipped / lengths,
         f"hidden {total}, as in the total": clipped / moving,
         f"in the total, {total}": share * moving / lengths,
         f"of the total, take the union, not the span from the first to the last: {total}": of_span,
         cut: _union([[s, e] for s, e in transfers if s >= begin and e <= end]) / moving,
-        "cut a transfer at the begin of backward, too": _union(_cut(transfers, -math.inf, end))
+        "Cut a transfer at the beginning of backward, too": _union(_cut(transfers, -math.inf, end))
         / moving,
         f"{cut}.": _union([[s, e] for s, e in transfers if s < end]) / moving,
-        "a share is never negative: what lies after backward hides nothing": -abs(result),
+        "A share is never negative. What comes after backward hides nothing": -abs(result),
     })
 
 

@@ -189,8 +189,10 @@ def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[
         tolerance=0.01,
     )
     kind = reply["kind"]
-    no_list = f"returned a {kind}: return a list of numbers, which .tolist() makes"
-    again = "the second call returns other times than the first: is something left from it?"
+    no_list = f"You returned a {kind}. Return a list of numbers: .tolist() makes one"
+    again = (
+        "The second call returns other times than the first. Is something left from the first call?"
+    )
     conduct = [
         communication(reply["open"], waited),
         facts(_miscounted(reply["events"], trial.rounds, trial.steps)),
@@ -223,10 +225,13 @@ def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
     prepared = events.count("prepare")
     expected = (rounds + 1) * steps
     return {
-        f"it made {made} calls of step(): there are {rounds} rounds of {steps}, and one round "
-        f"before them that warms up, so expected {expected}": made != expected,
-        f"prepare() belongs to every round: expected {rounds + 1} calls, it made "
-        f"{prepared}": prepared != rounds + 1,
+        (
+            f"You called step() {made} times. There are {rounds} rounds of {steps}, and one "
+            f"round before them to warm up, so {expected} calls are expected"
+        ): made != expected,
+        (
+            f"Call prepare() in every round. Expected {rounds + 1} calls, but you made {prepared}"
+        ): prepared != rounds + 1,
     }
 
 
@@ -239,10 +244,13 @@ def _wrong_stopwatches(
     made = events.count("step")
     start = (*events, "step").index("step")
     late_by = 0.4 * (max(late) - min(late)) / steps
-    inside = "prepare(), or the wait at the barrier, is in it: start the clock after the barrier"
+    inside = (
+        "Your time contains prepare(), or the wait at the barrier. Start the clock after the "
+        "barrier"
+    )
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
         inside = (
-            "one rank waits, inside the time, for the other one's prepare(): a barrier belongs "
+            "One rank waits for the other one's prepare(), inside your time. Put a barrier "
             "between prepare() and the start of the clock"
         )
     too_few_calls = next(iter(_miscounted(events, rounds, steps)))
@@ -251,25 +259,33 @@ def _wrong_stopwatches(
         return all(0.98 * seconds.min(1) <= times) and all(times <= 1.01 * seconds.max(1))
 
     return table({
-        f"return a list of {rounds} numbers": lambda times: not _numbers(times),
+        f"Return a list of {rounds} numbers": lambda times: not _numbers(times),
         f"{too_few_calls}.": lambda _: made <= rounds * steps,
-        "the first round warms up and is not in the list": lambda times: len(times) == rounds + 1,
-        f"there is one number for each of {rounds} rounds": lambda times: len(times) != rounds,
-        "the first step is in it, and that warms up": lambda times: times[0] > WARM / steps,
-        "that is a whole round: divide by the steps in it": right * steps,
-        "the times grow: start the clock anew in every round": lambda times: (
+        "The first round warms up. Leave it out of the list": lambda times: (
+            len(times) == rounds + 1
+        ),
+        f"Return one number for each of {rounds} rounds": lambda times: len(times) != rounds,
+        "Your time contains the first step, which warms up": lambda times: times[0] > WARM / steps,
+        "You returned the time of a whole round. Divide it by the number of steps": right * steps,
+        "The times grow. Start the clock anew in every round": lambda times: (
             min(np.diff(times)) > right.min() / 2
         ),
         too_few_calls: lambda _: made != (rounds + 1) * steps,
-        "all numbers are the same: each is that of its own round": lambda times: len({*times}) == 1,
-        "the list has the rounds in another order: keep the order in which they ran, and leave out "
-        "the first one only": lambda times: np.allclose(sorted(times), sorted(right), rtol=0.01),
-        "that is one step of each round: time all its steps together, and divide": is_one_step,
+        "All numbers are the same. Return one number for each round": lambda times: (
+            len({*times}) == 1
+        ),
+        (
+            "The list has the rounds in another order. Keep the order in which they ran, and "
+            "leave out only the first one"
+        ): lambda times: np.allclose(sorted(times), sorted(right), rtol=0.01),
+        "You timed one step of each round. Time all its steps together, and divide": is_one_step,
         inside: lambda times: np.median(times) > right.max() + late_by,
         f"{_DIFFERENT} reduce with dist.ReduceOp.MAX, so that all have the slowest "
         "rank's": lambda _: not alike,
-        "the slowest rank counts, not the mean, the sum or the fastest of the ranks: "
-        "dist.ReduceOp.MAX": lambda _: True,
+        (
+            "Use the slowest rank, not the mean, the sum or the fastest of the ranks: "
+            "dist.ReduceOp.MAX"
+        ): lambda _: True,
     })
 
 
@@ -289,8 +305,8 @@ def speedup_band(ranks: Ranks, report: Report) -> None:
     bands = cases[::2]  # those of efficiency lie between them
     expected = [case.right for case in bands]
     kept = (
-        "speedup_band does not notice that there are other times in a list that it has had before: "
-        "is something kept for a list? Compute the quartiles in each call"
+        "speedup_band does not notice other times in a list that it has had before. Do you "
+        "keep something for a list? Compute the quartiles in each call"
     )
     for answer in report.answers(ranks, probe_bands, trials=[case.arguments for case in bands]):
         report.facts(answer.rank, {kept: not same(answer.value, expected)})
@@ -315,10 +331,10 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
     mistakes = _wrong_bands(alone, together, *band)
     yield Case("speedup_band", arguments, band, mistakes, "three numbers: (low, middle, high)")
     wrong = {
-        "that is p / speedup, upside down": p / speedup,
-        "divide by the ranks": speedup * p,
-        "that is in per cent: the task asks for speedup / p": 100 * speedup / p,
-        "this divides by 2, whatever p is": speedup / 2,
+        "You returned p / speedup, which is upside down": p / speedup,
+        "Divide by the number of ranks": speedup * p,
+        "You returned percent. Return speedup / p": 100 * speedup / p,
+        "You divide by 2, whatever p is": speedup / 2,
     }
     yield Case("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p")
 
@@ -355,21 +371,22 @@ def _wrong_bands(
         return lambda band: any(same(band[1], float(middle)) for middle in middles)
 
     return table({
-        "return three numbers: (low, middle, high)": lambda band: not _numbers(band, 3),
-        "that is T(p) / T(1), upside down": q2 / q1[::-1],
-        "the ends pair quartiles of the same side: pair slow with fast": q1 / q2,
-        "low and high are exchanged": [high, middle, low],
-        "the order is low, middle, high": [middle, low, high],
-        "these are the extreme rounds, not the quartiles": lambda band: same(band[::2], extremes),
-        "the middle is a ratio of means, which one disturbed round moves: take the "
-        "medians": has_middle(np.mean(alone) / np.mean(together)),
-        "the middle is halfway between the ends: take the medians": has_middle((low + high) / 2),
-        "the middle is that of the fastest rounds": has_middle(min(alone) / min(together)),
-        "the middle is right, the ends are not: q25 and q75, of opposite sides": has_middle(middle),
-        "a median of an even count is the mean of the two middle times: np.median": has_middle(
-            *(median(alone) / median(together) for median in _MEDIANS)
+        "Return three numbers: (low, middle, high)": lambda band: not _numbers(band, 3),
+        "You returned T(p) / T(1), which is upside down": q2 / q1[::-1],
+        "You paired quartiles of the same side. Pair slow with fast": q1 / q2,
+        "You exchanged low and high": [high, middle, low],
+        "Return low, middle, high, in this order": [middle, low, high],
+        "You used the extreme rounds. Use the quartiles": lambda band: same(band[::2], extremes),
+        "Your middle is a ratio of means. Use medians": has_middle(
+            np.mean(alone) / np.mean(together)
         ),
-        "equal times are counted once: set() drops the others": has_middle(unequal[0] / unequal[1]),
+        "Your middle is halfway between the ends. Use the medians": has_middle((low + high) / 2),
+        "Your middle uses the fastest rounds": has_middle(min(alone) / min(together)),
+        "Your middle is right. Pair q25 with q75 for the ends": has_middle(middle),
+        (
+            "The median of an even number of times is the mean of the two middle times: np.median"
+        ): has_middle(*(median(alone) / median(together) for median in _MEDIANS)),
+        "You counted equal times once. set() drops the others": has_middle(unequal[0] / unequal[1]),
     })
 
 
@@ -409,16 +426,26 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
         return lambda pair: same(pair[0], value)
 
     return table({
-        "return a pair of numbers: (messages, sent)": lambda pair: not _numbers(pair, 2),
-        "one rank sends nothing": lambda _: p == 1,
-        "the two are exchanged: (messages, sent)": [sent, messages],
-        "that is one round of the ring: the sums still have to be passed on": counts(p - 1),
-        "p − 1 steps, and p − 1 more: nobody sends to itself": counts(2 * p),
-        "these are the messages of all ranks together: count those of one": counts(messages * p),
-        "each message has n/p bytes, not n": [messages, messages * n],
-        "these are the bytes of one round of the ring: there are two": [messages, sent / 2],
-        "that is one message: give the bytes of all": [messages, n / p],
-        "these are the bytes of all ranks together: count those of one": [messages, sent * p],
+        "Return a pair of numbers: (messages, sent)": lambda pair: not _numbers(pair, 2),
+        "A single rank sends nothing": lambda _: p == 1,
+        "You exchanged the two. Return (messages, sent)": [sent, messages],
+        "You counted one half of the ring. The ranks still have to pass the sums around": counts(
+            p - 1
+        ),
+        "There are p − 1 rounds, and p − 1 more: no rank sends to itself": counts(2 * p),
+        "You returned the messages of all ranks together. Return the messages of one rank": counts(
+            messages * p
+        ),
+        "Each message has n/p bytes, not n": [messages, messages * n],
+        "You counted the bytes of one half of the ring. There are two halves": [messages, sent / 2],
+        "You returned the bytes of one message. Return the bytes of all messages": [
+            messages,
+            n / p,
+        ],
+        "You returned the bytes of all ranks together. Return the bytes that one rank sends": [
+            messages,
+            sent * p,
+        ],
     })
 
 
@@ -436,19 +463,25 @@ def _steps(
         return compute + sum(once + n / sum(sizes) * sent for n in some)
 
     wrong = {
-        "the latency is paid by each gradient's all_reduce of its own": compute + once + sent,
-        "the computation is missing: communication comes after it, add both": waits + sent,
-        "compute is what one rank computes: do not divide it by p": compute / p + waits + sent,
-        "the latency is missing": compute + sent,
-        "the bytes are missing: sent / bandwidth": compute + waits,
-        "bandwidth is in bytes per second: divide by it": compute + waits + moved * bandwidth,
-        "every message pays the latency, 2(p − 1) of them": compute + count * latency + sent,
-        "the computation counts once, not for each gradient": count * compute + waits + sent,
-        "only the gradients of 1000 bytes or more are in it: each one has its all_reduce": only_of(
+        "Each gradient has a separate all_reduce, and each of them pays the latency": compute
+        + once
+        + sent,
+        "The computation is missing. Communication comes after it, so add both": waits + sent,
+        "compute is what one rank computes. Don't divide it by p": compute / p + waits + sent,
+        "The latency is missing": compute + sent,
+        "The bytes are missing: sent / bandwidth": compute + waits,
+        "bandwidth is in bytes per second. Divide by it": compute + waits + moved * bandwidth,
+        "Every message pays the latency, and there are 2(p − 1) messages": compute
+        + count * latency
+        + sent,
+        "Count the computation once, not for each gradient": count * compute + waits + sent,
+        "You left out short gradients. Each gradient has an all_reduce": only_of(
             n for n in sizes if n >= 1000
         ),
-        "only the first 6 gradients are in it: each one has its all_reduce": only_of(sizes[:6]),
-        "what takes longer does not hide the rest: add both": max(compute, waits + sent),
-        "gradients of the same size are several: each one has its all_reduce": only_of(set(sizes)),
+        "You used only the first 6 gradients. Each gradient has an all_reduce": only_of(sizes[:6]),
+        "A longer message doesn't hide the rest. Add both": max(compute, waits + sent),
+        "You counted gradients of the same size once. Each of them has an all_reduce": only_of(
+            set(sizes)
+        ),
     }
     return compute + waits + sent, table(wrong)

@@ -118,17 +118,17 @@ def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     times = time * share
     slope, start = np.polyfit(x, times, 1)
     laws = {
-        "that is Gustafson's law": p - serial * (p - 1),
-        "the serial part s is missing below the line": p / max(1 - serial, 1e-9),
-        "the parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
-        "serial and parallel part are exchanged": 1 / (1 - serial + serial / p),
-        "that is T(p) / T(1): the speedup is its inverse": serial + (1 - serial) / p,
+        "You used Gustafson's law": p - serial * (p - 1),
+        "The serial part s is missing below the line": p / max(1 - serial, 1e-9),
+        "The parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
+        "You exchanged the serial and the parallel part": 1 / (1 - serial + serial / p),
+        "You returned T(p) / T(1). The speedup is its inverse": serial + (1 - serial) / p,
     }
     fits = {
-        "that is the parallel fraction: s is the other one": 1 - serial,
-        "that is the serial time T(1) · s in seconds: divide by T(1)": start,
-        "that is the parallel time in seconds: s is the serial share": slope,
-        "these are speedups that were fitted as if they were times": _share(x, 1 / share),
+        "You returned the parallel fraction. Return the serial fraction, 1 minus this": 1 - serial,
+        "You returned the serial time T(1) · s in seconds. Divide it by T(1)": start,
+        "You returned the parallel time in seconds. Return the serial share": slope,
+        "You fitted speedups as if they were times": _share(x, 1 / share),
         _beyond(s): s,
         "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
     }
@@ -152,19 +152,19 @@ def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     to_shortest = more @ (all_p - all_p * times.min() / times) / (more @ more)
     cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
     laws = {
-        "that is Amdahl's law": 1 / (serial + (1 - serial) / p),
+        "You used Amdahl's law": 1 / (serial + (1 - serial) / p),
         "s counts p − 1 times, not p times": p - serial * p,
-        "serial and parallel part are exchanged": 1 + serial * (p - 1),
+        "You exchanged the serial and the parallel part": 1 + serial * (p - 1),
     }
     each = np.mean(missing[1:] / more[1:])
-    small = "here p ranks do p times the work: their speedup is p · T(1) / T(p)"
+    small = "Here p ranks do p times the work, so their speedup is p · T(1) / T(p)"
     fits = {
-        "that is the parallel fraction: s is the other one": 1 - serial,
+        "You returned the parallel fraction. Return the serial fraction, 1 minus this": 1 - serial,
         _beyond(s): s,
-        "that is the mean of what each point says: the task asks for least squares": each,
-        "the line goes through the origin, without an intercept": any_start,
-        "S(p) is against T(1), the first time, not the shortest": to_shortest,
-        "points with more than p of speedup were cut: clip the result only": cut,
+        "You returned the mean of what each point says. Use least squares": each,
+        "The line goes through the origin, so it has no intercept": any_start,
+        "S(p) compares with T(1), the first time, not with the shortest one": to_shortest,
+        "You cut points with a speedup of more than p. Clip only the result": cut,
         small: _share(1 / all_p, times),
         f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
     }
@@ -210,6 +210,6 @@ def _line(x: np.ndarray, times: np.ndarray) -> float:
 
 
 def _alone(values: np.ndarray, start: np.ndarray | float, width: np.ndarray) -> dict[str, float]:
-    text = "that is what the {} point alone says: let all of them count"
+    text = "You used only the {} point. Use all points"
     fractions = np.clip((values - start) / width, 0, 1)
     return {text.format("last"): fractions[-1], text.format("second"): fractions[0]}

@@ -57,16 +57,16 @@ def _script_problems(
         return
     lines = text.replace("\\\n", " ").splitlines()
     if not lines or not lines[0].startswith("#!"):
-        yield "the first line must say who reads the script: #!/bin/bash"
+        yield "The first line must name the program that reads the script: #!/bin/bash"
     if script["said"]:
-        yield f"bash can't read it: {script['said']}"
+        yield f"bash can't read the script: {script['said']}"
         return
     commands = [k for k, line in enumerate(lines) if line.strip() and line[0] != "#"]
     yield from _misplaced_requests(lines, commands)
     asked = slurm_script.request(lines[: commands[0]] if commands else lines)
     yield from _request_problems(asked, nodes, domains, cores)
     if not script["launches"]:
-        yield "no mpiexec (or srun) line starts the ranks"
+        yield "No mpiexec (or srun) line starts the ranks"
         return
     yield from _launch_problems(script, nodes * domains, domains, cores, command)
 
@@ -75,10 +75,13 @@ def _misplaced_requests(lines: list[str], commands: list[int]) -> Iterator[str]:
     """Yield which `#SBATCH` lines Slurm does not read; commands: numbers of the other lines."""
     for k, line in enumerate(lines):
         if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
-            yield f"line {k + 1}, {line.strip()!r}: Slurm wants #SBATCH first, without blanks"
+            yield (
+                f"Line {k + 1}, {line.strip()!r}: Slurm needs #SBATCH at the beginning, without "
+                "blanks"
+            )
         elif line.startswith("#SBATCH") and commands and k > commands[0]:
             first = f"the first command (line {commands[0] + 1})"
-            yield f"#SBATCH below {first}: Slurm does not read it there, move it up"
+            yield f"#SBATCH is below {first}, where Slurm does not read it. Move it up"
 
 
 def _launch_problems(
@@ -90,18 +93,23 @@ def _launch_problems(
     if exported := re.search(r"OMP_NUM_THREADS=(\S+)", " ".join(words)):  # mpiexec -x
         threads = exported[1]
     number = options.get("--ntasks", str(ranks))
-    unset = f"not set to {cores} before the ranks start: export it"
+    unset = f"is not set to {cores} before the ranks start. Export it"
     if "OMP_NUM_THREADS=" in script["text"]:
-        unset = "set, but not exported: the ranks do not see it"
+        unset = "is set, but you didn't export it, so the ranks do not see it"
     yield from _so({
-        f"the {launcher} line does not run {command!r}: the command comes right behind the options "
-        f"of {launcher}": not running,
-        f"{len(running)} launches run the command, expected one": len(running) > 1,
-        f"the script ends while {launcher} still runs, and Slurm ends the job with it: leave out "
-        "the & behind the command": script["left"],
+        (
+            f"The {launcher} line does not run {command!r}. Put the command right after the "
+            f"options of {launcher}"
+        ): not running,
+        f"{len(running)} launches run the command. Run it once": len(running) > 1,
+        (
+            f"The script ends while {launcher} still runs, and then Slurm ends the job. Leave "
+            "out the & after the command"
+        ): script["left"],
         f"OMP_NUM_THREADS is {unset}": not threads,
-        f"OMP_NUM_THREADS={threads}, a rank has {cores} cores": threads not in ("", str(cores)),
-        f"{launcher} starts {number or '?'} ranks, the request has {ranks}": number != str(ranks),
+        f"OMP_NUM_THREADS={threads}, but a rank has {cores} cores": threads not in ("", str(cores)),
+        f"{launcher} starts {number or '?'} ranks, but the request has {ranks}": number
+        != str(ranks),
     })
     placement = _srun_facts if launcher == "srun" else _mpiexec_facts
     yield from _so(placement(options, script["text"], domains, cores))[:1]
@@ -158,11 +166,11 @@ def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: in
 def _limit_problems(limit: str) -> Iterator[str]:
     minutes = slurm_script.minutes(limit) if limit else None
     if not limit:
-        yield "#SBATCH --time=… is missing: many clusters refuse a job without a limit"
+        yield "#SBATCH --time=… is missing. Many clusters refuse a job without a limit"
     elif minutes is None:
         yield f"#SBATCH --time={limit}: Slurm reads minutes, or hours:minutes:seconds"
     elif minutes < 1:
-        yield f"#SBATCH --time={limit} is less than a minute: no training ends in it"
+        yield f"#SBATCH --time={limit} is less than a minute, in which no training ends"
 
 
 def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
@@ -178,16 +186,18 @@ def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[s
     spread = bind == "core" or place in by_domain or (not by and bind in by_domain)
     at_once = {"node": domains}.get(place, 1)
     return {
-        "mpiexec must bind: --bind-to core (or numa)": bind == "none",
-        "--bind-to hwthread binds to parts of cores: --bind-to core": bind == "hwthread",
-        f"--map-by {by}: there is one rank in each domain, {domains} on a node": int(each or 0)
+        "mpiexec must bind the ranks: --bind-to core (or numa)": bind == "none",
+        "--bind-to hwthread binds to parts of cores. Use --bind-to core": bind == "hwthread",
+        f"--map-by {by}: put one rank into each domain, {domains} on a node": int(each or 0)
         not in (0, at_once),
-        f"--map-by {by} puts one rank beside the other: one for each domain, ppr:1:numa": place
+        f"--map-by {by} puts ranks next to each other. Put one into each domain: ppr:1:numa": place
         in ("core", "hwthread"),
-        f"PE={pe} counts cores, so it takes --bind-to core": pe and bind != "core",
-        f"--bind-to core gives each rank {of_rank}, for {cores} threads: --map-by "
-        f"ppr:1:numa:PE={cores} gives it {cores}": bind == "core" and (pe or "1") != str(cores),
-        "--map-by ppr:1:numa is missing: two ranks may land in the same domain": not spread,
+        f"PE={pe} counts cores, so it needs --bind-to core": pe and bind != "core",
+        (
+            f"--bind-to core gives each rank {of_rank}, for {cores} threads. --map-by "
+            f"ppr:1:numa:PE={cores} gives it {cores}"
+        ): bind == "core" and (pe or "1") != str(cores),
+        "--map-by ppr:1:numa is missing, so two ranks may be in the same domain": not spread,
     }
 
 
@@ -196,6 +206,6 @@ def _srun_facts(options: dict, text: str, domains: int, cores: int) -> dict[str,
     told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
     unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
     return {
-        f"srun must be told again: --cpus-per-task={cores} (since Slurm 22.05)": not told_again,
-        "srun must bind: --cpu-bind=cores": unbound,
+        f"srun needs its own option: --cpus-per-task={cores} (since Slurm 22.05)": not told_again,
+        "srun must bind the ranks: --cpu-bind=cores": unbound,
     }

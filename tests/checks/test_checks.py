@@ -24,7 +24,7 @@ from local_ranks import LocalRanks
 from mpi4py import MPI
 
 from torch_mpi.record import Call
-from utils.checks import comparison, standing
+from utils.checks import comparison, score
 from utils.checks.clock import moved_clocks
 from utils.checks.comparison import Mistake, made, recognise, same
 from utils.checks.probe import as_dict, definitions, fingerprint
@@ -477,8 +477,8 @@ def test_the_lines_of_a_report_stay_lines_in_the_notebook():
 @pytest.fixture
 def lab(monkeypatch) -> dict[str, Any]:
     """A lab of three tasks: its checks, and the problem that each one finds."""
-    monkeypatch.setattr(standing, "_points", defaultdict(dict))
-    monkeypatch.setattr(standing, "_passed", defaultdict(set))
+    monkeypatch.setattr(score, "_points", defaultdict(dict))
+    monkeypatch.setattr(score, "_passed", defaultdict(set))
     found: dict[str, str] = {}
 
     def made_check(number: str, points: int):
@@ -530,9 +530,9 @@ def test_what_nbval_compares_does_not_depend_on_earlier_checks(shown, lab, monke
 
 def test_the_points_of_a_real_lab_are_those_of_its_checks():
     dir(lab01)
-    assert standing.in_words("utils.labs.lab01").endswith("of 17 points · next: Task 1.1")
+    assert score.in_words("utils.labs.lab01").endswith("of 17 points · next: Task 1.1")
     dir(lab00)
-    assert standing.in_words("utils.labs.lab00") == "", "a lab without points has no line"
+    assert score.in_words("utils.labs.lab00") == "", "a lab without points has no line"
 
 
 def test_a_verdict_that_was_only_printed_is_read_too():

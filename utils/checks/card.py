@@ -8,8 +8,11 @@ notebook that it doesn't trust. Every badge says its state in a word, for screen
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
+
+_CODE = re.compile(r"`([^`<]+)`")
 
 
 class Badge(NamedTuple):
@@ -53,9 +56,9 @@ def card(
 
 
 def _escaped(text: str) -> str:
-    """Return a text for HTML, with its line breaks and what its lines are indented by."""
+    """Return a text for HTML: its line breaks, its indentation, and `code` between backticks."""
     lines = []
     for line in text.splitlines():
         words = line.lstrip(" ")
         lines.append("&nbsp;" * (len(line) - len(words)) + html.escape(words))
-    return "<br>".join(lines)
+    return _CODE.sub(r"<code>\1</code>", "<br>".join(lines))

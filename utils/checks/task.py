@@ -28,7 +28,7 @@ from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.cluster.notebook_words import show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
 
-from . import comparison, standing
+from . import comparison, score
 from .comparison import TOLERANCE, Calls, Mistake, Rule, same
 from .probe import definitions, digest
 
@@ -361,8 +361,8 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
     """
 
     def decorate(judge: Callable[..., None]) -> Check:
-        room = standing.room_of(judge.__module__)
-        standing.enter(room, number, points)
+        room = score.room_of(judge.__module__)
+        score.enter(room, number, points)
 
         @functools.wraps(judge)
         def check(ranks: Ranks, **kwargs: Any) -> None:
@@ -381,9 +381,9 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                 _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
-            standing.note(room, number, not problems)
+            score.note(room, number, not problems)
             verdict = Verdict(number, title, points, not problems, still, problems)
-            verdict.show(standing.in_words(room), stops=True)
+            verdict.show(score.in_words(room), stops=True)
             if problems:
                 shell = get_ipython()
                 if shell is not None:  # the kernel ends the cell, and those that wait, in silence

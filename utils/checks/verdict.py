@@ -4,7 +4,7 @@ In a notebook a verdict is one output with three forms: :data:`MIME`, which grad
 and statistics read, plain text, and HTML for the reader (``card.py``). If a check prints
 ``✓ Task 1.4 · …`` instead, :func:`read` takes the printed line.
 
-All three depend on nothing but the verdict, because nbval and grading compare them. The standing
+All three depend on nothing but the verdict, because nbval and grading compare them. The score
 depends on earlier checks, so it comes as an update of the output, which nbval doesn't compare.
 """
 
@@ -80,21 +80,21 @@ class Verdict:
         lines = [f"✗ {name}", *(f"  - {problem}" for problem in self.problems[:MOST_LINES])]
         return "\n".join([*lines, *(f"  {rest}" for rest in self._rest())])
 
-    def bundle(self, standing: str = "", *, stops: bool = False) -> dict[str, Any]:
+    def bundle(self, score: str = "", *, stops: bool = False) -> dict[str, Any]:
         """Return all forms by their MIME types; the arguments are those of :meth:`show`."""
-        html = self._html(standing, stops)
+        html = self._html(score, stops)
         return {"text/plain": str(self), "text/html": html, MIME: self.data()}
 
-    def _html(self, standing: str, stops: bool) -> str:
+    def _html(self, score: str, stops: bool) -> str:
         task = f"Task {self.task}"
         if self.passed:
             title = f"{self.title} · {self._in_points()}" if self.title else self._in_points()
-            return card(PASSED, task, title, notes=[standing])
+            return card(PASSED, task, title, notes=[score])
         if self.open:
-            return card(OPEN, task, self.title, notes=[self._advice(stops), standing])
+            return card(OPEN, task, self.title, notes=[self._advice(stops), score])
         texts = [str(problem) for problem in self.problems[:MOST_LINES]]
         problems = [*texts, *self._rest()]
-        return card(WRONG, task, self.title, problems=problems, notes=[standing])
+        return card(WRONG, task, self.title, problems=problems, notes=[score])
 
     def _in_points(self) -> str:
         return f"{self.points} point{'s' * (self.points != 1)}"
@@ -128,20 +128,20 @@ class Verdict:
         )
         return cls(**{**data, "problems": problems})
 
-    def show(self, standing: str = "", *, stops: bool = False) -> None:
+    def show(self, score: str = "", *, stops: bool = False) -> None:
         """Print it; in a notebook, display all its forms.
 
         Args:
-            standing: what all checks so far have led to; left out where ``IPP_NONINTERACTIVE`` is
-                set, so that it is in no stored output.
+            score: what all checks so far have led to (``score.py``); left out where
+                ``IPP_NONINTERACTIVE`` is set, so that it is in no stored output.
             stops: whether the cell of an open task raises, so that no later cell runs.
         """
         if get_ipython() is None:
             print(self)
             return
         shown = display(self.bundle(stops=stops), raw=True, display_id=True)
-        if standing and not os.environ.get("IPP_NONINTERACTIVE"):
-            shown.update(self.bundle(standing, stops=stops), raw=True)
+        if score and not os.environ.get("IPP_NONINTERACTIVE"):
+            shown.update(self.bundle(score, stops=stops), raw=True)
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:

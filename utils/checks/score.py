@@ -1,4 +1,4 @@
-"""The standing of this notebook: the points that its checks have given, and the next task.
+"""The score of this notebook: the points that its checks have given, and the next task.
 
 Every check is entered when its room is imported, so the points of a lab are written at its checks
 only. Verdicts count from the start of the kernel on, and a later verdict of a task replaces an

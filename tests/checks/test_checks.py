@@ -445,6 +445,7 @@ def wrong(*problems: str) -> Verdict:
     ("verdict", "said"),
     [
         (Verdict("9.1", "a <task>", 2), "✓ passed Task 9.1 · a <task> · 2 points"),
+        (Verdict("0.1", "a <task>"), "✓ passed Task 0.1 · a <task>"),
         (
             Verdict("9.1", "a <task>", passed=False, open="still open"),
             "○ open Task 9.1 · a <task> This task is still open: write it in the cell above. "
@@ -459,7 +460,7 @@ def wrong(*problems: str) -> Verdict:
         (wrong("<b>2</b>", "no"), "✗ not passed Task 9.1 · a <task> <b>2</b> no"),
         (wrong(*"abcdefgh"), "✗ not passed Task 9.1 · a <task> a b c d e f … and 2 more"),
     ],
-    ids=["passed", "open", "needs another", "wrong", "many problems"],
+    ids=["passed", "passed, without points", "open", "needs another", "wrong", "many problems"],
 )
 def test_a_screen_reader_says_the_state_in_a_word_and_a_students_text_is_no_html(verdict, said):
     page = verdict.bundle(stops=True)["text/html"]

@@ -88,8 +88,8 @@ class Verdict:
     def _html(self, score: str, stops: bool) -> str:
         task = f"Task {self.task}"
         if self.passed:
-            title = f"{self.title} · {self._in_points()}" if self.title else self._in_points()
-            return card(PASSED, task, title, notes=[score])
+            points = [self._in_points()] if self.points else []
+            return card(PASSED, task, " · ".join([self.title, *points]), notes=[score])
         if self.open:
             return card(OPEN, task, self.title, notes=[self._advice(stops), score])
         texts = [str(problem) for problem in self.problems[:MOST_LINES]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import html
 import importlib
 import json
 import re
@@ -10,8 +11,10 @@ import subprocess
 import sys
 import time
 import timeit
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,13 +24,14 @@ from local_ranks import LocalRanks
 from mpi4py import MPI
 
 from torch_mpi.record import Call
-from utils.checks import comparison
+from utils.checks import comparison, score
 from utils.checks.clock import moved_clocks
 from utils.checks.comparison import Mistake, made, recognise, same
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
 from utils.cluster.questions import Reply, plain
+from utils.labs import lab00, lab01
 from utils.labs.lab04 import buckets
 
 pytestmark = pytest.mark.quick
@@ -392,11 +396,22 @@ def test_a_right_answer_is_one_line_with_its_points():
     assert judged(lambda *_: None) == "✓ Task 9.1 · a task · 2 points\n"
 
 
-def test_a_verdict_is_data_beside_its_words(monkeypatch):
+@pytest.fixture
+def shown(monkeypatch) -> list[dict]:
+    """What a notebook is given to show, updates included."""
     shown = []
-    monkeypatch.setattr("utils.checks.verdict.get_ipython", lambda: object())
-    monkeypatch.setattr("utils.checks.verdict.display", lambda data, raw: shown.append(data))
 
+    def display(data: dict, *, raw: bool, display_id: bool) -> SimpleNamespace:
+        shown.append(data)
+        return SimpleNamespace(update=lambda data, raw: shown.append(data))
+
+    monkeypatch.delenv("IPP_NONINTERACTIVE", raising=False)
+    monkeypatch.setattr("utils.checks.verdict.get_ipython", lambda: object())
+    monkeypatch.setattr("utils.checks.verdict.display", display)
+    return shown
+
+
+def test_a_verdict_is_data_beside_its_words(shown):
     def find(report, _ranks):
         report.judge(1, 3.0, 6.0, [Mistake(3.0, "halved")])
         report.judge(0, 3.0, 6.0, [Mistake(3.0, "halved")])
@@ -404,7 +419,7 @@ def test_a_verdict_is_data_beside_its_words(monkeypatch):
         report.communication(3, [], made("all_reduce", 1))
 
     judged(find)
-    (output,) = shown
+    output = shown[0]
     data = json.loads(json.dumps(output[MIME]))
     assert (data["task"], data["points"], data["passed"]) == ("9.1", 2, False)
     assert [(p["ranks"], p["kind"]) for p in data["problems"]] == [
@@ -415,6 +430,110 @@ def test_a_verdict_is_data_beside_its_words(monkeypatch):
     (found,) = read([{"output_type": "display_data", "data": output}])
     assert str(found) == output["text/plain"]
     assert found.data() == data
+
+
+def read_aloud(page: str) -> str:
+    """What a screen reader says of HTML."""
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+def wrong(*problems: str) -> Verdict:
+    return Verdict("9.1", "a <task>", 2, False, problems=tuple(map(Problem, problems)))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        (Verdict("9.1", "a <task>", 2), "✓ passed Task 9.1 · a <task> · 2 points"),
+        (Verdict("0.1", "a <task>"), "✓ passed Task 0.1 · a <task>"),
+        (
+            Verdict("9.1", "a <task>", passed=False, open="still open"),
+            "○ open Task 9.1 · a <task> This task is still open: write it in the cell above. "
+            "Run All stops here.",
+        ),
+        (
+            Verdict(
+                "9.1", "a <task>", passed=False, open="needs Task 8.2 (b), which is still open."
+            ),
+            "○ open Task 9.1 · a <task> This task needs Task 8.2 (b), which is still open.",
+        ),
+        (wrong("<b>2</b>", "no"), "✗ not passed Task 9.1 · a <task> <b>2</b> no"),
+        (wrong(*"abcdefgh"), "✗ not passed Task 9.1 · a <task> a b c d e f … and 2 more"),
+    ],
+    ids=["passed", "passed, without points", "open", "needs another", "wrong", "many problems"],
+)
+def test_a_screen_reader_says_the_state_in_a_word_and_a_students_text_is_no_html(verdict, said):
+    page = verdict.bundle(stops=True)["text/html"]
+    assert read_aloud(page) == said
+    assert "<task>" not in page
+    assert "<b>2" not in page
+    assert page.count("<li>") == min(len(verdict.problems), MOST_LINES + 1)
+
+
+def test_the_lines_of_a_report_stay_lines_in_the_notebook():
+    page = wrong("Deadlock\n  rank 0 waits\n  rank 1 waits").bundle()["text/html"]
+    assert "<li>Deadlock<br>&nbsp;&nbsp;rank 0 waits<br>&nbsp;&nbsp;rank 1 waits</li>" in page
+
+
+@pytest.fixture
+def lab(monkeypatch) -> dict[str, Any]:
+    """A lab of three tasks: its checks, and the problem that each one finds."""
+    monkeypatch.setattr(score, "_points", defaultdict(dict))
+    monkeypatch.setattr(score, "_passed", defaultdict(set))
+    found: dict[str, str] = {}
+
+    def made_check(number: str, points: int):
+        def judge(ranks, report: Report) -> None:
+            if number in found:
+                report.problem(found[number])
+
+        judge.__module__ = "utils.labs.lab99.checks"
+        return task(number, "a task", points)(judge)
+
+    checks = {
+        "9.2": made_check("9.2", 3),
+        "9.10": made_check("9.10", 4),
+        "9.1": made_check("9.1", 2),
+    }
+    return {"checks": checks, "found": found}
+
+
+def test_a_verdict_ends_with_the_points_of_the_notebook_and_the_next_task(shown, lab):
+    ranks = SimpleNamespace(n=4, ask=lambda *_, **__: [])
+
+    def ends_with(number: str, words: str) -> bool:
+        verdict(lab["checks"][number], ranks)
+        return read_aloud(shown[-1]["text/html"]).endswith(words)
+
+    assert ends_with("9.1", "2 of 9 points · next: Task 9.2")
+    assert ends_with("9.10", "6 of 9 points · next: Task 9.2")
+    lab["found"]["9.1"] = "no"
+    assert ends_with("9.1", "4 of 9 points · next: Task 9.1"), "the latest verdict counts"
+    lab["found"].clear()
+    assert ends_with("9.1", "6 of 9 points · next: Task 9.2"), "once for each task"
+    assert ends_with("9.2", "9 of 9 points · every task has passed")
+
+
+def test_what_nbval_compares_does_not_depend_on_earlier_checks(shown, lab, monkeypatch):
+    ranks = SimpleNamespace(n=4, ask=lambda *_, **__: [])
+    verdict(lab["checks"]["9.1"], ranks)
+    first, update = shown
+    assert "points · next" not in first["text/html"]
+    assert update == first | {"text/html": update["text/html"]}
+    verdict(lab["checks"]["9.2"], ranks)
+    verdict(lab["checks"]["9.1"], ranks)
+    assert shown[4] == first
+    assert shown[5] != update
+    monkeypatch.setenv("IPP_NONINTERACTIVE", "1")
+    verdict(lab["checks"]["9.1"], ranks)
+    assert shown[6:] == [first], "stored outputs are the same in every run"
+
+
+def test_the_points_of_a_real_lab_are_those_of_its_checks():
+    dir(lab01)
+    assert score.in_words("utils.labs.lab01").endswith("of 17 points · next: Task 1.1")
+    dir(lab00)
+    assert score.in_words("utils.labs.lab00") == "", "a lab without points has no line"
 
 
 def test_a_verdict_that_was_only_printed_is_read_too():

@@ -27,6 +27,7 @@ from nbclient import NotebookClient
 from torch_mpi import library as libraries
 from utils import cluster
 from utils.cluster import RanksError, engine, ipp_cluster, questions, rank_side, stacks
+from utils.cluster.failure import CellFailed
 from utils.jobs import session, watchdog
 from utils.jobs.mpi_job import NOT_STARTED
 from utils.jobs.site import Launcher, find_launcher
@@ -41,6 +42,9 @@ def exchange(buffer):
     MPI.COMM_WORLD.Recv(buffer, source=1 - mpi_rank)
 exchange(np.zeros(1))
 """
+
+
+ANSI = re.compile(r"\x1b\[[\d;]*m")
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> object:
@@ -464,12 +468,58 @@ def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_
     for cell in notebook.cells:
         cell.metadata["tags"] = ["raises-exception"]
     NotebookClient(notebook, timeout=200).execute()
-    for cell in notebook.cells[2:5]:
-        said = " ".join("\n".join(cell.outputs[-1].traceback).split())
-        assert "NotImplementedError: Task 1.4: all_reduce This task is still open" in said
-        assert 'To go on without it: lab01.use_model(ranks, "1.4")' in said
-        assert "torch" not in said, "frames of PyTorch"
+    places = ("the cell above", "this cell", "the cell above")
+    for cell, place in zip(notebook.cells[2:5], places, strict=True):
+        first, *others = ANSI.sub("", "\n".join(cell.outputs[-1].traceback)).splitlines()
+        said = f"○ Task 1.4 is still open: write it in {place}. Run All stops here."
+        assert first.strip() == said, "more than one line, or frames"
+        assert others == ['To go on without it: lab01.use_model(ranks, "1.4")']
+        assert "Task 1.4: all_reduce\nThis task is still open" in cell.outputs[-1].evalue
+    on_ranks, in_kernel = (cell.outputs[-1] for cell in notebook.cells[2:4])
+    assert [on_ranks.ename, in_kernel.ename] == ["CellFailed", "NotImplementedError"]
     assert "use_model" not in "".join(notebook.cells[5].outputs[-1].traceback)
+
+
+ELSEWHERE = [
+    "from utils import cluster\nranks = cluster.start(2)",
+    '%%px\nimport torch\nimport torch.distributed as dist\ndist.init_process_group("mpi")',
+    "%%px\ndef polite(x):\n    dist.recv(x, src=1 - mpi_rank)\n\ndef half(rank):\n    return 1 / 0",
+    "%%px\npolite(torch.zeros(3))",
+    "%%px\ndef own(x):\n    dist.recv(x, src=1 - mpi_rank)\nown(torch.zeros(3))",
+    f"print(ranks.ask('{HERE}:call', name='half')[0].line)",
+    "ranks.stop()",
+]
+
+
+def test_a_report_names_the_cell_of_a_function_and_shows_its_line(path):
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in ELSEWHERE])
+    for cell in notebook.cells:
+        cell.metadata["tags"] = ["raises-exception"]
+    NotebookClient(notebook, timeout=200).execute(env=os.environ | path)
+    other, own, asked = (cell.outputs[-1] for cell in notebook.cells[3:6])
+    waits = "rank {} waits in recv(src={}, tag=0) at In[3], line 3, in polite()"
+    lines = [line.strip() for line in other.traceback]
+    at = lines.index(waits.format(0, 1))
+    assert lines[at + 1] == "In[3], line 3: dist.recv(x, src=1 - mpi_rank)"
+    assert waits.format(1, 0) in lines
+    assert len([line for line in lines if "dist.recv(" in line]) == 1, "each line of code once"
+    assert "at cell line 3 in own()" in own.evalue
+    assert "In[" not in own.evalue, "the cell that ran is not named"
+    assert asked.text == "In[3], line 6, in half(): return 1 / 0\n"
+
+
+def test_a_report_is_no_wider_than_a_page_and_breaks_no_word():
+    long_word = "x" * 100
+    report = f"  rank 0 {'waits-for ' * 12}{long_word}\n\n\x1b[31m{'code ' * 30}\x1b[0m"
+    lines = CellFailed(report)._render_traceback_()
+    assert [word for line in lines for word in line.split()] == report.split()
+    first, *others, long, empty, colored = lines
+    assert first.startswith("  rank 0")
+    assert all(line.startswith("    waits-for") for line in others)
+    assert max(map(len, [first, *others])) <= 80
+    assert long == f"    {long_word}"
+    assert empty == ""
+    assert colored == report.splitlines()[-1], "a traceback has its line breaks"
 
 
 def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_is():
@@ -827,6 +877,16 @@ def test_a_stack_is_told_by_the_own_line_and_the_library_call():
         assert found == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
     assert stacks.main_stack(OTHER_THREAD) == []
     assert stacks.explain([], cells) == "idle"
+
+
+def test_a_stack_names_the_cell_of_a_function_unless_that_cell_runs():
+    frames = stacks.main_stack(STACK.format(site=Path(psutil.__file__).parents[1]))
+    sources = [f"# %%px of [{n}]\n    dist.recv(x, src=1)\n" for n in (7, 8)]
+    cells = {f"/t/ipykernel_1/{n}.py": source for n, source in zip((42, 43), sources, strict=True)}
+    found = stacks.explain(frames, cells)
+    assert found == "In[7], line 2, in ring(), in recv: dist.recv(x, src=1)"
+    alone = stacks.explain([frames[0], *frames[2:3], *frames[4:]], cells)
+    assert alone == "cell line 2 in ring(), in recv: dist.recv(x, src=1)"
 
 
 # The main thread works, another one looks at it; stacks of several threads are not to be had

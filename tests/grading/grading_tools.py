@@ -121,7 +121,6 @@ def _answer_cells(name: str) -> list[NotebookNode]:
     graded |= {"grade": False, "locked": False, "task": False}
     about = {"task": number, "title": title, "points": points}
     said = Verdict(number, title, points)
-    bundle = {"text/plain": str(said), MIME: said.data()}
     cells = [
         new_markdown_cell(f"## Task {number}: {title}", id=f"{name}-task"),
         new_code_cell(
@@ -133,7 +132,7 @@ def _answer_cells(name: str) -> list[NotebookNode]:
             f"toy_checks.{name}(ranks)",
             id=f"{name}-check",
             metadata={"lab": {"task": number, "check": True}},
-            outputs=[new_output("display_data", data=bundle)],
+            outputs=[new_output("display_data", data=said.bundle())],
             execution_count=1,
         ),
     ]

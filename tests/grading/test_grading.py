@@ -594,6 +594,9 @@ def test_a_traceback_for_students_names_no_folder_of_the_grader():
     assert tidied("rank 0 raised KeyError at Cell In[12], line 3") == (
         "rank 0 raised KeyError at the cell, line 3"
     )
+    assert tidied("rank 0 waits in send at In[12], line 3, in ring()") == (
+        "rank 0 waits in send at the cell, line 3, in ring()"
+    )
 
 
 def test_an_error_that_the_lab_shows_on_purpose_is_not_shown_as_the_students(tmp_path):

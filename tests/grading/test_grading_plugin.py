@@ -36,6 +36,18 @@ def test_the_plugin_and_the_feedback_know_the_errors_by_their_names():
     assert {CellFailed.__name__, RanksLostError.__name__} == results.OF_RANKS
 
 
+def test_the_look_of_a_verdict_is_not_compared_so_an_older_reference_still_grades(monkeypatch):
+    monkeypatch.setattr(plugin, "IPyNbCell", SimpleNamespace)
+    parent = SimpleNamespace(kernel=SimpleNamespace(watched=True), given=1, skip_compare=("name",))
+    option = SimpleNamespace(nbval_cell_timeout=1)
+    compared = []
+    for cell in (item(check=True), item(), item(check=True)):
+        cell.parent, cell.config = parent, SimpleNamespace(option=option)
+        plugin.pytest_runtest_call(cell)
+        compared.append(parent.skip_compare)
+    assert compared == [("name", "text/html"), ("name",), ("name", "text/html")]
+
+
 def test_ranks_are_lost_where_the_kernel_says_so_and_not_where_an_answer_does():
     said = "give it ranks.restart()"
     lost = plugin._ranks_are_lost

@@ -185,8 +185,7 @@ def test_nbval_alone_reproduces_every_stored_output_of_a_solution(path: Path, tm
 def executed(source: str, shown: str | verdict.Verdict = "", **metadata: object) -> NotebookNode:
     """A cell of a reference: with what it printed or found, allegedly."""
     if isinstance(shown, verdict.Verdict):
-        data = {"text/plain": str(shown), verdict.MIME: shown.data()}
-        outputs = [new_output("display_data", data=data)]
+        outputs = [new_output("display_data", data=shown.bundle())]
     else:
         outputs = [new_output("stream", name="stdout", text=shown)] if shown else []
     cell_id = re.sub(r"\W+", "-", source)[:24]

@@ -122,6 +122,11 @@ class Lab:
     def prompts(self) -> list[str]:
         return self.all(".jp-InputPrompt", "e => e.map(p => p.textContent)")
 
+    def prompt(self, cell: str) -> str:
+        """What stands beside a cell that was run, such as [28]."""
+        at = self.page.locator(".jp-NotebookPanel:visible .jp-Cell").nth(self.cells.index(cell))
+        return at.locator(".jp-InputPrompt").inner_text().strip(": ")
+
     def all(self, selector: str, function: str) -> Any:
         """Apply JavaScript to all matching elements of the notebook that is in front."""
         return self.page.eval_on_selector_all(f".jp-NotebookPanel:visible {selector}", function)

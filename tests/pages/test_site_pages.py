@@ -154,7 +154,7 @@ def test_links_to_files_that_are_no_pages_lead_to_the_repository(pages):
 def test_a_page_keeps_the_answers_folded_and_shows_what_they_give(pages):
     page = pages["labs/01_c10d.html"]
     assert 'raise NotImplementedError("Task 1.2: blocking send and recv")' in page.shown
-    assert "✓ Task 1.2" in page.shown
+    assert re.search(r"✓ (passed )?Task 1\.2", page.shown)
     assert "Show the solution" in page.hidden
     assert "SOLUTION" not in page.shown + page.hidden, "markers are for authors"
     assert page.shown.count("Write your answer here") == page.hidden.count("Show a model answer")

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple, Protocol, cast
 from IPython import get_ipython
 
 from utils.checks.clock import NotEnded
-from utils.checks.verdict import Problem, Verdict
+from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.cluster.notebook_words import show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
 
-from . import comparison
+from . import comparison, score
 from .comparison import TOLERANCE, Calls, Mistake, Rule, same
 from .probe import definitions, digest
 
@@ -361,6 +361,9 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
     """
 
     def decorate(judge: Callable[..., None]) -> Check:
+        room = score.room_of(judge.__module__)
+        score.enter(room, number, points)
+
         @functools.wraps(judge)
         def check(ranks: Ranks, **kwargs: Any) -> None:
             report = Report()
@@ -378,7 +381,9 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                 _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
-            Verdict(number, title, points, not problems, still, problems).show()
+            score.note(room, number, not problems)
+            verdict = Verdict(number, title, points, not problems, still, problems)
+            verdict.show(score.in_words(room), stops=True)
             if problems:
                 shell = get_ipython()
                 if shell is not None:  # the kernel ends the cell, and those that wait, in silence
@@ -396,7 +401,7 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
 
 def _still_open(number: str, met: str, title: str) -> str:
     if met == number:
-        return "still open"
+        return STILL_OPEN
     said = f"needs Task {met} ({title}), which is still open."
     return f"{said} To go on without it: {way_on(met)}" if way_on(met) else said
 

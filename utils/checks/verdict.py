@@ -1,12 +1,16 @@
 """What a check says of an answer: data, and the words that a student reads.
 
-In a notebook a verdict is one output with two forms: :data:`MIME`, which grading, ``make run`` and
-statistics read, and plain text. Of a check that prints ``✓ Task 1.4 · …`` instead, :func:`read`
-takes that.
+In a notebook a verdict is one output with three forms: :data:`MIME`, which grading, ``make run``
+and statistics read, plain text, and HTML for the reader (``card.py``). If a check prints
+``✓ Task 1.4 · …`` instead, :func:`read` takes the printed line.
+
+All three depend on nothing but the verdict, because nbval and grading compare them. The score
+depends on earlier checks, so it comes as an update of the output, which nbval doesn't compare.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +19,10 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import display
 
+from .card import OPEN, PASSED, WRONG, card
+
+#: Why there is nothing to judge in a task that was not begun.
+STILL_OPEN = "still open"
 MIME = "application/vnd.ddl-labs.verdict+json"
 #: Problems that are told; of more, how many.
 MOST_LINES = 6
@@ -66,13 +74,42 @@ class Verdict:
     def __str__(self) -> str:
         name = f"Task {self.task} · {self.title}" if self.title else f"Task {self.task}"
         if self.passed:
-            return f"✓ {name} · {self.points} point{'s' * (self.points != 1)}"
+            return f"✓ {name} · {self._in_points()}"
         if self.open:
             return f"✗ {name} · {self.open}"
         lines = [f"✗ {name}", *(f"  - {problem}" for problem in self.problems[:MOST_LINES])]
-        if len(self.problems) > MOST_LINES:
-            lines.append(f"  … and {len(self.problems) - MOST_LINES} more")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {rest}" for rest in self._rest())])
+
+    def bundle(self, score: str = "", *, stops: bool = False) -> dict[str, Any]:
+        """Return all forms by their MIME types; the arguments are those of :meth:`show`."""
+        html = self._html(score, stops)
+        return {"text/plain": str(self), "text/html": html, MIME: self.data()}
+
+    def _html(self, score: str, stops: bool) -> str:
+        task = f"Task {self.task}"
+        if self.passed:
+            points = [self._in_points()] if self.points else []
+            return card(PASSED, task, " · ".join([self.title, *points]), notes=[score])
+        if self.open:
+            return card(OPEN, task, self.title, notes=[self._advice(stops), score])
+        texts = [str(problem) for problem in self.problems[:MOST_LINES]]
+        problems = [*texts, *self._rest()]
+        return card(WRONG, task, self.title, problems=problems, notes=[score])
+
+    def _in_points(self) -> str:
+        return f"{self.points} point{'s' * (self.points != 1)}"
+
+    def _advice(self, stops: bool) -> str:
+        """Return what to do about an open task."""
+        if self.open != STILL_OPEN:
+            return f"This task {self.open}"
+        end = " Run All stops here." if stops else ""
+        return f"This task is still open: write it in the cell above.{end}"
+
+    def _rest(self) -> list[str]:
+        """Return how many problems are left out, if any are."""
+        left_out = len(self.problems) - MOST_LINES
+        return [f"… and {left_out} more"] if left_out > 0 else []
 
     def data(self) -> dict[str, Any]:
         """Return the verdict in the types of JSON."""
@@ -91,13 +128,20 @@ class Verdict:
         )
         return cls(**{**data, "problems": problems})
 
-    def show(self) -> None:
-        """Print it; in a notebook, display both forms."""
+    def show(self, score: str = "", *, stops: bool = False) -> None:
+        """Print it; in a notebook, display all its forms.
+
+        Args:
+            score: what all checks so far have led to (``score.py``); left out where
+                ``IPP_NONINTERACTIVE`` is set, so that it is in no stored output.
+            stops: whether the cell of an open task raises, so that no later cell runs.
+        """
         if get_ipython() is None:
             print(self)
-        else:
-            both = {"text/plain": str(self), MIME: self.data()}
-            display(both, raw=True)
+            return
+        shown = display(self.bundle(stops=stops), raw=True, display_id=True)
+        if score and not os.environ.get("IPP_NONINTERACTIVE"):
+            shown.update(self.bundle(score, stops=stops), raw=True)
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:

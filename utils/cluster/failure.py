@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import textwrap
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from torch_mpi.lines import wrapped
 from torch_mpi.protocol import diagnosis
-from utils.cluster.notebook_words import explained
+from utils.cluster.notebook_words import explained, open_task, shown_as, stopped_here
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
@@ -44,7 +45,8 @@ _SIGNALS = {
 }
 # Of signals, by the first of Slurm's words for them.
 _NUMBERS = {"Aborted": "6", "Bus": "7", "Killed": "9", "Segmentation": "11", "Terminated": "15"}
-_WIDTH = 96
+# A line of another cell than the one that ran (`notebook_words.place_in_cell`).
+_ELSEWHERE = re.compile(r"(?<!Cell )\bIn\[(\d+)\], line (\d+)")
 _MISSING = re.compile(r"NameError: name '(\w+)' is not defined$")
 
 
@@ -67,7 +69,7 @@ class CellFailed(RuntimeError):
         self.records = records or []
 
     def _render_traceback_(self) -> list[str]:
-        return [part for line in str(self).splitlines() for part in _wrapped(line)]
+        return wrapped(str(self))
 
 
 class RanksLostError(CellFailed):
@@ -78,13 +80,6 @@ def ended_by_slurm(job_state: str) -> str:
     """Return a sentence on why Slurm ended the ranks; "" if their job's state names no reason."""
     how = _ENDED_JOB.get(job_state)
     return f"Slurm ended the ranks: {how}." if how else ""
-
-
-def _wrapped(line: str) -> list[str]:
-    if "\x1b" in line:  # a rank's traceback, in colours: it has its line breaks
-        return [line]
-    indent = line[: len(line) - len(line.lstrip())]
-    return textwrap.wrap(line, _WIDTH, subsequent_indent=f"{indent}  ") or [""]
 
 
 @dataclass
@@ -102,6 +97,8 @@ class Outcome:
     fresh: bool = True  # the ranks met again, and their process groups work
     job_state: str = ""  # of the ranks' own Slurm job, as Slurm says it
     survivors: list[int] = field(default_factory=list)  # ranks that live on without the dead
+    cell: str = ""  # its source
+    cells: Mapping[int, str] = field(default_factory=dict)  # the source of each cell, by number
 
     def add(self, reply: Reply) -> None:
         """Take in what a rank says that was asked after the cell."""
@@ -188,12 +185,18 @@ class Outcome:
         first = cause["rank"] if cause and cause["rank"] in self.errors else min(self.errors)
         summaries = {rank: _summary(error) for rank, error in sorted(self.errors.items())}
         kind, _, text = summaries[first].partition(": ")
-        if task := explained(kind, text):
-            return self._error(task)
+        if task := open_task(kind, text):
+            return self._of_open_task(task, explained(kind, text) or "")
         lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing := _MISSING.match(summaries[first]):
             lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
         return self._error("\n".join(lines))
+
+    def _of_open_task(self, task: tuple[str, str], said: str) -> CellFailed:
+        """Return the error that shows one amber line, and what to do if the ranks are lost."""
+        error = self._error(said)
+        lost = str(error).removeprefix(said).strip()
+        return shown_as(error, [*stopped_here(task, self.cell), *wrapped(lost)])
 
     def _where(self, first: int, summaries: dict[int, str]) -> list[str]:
         """Return lines on which ranks have the first one's error, and on the other errors."""
@@ -220,6 +223,7 @@ class Outcome:
     ) -> CellFailed:
         """Return the error with this text, and with what to do now if only fresh ranks help."""
         kind: type[CellFailed] = RanksLostError
+        text = _with_sources(text, self.cells)
         if self.busy:
             ranks = diagnosis.names(self.busy)
             text += f"\n{ranks} could not be stopped. Fresh ranks: ranks.restart()"
@@ -228,6 +232,21 @@ class Outcome:
         else:
             kind = CellFailed
         return kind(text, explanation, records or list(self.statuses.values()))
+
+
+def _with_sources(report: str, cells: Mapping[int, str]) -> str:
+    """Return a report that shows each line of another cell, below where it is named first."""
+    lines: list[str] = []
+    for line in report.splitlines():
+        lines.append(line)
+        indent = line[: len(line) - len(line.lstrip())]
+        for place in _ELSEWHERE.finditer(line):
+            source = dict(enumerate(cells.get(int(place[1]), "").splitlines(), 1))
+            code = source.get(int(place[2]), "").strip()
+            shown = f"{place[0]}: {code}"
+            if code and code not in line and not any(shown in earlier for earlier in lines):
+                lines.append(f"{indent}    {shown}")
+    return "\n".join(lines)
 
 
 def _why_slurm_ended(output: str) -> str:

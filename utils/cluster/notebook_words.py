@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 
 from torch_mpi import settings
@@ -21,8 +21,13 @@ Error = TypeVar("Error", bound=BaseException)
 _CHECKS = tuple(os.path.join("", "utils", room, "") for room in ("checks", "labs"))
 #: The text that `make release` writes into a stub: ``Task 9.3: one head of attention``.
 _STUB = re.compile(r"Task (?P<number>\d+\.\d+): (?P<title>.*)")
+# Dark letters on amber, whatever the page's own colors are.
+_AMBER, _PLAIN = "\x1b[48;2;255;193;7m\x1b[38;2;34;34;34m", "\x1b[0m"
 _LABS = Path(__file__).parents[1] / "labs"
 
+# Of a rank: the number in the notebook of each cell by its file, and of the cell that runs.
+_cells: dict[str, int] = {}
+_now = SimpleNamespace(number=None)
 # What shows the errors of each kind: IPython keeps one function for all of them.
 _shows: dict[type[BaseException], Callable[[Any, Any], BaseException | None]] = {}
 
@@ -36,13 +41,36 @@ def use() -> None:
 
 
 def _place(filename: str, line: int, function: str) -> str | None:
-    """Return ``cell line 3 in ring()``, ``the check``, or ``None`` for another file."""
+    """Return a line of a cell as `place_in_cell` says, ``the check``, or ``None`` for a file."""
     if any(room in filename for room in _CHECKS):
         return "the check"
     if "ipykernel_" not in filename and not filename.startswith("<ipython-input"):
         return None
-    inside = f" in {function}()" if function and not function.startswith("<") else ""
-    return f"cell line {line}{inside}"
+    number = _cells.get(filename)
+    return place_in_cell(line, function, None if number == _now.number else number)
+
+
+def place_in_cell(line: int, function: str, number: int | None) -> str:
+    """Return ``In[2], line 3, in ring()``, or ``cell line 3 in ring()`` for the cell that runs.
+
+    Args:
+        line, function: where it is; a function such as ``<module>`` has no name.
+        number: of the other cell; ``None`` for the cell that runs, and for one without a number.
+    """
+    inside = f"in {function}()" if function and not function.startswith("<") else ""
+    if number is None:
+        return f"cell line {line} {inside}".rstrip()
+    return f"In[{number}], line {line}" + (f", {inside}" if inside else "")
+
+
+def number_cell(filename: str, number: int) -> None:
+    """Tell this rank which of the notebook's cells is in this file."""
+    _cells[filename] = number
+
+
+def cell_runs(number: int | None) -> None:
+    """Tell this rank which cell runs now; ``None`` for none, so that every line names its cell."""
+    _now.number = number
 
 
 # --- the stub of a task -----------------------------------------------------------------------
@@ -70,6 +98,27 @@ def explained(kind: str, text: str) -> str | None:
     reason = f"{kind}: Task {number}: {title}\nThis task is still open, and the cell needs it."
     call = way_on(number)
     return f"{reason} To go on without it:\n  {call}" if call else reason
+
+
+def stopped_here(task: tuple[str, str], cell: str = "") -> list[str]:
+    """Return the lines that a notebook shows where it meets an open task; the first is amber.
+
+    Args:
+        task: number and title.
+        cell: the source of the cell that ran, which may hold the stub itself.
+    """
+    number, _ = task
+    is_here = re.search(rf"NotImplementedError\(.Task {re.escape(number)}:", cell)
+    place = "this cell" if is_here else "the cell above"
+    said = f"○ Task {number} is still open: write it in {place}. Run All stops here."
+    call = way_on(number)
+    return [f"{_AMBER} {said} {_PLAIN}", *([f"To go on without it: {call}"] if call else [])]
+
+
+def shown_as(error: Error, lines: list[str]) -> Error:
+    """Have IPython show these lines for an error, whose class and text stay as they are."""
+    vars(error)["_render_traceback_"] = lambda: lines
+    return error
 
 
 # --- what a notebook shows of an error --------------------------------------------------------

@@ -23,9 +23,16 @@ from IPython import get_ipython
 from IPython.core import magic_arguments
 from IPython.core.error import UsageError
 
+from torch_mpi.lines import wrapped
 from torch_mpi.protocol.diagnosis import names
 from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
-from utils.cluster.notebook_words import explained, show_errors
+from utils.cluster.notebook_words import (
+    explained,
+    open_task,
+    show_errors,
+    shown_as,
+    stopped_here,
+)
 from utils.cluster.questions import BALANCE, FIRST_LINE
 from utils.figures import waits
 from utils.jobs import RanksError
@@ -56,6 +63,8 @@ class RanksMagics(ParallelMagics):
         super().__init__(shell, ranks.view)
         self.ranks = ranks
         self._seen_over: float | None = None
+        # What each cell sent, by its number in the notebook; "" for a number that sent two texts.
+        self._cells: dict[int, str] = {}
         self._limit: float | None = None
 
     @magic_arguments.magic_arguments()
@@ -83,7 +92,9 @@ class RanksMagics(ParallelMagics):
             return cell
         # Not execution_count: newer versions of IPython raise it before a cell runs.
         number = len(self.shell.history_manager.input_hist_raw) - 1
-        return FIRST_LINE.format(number) + cell
+        sent = FIRST_LINE.format(number) + cell
+        self._cells[number] = sent if self._cells.get(number, sent) == sent else ""
+        return sent
 
     def parallel_execute(
         self,
@@ -116,7 +127,7 @@ class RanksMagics(ParallelMagics):
                 result.wait_for_output(FOR_OUTPUT)
             if not stream:
                 self._show(result, groupby)
-        self._raise_if_failed(result, bool(presses))
+        self._raise_if_failed(result, cell, bool(presses))
         self._tell_of_unreceived(result)
         return None
 
@@ -125,7 +136,7 @@ class RanksMagics(ParallelMagics):
         left = self.ranks.running().unreceived([values.get(BALANCE, 0) for values in data])
         for rank, messages in sorted(left.items()):
             for message in messages:
-                print(f"rank {rank} {message}")
+                print("\n".join(wrapped(f"rank {rank} {message}")))
 
     def _refuse_without_ranks(self) -> None:
         dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)
@@ -188,7 +199,7 @@ class RanksMagics(ParallelMagics):
         results = {rank: answer.result() for rank, answer in _answers(result) if answer.done()}
         return {rank: error for rank, error in results.items() if isinstance(error, Exception)}
 
-    def _raise_if_failed(self, result: AsyncResult, interrupted: bool) -> None:
+    def _raise_if_failed(self, result: AsyncResult, cell: str, interrupted: bool) -> None:
         errors = self._errors(result)
         if self._all_dead():
             # The nannies of other hosts, who would tell so, are gone as well.
@@ -197,7 +208,9 @@ class RanksMagics(ParallelMagics):
         if not errors and not interrupted and not self._pending(result):
             return
         busy = set(self._pending(result)) - set(errors)
-        outcome = Outcome(self.ranks.n, errors, interrupted=interrupted)
+        outcome = Outcome(
+            self.ranks.n, errors, interrupted=interrupted, cell=cell, cells=self._cells
+        )
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
         if error.diagnosis is not None and error.diagnosis.edges:
@@ -258,19 +271,23 @@ def prepare(ranks: Ranks) -> None:
     show_errors(shell, NotImplementedError, _of_a_stub)
 
 
-def _of_a_stub(shell: object, error: NotImplementedError) -> Exception:
+def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception:
     """Say what to do where a cell of the kernel meets a task that is still open."""
-    text = explained("NotImplementedError", str(error))
-    return NotImplementedError(text.removeprefix("NotImplementedError: ")) if text else error
+    kind = NotImplementedError.__name__
+    if not (task := open_task(kind, str(error))):
+        return error
+    said = NotImplementedError((explained(kind, str(error)) or "").removeprefix(f"{kind}: "))
+    return shown_as(said, stopped_here(task, _running_cell(shell)))
 
 
-def _of_the_ranks(shell: object, error: RemoteError) -> BaseException:
+def _of_the_ranks(shell: InteractiveShell, error: RemoteError) -> BaseException:
     """Say what to do where a cell of the kernel asks ranks for a name they lack, or for a task."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
     kind, text, *_ = errors[0]
-    if task := explained(kind, text):
-        return RanksError(task)
+    if task := open_task(kind, text):
+        said = RanksError(explained(kind, text))
+        return shown_as(said, stopped_here(task, _running_cell(shell)))
     missing = [_missing_name(kind, str(text)) for kind, text, *_ in errors]
     if not all(missing):
         same: BaseException = error
@@ -280,6 +297,12 @@ def _of_the_ranks(shell: object, error: RemoteError) -> BaseException:
         f"rank{'s' * (len(errors) > 1)} {ranks}: there is no `{missing[0]}` yet. A cell above "
         "makes it, which has failed, or was not run (Run → Run All Above Selected Cell)."
     )
+
+
+def _running_cell(shell: InteractiveShell) -> str:
+    """Return the source of the cell that runs."""
+    history = shell.history_manager
+    return str(history.input_hist_raw[-1]) if history else ""
 
 
 def _missing_name(kind: str, text: str) -> str:

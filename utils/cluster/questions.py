@@ -73,7 +73,8 @@ class Reply:
             A rank that was silent and could be interrupted has `error` and `line` of where it was.
         value: the function's result.
         error: class and text of the error, such as "ZeroDivisionError: division by zero".
-        line: the innermost line of a cell on the way to the error: "cell line 3 in ring()".
+        line: the innermost line of a cell on the way to the error, and its code:
+            "In[4], line 3, in ring(): dist.recv(x, src=1)".
         stdout: what was printed meanwhile.
         balance: how many more messages the rank has sent than received, since the ranks last met.
         unreceived: for each message that the rank sent and no rank received, the message, its

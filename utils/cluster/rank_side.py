@@ -11,6 +11,7 @@ import faulthandler
 import functools
 import importlib
 import io
+import linecache
 import os
 import signal
 import socket
@@ -167,6 +168,8 @@ def _cell_begins(info: ExecutionInfo) -> None:
     _here.room = MOST_OF_A_CELL
     settings.time_limit = _here.limit
     _here.limit = None
+    tag = NUMBER.match(info.raw_cell or "")
+    notebook_words.cell_runs(int(tag[1]) if tag else None)
     # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
@@ -260,6 +263,8 @@ def _note_cells(path: Path) -> None:
     def cache(source: str, number: int = 0, raw_code: str | None = None) -> str:
         tag = NUMBER.match(source)
         name: str = compile_and_cache(source, int(tag[1]) if tag else number, raw_code)
+        if tag:
+            notebook_words.number_cell(name, int(tag[1]))
         if name not in _here.cells:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
@@ -283,6 +288,8 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     """
     printed = _Kept()
     began = time.perf_counter()
+    if not of_ours:
+        notebook_words.cell_runs(None)  # a cell of the kernel runs, such as a check
     if world := _students_world(of_ours):
         world.begin_section(token)
     # The stream of the first minute: a student's code may replace sys.stdout later.
@@ -337,7 +344,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
         **about(error, text),
         "status": "error",
         "error": f"{kind}: {text}"[:MOST_ERROR],
-        "line": _cell_line(error),
+        "line": _cell_line(error, with_code=True),
         "lost": _is_final(error),
     }
 
@@ -358,8 +365,13 @@ def _is_final(error: BaseException) -> bool:
     return False
 
 
-def _cell_line(error: BaseException) -> str | None:
-    """Return the innermost line of a notebook cell on the way to this error."""
+def _cell_line(error: BaseException, *, with_code: bool = False) -> str | None:
+    """Return the innermost line of a notebook cell on the way to this error.
+
+    Args:
+        error: what was raised.
+        with_code: whether a line of another cell than the one that runs shows its code.
+    """
     from torch_mpi.errors import place_text
 
     place = None
@@ -368,6 +380,8 @@ def _cell_line(error: BaseException) -> str | None:
         code = entry.tb_frame.f_code
         if code.co_filename in _here.cells:
             place = place_text(code.co_filename, entry.tb_lineno, code.co_name)
+            if with_code and place.startswith("In["):
+                place += f": {linecache.getline(code.co_filename, entry.tb_lineno).strip()}"
         entry = entry.tb_next
     return place
 

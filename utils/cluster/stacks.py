@@ -18,6 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from utils.cluster.notebook_words import place_in_cell
+from utils.cluster.questions import NUMBER
+
 # faulthandler begins each dump of the thread that got the signal with this line.
 DUMP = "Stack (most recent call first):"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
@@ -104,7 +107,8 @@ def explain(frames: list[Frame], cells: dict[str, str]) -> str:
     """Return where a rank is, for a student: the innermost own line and the library call it made.
 
     Args:
-        cells: the source of each notebook cell, by the name of its file.
+        cells: the source of each notebook cell, by the name of its file; it may begin with the
+            cell's number (`questions.FIRST_LINE`).
     """
     depth = next((i for i, frame in enumerate(frames) if frame.function in TASK), None)
     if depth is None:
@@ -112,18 +116,23 @@ def explain(frames: list[Frame], cells: dict[str, str]) -> str:
     task = frames[:depth]
     inside = list(itertools.takewhile(lambda frame: _is_library(frame, cells), task))
     if inside == task:
-        return _line(task[0], cells) if task else "busy, between two lines"
+        return _line(task[0], cells, task) if task else "busy, between two lines"
     students = task[len(inside)]
     call = _library_call(inside)
     source = _source(students, cells)
-    line = _line(students, cells)
+    line = _line(students, cells, task)
     return line + (f", in {call}" if call else "") + (f": {source}" if source else "")
 
 
-def _line(frame: Frame, cells: dict[str, str]) -> str:
-    where = "cell" if frame.file in cells else Path(frame.file).name
-    inside = "" if frame.function.startswith("<") else f" in {frame.function}()"
-    return f"{where} line {frame.line}{inside}"
+def _line(frame: Frame, cells: dict[str, str], task: list[Frame]) -> str:
+    """Return a frame's place, which names its cell unless that cell runs this task."""
+    if frame.file not in cells:
+        inside = "" if frame.function.startswith("<") else f" in {frame.function}()"
+        return f"{Path(frame.file).name} line {frame.line}{inside}"
+    running = next(one.file for one in reversed(task) if one.file in cells)
+    tag = NUMBER.match(cells[frame.file])
+    number = int(tag[1]) if tag and frame.file != running else None
+    return place_in_cell(frame.line, frame.function, number)
 
 
 def _source(frame: Frame, cells: dict[str, str]) -> str:

@@ -375,14 +375,16 @@ def _error(record: Record, title: str) -> Shown | None:
 
 
 def tidied(text: str) -> str:
-    """Return an error without the frames of libraries, the rule above them, and cell numbers.
-
-    The numbers are those of the run, which a student has never seen.
-    """
-    text = re.sub(r"Cell (?:\x1b\[[\d;]*m)*In\s?\[\d+\](?:\x1b\[[\d;]*m)*", "the cell", text)
-    blocks = re.sub(r"^-{20,}\n", "", text.strip()).split("\n\n")
+    """Return an error without the frames of libraries, the rule above them, and cell numbers."""
+    blocks = re.sub(r"^-{20,}\n", "", _without_cell_numbers(text).strip()).split("\n\n")
     kept = [block for block in blocks if not block.lstrip().startswith("File /")]
     return "\n\n".join(kept).strip()
+
+
+def _without_cell_numbers(text: str) -> str:
+    """Return a text without the numbers of cells in the run, which a student has never seen."""
+    colors = r"(?:\x1b\[[\d;]*m)*"
+    return re.sub(rf"(?:Cell {colors}|\b)In\s?\[\d+\]{colors}", "the cell", text)
 
 
 def shortened(text: str, most: int = 2000) -> str:
@@ -400,7 +402,7 @@ def words(record: Record) -> str:
     text = _said(record)
     errors = _errors(record)
     if text or not errors:
-        return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, text)
+        return re.sub(r"KeyboardInterrupt: *", STILL_RUNNING, _without_cell_numbers(text))
     first = (errors[0]["evalue"].strip().splitlines() or [""])[0]
     return shortened(f"The check ended with {errors[0]['ename']}: {first}", 500)
 

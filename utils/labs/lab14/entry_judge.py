@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from utils import data, models
-from utils.checks.verdict import Problem, Verdict
+from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.jobs import mpi_job
 
 from .replay import Clock, lost, replay, traffic
@@ -68,7 +68,7 @@ class Entry:
     def as_verdict(self) -> Verdict:
         """Return the entry as a check's verdict on task 14.1."""
         if "NotImplementedError: Task 14.1" in self.problem:
-            return Verdict("14.1", TITLE, passed=False, open="still open")
+            return Verdict("14.1", TITLE, passed=False, open=STILL_OPEN)
         texts = [self.problem] if self.problem else [f"missed: {text}" for text in self.exceeded]
         problems = tuple(Problem(text) for text in texts)
         return Verdict("14.1", TITLE, passed=self.within, problems=problems)

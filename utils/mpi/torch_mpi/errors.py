@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable
 from types import CodeType, FrameType
@@ -14,6 +13,7 @@ import torch
 from torch.distributed import DistBackendError
 
 from . import settings
+from .lines import wrapped
 
 if TYPE_CHECKING:
     from .protocol.status import Status
@@ -62,8 +62,7 @@ class CommunicationError(DistBackendError):
 
     def _render_traceback_(self) -> list[str]:
         """Return what a notebook shows: the message has the user's line, the rest is PyTorch's."""
-        lines = f"{type(self).__name__}: {self}".splitlines()
-        return [part for line in lines for part in textwrap.wrap(line, width=96) or [""]]
+        return wrapped(f"{type(self).__name__}: {self}")
 
 
 class CommunicationTimeout(CommunicationError):

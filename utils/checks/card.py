@@ -37,7 +37,7 @@ def card(
     Args:
         badge: the state.
         task: such as "Task 1.4"; shown in bold.
-        title: what stands beside it.
+        title: the words after the task.
         problems: what is wrong; a list.
         notes: lines below the list; empty ones are left out.
     """

@@ -25,7 +25,7 @@ _STUB = re.compile(r"Task (?P<number>\d+\.\d+): (?P<title>.*)")
 _AMBER, _PLAIN = "\x1b[48;2;255;193;7m\x1b[38;2;34;34;34m", "\x1b[0m"
 _LABS = Path(__file__).parents[1] / "labs"
 
-# Of a rank: the number in the notebook of each cell by its file, and of the cell that runs.
+# On a rank: each cell's number in the notebook, by its file, and the number of the cell that runs.
 _cells: dict[str, int] = {}
 _now = SimpleNamespace(number=None)
 # What shows the errors of each kind: IPython keeps one function for all of them.

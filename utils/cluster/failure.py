@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from torch_mpi.protocol import diagnosis
+from utils.cluster import lost_names
 from utils.cluster.notebook_words import explained
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Outcome:
     fresh: bool = True  # the ranks met again, and their process groups work
     job_state: str = ""  # of the ranks' own Slurm job, as Slurm says it
     survivors: list[int] = field(default_factory=list)  # ranks that live on without the dead
+    lost: set[str] = field(default_factory=set)  # names that a restart has taken from the ranks
 
     def add(self, reply: Reply) -> None:
         """Take in what a rank says that was asked after the cell."""
@@ -192,8 +194,13 @@ class Outcome:
             return self._error(task)
         lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing := _MISSING.match(summaries[first]):
-            lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
+            lines.append(self._about_missing(missing[1]))
         return self._error("\n".join(lines))
+
+    def _about_missing(self, name: str) -> str:
+        if name in self.lost:
+            return lost_names.hint(name)
+        return f"If a cell above makes `{name}`, it has failed or was not run."
 
     def _where(self, first: int, summaries: dict[int, str]) -> list[str]:
         """Return lines on which ranks have the first one's error, and on the other errors."""

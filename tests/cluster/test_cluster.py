@@ -26,7 +26,15 @@ from nbclient import NotebookClient
 
 from torch_mpi import library as libraries
 from utils import cluster
-from utils.cluster import RanksError, engine, ipp_cluster, questions, rank_side, stacks
+from utils.cluster import (
+    RanksError,
+    engine,
+    ipp_cluster,
+    lost_names,
+    questions,
+    rank_side,
+    stacks,
+)
 from utils.cluster.failure import CellFailed
 from utils.jobs import session, watchdog
 from utils.jobs.mpi_job import NOT_STARTED
@@ -403,7 +411,9 @@ def test_a_notebook_shows_the_same_text_in_every_run():
     assert "".join(shown[:-2]).split() == ["[stdout:0]", "hello", "0", "[stdout:1]", "hello", "1"]
     assert shown[-2:] == ["Out[0:1]: 0", "Out[1:1]: 10"]
     assert all(not o.metadata for o in outputs[1] if o.output_type == "display_data")
-    assert [o.text for o in outputs[2]] == ["2 fresh MPI ranks are up.\n"]
+    assert [o.text for o in outputs[2]] == [
+        f"2 fresh MPI ranks are up. {lost_names.AFTER_A_RESTART}\n"
+    ]
     assert ["False" in o.data["text/plain"] for o in outputs[3]] == [True, True]
     assert outputs[4] == []
     assert "`ranks = cluster.start(2)` again" in outputs[5][0].evalue

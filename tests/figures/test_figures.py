@@ -1,4 +1,4 @@
-"""What every figure has: words for those who don't see it; predictions; drawings of labs."""
+"""What every figure has: words for those who don't see it; drawings of labs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures
 from utils.figures import alt, forms
-from utils.figures.predict import NOTHING_YET, predict
 from utils.labs.lab04 import pictures as replicas
 from utils.labs.lab07 import pictures as staleness
 from utils.labs.lab12 import pictures as federated
@@ -79,44 +78,6 @@ def test_a_notebook_gets_the_words_with_the_picture(monkeypatch):
     data, metadata = shell.display_formatter.format(figure)
     assert data["text/plain"] == "Drawing with the words: hello."
     assert metadata["image/png"]["alt"] == data["text/plain"]
-
-
-def test_a_prediction_that_was_not_made_stops_nothing(capsys):
-    guess = predict("how long?", ..., unit="s")
-    assert capsys.readouterr().out.strip() == NOTHING_YET
-    assert alt.describe(guess.beside(3)) == "how long? predicted: nothing, measured: 3 s."
-
-
-def test_a_prediction_stands_beside_the_measurement(capsys):
-    guess = predict("how fast?", {"2 ranks": 1.9, "4 ranks": ...}, unit="×")
-    assert capsys.readouterr().out == "Your prediction: 2 ranks: 1.9 ×\n"
-    said = alt.describe(guess.beside({"2 ranks": 1.3, "4 ranks": 1.2}))
-    assert "2 ranks: predicted: 1.9 ×, measured: 1.3 ×; 4 ranks: predicted: nothing" in said
-    with pytest.raises(ValueError, match="8 ranks"):
-        guess.beside({"8 ranks": 1.2})
-
-
-@pytest.mark.parametrize("guess", [0, 0.8, 100])
-def test_no_prediction_is_cut_by_the_axis(guess):
-    axes = predict("which value?", {"a": guess, "b": 0.7}).beside({"a": 0.75, "b": 0.6}).axes[0]
-    (left, right), places = axes.get_xlim(), [float(line.get_xdata()[0]) for line in axes.lines]
-    assert left < min(places)
-    assert right > 1.02 * max(places)
-
-
-@pytest.mark.parametrize("bad", ["3 s", True, float("nan"), None])
-def test_what_is_no_prediction_is_said(bad, capsys):
-    assert predict("how long?", bad, unit="s").values == {"": None}
-    assert "is no prediction here: expected a number" in capsys.readouterr().out
-
-
-def test_a_choice_is_one_of_the_choices(capsys):
-    which = ["rank 0", "rank 1"]
-    assert predict("who?", "rank 2", choices=which).values == {"": None}
-    assert "expected one of 'rank 0', 'rank 1'" in capsys.readouterr().out
-    figure = predict("who?", "rank 0", choices=which).beside("rank 1")
-    places = {float(line.get_xdata()[0]): line.get_ydata()[0] for line in figure.axes[0].lines}
-    assert places == {0.0: 0, 1.0: 1}
 
 
 # -- minibatches (lab 02) -----------------------------------------------------------------------

@@ -121,6 +121,7 @@ class Ranks:
         self._plan = plan
         self._owner = os.getpid()
         self._up: Running | None = None
+        self._lost: set[str] = set()
         self._bring_up()
         _current = self
 
@@ -158,14 +159,22 @@ class Ranks:
         Raises:
             RanksError: the fresh ranks did not start.
         """
+        from utils.cluster import lost_names
+
         up = self.running()
+        self._lost |= lost_names.of_cells(up.folder)
         if not up.replace_ranks():
             # The controller is gone, or did not notice that the ranks are.
             self._up = None
             up.close()
             self._bring_up()
         self.view.targets = self.client.ids
-        _say(f"{self.n} fresh MPI ranks are up." if self.n > 1 else "A fresh MPI rank is up.")
+        up_again = f"{self.n} fresh MPI ranks are up." if self.n > 1 else "A fresh MPI rank is up."
+        _say(f"{up_again} {lost_names.AFTER_A_RESTART}" if self._lost else up_again)
+
+    def lost_names(self) -> set[str]:
+        """Return the names that cells had made on ranks that `restart` has replaced."""
+        return set(self._lost)
 
     def stop(self) -> None:
         """End the ranks and everything that was started for them. Quiet; twice is once."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch_mpi.lines import wrapped
 from torch_mpi.protocol import diagnosis
+from utils.cluster import lost_names
 from utils.cluster.notebook_words import explained, open_task, shown_as, stopped_here
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class Outcome:
     survivors: list[int] = field(default_factory=list)  # ranks that live on without the dead
     cell: str = ""  # its source
     cells: Mapping[int, str] = field(default_factory=dict)  # the source of each cell, by number
+    lost: set[str] = field(default_factory=set)  # names that a restart has taken from the ranks
 
     def add(self, reply: Reply) -> None:
         """Take in what a rank says that was asked after the cell."""
@@ -189,7 +191,7 @@ class Outcome:
             return self._of_open_task(task, explained(kind, text) or "")
         lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing := _MISSING.match(summaries[first]):
-            lines.append(f"If a cell above makes `{missing[1]}`, it has failed or was not run.")
+            lines.append(self._about_missing(missing[1]))
         return self._error("\n".join(lines))
 
     def _of_open_task(self, task: tuple[str, str], said: str) -> CellFailed:
@@ -197,6 +199,11 @@ class Outcome:
         error = self._error(said)
         lost = str(error).removeprefix(said).strip()
         return shown_as(error, [*stopped_here(task, self.cell), *wrapped(lost)])
+
+    def _about_missing(self, name: str) -> str:
+        if name in self.lost:
+            return lost_names.hint(name)
+        return f"If a cell above makes `{name}`, it has failed or was not run."
 
     def _where(self, first: int, summaries: dict[int, str]) -> list[str]:
         """Return lines on which ranks have the first one's error, and on the other errors."""

@@ -9,6 +9,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ipyparallel as ipp
@@ -108,6 +109,11 @@ class Running:
     def _engine_command(self) -> list[str]:
         engine = python_words("from utils.cluster.engine import main; main()")
         return [*self._python.command, *engine]
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder that the kernel and its ranks share."""
+        return self._session.folder
 
     def notes(self) -> list[str]:
         """Return what `describe` says of this start: the Slurm job of its own, the fork server."""
@@ -221,13 +227,12 @@ class Running:
 
     def _get_acquainted(self) -> None:
         """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
-        folder = self._session.folder
-        for old in folder.glob("cells-*"):
+        for old in self.folder.glob("cells-*"):
             old.unlink()
         replies = self._ask(
             rank_side.prepare,
             timeout=START_DEADLINE,
-            folder=str(folder),
+            folder=str(self.folder),
             fault_tolerant=self.plan.fault_tolerant,
         )
         for reply in replies:
@@ -409,15 +414,14 @@ class Running:
 
     def _places(self, timeout: float) -> list[str]:
         """Return where each rank is, in words."""
-        looked = stacks.Look(self._session.folder, range(self.n))
+        looked = stacks.Look(self.folder, range(self.n))
         alive = set(self.client.ids)
         self.signal("SIGUSR1", wait=timeout)
         dumps = looked.dumps(alive, timeout)
         # One that has said nothing may have died meanwhile.
         alive = {rank for rank in dumps if dumps[rank] or rank in self.client.ids}
-        folder = self._session.folder
         return [
-            stacks.place(dumps[rank], folder / f"cells-{rank}") if rank in alive else DEAD
+            stacks.place(dumps[rank], self.folder / f"cells-{rank}") if rank in alive else DEAD
             for rank in range(self.n)
         ]
 

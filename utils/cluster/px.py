@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import re
 import signal
@@ -25,7 +26,9 @@ from IPython.core.error import UsageError
 
 from torch_mpi.lines import wrapped
 from torch_mpi.protocol.diagnosis import names
+from utils.cluster import lost_names
 from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
+from utils.cluster.live_line import LiveLine
 from utils.cluster.notebook_words import (
     explained,
     open_task,
@@ -66,6 +69,7 @@ class RanksMagics(ParallelMagics):
         # What each cell sent, by its number in the notebook; "" for a number that sent two texts.
         self._cells: dict[int, str] = {}
         self._limit: float | None = None
+        self._alone = False  # whether a cell shows nothing but what its ranks show
 
     @magic_arguments.magic_arguments()
     @exec_args
@@ -81,10 +85,13 @@ class RanksMagics(ParallelMagics):
         self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
         if self._limit is not None and not 0 < self._limit < math.inf:
             raise UsageError(f"%%px --timeout {self._limit:g}: must be more than 0 s, and finite")
+        whole = str(self.shell.history_manager.input_hist_raw[-1])
+        self._alone = whole.lstrip().startswith("%%px") and "--local" not in line
         try:
             return super().cell_px(line, self._numbered(cell))
         finally:
             self._limit = None
+            self._alone = False
 
     def _numbered(self, cell: str) -> str:
         """Return the cell with a line in place of its magic, which tells the ranks its number."""
@@ -118,18 +125,31 @@ class RanksMagics(ParallelMagics):
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
+        live = self._live_line() if self._alone else None
         with _stop_button() as presses:
             result = super().parallel_execute(cell, block=False, save_name=save_name)
             with _streamed(result) if stream else contextlib.nullcontext():
-                self._wait(result, presses)
+                self._wait(result, presses, live)
                 if presses:
                     self._interrupt(result)
                 result.wait_for_output(FOR_OUTPUT)
+            cleared = live is not None and live.remove(more=_has_output(result))
+            if cleared and stream:
+                with _streamed(result):
+                    pass  # it begins with all that there is already
             if not stream:
                 self._show(result, groupby)
         self._raise_if_failed(result, cell, bool(presses))
         self._tell_of_unreceived(result)
         return None
+
+    def _live_line(self) -> LiveLine:
+        """Return the line that tells what the ranks do while this cell runs."""
+        up = self.ranks.running()
+        targets = self.view.targets
+        asked = set(targets) if isinstance(targets, list) else {targets}
+        own = {rank: number for number, rank in enumerate(up.living()) if rank in asked}
+        return LiveLine(up.folder, own)
 
     def _tell_of_unreceived(self, result: AsyncResult) -> None:
         data = [answer.output.metadata["data"] or {} for _, answer in _answers(result)]
@@ -164,11 +184,13 @@ class RanksMagics(ParallelMagics):
                 if text := answer.output.metadata[name]:
                     print(f"[{name}:{rank}]\n{text.rstrip()}")
 
-    def _wait(self, result: AsyncResult, presses: list[int]) -> None:
+    def _wait(self, result: AsyncResult, presses: list[int], live: LiveLine | None) -> None:
         """Wait until all ranks are done, or the user stops it; when one has failed, not long."""
         failed_at = None
         while self._pending(result) and not self._all_dead() and not presses:
             result.wait(0.05 if failed_at is None else 0.02)
+            if live is not None:
+                live.look(self._pending(result))
             if failed_at is None and self._errors(result):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > AFTER_AN_ERROR:
@@ -209,7 +231,12 @@ class RanksMagics(ParallelMagics):
             return
         busy = set(self._pending(result)) - set(errors)
         outcome = Outcome(
-            self.ranks.n, errors, interrupted=interrupted, cell=cell, cells=self._cells
+            self.ranks.n,
+            errors,
+            interrupted=interrupted,
+            cell=cell,
+            cells=self._cells,
+            lost=self.ranks.lost_names(),
         )
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
@@ -240,6 +267,12 @@ def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
     return list(zip(result._targets, result._children, strict=True))
 
 
+def _has_output(result: AsyncResult) -> bool:
+    """Return whether a rank has printed or shown something."""
+    kinds = ("stdout", "stderr", "outputs", "execute_result")
+    return any(answer.output.metadata[kind] for _, answer in _answers(result) for kind in kinds)
+
+
 def _streamed(result: AsyncResult) -> contextlib.AbstractContextManager[None]:
     """Stream what ranks print, but not their tracebacks: those come once, at the end."""
     show = result._iopub_streaming_output_callback
@@ -267,7 +300,7 @@ def prepare(ranks: Ranks) -> None:
     shell.magics_manager.register(RanksMagics(shell, ranks))
     shell.run_line_magic("colors", "nocolor")
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
-    show_errors(shell, RemoteError, _of_the_ranks)
+    show_errors(shell, RemoteError, functools.partial(_of_the_ranks, ranks))
     show_errors(shell, NotImplementedError, _of_a_stub)
 
 
@@ -280,7 +313,7 @@ def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception
     return shown_as(said, stopped_here(task, _running_cell(shell)))
 
 
-def _of_the_ranks(shell: InteractiveShell, error: RemoteError) -> BaseException:
+def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> BaseException:
     """Say what to do where a cell of the kernel asks ranks for a name they lack, or for a task."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
@@ -293,6 +326,8 @@ def _of_the_ranks(shell: InteractiveShell, error: RemoteError) -> BaseException:
         same: BaseException = error
         return same
     ranks = ", ".join(str(where.get("engine_id")) for *_, where in errors)
+    if missing[0] in here.lost_names():
+        return RanksError(lost_names.hint(missing[0]))
     return RanksError(
         f"rank{'s' * (len(errors) > 1)} {ranks}: there is no `{missing[0]}` yet. A cell above "
         "makes it, which has failed, or was not run (Run → Run All Above Selected Cell)."

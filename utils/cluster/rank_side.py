@@ -28,8 +28,9 @@ from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
 from torch_mpi import settings
-from utils.cluster import notebook_words
+from utils.cluster import notebook_words, rank_notes
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
+from utils.cluster.rank_notes import Notes
 from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.cell_log import backend_world, start_watching
 
@@ -54,8 +55,11 @@ MEETING = 15.0
 WORK = 0.03
 
 # Of this rank: its real standard output and error, the files that are cells, the file for its
-# stacks, how much the present cell may still print, how long a wait of the next one may last.
-_here = SimpleNamespace(streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None)
+# stacks, how much the present cell may still print, how long a wait of the next one may last, and
+# its notes for the kernel.
+_here = SimpleNamespace(
+    streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None, notes=None
+)
 
 
 class _Kept(io.TextIOBase):
@@ -87,8 +91,9 @@ def prepare(
     """Make this rank ready for `where` and `ask`, and return what `describe` shows.
 
     Args:
-        folder: the kernel's. This rank writes `stack-RANK` (its stack at every SIGUSR1) and
-            `cells-RANK` (the source of every cell it has run, as JSON lines).
+        folder: the kernel's. This rank writes `stack-RANK` (its stack at every SIGUSR1),
+            `cells-RANK` (the source of every cell it has run, as JSON lines) and `now-RANK` (what
+            it does in a long cell).
         fault_tolerant: whether this rank survives the death of another one.
 
     Raises:
@@ -105,6 +110,7 @@ def prepare(
     # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
     _note_cells(Path(folder) / f"cells-{rank}")
+    _here.notes = Notes(rank_notes.path_of(Path(folder), rank), _here.cells)
     _here.rank = rank
     events = get_ipython().events
     events.register("pre_run_cell", _cell_begins)
@@ -165,6 +171,7 @@ def _even_if_interrupted(callback: Callable[[Event], None]) -> Callable[[Event],
 
 @_even_if_interrupted
 def _cell_begins(info: ExecutionInfo) -> None:
+    _here.notes.begin_cell()
     _here.room = MOST_OF_A_CELL
     settings.time_limit = _here.limit
     _here.limit = None
@@ -180,6 +187,7 @@ def _cell_begins(info: ExecutionInfo) -> None:
 
 @_even_if_interrupted
 def _cell_ends(result: ExecutionResult) -> None:
+    _here.notes.end_cell()
     settings.time_limit = None
     error = result.error_before_exec or result.error_in_exec
     _tell(backend_world(), error)

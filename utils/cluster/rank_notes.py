@@ -1,0 +1,77 @@
+"""What a rank notes each second of a long cell: the line it is on, or the call that it waits in.
+
+The kernel reads the note while it waits for the cell (`live_line`). A thread of the rank writes it,
+so the cell itself never stops for it. Short cells end before the first note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from utils.timeline.cell_log import backend_world
+
+# Seconds between two notes, and before the first.
+EVERY = 1.0
+
+
+def path_of(folder: Path, rank: int) -> Path:
+    """Return the file of a rank's note in the kernel's folder."""
+    return folder / f"now-{rank}"
+
+
+class Notes:
+    """The notes of this rank.
+
+    Args:
+        path: of the file that holds the latest note.
+        cells: the file names of the cells that the rank has run; it may grow.
+    """
+
+    def __init__(self, path: Path, cells: set[str]):
+        self._path = path
+        self._cells = cells
+        self._began: float | None = None
+        self._main = threading.main_thread().ident
+        threading.Thread(target=self._write_for_good, name="notes", daemon=True).start()
+
+    def begin_cell(self) -> None:
+        """A cell begins."""
+        self._began = time.monotonic()
+
+    def end_cell(self) -> None:
+        """The cell has ended."""
+        self._began = None
+
+    def _write_for_good(self) -> None:
+        # Signals are for the main thread, whose stack `where` asks for.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        while True:
+            time.sleep(EVERY)
+            began = self._began
+            if began is not None and time.monotonic() - began >= EVERY:
+                # A full disk must not stop the notes for good.
+                with contextlib.suppress(OSError):
+                    self._path.write_text(json.dumps(self.now()))
+
+    def now(self) -> dict[str, Any]:
+        """Return the line of the cell that the rank is on, and the communication it waits in."""
+        status = world.own if (world := backend_world()) else {}
+        waits = status.get("op") if status.get("state") == "waiting" else None
+        main = sys._current_frames().get(self._main or 0)
+        return {"line": self._line(main), "waits": waits}
+
+    def _line(self, frame: FrameType | None) -> int | None:
+        """Return the innermost line of a cell on a stack."""
+        while frame is not None:
+            if frame.f_code.co_filename in self._cells:
+                return frame.f_lineno
+            frame = frame.f_back
+        return None

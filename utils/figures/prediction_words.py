@@ -1,0 +1,58 @@
+"""The sentences of a prediction, before the run and after it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+NOTHING_YET = "No prediction yet: write it instead of ... and run this cell again."
+
+# 1,000,000 has commas between its thousands; the comma of 1,9 stands for a point.
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
+
+
+def noted(values: Mapping[str, float | str | None], unit: str) -> str:
+    """Return the line that tells what was predicted so far; "" if nothing was."""
+    parts = [
+        f"{name}: {shown(value, unit)}" if name else shown(value, unit)
+        for name, value in values.items()
+        if value is not None
+    ]
+    return f"You predict: {', '.join(parts)}" if parts else ""
+
+
+def shown(value: float | str, unit: str) -> str:
+    """Return a number with its unit, or a choice as it is."""
+    if isinstance(value, str):
+        return value
+    number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{number} {unit}".rstrip()
+
+
+def number_in(text: str, unit: str) -> float | None:
+    """Return the number that somebody has typed, with or without its unit; ``None`` without one."""
+    text = text.strip().removesuffix(unit).strip().replace("_", "")
+    text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def outcome(
+    name: str, guess: float | str | None, result: float | str, unit: str, source: str
+) -> str:
+    """Return what was predicted, and what the run or another source gave."""
+    if isinstance(result, str):
+        gave = "showed the same" if guess == result else f"showed “{result}”"
+        expected = f"predicted “{guess}”"
+    else:
+        gave = f"gave {shown(result, unit)}"
+        expected = f"predicted {shown(guess, unit)}" if guess is not None else ""
+    if guess is None:
+        expected = "made no prediction"
+    if name:
+        return f"{name}: you {expected}, {source} {gave}."
+    return f"You {expected}. {source[0].upper()}{source[1:]} {gave}."

@@ -53,7 +53,7 @@ BUDGETS = {
     "course": 2010,
     "data": 660,
     "doctor": 1440,
-    "figures": 860,
+    "figures": 1000,
     "grading": 5840,
     "jobs": 3170,
     "labs": 140,

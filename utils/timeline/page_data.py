@@ -23,7 +23,7 @@ _SUMS = {
     "rank": "rank",
     "seconds computing": "computing",
     "seconds waiting": "waiting",
-    "seconds waiting for background": "of it for the background",
+    "seconds waiting for background": "for the background",
     "seconds communicating": "communicating",
     "seconds hidden": "hidden",
     "bytes sent": "sent",

@@ -114,10 +114,23 @@ function drawLane(lane, used) {
       );
     bars.filter((bar) => seen(bar.begin, bar.end)).forEach(label);
   }
-  if (!lane.bars.length) {
-    const x = Math.min(Math.max(across(lane.end), LEFT) + 6, width - RIGHT - 110);
-    layer.append(text(x, top + 17, "no communication", { class: "ddl-soft" }));
-  }
+  if (!lane.bars.length) layer.append(nothing(lane));
+}
+
+// Say that a rank has not communicated, on its bar if there is room, else beside it.
+function nothing(lane) {
+  const [from, to] = [across(lane.begin), across(lane.end)].map((x) =>
+    Math.min(Math.max(x, LEFT), width - RIGHT),
+  );
+  const words = "no communication";
+  const room = 120;
+  if (to - from > room)
+    return text((from + to) / 2, lane.top + 17, words, {
+      class: "ddl-on-grey",
+      "text-anchor": "middle",
+    });
+  const left = to + room < width - RIGHT ? to + 6 : from - room;
+  return text(left, lane.top + 17, words, { class: "ddl-soft" });
 }
 
 // Name a bar's longest part where there is room, with a line at the bar's begin.

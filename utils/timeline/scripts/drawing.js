@@ -37,7 +37,10 @@ function draw() {
   layer.replaceChildren(...bands(used));
   few.hidden = true;
   lanes.forEach((lane) => drawLane(lane, used));
-  layer.append(...arrows(used), ...marks(), ...axis(bottom));
+  const lines = ddl.svg("g", { "clip-path": `url(#${CLIP})` }, arrows(used));
+  const inside = { x: LEFT - 6, y: 0, width: width - LEFT - RIGHT + 12, height: bottom };
+  clip.replaceChildren(ddl.svg("rect", inside));
+  layer.append(lines, ...marks(), ...axis(bottom));
   keys.replaceChildren(...legend(used));
 }
 
@@ -114,7 +117,7 @@ function drawLane(lane, used) {
       );
     bars.filter((bar) => seen(bar.begin, bar.end)).forEach(label);
   }
-  if (!lane.bars.length) layer.append(nothing(lane));
+  if (!lane.bars.length && !lane.together.length) layer.append(nothing(lane));
 }
 
 // Say that a rank has not communicated, on its bar if there is room, else beside it.
@@ -154,7 +157,7 @@ function label(bar) {
     );
   }
   const moving = state === COMMUNICATING || state === POSTED;
-  const who = bar.call.partner >= 0 ? bar.call.partner : bar.call.last;
+  const who = bar.call.partner ?? bar.call.last;
   const choices =
     state === STUCK
       ? [`✗ ${nameOf(bar.call)} never ended`, "✗ never ended"]
@@ -174,9 +177,9 @@ function label(bar) {
   if (state !== COMMUNICATING && state !== POSTED) {
     const card = {
       x: middle - wide(words) / 2 + 2,
-      y: top + 4,
+      y: top + 1,
       width: wide(words) - 4,
-      height: high - 8,
+      height: high - 2,
     };
     layer.append(ddl.svg("rect", { ...card, rx: 2, fill: ddl.colors.paper }));
   }

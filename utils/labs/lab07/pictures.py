@@ -6,7 +6,6 @@ bound is ``math.inf`` where there is none.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 
@@ -17,6 +16,7 @@ from tabulate import tabulate
 from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY
 from utils.figures.charts import add_lanes, chart, finish, keys, legend_beside, panels
 from utils.figures.shapes import arrow, box, canvas, cell, frame
+from utils.labs.lab07.bounded_steps import bounded_run
 
 Applied = Sequence[tuple[int, int]]
 
@@ -136,31 +136,12 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
 
 def _planned(axes: Axes, bound: float, steps: Sequence[int], until: int) -> int:
     """Draw one panel; return the number of steps that were completed."""
-    clock = [0] * len(steps)
-    since = dict.fromkeys(range(len(steps)), 0)  # who waits, and since when
-    ends: list[tuple[int, int]] = []
-    now = done = 0
-    while True:
-        for k in [k for k in since if clock[k] - min(clock) <= bound]:
-            _bar(axes, k, since.pop(k), now, waits=True)
-            heapq.heappush(ends, (now + steps[k], k))
-            _bar(axes, k, now, min(now + steps[k], until))
-        now, k = heapq.heappop(ends)
-        if now > until:
-            break
-        done += 1
-        clock[k] += 1
-        since[k] = now
-    for k, begin in since.items():
-        _bar(axes, k, begin, until, waits=True)
-    return done
-
-
-def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) -> None:
-    if end > begin:
+    run = bounded_run(steps, bound, until)
+    for worker, begin, end, waits in run.bars:
         look = {"edgecolor": GREY, "hatch": "///"} if waits else {}
         color = PALE if waits else SKY
-        cell(axes, begin, row, end - begin, color, height=0.7, linewidth=0.8, **look)
+        cell(axes, begin, worker, end - begin, color, height=0.7, linewidth=0.8, **look)
+    return len(run.staleness)
 
 
 def clocks(served: Mapping[float, Applied]) -> Figure:

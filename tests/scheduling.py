@@ -27,10 +27,10 @@ LONGEST = (
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.
 QUICK = {
-    *("test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
+    *("test_backend_core", "test_chunks", "test_diagnosis", "test_figures", "test_interactive"),
     *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
     *("test_map", "test_models", "test_network", "test_pack", "test_release"),
-    *("test_statistics", "test_timeline", "test_timeline_ideal"),
+    *("test_statistics", "test_timeline", "test_timeline_ideal", "test_timeline_page"),
 }
 RANKS = {"mpiexec", "ranks"}
 

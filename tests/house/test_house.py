@@ -719,8 +719,9 @@ def test_cells_that_only_draw_are_no_problem_with_their_tag(tmp_path):
     assert linted(tmp_path, drawing, *good) == []
 
 
-def test_a_picture_of_what_ranks_did_needs_the_tag_of_cells_that_only_draw(tmp_path):
-    (problem,) = linted(tmp_path, ran('ranks.timeline("a").figure()'))
+@pytest.mark.parametrize("shows", ["", ".figure()", ".part(since=0.1)"])
+def test_a_picture_of_what_ranks_did_needs_the_tag_of_cells_that_only_draw(tmp_path, shows):
+    (problem,) = linted(tmp_path, ran(f'ranks.timeline("a"){shows}'))
     assert "give it the tag 'only-draws'" in problem
 
 

@@ -36,7 +36,10 @@ MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.I
 #: Tags that other tools know, near enough to nbval's to be taken for a slip.
 OTHER_TAGS = {"skip-execution"}
 #: A cell that only draws a timeline; a line before may hold its title.
-PLAINLY_DRAWS = re.compile(r"(?:title = [^\n]*\n)?ranks\.timeline\([^\n]*\)\.figure\([^\n]*\);?")
+PLAINLY_DRAWS = re.compile(
+    r"(?:title = [^\n]*\n)?ranks\.timeline\((?:title|\s*\"[^\"\n]*\"\s*)?\)"
+    r"(?:\.(?:figure|part)\([^\n]*\))?;?"
+)
 #: Of a picture's alternative text.
 FEWEST_WORDS = 3
 #: Columns of code that JupyterLab shows beside its file browser; solutions/ruff.toml has the same.

@@ -16,7 +16,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,10 @@ class Interactive:
     """A picture that answers to mouse, fingers and keyboard.
 
     Args:
-        script: path of the JavaScript file. Its comments have lines of their own, and none of its
-            strings goes over the end of a line, because notebooks get it without its indentation.
+        script: path of the JavaScript file, or of several that are one function. Comments have
+            lines of their own, and no string goes over the end of a line, because notebooks get
+            the script without its indentation. A style sheet of the same name beside it belongs
+            to it.
         data: for the script; of what JSON can hold, without NaN and infinity.
         still: the picture where scripts don't run.
         words: what the picture shows; by default what :func:`utils.figures.alt.describe` finds.
@@ -47,7 +49,7 @@ class Interactive:
 
     def __init__(
         self,
-        script: str | os.PathLike,
+        script: str | os.PathLike | Sequence[str | os.PathLike],
         data: Mapping[str, Any],
         still: Figure,
         words: str = "",
@@ -61,7 +63,10 @@ class Interactive:
         self.still = still
         self.words = alt.describe(still)
         self._text = text or self.words
-        self._script = _compact(Path(script).read_text(encoding="utf-8"))
+        files = [script] if isinstance(script, (str, os.PathLike)) else script
+        styles = [Path(file).with_suffix(".css") for file in files]
+        self._script = "\n".join(_compact(Path(file)) for file in files)
+        self._style = "\n".join(_compact(file) for file in styles if file.exists())
         self._data = _json(data)
 
     def __repr__(self) -> str:
@@ -83,14 +88,11 @@ class Interactive:
         words = html.escape(self.words)
         name = "ddl-" + hashlib.sha256((self._script + self._data).encode()).hexdigest()[:12]
         image = self._still_bundle[0][forms.PNG].replace("\n", "")
-        base, style = (
-            _compact((_SCRIPTS / file).read_text(encoding="utf-8"))
-            for file in ("base.js", "base.css")
-        )
+        base, style = (_compact(_SCRIPTS / file) for file in ("base.js", "base.css"))
         return (
             f'<div class="ddl-interactive" id="{name}" role="group" aria-label="{words}">\n'
             f'<img alt="{words}" src="data:image/png;base64,{image}">\n'
-            f"<style>\n{style}\n</style>\n<script>\n(() => {{\n"
+            f"<style>\n{style}\n{self._style}\n</style>\n<script>\n(() => {{\n"
             f"const colors = {_json(_colors())};\n{base}\n"
             f"start(document.currentScript.parentElement, {self._data}, (root, data, ddl) => {{\n"
             f"{self._script}\n}});\n}})();\n</script>\n</div>"
@@ -128,7 +130,7 @@ def _json(data: object) -> str:
     return text.replace("<", "\\u003c")
 
 
-def _compact(source: str) -> str:
+def _compact(file: Path) -> str:
     """Return a script or a style sheet without indentation and without lines of comments."""
-    lines = (line.strip() for line in source.splitlines())
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     return "\n".join(line for line in lines if line and not line.startswith(_COMMENTS))

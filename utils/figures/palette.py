@@ -27,6 +27,7 @@ def rank_color(rank: int) -> str:
     """Return the color that a rank has in every picture of the course."""
     return RANKS[rank % len(RANKS)]
 
+
 _STYLE = {
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,

@@ -1,7 +1,8 @@
 """Who communicated what and when in the last cell, from the ranks' own records.
 
     shown = ranks.timeline()            # after any %%px cell; shows itself in a notebook
-    shown.figure(since=0.1, until=0.2)  # a part of the cell, in seconds since the cell began
+    shown.part(since=0.1, until=0.2)    # begins with a part, in seconds since the cell began
+    shown.figure()                      # a still picture, to be composed with others
     shown.totals                        # bytes, messages, seconds of each rank
     shown.save("trace.json")            # for https://ui.perfetto.dev or chrome://tracing
     shown.ideal                         # seconds, if the network were infinitely fast
@@ -11,8 +12,10 @@ Each cell begins a new timeline.
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import activity, cell_log, ideal_network, phrases, trace
@@ -21,10 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from utils.cluster.questions import Ranks
+    from utils.figures.interactive import Interactive
 
 __all__ = ["Timeline", "of"]
 
 TITLE = "What the ranks communicated"
+_SCRIPTS = [
+    Path(__file__).with_name("scripts") / f"{name}.js" for name in ("calls", "drawing", "timeline")
+]
 
 
 class Timeline:
@@ -48,6 +55,19 @@ class Timeline:
         self.title = title or TITLE
         self.lanes = activity.lanes(reports, offsets or [0.0] * len(reports))
         self.records = activity.all_records(self.lanes)
+        self._part: tuple[float | None, float | None] = (None, None)
+
+    def part(self, since: float | None = None, until: float | None = None) -> Timeline:
+        """Return the same timeline, which first shows a part of the cell.
+
+        Args:
+            since: seconds since the cell began; by default the beginning of the cell, or of the
+                part in which the ranks communicated if that part is small.
+            until: the same for the end.
+        """
+        made = copy.copy(self)
+        made._part = (since, until)
+        return made
 
     @functools.cached_property
     def totals(self) -> list[dict]:
@@ -74,12 +94,13 @@ class Timeline:
 
         Args:
             width: inches.
-            since: seconds since the cell began; by default the beginning of the cell, or of the
-                part in which the ranks communicated if that part is small.
+            since: as in `part`; by default what `part` was told.
             until: the same for the end.
         """
         from . import picture
 
+        since = self._part[0] if since is None else since
+        until = self._part[1] if until is None else until
         note = self._ideal_in_words()
         made = picture.figure(self.lanes, self.title, since, until, note=note, width=width)
         made.alt_text = self.alt_text
@@ -112,14 +133,28 @@ class Timeline:
         problems = [f"rank {lane.rank}: {lane.problem}" for lane in self.lanes if lane.problem]
         return "\n".join([table, *problems])
 
+    def interactive(self) -> Interactive:
+        """Return the timeline as a notebook shows it: it zooms, and tells about each call."""
+        from ..figures.interactive import Interactive
+        from . import page_data
+
+        since, until = self._part
+        ideal = self._ideal_in_words()
+        data = page_data.page_data(
+            self.title,
+            self.lanes,
+            self.totals,
+            note=phrases.sentence(ideal) if ideal else "",
+            since=since,
+            until=until,
+        )
+        return Interactive(_SCRIPTS, data, self.figure(), self.alt_text, text=repr(self))
+
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> tuple[dict, dict]:
-        """Return the image and its alternative text; as plain text the table."""
-        from ..figures import forms
-
-        data, metadata = forms.bundle(self.figure())
-        return {**data, "text/plain": repr(self)}, metadata
+        """Return the interactive timeline, the still one with its words, and the table."""
+        return self.interactive()._repr_mimebundle_()
 
 
 def of(ranks: Ranks, title: str | None = None) -> Timeline:

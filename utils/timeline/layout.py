@@ -16,7 +16,7 @@ from .activity import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part
 
 DPI = 100
 # Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
-LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.42, 1.19
+LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.62, 1.19
 # A lane of a few ranks, in inches: computing thread, background operations, gap below.
 _THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
 MOST_ROWS = 8
@@ -104,7 +104,7 @@ class Page:
 
 
 # Inches of a bar and points of its label.
-_FONTS = ((0.155, 7.5), (0.105, 6.5), (0.085, 6))
+_FONTS = ((0.155, 8), (0.09, 6.5))
 
 
 def view(lanes: list[Lane]) -> tuple[float, float]:

@@ -163,12 +163,12 @@ def of_wait(record: dict, state: str, last: int | None) -> list[str]:
         who = _partner(record)
     else:
         who = "the others" if last is None else f"rank {last}"
-    return [f"{operation(record)} waits for {who}", f"waits for {who}", "waits"]
+    return [f"{operation(record)} waits for {who}", f"waits for {who}"]
 
 
 def awaits(record: dict) -> list[str]:
     """Return texts for a thread that waits for its own background operation, longest first."""
-    return [f"waits for {label}" for label in labels(record)[-2:]] + ["waits"]
+    return [f"waits for {label}" for label in labels(record)[-2:]]
 
 
 def _partner(record: dict) -> str:

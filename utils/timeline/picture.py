@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 
 from .. import figures
-from ..figures import charts, shapes
+from ..figures import charts, palette, shapes
 from . import activity, phrases
 from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, TOP, Page, pieces, view
@@ -28,17 +28,17 @@ from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, TOP, Page, pieces, view
 POSTED, MESSAGE, EAGER, COLLECTIVE = "posted", "message", "eager", "collective"
 # Told apart by brightness and texture as well as by color: face, edge and hatch, hatch.
 LOOK = {
-    COMPUTING: ("#D3D3D3", "none", None),
-    WAITING: ("#FFF6E3", figures.ORANGE, "//////"),
-    AWAITING: ("#EBCFDF", "#A8477F", "---"),
-    COMMUNICATING: (figures.BLUE, "none", None),
-    POSTED: ("#DCEFFB", figures.SKY, None),
-    STUCK: ("#FDEFE7", figures.RED, "xxx"),
+    COMPUTING: (palette.COMPUTING, "none", None),
+    WAITING: (figures.PAPER, palette.WAITING, palette.HATCH),
+    AWAITING: (figures.PAPER, palette.EXPOSED, "-----"),
+    COMMUNICATING: (palette.COMMUNICATING, "none", None),
+    POSTED: ("#DCEBF5", palette.COMMUNICATING, None),
+    STUCK: (figures.PAPER, figures.INK, "xxx"),
 }
 MEANING = {
     COMPUTING: "computing",
     WAITING: "waiting for a partner",
-    AWAITING: "waiting for the background",
+    AWAITING: "exposed: waiting for the background",
     COMMUNICATING: "communicating: data move",
     POSTED: "in the background, no partner yet",
     STUCK: "partner never came",
@@ -72,7 +72,7 @@ def figure(
     note: str,
     width: float,
 ) -> Figure:
-    """Return the picture of a run, see :meth:`.Timeline.figure`; a note stands beside the title.
+    """Return the picture of a run, see :meth:`.Timeline.figure`; a note is below the title.
 
     Raises:
         ValueError: nothing is between the two times.
@@ -154,7 +154,7 @@ class _Picture:
         if not self._write(lane.begin, lane.end, high, [text], color=figures.GREY):
             after = min(max(lane.end, self.page.since), self.page.until)
             place = (self.page.across(after), sum(high) / 2)
-            points = self.page.font(high[1] - high[0]) or 6
+            points = self.page.font(high[1] - high[0]) or 6.5
             shapes.write_beside(
                 self.axes, text, place, (5, 0), va="center", color=figures.GREY, fontsize=points
             )
@@ -289,10 +289,10 @@ class _Picture:
         count = f" and {len(stuck) - 1} more" * (len(stuck) > 1)
         top, bottom = high
         place = (self.page.across(min(last, self.page.until)), (top + bottom) / 2)
-        look = {"color": figures.RED, "zorder": _LABELS}
+        look = {"color": figures.INK, "zorder": _LABELS}
         size = min(10, 60 * (bottom - top))
         self.axes.plot(*place, marker=">", markersize=size, clip_on=False, **look)
-        look |= {"fontweight": "bold", "fontsize": self.page.font(bottom - top) or 6}
+        look |= {"fontweight": "bold", "fontsize": self.page.font(bottom - top) or 6.5}
         text = f"✗ {never}: {phrases.labels(stuck[-1])[0]}{count}"
         offset = (-9, 0)
         shapes.write_beside(
@@ -315,9 +315,9 @@ class _Picture:
             top = self.page.band(min(group))[0]
             bottom = self.page.band(max(group))[1]
             links.append([(left, top), (left, bottom)])
-        look = {"facecolor": figures.GREEN, "alpha": 0.13, "zorder": _BANDS}
+        look = {"facecolor": palette.COMMUNICATING, "alpha": 0.15, "zorder": _BANDS}
         self.axes.add_collection(PolyCollection(rectangles, **look))
-        look = {"color": figures.GREEN, "linestyle": _DASHED[EAGER], "zorder": _BANDS}
+        look = {"color": palette.COMMUNICATING, "linestyle": _DASHED[EAGER], "zorder": _BANDS}
         self.axes.add_collection(LineCollection(links, linewidth=0.9, **look))
         return bool(bands)
 
@@ -401,7 +401,7 @@ class _Picture:
     # -- the frame ------------------------------------------------------------------------
 
     def frame(self, title: str, note: str) -> None:
-        """Name the lanes, the axis and the picture; the note stands beside the title."""
+        """Name the lanes, the axis and the picture; the note has its own line below the title."""
         page = self.page
         axes = self.axes
         size = 10 if page.scale > 0.8 else 9 if page.scale > 0.6 else 8
@@ -411,27 +411,17 @@ class _Picture:
         axes.spines["left"].set_visible(False)
         for edge in page.edges[1 : len(self.lanes)]:
             axes.axhline(edge, color=figures.PALE, linewidth=0.8, zorder=0)
-        axes.set_title(title, pad=6)
+        axes.set_title(title, pad=22 if note else 6)
         if note:
-            self._note(title, note)
+            place = (0, 1.0)
+            look = {"va": "bottom", "fontsize": 9, "color": figures.GREY}
+            shapes.write_beside(axes, note, place, (0, 6), xycoords="axes fraction", **look)
         remark = "very short operations: heights are shares of the time" * self.shares_shown
         if not activity.all_records(self.lanes):
             remark = "nothing was communicated"
         axes.set_xlabel(page.axis_label, fontsize=10, loc="left" if remark else "center")
         place = (1 - RIGHT / page.width, (BOTTOM - 0.39) / axes.figure.get_figheight())
         axes.figure.text(*place, remark, ha="right", fontsize=9, color=figures.GREY)
-
-    def _note(self, title: str, note: str) -> None:
-        """Write a note at the right of the title's line, as large as there is room."""
-        size = FontProperties(size=plt.rcParams["axes.titlesize"]).get_size_in_points()
-        room = self.page.pixels(self.page.shown[1] - self.page.shown[0]) - 15
-        room -= _pixels_of(title, size)
-        short = note.removeprefix("on an ")
-        choices = ((text, points) for text in (note, short) for points in (8.5, 7.5, 6.5))
-        fits = (choice for choice in choices if _pixels_of(*choice) <= room)
-        text, points = next(fits, (short, 6))
-        look = {"fontsize": points, "fontweight": "normal", "color": figures.GREY}
-        self.axes.set_title(text, loc="right", pad=6, **look)
 
 
 def _legend(made: Figure, used: set[str]) -> None:
@@ -458,7 +448,8 @@ def _handles() -> dict[str, Artist]:
     handles[MESSAGE] = Line2D([], [], label=MEANING[MESSAGE], **line)
     line = _RING | {"linestyle": _DASHED[EAGER], "linewidth": 1.1}
     handles[EAGER] = Line2D([], [], label=MEANING[EAGER], **line)
-    band = {"facecolor": (figures.GREEN, 0.15), "edgecolor": figures.GREEN, "linestyle": "--"}
+    blue = palette.COMMUNICATING
+    band = {"facecolor": (blue, 0.15), "edgecolor": blue, "linestyle": "--"}
     handles[COLLECTIVE] = Patch(label=MEANING[COLLECTIVE], **band)
     return handles
 

@@ -27,7 +27,8 @@ function furnish(node, attributes, children) {
     if (typeof value === "function") node.addEventListener(name.slice(2), value);
     else if (name.startsWith("aria-")) node.setAttribute(name, String(value));
     else if (value === true) node.setAttribute(name, "");
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(name, value);
+    else if (value !== false && value !== null && value !== undefined)
+      node.setAttribute(name, value);
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined));
   return node;
@@ -46,11 +47,22 @@ function inUnits(number, units) {
 }
 
 function seconds(number) {
-  return number === 0 ? "0 s" : inUnits(number, [["s", 1], ["ms", 1e-3], ["µs", 1e-6]]);
+  return number === 0
+    ? "0 s"
+    : inUnits(number, [
+        ["s", 1],
+        ["ms", 1e-3],
+        ["µs", 1e-6],
+      ]);
 }
 
 function bytes(number) {
-  return inUnits(number, [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]]);
+  return inUnits(number, [
+    ["GB", 1e9],
+    ["MB", 1e6],
+    ["kB", 1e3],
+    ["B", 1],
+  ]);
 }
 
 function tools(root) {
@@ -96,7 +108,13 @@ function tools(root) {
       tell();
     }
     set(value ?? min);
-    const node = html("div", { class: "ddl-slider" }, html("label", { for: id }, label), input, output);
+    const node = html(
+      "div",
+      { class: "ddl-slider" },
+      html("label", { for: id }, label),
+      input,
+      output,
+    );
     return Object.assign(node, { read, set });
   }
 
@@ -110,7 +128,12 @@ function tools(root) {
     );
     const read = () => pairs[inputs.findIndex((input) => input.checked)][0];
     function set(wanted) {
-      inputs[Math.max(pairs.findIndex(([each]) => each === wanted), 0)].checked = true;
+      inputs[
+        Math.max(
+          pairs.findIndex(([each]) => each === wanted),
+          0,
+        )
+      ].checked = true;
     }
     set(value ?? pairs[0][0]);
     const labels = inputs.map((input, k) => html("label", {}, input, pairs[k][1]));
@@ -156,7 +179,13 @@ function tools(root) {
   function hatch(drawing, color, { angle = 45, gap = 6, ground = "transparent" } = {}) {
     const id = unique("hatch");
     const turn = `rotate(${angle})`;
-    const look = { id, width: gap, height: gap, patternUnits: "userSpaceOnUse", patternTransform: turn };
+    const look = {
+      id,
+      width: gap,
+      height: gap,
+      patternUnits: "userSpaceOnUse",
+      patternTransform: turn,
+    };
     const pattern = svg(
       ...["pattern", look, svg("rect", { width: gap, height: gap, fill: ground })],
       svg("rect", { width: gap / 2, height: gap, fill: color }),

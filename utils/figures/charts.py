@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .palette import CYCLE, INK, use_style
+from .palette import INK, SERIES, use_style
 
 
 def chart(width: float, height: float) -> tuple[Figure, Axes]:
@@ -66,7 +66,7 @@ def group_bars(
     heights: Mapping[str, Sequence[float]],
     names: Sequence[str],
     share: float = 0.9,
-    colors: Sequence[str] = CYCLE,
+    colors: Sequence[str] = SERIES,
 ) -> list[BarContainer]:
     """Draw groups of bars beside each other, and name the groups.
 

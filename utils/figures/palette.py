@@ -16,6 +16,8 @@ from . import alt, forms
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#6E6E6E"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
+#: The colors of bars beside each other that mean neither an activity nor a rank.
+SERIES = (SKY, PINK, GREEN, YELLOW)
 INK, PAPER, PALE = "#222222", "#FFFFFF", "#EDEDED"
 
 # What a rank does has one color in all labs. Waiting is also hatched, so that it differs without

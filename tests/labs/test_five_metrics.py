@@ -171,5 +171,5 @@ def test_a_text_with_signs_of_html_is_shown_as_it_was_written():
 
 def test_a_number_is_shown_as_it_was_written():
     five_metrics.fill("Hogwild", ease="1.50", faults="007")
-    assert ">1.50 " in five_metrics.table()._repr_html_()
-    assert ">007 " in five_metrics.table()._repr_html_()
+    assert ">1.50<" in five_metrics.table()._repr_html_()
+    assert ">007<" in five_metrics.table()._repr_html_()

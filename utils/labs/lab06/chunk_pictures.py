@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, PAPER, RED
+from utils.figures import GREY, INK, PAPER, RANKS, RED, ink_on, rank_color
 from utils.figures.interactive import Interactive
 from utils.figures.page import Page
 from utils.figures.shapes import cell as draw_cell
@@ -30,11 +30,9 @@ from utils.labs.lab06.chunk_trace import watch
 __all__ = ["film", "steps", "still", "watch"]
 
 SCRIPT = Path(__file__).with_name("film.js")
-MOST_RANKS = len(CYCLE)
-_INCHES = 9.0
+MOST_RANKS = len(RANKS)
+_INCHES = 8.8
 _MARGIN = 0.12
-# Colours on which white is easier to read than ink.
-_DARK = {BLUE, GREEN, RED}
 _COMPLETE = "#DCEFE6"
 _ABSENT = "#C9C9C9"
 _LINES = {
@@ -346,7 +344,7 @@ class _Marks(NamedTuple):
         for k, (r, rank) in enumerate(self.who.items()):
             left = x + (k % self.per_line) * self.size
             middle = y + (0.5 * (self.lines - 1) - k // self.per_line) * self.size * 1.1
-            self._draw_one(axes, left, middle, cell.counts[r], CYCLE[r], rank)
+            self._draw_one(axes, left, middle, cell.counts[r], rank_color(rank), rank)
 
     def _draw_one(
         self, axes: Axes, left: float, middle: float, count: int, color: str, rank: int
@@ -360,7 +358,7 @@ class _Marks(NamedTuple):
             look = {"fontsize": 8 * self.scale, "fontweight": "normal"}
             if count > 1:
                 look = {"fontsize": 6 * self.scale, "fontweight": "bold"}
-            look |= {"ha": "center", "va": "center", "color": PAPER if color in _DARK else INK}
+            look |= {"ha": "center", "va": "center", "color": ink_on(color)}
             text = str(rank) if count == 1 else f"{count}×"
             axes.text(left + self.size / 2, middle - 0.005, text, zorder=4, **look)
 

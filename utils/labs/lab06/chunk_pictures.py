@@ -214,19 +214,18 @@ def _looks(ring: RingSteps) -> set[str]:
 class _Panel:
     """One step: ranks below each other, chunks beside each other."""
 
-    def __init__(self, ring: RingSteps, step: int, width: float, scale: float = 1.0):
+    def __init__(self, ring: RingSteps, step: int, width: float):
         self.ring = ring
         self.step = step
-        self.scale = scale
         self.who = _contributors(ring)
-        self.names = (0.25 + 0.06 * len(f"rank {ring.members[-1]}")) * scale
-        self.head = 0.43 * scale
+        self.names = 0.25 + 0.06 * len(f"rank {ring.members[-1]}")
+        self.head = 0.43
         inside = width - self.names
         # Marks of all ranks in a line, and a lane for the arrows; else in two lines.
-        self.marks = _Marks(self.who, _MARK * scale, 1, scale)
+        self.marks = _Marks(self.who)
         if sum(self._needed()) > inside and len(self.who) > 2:
             self.marks = self.marks._replace(lines=2)
-        self.row = (0.27 if self.marks.lines == 1 else 0.43) * scale
+        self.row = 0.27 if self.marks.lines == 1 else 0.43
         self.height = self.head + len(ring.members) * self.row
         needed = self._needed()
         spare = max(0.0, inside - sum(needed)) / max(1, ring.length)
@@ -242,12 +241,12 @@ class _Panel:
         for chunk in range(len(self.ring.bounds) - 1):
             arrows = [sum(move.chunk == chunk for move in row) for row in self.ring.moves]
             lanes = max([1, *arrows])
-            needed.append(self._taken() + (0.05 + 0.08 * lanes) * self.scale)
+            needed.append(self._taken() + (0.05 + 0.08 * lanes))
         return needed
 
     def _taken(self) -> float:
         """Return how wide the marks of a cell are."""
-        return self.marks.per_line * self.marks.size + 0.06 * self.scale
+        return self.marks.per_line * self.marks.size + 0.06
 
     @property
     def title(self) -> str:
@@ -260,7 +259,7 @@ class _Panel:
     def draw(self, axes: Axes, left: float, top: float) -> None:
         """Draw the panel with its upper left corner there."""
         ring = self.ring
-        size = _TEXT * self.scale
+        size = _TEXT
         self.x = left + self.names
         self.top = top - self.head
         axes.text(left, top, self.title, va="top", fontsize=size + 1, fontweight="bold")
@@ -301,7 +300,7 @@ class _Panel:
             rim = 0.012
             look = {"height": self.row - 2 * rim, "linewidth": 1.6, "zorder": 2}
             draw_cell(axes, x + rim, y, width - 2 * rim, "none", **look)
-        self.marks.draw(axes, x + 0.045 * self.scale, y, cell)
+        self.marks.draw(axes, x + 0.045, y, cell)
 
     def _arrows(self, axes: Axes, moves: Sequence[Move]) -> None:
         for chunk in range(len(self.columns)):
@@ -311,7 +310,7 @@ class _Panel:
             for k, move in enumerate(here):
                 at = x + taken + (width - taken - 0.03) * (k + 0.5) / len(here)
                 y = self._middle(move.source)
-                _draw_arrow(axes, at, y, 0.0, self._middle(move.to) - y, move.effect, self.scale)
+                _draw_arrow(axes, at, y, 0.0, self._middle(move.to) - y, move.effect)
 
 
 def _contributors(ring: RingSteps) -> dict[int, int]:
@@ -320,8 +319,8 @@ def _contributors(ring: RingSteps) -> dict[int, int]:
     return {r: ring.members[r] for r, row in last if not all(cell.buffer for cell in row)}
 
 
-def _say(axes: Axes, x: float, y: float, text: str, scale: float = 1.0) -> None:
-    axes.text(x, y, text, va="center", color=RED, fontsize=_TEXT * scale, zorder=4)
+def _say(axes: Axes, x: float, y: float, text: str) -> None:
+    axes.text(x, y, text, va="center", color=RED, fontsize=_TEXT, zorder=4)
 
 
 class _Marks(NamedTuple):
@@ -330,7 +329,6 @@ class _Marks(NamedTuple):
     who: Mapping[int, int]
     size: float = _MARK
     lines: int = 1
-    scale: float = 1.0
 
     @property
     def per_line(self) -> int:
@@ -339,7 +337,7 @@ class _Marks(NamedTuple):
     def draw(self, axes: Axes, x: float, y: float, cell: Cell) -> None:
         """Draw a cell: a mark is filled where its rank's number is in the sum."""
         if cell.counts is None or cell.moved:
-            _say(axes, x, y, "?" if cell.counts is None else "not here", self.scale)
+            _say(axes, x, y, "?" if cell.counts is None else "not here")
             return
         for k, (r, rank) in enumerate(self.who.items()):
             left = x + (k % self.per_line) * self.size
@@ -355,21 +353,19 @@ class _Marks(NamedTuple):
         look = {"height": side, "edgecolor": edge, "linewidth": 0.6, "zorder": 3}
         draw_cell(axes, left + rim, middle, side, fill, **look)
         if count:
-            look = {"fontsize": 8 * self.scale, "fontweight": "normal"}
+            look = {"fontsize": 8, "fontweight": "normal"}
             if count > 1:
-                look = {"fontsize": 6 * self.scale, "fontweight": "bold"}
+                look = {"fontsize": 6, "fontweight": "bold"}
             look |= {"ha": "center", "va": "center", "color": ink_on(color)}
             text = str(rank) if count == 1 else f"{count}×"
             axes.text(left + self.size / 2, middle - 0.005, text, zorder=4, **look)
 
 
-def _draw_arrow(
-    axes: Axes, x: float, y: float, across: float, up: float, effect: str, scale: float = 1.0
-) -> None:
+def _draw_arrow(axes: Axes, x: float, y: float, across: float, up: float, effect: str) -> None:
     color = {"kept": GREY, "other": RED}.get(effect, INK)
-    axes.plot([x], [y], "o", color=color, markersize=3.5 * scale, zorder=5)
-    look = {"color": color, "linewidth": 1.2 * scale, "linestyle": _LINES[effect], "zorder": 5}
-    form = {"arrowstyle": "-|>", "mutation_scale": 8.5 * scale, "shrinkA": 0, "shrinkB": 0}
+    axes.plot([x], [y], "o", color=color, markersize=3.5, zorder=5)
+    look = {"color": color, "linewidth": 1.2, "linestyle": _LINES[effect], "zorder": 5}
+    form = {"arrowstyle": "-|>", "mutation_scale": 8.5, "shrinkA": 0, "shrinkB": 0}
     axes.add_patch(FancyArrowPatch((x, y), (x + across, y + up), **form, **look))
 
 
@@ -383,6 +379,7 @@ def film_of(title: str, ring: RingSteps) -> dict[str, Any]:
     return {
         "title": title,
         "members": ring.members,
+        "inks": [ink_on(rank_color(rank)) for rank in ring.members],
         "chunks": [{"name": f"{begin}:{end}", "length": end - begin} for begin, end in ends],
         "complete": "".join(str(int(r in who)) for r in range(len(ring.members))),
         "rounds": [_round_of(ring, number) for number in range(len(ring.states))],

@@ -79,7 +79,7 @@ function draw() {
   if (status.textContent === "") tell();
 }
 
-function drawFilm({ title, members, chunks, complete, rounds }, panel, each) {
+function drawFilm({ title, members, inks, chunks, complete, rounds }, panel, each) {
   const now = Math.min(round, rounds.length - 1);
   const travels = share < 1 && round < rounds.length;
   const { moves, words } = rounds[now];
@@ -102,7 +102,7 @@ function drawFilm({ title, members, chunks, complete, rounds }, panel, each) {
       row.flatMap((cell, chunk) => drawCell(cell, left(chunk), TOP + r * high, widths[chunk], high)),
     ),
     ...chunks.flatMap((_, chunk) => {
-      const here = moves.filter(([, , moved]) => moved === chunk);
+      const here = moves.filter(([, , moved]) => round === now && moved === chunk);
       const [right, middle] = [left(chunk) + widths[chunk] - 7, (r) => TOP + (r + 0.5) * high];
       return here.map(([source, to, , effect], k) => arrow(right - 9 * k, middle(source), middle(to), effect));
     }),
@@ -121,8 +121,9 @@ function drawFilm({ title, members, chunks, complete, rounds }, panel, each) {
       if (count === "0") return [];
       const fill = colors.rank(members[r]);
       const label = text(place.x + MARK / 2 - 1, place.y + MARK - 4, count === "1" ? members[r] : `${count}×`, "middle");
-      label.style = `fill: ${inkOn(fill)}; font-size: 10px; font-weight: 600`;
-      return [svg("rect", { ...place, width: MARK - 2, height: MARK - 2, fill }), label];
+      label.style = `fill: ${inks[r]}; font-size: 10px; font-weight: 600`;
+      const side = { width: MARK - 2, height: MARK - 2, stroke: colors.soft };
+      return [svg("rect", { ...place, ...side, fill }), label];
     });
     return [frame, ...marks];
   }
@@ -132,19 +133,15 @@ function text(x, y, words, anchor) {
   return svg("text", { x, y, "text-anchor": anchor }, String(words));
 }
 
-// Return black or white, whichever is easier to read on a color.
-function inkOn(color) {
-  const [red, green, blue] = [1, 3, 5].map((k) => (parseInt(color.slice(k, k + 2), 16) / 255) ** 2.2);
-  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.18 ? "#000000" : "#ffffff";
-}
-
 // Draw where a chunk goes. While it travels the arrow is as long as its way so far.
 function arrow(x, from, to, effect) {
   const [way, end] = [from + (to - from) * share, Math.sign(to - from)];
-  const look = { stroke: colors.communicating, "stroke-width": 2, "stroke-dasharray": effect === "copied" ? "5 3" : "" };
+  // A little of the ink, so that the arrow is seen on light and on dark pages.
+  const blue = `color-mix(in srgb, ${colors.communicating} 65%, ${colors.ink})`;
+  const look = { stroke: blue, "stroke-width": 2, "stroke-dasharray": effect === "copied" ? "5 3" : "" };
   const head = `${x - 4},${way - 7 * end} ${x + 4},${way - 7 * end} ${x},${way}`;
   return svg(
-    ...["g", { fill: colors.communicating }, svg("line", { x1: x, x2: x, y1: from, y2: way - 5 * end, ...look })],
+    ...["g", { fill: blue }, svg("line", { x1: x, x2: x, y1: from, y2: way - 5 * end, ...look })],
     ...[svg("circle", { cx: x, cy: from, r: 3 }), svg("polygon", { points: head })],
   );
 }

@@ -72,7 +72,8 @@ function draw() {
   steps.forEach((_, k) => {
     const y = TOP + ROW * k;
     const name = `rank ${k + 1}${k === slow ? " (slow)" : ""}`;
-    drawing.append(svg("rect", { x: 0, y: y + 5, width: 8, height: ROW - 10, fill: colors.rank(k + 1) }));
+    const look = { fill: colors.rank(k + 1), stroke: colors.soft };
+    drawing.append(svg("rect", { x: 1, y: y + 5, width: 8, height: ROW - 10, ...look }));
     drawing.append(svg("text", { x: 14, y: y + 21 }, name));
   });
   for (const { worker, begin, end, waits } of bars) {

@@ -13,6 +13,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from utils.figures import ink_on
 from utils.figures.interactive import Interactive
 from utils.labs.lab10 import pictures
 from utils.labs.lab10.pictures import KINDS, Span
@@ -57,7 +58,7 @@ def pipeline(
         "stages": [STAGES[0], STAGES[-1], stages],
         "microbatches": [MICROBATCHES[0], MICROBATCHES[-1], microbatches],
         "schedules": {name: _of_schedule(PLANS[name]) for name in names},
-        "kinds": {kind: [color, words] for kind, (color, words) in KINDS.items()},
+        "kinds": {kind: [color, words, ink_on(color)] for kind, (color, words) in KINDS.items()},
     }
     begin = {name: PLANS[name].spans(stages, microbatches) for name in names}
     still = pictures.gantt(begin, "time of a forward")

@@ -78,7 +78,7 @@ function draw() {
 }
 
 function actionIn({ kind, at, length, microbatch }, stage, unit, box) {
-  const [color, words] = data.kinds[kind];
+  const [color, words, ink] = data.kinds[kind];
   const x = LEFT + at * unit;
   const look = { x, width: length * unit, fill: color, stroke: "#222222", "stroke-width": 0.6 };
   const title = `stage ${stage}, ${words}, microbatch ${microbatch}: ${at} to ${at + length}`;
@@ -86,7 +86,7 @@ function actionIn({ kind, at, length, microbatch }, stage, unit, box) {
   const roomy = length * unit >= 8 * String(microbatch).length + 2;
   return svg(
     ...["g", {}, svg("title", {}, title), svg("rect", { ...look, ...box })],
-    roomy ? svg("text", { ...middle, style: "fill: #222222; font-size: 11px" }, microbatch) : null,
+    roomy ? svg("text", { ...middle, style: `fill: ${ink}; font-size: 11px` }, microbatch) : null,
   );
 }
 

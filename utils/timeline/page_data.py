@@ -13,9 +13,9 @@ from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import MOST_ROWS, view
 
 #: So many calls go into a notebook, the longest ones. The others are drawn together.
-MOST_CALLS = 600
+MOST_CALLS = 500
 #: What is drawn together has so many columns per rank.
-COLUMNS = 200
+COLUMNS = 100
 #: How the script numbers what a thread does.
 STATES = (COMPUTING, WAITING, AWAITING, COMMUNICATING, STUCK)
 #: The sums that the page shows, with their names there.

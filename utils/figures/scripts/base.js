@@ -7,6 +7,11 @@ const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 // Run a picture's script. If the script fails, the still picture stays.
 function start(frame, data, script) {
   const root = document.createElement("div");
+  // JupyterLab would take an arrow for the way to the next cell.
+  root.addEventListener("keydown", (event) => {
+    if (event.target.matches("input, button") && /^(Arrow|Page|Home|End|Enter| )/.test(event.key))
+      event.stopPropagation();
+  });
   try {
     script(root, data, tools(root));
   } catch (error) {

@@ -78,7 +78,7 @@ function table([heads, ...rows]) {
   );
   return ddl.html(
     "div",
-    { class: "ddl-wide", tabindex: 0, role: "region", "aria-label": "Sums" },
+    { class: "ddl-wide", tabindex: 0, role: "group", "aria-label": "Sums" },
     sums,
   );
 }

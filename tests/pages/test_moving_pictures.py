@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from browser_tools import CHROMIUM, CHROMIUM_ARGS, PAGE, photograph
-from playwright.sync_api import Browser, Page, sync_playwright
+from browser_tools import photograph
+from playwright.sync_api import Browser, Page
 
 from utils.figures.interactive import Interactive
 from utils.labs.lab05 import moving_pictures as lab05
@@ -24,10 +23,6 @@ from utils.labs.lab13 import faults
 from utils.labs.lab13 import moving_pictures as lab13
 from utils.labs.shared import fastest, schedules
 
-pytestmark = [
-    pytest.mark.timeout(2 * PAGE),
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium"),
-]
 SIZES = [4, 64, 2**10, 2**13, 2**16, 2**18, 2**20, 2**21, 2**22]
 MOST_DATA = 30_000
 
@@ -73,14 +68,6 @@ PICTURES = {
     "pipeline": lab10.pipeline,
     "interval": lambda: lab13.interval(save=60, mtbf=44 * 3600),
 }
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
-        yield browser
-        browser.close()
 
 
 class Shown:

@@ -30,7 +30,7 @@ HATCH = "//////"
 WAITING_LOOK = {"facecolor": "#FFF6E3", "edgecolor": WAITING, "hatch": HATCH, "linewidth": 0.8}
 #: The colors of ranks 0, 1, …; none of them means an activity. With normal color vision and
 #: without red or green cones, any two of these and of the activities' differ clearly.
-RANKS = ("#0E8370", "#BEA3F5", "#802A00", "#2B0080", "#CCEBAD", "#145252", "#F2FF66", "#006644")
+RANKS = ("#0E8370", "#BEA3F5", "#802A00", "#2B0080", "#CCEBAD", "#145252", "#F0FF66", "#150F2E")
 #: What no rank has for itself: a result of all ranks, a server, the notebook.
 SHARED = YELLOW
 

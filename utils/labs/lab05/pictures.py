@@ -86,7 +86,7 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
         _points(axes, shares, color, marker, name, shift=0.03 * k, joined=True)
     _rank_axis(axes, counts, cores, "top")
     axes.set(ylim=(0, 1.18 * top), ylabel="efficiency: speedup / p")
-    axes.legend(loc="lower left", fontsize=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9, ncols=3)
 
 
 def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:

@@ -124,7 +124,7 @@ def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lan
     for stage, kind, k, start, end in spans:
         number = str(k) if end - start > longest * 0.011 * len(str(k)) else ""
         color, _ = KINDS[kind]
-        cell(axes, start - first, stage, end - start, color, number, fontsize=9, linewidth=0.6)
+        cell(axes, start - first, stage, end - start, color, number, fontsize=8, linewidth=0.6)
     for stage, kind, k, *_ in sorted(spans, key=lambda span: span[3]):
         lanes[stage] += f" {kind}{k}"
     return f"{title}: {length:.3g} {unit}, bubble {idle_share(spans):.2f}. {'; '.join(lanes)}."

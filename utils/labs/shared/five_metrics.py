@@ -143,12 +143,13 @@ class Table:
         ]
         lines = [_row("<b>scheme</b>", heads, "col")]
         for scheme, *texts in self.rows():
-            lines.append(_row(html.escape(scheme), map(html.escape, texts)))
+            lines.append(_row(f"<b>{html.escape(scheme)}</b>", map(html.escape, texts)))
         head, *body = lines
         shown = (
             f'<div role="region" aria-label="{CAPTION}" tabindex="0" style="overflow-x: auto">'
             f'<table style="min-width: 52em; border-collapse: collapse">'
-            f"<caption>{CAPTION}</caption><thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
+            f'<caption style="text-align: left">{CAPTION}</caption>'
+            f"<thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
         )
         return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
 
@@ -162,7 +163,10 @@ def _row(name: str, cells: Iterable[str], scope: str = "") -> str:
         scope: "col" if the cells are names of columns.
     """
     # Notebooks put cells to the right, which suits numbers.
-    look = 'style="text-align: left; vertical-align: top"'
+    look = (
+        'style="text-align: left; vertical-align: top; font-weight: normal; padding: 0.4em 0.7em; '
+        'border-top: 1px solid rgba(128, 128, 128, 0.6)"'
+    )
     start, end = (f'<th scope="{scope}" {look}>', "</th>") if scope else (f"<td {look}>", "</td>")
     shown = "".join(f"{start}{cell}{end}" for cell in cells)
     return f'<tr><th scope="{scope or "row"}" {look}>{name}</th>{shown}</tr>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import types
 
 import matplotlib.pyplot as plt
@@ -11,6 +12,7 @@ import pytest
 import torch
 from IPython.core.formatters import DisplayFormatter
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from PIL import Image
 from torch.utils.data.distributed import DistributedSampler
 
 from utils import figures
@@ -19,7 +21,6 @@ from utils.labs.lab04 import pictures as replicas
 from utils.labs.lab07 import pictures as staleness
 from utils.labs.lab12 import pictures as federated
 from utils.labs.lab13 import pictures as fault_figures
-from utils.labs.shared import five_metrics
 from utils.labs.shared import minibatch_pictures as minibatches
 
 
@@ -78,6 +79,29 @@ def test_a_notebook_gets_the_words_with_the_picture(monkeypatch):
     data, metadata = shell.display_formatter.format(figure)
     assert data["text/plain"] == "Drawing with the words: hello."
     assert metadata["image/png"]["alt"] == data["text/plain"]
+    assert Image.open(io.BytesIO(data["image/png"])).mode == "P"
+
+
+def test_a_stored_picture_is_half_as_large_and_looks_the_same():
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
+    left.imshow(np.random.default_rng(0).random((28, 28)), cmap="gray")
+    for k in range(12):
+        right.plot(np.sin(np.linspace(0, 6, 200) + k), label=f"curve {k}")
+    right.legend()
+    whole = io.BytesIO()
+    figure.savefig(whole, format="png", dpi=forms.DPI)
+    stored = forms.png(figure)
+    assert len(stored) < len(whole.getvalue()) / 2
+    before, after = (
+        np.asarray(Image.open(file).convert("RGB"), dtype=int)
+        for file in (whole, io.BytesIO(stored))
+    )
+    assert np.abs(before - after).mean() < 0.5  # of 255
+    assert (after[0, 0] == 255).all(), "paper stays white"
+
+
+def test_an_empty_figure_shows_no_blank_area():
+    assert alt._png(plt.figure()) is None
 
 
 # -- minibatches (lab 02) -----------------------------------------------------------------------
@@ -268,16 +292,6 @@ def test_the_figures_of_faults_are_told_in_words(tmp_path, monkeypatch):
     figure = fault_figures.intervals({1.0: 0.2, 9.0: 0.3}, {2.0: 0.2}, {"Young": 3.0}, "s")
     assert "overhead (% of the work)" in alt.describe(figure)
     assert "stopped" in alt.describe(fault_figures.resumed({"a": {0: 2.0, 1: 1.0}}, {"stopped": 1}))
-
-
-def test_the_table_of_the_five_metrics_is_a_picture_of_all_schemes():
-    table = five_metrics.Table({"Hogwild": {"faults": "a dead rank stops nobody"}})
-    figure = fault_figures.five_metrics(table)
-    drawn = " ".join(text.get_text().replace("\n", " ") for text in figure.axes[0].texts)
-    assert "a dead rank stops nobody" in drawn
-    assert all(metric in drawn for metric in five_metrics.METRICS)
-    assert figure.alt_text.count("lab ") == 0
-    assert "Hogwild: , a dead" not in figure.alt_text
 
 
 # -- forms --------------------------------------------------------------------------------------

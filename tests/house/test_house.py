@@ -21,6 +21,7 @@ from unittest import mock
 import psutil
 import pytest
 import yaml
+from matplotlib.figure import Figure
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -32,6 +33,7 @@ from utils.__main__ import parser
 from utils.course import execute, lint
 from utils.course.about import PARTS
 from utils.course.notebook import NotebookError, dumps, read
+from utils.figures import forms
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -695,6 +697,16 @@ def test_a_picture_that_says_nothing_to_who_does_not_see_it_is_found(tmp_path, a
     shown = new_output("display_data", {"image/png": "aGVsbG8=", "text/plain": "x"}, metadata=about)
     (problem,) = linted(tmp_path, ran(outputs=[shown]))
     assert "'ring-task': shows a picture without alternative text" in problem
+
+
+@pytest.mark.parametrize(("inches", "count"), [(8.9, 0), (9.2, 1)])
+def test_a_picture_that_a_page_would_scale_down_is_found(tmp_path, inches, count):
+    figure = Figure(figsize=(inches, 1))
+    figure.alt_text = "A picture without anything."
+    data, about = forms.bundle(figure)
+    found = linted(tmp_path, ran(outputs=[new_output("display_data", data, metadata=about)]))
+    assert len(found) == count
+    assert all("draw it in at most 9 inches" in problem for problem in found)
 
 
 @pytest.mark.parametrize("tag", ["![](a.png)", "![map](a.png)", "<img src='a.png'>"])

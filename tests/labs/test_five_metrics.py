@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -171,5 +172,23 @@ def test_a_text_with_signs_of_html_is_shown_as_it_was_written():
 
 def test_a_number_is_shown_as_it_was_written():
     five_metrics.fill("Hogwild", ease="1.50", faults="007")
-    assert ">1.50 " in five_metrics.table()._repr_html_()
-    assert ">007 " in five_metrics.table()._repr_html_()
+    assert ">1.50<" in five_metrics.table()._repr_html_()
+    assert ">007<" in five_metrics.table()._repr_html_()
+
+
+def test_a_reader_who_hears_the_table_hears_the_names_of_rows_and_columns():
+    five_metrics.fill("Hogwild", faults="a dead rank stops nobody")
+    shown = five_metrics.table()._repr_html_()
+    heads = re.findall(r'<th scope="(col|row)"[^>]*>(?:<b>)?([^<]+)', shown)
+    assert [name for scope, name in heads if scope == "col"] == ["scheme", *METRICS]
+    assert [name for scope, name in heads if scope == "row"] == list(SCHEMES)
+    assert f">{five_metrics.CAPTION}</caption>" in shown
+    assert "a dead rank stops nobody" in shown
+
+
+def test_a_narrow_page_scrolls_the_table_and_not_itself():
+    shown = five_metrics.table()._repr_html_()
+    box = re.match(r"<div [^>]*>", shown).group()
+    assert "overflow-x: auto" in box
+    assert 'tabindex="0"' in box, "the keyboard scrolls it, too"
+    assert "aria-label=" in box

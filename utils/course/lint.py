@@ -7,6 +7,7 @@ an id that an editor made up says nothing to a grader.
 from __future__ import annotations
 
 import ast
+import base64
 import difflib
 import re
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 from nbval.plugin import comment_markers, metadata_tags
+
+from utils.figures import forms
 
 from . import about
 from .notebook import (
@@ -199,7 +202,7 @@ def output_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def picture_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield pictures that say nothing to those who don't see them.
+    """Yield pictures that say nothing to those who don't see them, or are wider than a page.
 
     The words of an output's picture are in ``metadata["image/png"]["alt"]``, which nbconvert writes
     into its pages; a picture in a text has them between ``![`` and ``]``.
@@ -212,8 +215,20 @@ def picture_problems(cell: NotebookNode) -> Iterator[str]:
                     "shows a picture without alternative text: give the figure titles and labels, "
                     "or an attribute alt_text, and run make solutions"
                 )
+        width = _pixels_across(output)
+        if width > forms.MOST_PIXELS:
+            yield (
+                f"shows a picture of {width} pixels across, which JupyterLab scales down with its "
+                f"words: draw it in at most {forms.MOST_PIXELS / forms.DPI:g} inches"
+            )
     if cell.cell_type == "markdown":
         yield from _picture_problems_of_text(cell.source)
+
+
+def _pixels_across(output: NotebookNode) -> int:
+    """Return the width of an output's PNG; 0 if there is none."""
+    start = base64.b64decode(output.get("data", {}).get(forms.PNG, "")[:32])
+    return int.from_bytes(start[16:20])
 
 
 def _picture_problems_of_text(source: str) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 :func:`install` has the kernel send these words with every figure: as the alternative text of the
 image (``metadata["image/png"]["alt"]``, which nbconvert writes into its pages), and as the plain
-text of the output, in place of ``<Figure size 800x400>``.
+text of the output, in place of ``<Figure size 800x400>``. The kernel takes the image itself from
+:mod:`utils.figures.forms`, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+import matplotlib.pyplot as plt
 import numpy as np
 from IPython import get_ipython
 from matplotlib.axes import Axes
@@ -26,13 +28,23 @@ def install() -> None:
     """Describe each figure that this kernel shows from now on; nothing without a kernel."""
     shell = get_ipython()
     if shell is not None:
+        # Loads matplotlib's backend, which would otherwise replace the formatter later.
+        plt.draw_if_interactive()
         shell.display_formatter.mimebundle_formatter.for_type(Figure, _bundle)
+        shell.display_formatter.formatters["image/png"].for_type(Figure, _png)
 
 
 def _bundle(figure: Figure, include: object = None, exclude: object = None) -> tuple[dict, dict]:
     from . import forms
 
     return forms.described(figure, tight=True)
+
+
+def _png(figure: Figure) -> bytes | None:
+    """Return the figure's pixels; None of an empty one, which would be a blank area."""
+    from . import forms
+
+    return forms.png(figure, tight=True) if figure.axes or figure.lines else None
 
 
 def describe(figure: Figure) -> str:

@@ -11,7 +11,7 @@ from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from .palette import CYCLE, INK, use_style
+from .palette import INK, SERIES, use_style
 
 
 def chart(width: float, height: float) -> tuple[Figure, Axes]:
@@ -62,19 +62,24 @@ def add_lanes(axes: Axes, names: Sequence[str], until: float) -> None:
 
 
 def group_bars(
-    axes: Axes, heights: Mapping[str, Sequence[float]], names: Sequence[str], share: float = 0.9
+    axes: Axes,
+    heights: Mapping[str, Sequence[float]],
+    names: Sequence[str],
+    share: float = 0.9,
+    colors: Sequence[str] = SERIES,
 ) -> list[BarContainer]:
     """Draw groups of bars beside each other, and name the groups.
 
     Args:
         heights: for each label of the legend, of its bar in each group.
         share: of its place that a bar fills.
+        colors: of the labels, in their order.
     """
     width = 0.8 / len(heights)
     drawn = []
     for k, (label, values) in enumerate(heights.items()):
         places = [group - 0.4 + width * (k + 0.5) for group in range(len(values))]
-        drawn.append(axes.bar(places, values, width * share, color=CYCLE[k], label=label))
+        drawn.append(axes.bar(places, values, width * share, color=colors[k], label=label))
     axes.set_xticks(range(len(names)), names)
     axes.grid(axis="x", visible=False)
     return drawn

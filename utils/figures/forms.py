@@ -1,5 +1,8 @@
 """A figure as a notebook stores it: PNG, words, and, where slides are to be made of it, SVG.
 
+A PNG has at most 256 colors, which makes notebooks a third as large: most of a figure is paper,
+and the thousands of colors at the edges of letters and lines look the same with fewer.
+
 `make figures` sets :data:`VARIABLE`: then every figure comes as SVG as well, and its PNG with twice
 the pixels.
 """
@@ -13,12 +16,17 @@ from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
+from PIL import Image
 
 from . import alt
 
 VARIABLE = "DDL_LABS_SVG"
 #: Pixels per inch: on a page, and on a slide.
 DPI, SLIDE_DPI = 100, 200
+#: A wider picture is scaled down by JupyterLab, and its words with it.
+MOST_PIXELS = 900
+#: As many as a PNG with a palette can have.
+COLORS = 256
 PNG, SVG = "image/png", "image/svg+xml"
 #: The parts of an SVG get names made from this: the same figure gives the same bytes.
 SALT = "ddl-labs"
@@ -36,7 +44,7 @@ def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def described(figure: Figure, tight: bool = False) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return all of a `bundle` but the PNG, which IPython makes itself of a cell's figures.
+    """Return all of a `bundle` but the PNG, which notebooks ask for separately.
 
     Args:
         figure: to describe.
@@ -56,11 +64,20 @@ def dpi() -> int:
     return SLIDE_DPI if wanted() else DPI
 
 
-def png(figure: Figure) -> bytes:
-    """Return the figure's pixels."""
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=dpi())
-    return file.getvalue()
+def png(figure: Figure, tight: bool = False) -> bytes:
+    """Return the figure's pixels.
+
+    Args:
+        figure: to write.
+        tight: as in `svg`.
+    """
+    drawn, written = io.BytesIO(), io.BytesIO()
+    box = "tight" if tight else None
+    look = {"bbox_inches": box, "facecolor": figure.get_facecolor()}
+    figure.savefig(drawn, format="png", dpi=dpi(), pil_kwargs={"compress_level": 0}, **look)
+    pixels = Image.open(drawn).convert("RGB")
+    pixels.quantize(COLORS, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)
+    return written.getvalue()
 
 
 def svg(figure: Figure, tight: bool = False) -> str:

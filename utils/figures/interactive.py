@@ -38,9 +38,9 @@ class Interactive:
 
     Args:
         script: path of the JavaScript file, or of several that are one function. Each
-            comment has its own line, and no string goes over the end of a line, because notebooks get
-            the script without its indentation. A style sheet of the same name beside it belongs
-            to it.
+            comment has its own line, and no string goes over the end of a line, because notebooks
+            get the script without its indentation. A style sheet of the same name beside it
+            belongs to it.
         data: for the script; of what JSON can hold, without NaN and infinity.
         still: the picture where scripts don't run.
         words: what the picture shows; by default what :func:`utils.figures.alt.describe` finds.

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from .charts import chart
-from .palette import INK, SKY
+from .palette import INK, SKY, WAITING_LOOK, ink_on, rank_color
 
 Pair = tuple[float, float]
 
@@ -54,21 +55,65 @@ def box(
     height: float = 0.5,
     color: str = SKY,
     alpha: float = 0.35,
+    **look: Any,
 ) -> None:
-    """Draw a labeled box, centered at (x, y) in the units of the axes."""
+    """Draw a labeled box, centered at (x, y) in the units of the axes.
+
+    Args:
+        look: as for `FancyBboxPatch`, such as `WAITING_LOOK`.
+    """
     corner = (x - width / 2, y - height / 2)
-    look = {"facecolor": color, "edgecolor": INK, "alpha": alpha}
+    look = {"facecolor": color, "edgecolor": INK, "alpha": alpha} | look
     form = "round,pad=0.02,rounding_size=0.08"
     axes.add_patch(FancyBboxPatch(corner, width, height, boxstyle=form, **look))
-    axes.text(x, y, text, ha="center", va="center")
+    axes.text(x, y, text, ha="center", va="center", **_words_on(look))
+
+
+def rank_box(
+    axes: Axes,
+    x: float,
+    y: float,
+    rank: int,
+    text: str = "",
+    *,
+    width: float = 1.0,
+    height: float = 0.5,
+) -> None:
+    """Draw a box in the color of a rank; without a text, the box names the rank."""
+    look = {"width": width, "height": height, "color": rank_color(rank), "alpha": 1.0}
+    box(axes, x, y, text or f"rank {rank}", **look)
+
+
+def waiting_box(
+    axes: Axes, x: float, y: float, text: str, *, width: float = 1.0, height: float = 0.5
+) -> None:
+    """Draw a box that looks like waiting."""
+    box(axes, x, y, text, width=width, height=height, alpha=1.0, **WAITING_LOOK)
+
+
+def _words_on(look: dict[str, Any]) -> dict[str, Any]:
+    """Return how words look on a patch: readable on its color, and on a card above a hatch."""
+    ground = to_rgba(look["facecolor"], look.get("alpha"))
+    words: dict[str, Any] = {"color": ink_on(ground)}
+    if look.get("hatch"):
+        words["bbox"] = {"facecolor": look["facecolor"], "edgecolor": "none", "pad": 1.5}
+    return words
 
 
 def arrow(
-    axes: Axes, start: Pair, end: Pair, text: str = "", *, color: str = INK, bend: float = 0.0
+    axes: Axes,
+    start: Pair,
+    end: Pair,
+    text: str = "",
+    *,
+    color: str = INK,
+    bend: float = 0.0,
+    style: str = "-",
 ) -> None:
-    """Draw an arrow with a word beside its middle."""
+    """Draw an arrow with a word beside its middle; style: of its line, such as "--"."""
     look = {"color": color, "linewidth": 1.6, "connectionstyle": f"arc3,rad={bend}"}
-    axes.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=14, **look))
+    look |= {"arrowstyle": "-|>", "mutation_scale": 14, "linestyle": style}
+    axes.add_patch(FancyArrowPatch(start, end, **look))
     if text:
         across, up = end[0] - start[0], end[1] - start[1]
         # The middle of matplotlib's arc3, a quadratic Bézier curve.
@@ -111,4 +156,5 @@ def cell(
     look = {"facecolor": color, "edgecolor": INK} | look
     axes.add_patch(Rectangle(corner, width, height, **look))
     if text:
-        axes.text(x + width / 2, y, text, ha="center", va="center", fontsize=fontsize)
+        words = {"ha": "center", "va": "center", "fontsize": fontsize} | _words_on(look)
+        axes.text(x + width / 2, y, text, **words)

@@ -12,7 +12,7 @@ from matplotlib.patches import Circle
 from torch_mpi.protocol.diagnosis import Diagnosis, arrows
 
 from . import forms
-from .palette import GREY, INK, ORANGE, PALE, PAPER, RED, use_style
+from .palette import GREY, INK, PALE, PAPER, RED, WAITING_LOOK, use_style
 from .shapes import arrow, fit_limits
 
 Point = tuple[float, float]
@@ -42,10 +42,12 @@ def picture(diagnosis: Diagnosis, size: int) -> Figure:
     _draw_waits(axes, diagnosis, places)
     waiting = {rank for rank, _ in diagnosis.edges}
     for rank, place in enumerate(places):
-        color = ORANGE if rank in waiting else PALE
-        points = 12 if size <= _FEW else 8
-        axes.add_patch(Circle(place, _RADIUS, facecolor=color, edgecolor=INK, zorder=3))
-        axes.text(*place, f"{rank}", ha="center", va="center", zorder=4, fontsize=points)
+        look = WAITING_LOOK if rank in waiting else {"facecolor": PALE}
+        axes.add_patch(Circle(place, _RADIUS, zorder=3, **{"edgecolor": INK} | look))
+        axes.add_patch(Circle(place, _RADIUS, zorder=3, facecolor="none", edgecolor=INK))
+        card = {"boxstyle": "circle,pad=0.2", "facecolor": look["facecolor"], "edgecolor": "none"}
+        words = {"ha": "center", "va": "center", "zorder": 4, "bbox": card}
+        axes.text(*place, f"{rank}", fontsize=12 if size <= _FEW else 8, **words)
     xs, ys = zip(*places, strict=True)
     loops = any(rank == other for rank, other in diagnosis.edges)
     fit_limits(axes, xs, ys, margin=1.1 if loops else 0.55)

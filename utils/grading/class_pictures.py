@@ -32,8 +32,8 @@ STATES = {
 #: Kinds of problems, see utils.checks.verdict.
 KINDS = {
     "mistake": ("a known mistake", ORANGE, ""),
-    "value": ("another result", BLUE, "//"),
-    "communication": ("communication", GREEN, ".."),
+    "value": ("another result", GREEN, "//"),
+    "communication": ("communication", BLUE, ".."),
     "error": ("an error", RED, "\\\\"),
     "silent": ("no answer in time", PINK, "xx"),
     "unreceived": ("a message that nobody received", SKY, "--"),

@@ -10,12 +10,32 @@ from itertools import accumulate, pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PAPER, RED, SKY, YELLOW
+from utils.figures import (
+    BACKWARD,
+    COMMUNICATING,
+    COMPUTING,
+    EXPOSED,
+    FORWARD,
+    GREY,
+    INK,
+    PAPER,
+    UPDATE,
+    WAITING_LOOK,
+    tint,
+)
 from utils.figures.charts import chart, finish, keys, name_rows, panels
-from utils.figures.shapes import arrow, box, canvas, cell, frame, link, write_beside
-
-COMPUTING = "#D3D3D3"
+from utils.figures.shapes import (
+    arrow,
+    box,
+    canvas,
+    cell,
+    frame,
+    link,
+    rank_box,
+    write_beside,
+)
 
 
 def initial_broadcast(n: int) -> Figure:
@@ -24,9 +44,9 @@ def initial_broadcast(n: int) -> Figure:
     for r in range(n):
         y = -1.1 * r
         axes.text(-2.2, y, f"rank {r}", ha="right", va="center")
-        box(axes, 0, y, f"weights of seed {r}", width=3.8, height=0.8, color=CYCLE[r % 4])
-        box(axes, 10, y, "weights of seed 0", width=3.8, height=0.8, color=CYCLE[0])
-        arrow(axes, (2.0, 0), (7.9, y), "broadcast" if r == 0 else "", color=BLUE)
+        rank_box(axes, 0, y, r, f"weights of seed {r}", width=3.8, height=0.8)
+        rank_box(axes, 10, y, 0, "weights of seed 0", width=3.8, height=0.8)
+        arrow(axes, (2.0, 0), (7.9, y), "broadcast" if r == 0 else "", color=COMMUNICATING)
     axes.text(0, 0.75, "before", ha="center")
     axes.text(10, 0.75, "after", ha="center")
     words = (
@@ -63,15 +83,15 @@ def _flow_row(axes: Axes, y: float, name: str, layers: int, leaves: Sequence[int
     """
     axes.text(-1.4, y, name, ha="right", va="center", fontweight="bold")
     axes.text(-1.4, y - 1.2, "network", ha="right", va="center", color=GREY)
-    box(axes, 0.4, y, "forward", width=3.0, height=0.8, color=PALE, alpha=1)
+    size = {"height": 0.8, "alpha": 1.0}
+    box(axes, 0.4, y, "forward", width=3.0, color=FORWARD, **size)
     for k, leave in enumerate(leaves):
-        layer = layers - k
-        color = CYCLE[k % len(CYCLE)]
-        box(axes, 2.6 + k, y, f"$g_{layer}$", width=0.9, height=0.8, color=color)
-        box(axes, 2.6 + leave, y - 1.2, f"$g_{layer}$", width=0.9, height=0.8, color=color)
+        name = f"$g_{layers - k}$"
+        box(axes, 2.6 + k, y, name, width=0.9, color=BACKWARD, **size)
+        box(axes, 2.6 + leave, y - 1.2, name, width=0.9, color=COMMUNICATING, **size)
         if leave == k + 1:  # it leaves at once; arrows of those that wait would cross
             arrow(axes, (2.75 + k, y - 0.42), (2.5 + leave, y - 0.78), color=GREY)
-    box(axes, 2.6 + leaves[-1] + 1.3, y, "step", width=1.5, height=0.8, color=YELLOW)
+    box(axes, 2.6 + leaves[-1] + 1.3, y, "step", width=1.5, color=UPDATE, **size)
 
 
 def bucket_map(
@@ -84,20 +104,20 @@ def bucket_map(
         buckets: of each bucket, indices into these; in the order in which they leave.
         title: of the figure.
     """
-    figure, axes = chart(10, 2.5)
+    figure, axes = chart(9, 2.5)
     starts = list(accumulate((size / 1e6 for size in nbytes), initial=0.0))
     for number, bucket in enumerate(buckets):
-        color = CYCLE[number % len(CYCLE)]
+        color = tint(COMMUNICATING, (0.55, 0.25)[number % 2])
         for k in bucket:
             left = starts[k]
             width = starts[k + 1] - starts[k]
             name = names[k] if width > 0.0105 * len(names[k]) * starts[-1] else ""
-            look = {"height": 0.6, "fontsize": 10, "alpha": 0.35, "linewidth": 0.8}
+            look = {"height": 0.6, "fontsize": 10, "linewidth": 0.8}
             cell(axes, left, 0, width, color, name, **look)
         left, right = starts[bucket[0]], starts[bucket[-1] + 1]
         named = len(buckets) <= 4 and right - left > 0.1 * starts[-1]
         name = f"bucket {number}: {right - left:.2f} MB" if named else str(number)
-        axes.plot([left, left, right, right], [0.36, 0.44, 0.44, 0.36], color=color, clip_on=False)
+        axes.plot([left, left, right, right], [0.36, 0.44, 0.44, 0.36], color=INK, linewidth=1)
         axes.text((left + right) / 2, 0.52, name, ha="center", va="bottom", fontsize=10)
     label = "gradients in the order in which backward makes them [MB]"
     axes.set(xlim=(0, starts[-1]), ylim=(-0.45, 0.95), yticks=[], xlabel=label, title=title)
@@ -123,15 +143,15 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
     longest = max(step["end"] - step["begin"] for step in steps) * 1e3
     heights = [1.5 + 0.42 * len(step["buckets"]) for step in steps]
     look = {"sharex": True, "height_ratios": heights}
-    figure, each = panels(10, sum(heights) * 0.55 + 0.9, rows=len(steps), **look)
+    figure, each = panels(9, sum(heights) * 0.55 + 0.9, rows=len(steps), **look)
     for axes, step, title in zip(each, steps, titles, strict=True):
         _lanes(axes, step)
         axes.set(title=title, xlim=(0, 1.12 * longest))
     each[-1].set_xlabel("time since backward began [ms]")
-    moves = {"moves, hidden": GREEN, "moves, in the open": RED}
+    moves = {"moves, hidden": COMMUNICATING, "moves, exposed": EXPOSED}
     handles = [
         *keys({"backward computes": COMPUTING}, edgecolor=None),
-        *keys({"bucket waits": PAPER}, edgecolor=GREY, hatch="////"),
+        Patch(label="bucket waits", **WAITING_LOOK),
         *keys(moves, edgecolor=None),
     ]
     look = {"ncols": 4, "fontsize": 9, "columnspacing": 1.0, "handlelength": 1.4}
@@ -159,14 +179,13 @@ def _lanes(axes: Axes, step: dict) -> None:
     axes.barh(0, computed, 0.8, color=COMPUTING)
     axes.text(computed / 2, 0, "backward", ha="center", va="center")
     axes.axvline(computed, color=INK, linestyle=":", linewidth=1)
-    waiting = {"facecolor": PAPER, "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}
     card = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     for number, (start, matched, end, nbytes) in enumerate(step["buckets"]):
         row = -1 - number
         left, right = ms(max(start, matched)), ms(end)
-        axes.barh(row, left - ms(start), 0.7, ms(start), **waiting)
-        parts = ((left, min(right, computed), GREEN), (max(left, computed), right, RED))
-        for since, until, color in parts:
+        axes.barh(row, left - ms(start), 0.7, ms(start), **WAITING_LOOK)
+        hidden = (left, min(right, computed), COMMUNICATING)
+        for since, until, color in (hidden, (max(left, computed), right, EXPOSED)):
             if until > since:
                 axes.barh(row, until - since, 0.7, since, color=color)
         look = {"ha": "left", "va": "center", "fontsize": 9, "bbox": card}
@@ -180,18 +199,19 @@ def _lanes(axes: Axes, step: dict) -> None:
 def accumulation(k: int = 3) -> Figure:
     """Draw `k` microbatches with an all_reduce each, and with a single one."""
     _, axes = canvas(10.5, 2.6)
+    size = {"height": 0.8, "alpha": 1.0}
     for row, (name, synced) in enumerate((("DDP as it is", range(k)), ("with no_sync", [k - 1]))):
         y = -1.8 * row
         x = 0.0
         axes.text(-0.4, y, name, ha="right", va="center")
         for j in range(k):
             word = f"microbatch {j}"
-            box(axes, x + 1.4, y, word, width=2.7, height=0.8, color=SKY)
+            box(axes, x + 1.4, y, word, width=2.7, color=COMPUTING, **size)
             x += 2.9
             if j in synced:
-                box(axes, x + 0.8, y, "all_\nreduce", width=1.5, height=0.8, color=GREEN)
+                box(axes, x + 0.8, y, "all_\nreduce", width=1.5, color=COMMUNICATING, **size)
                 x += 1.7
-        box(axes, x + 0.7, y, "step", width=1.3, height=0.8, color=YELLOW)
+        box(axes, x + 0.7, y, "step", width=1.3, color=UPDATE, **size)
     words = (
         f"{k} microbatches, then a step. DDP as it is: an all_reduce after each. With no_sync: "
         "a single all_reduce after the last."
@@ -203,14 +223,14 @@ def hook_path() -> Figure:
     """Draw what a bucket goes through in a communication hook that compresses."""
     _, axes = canvas(10.5, 1.7)
     stations = [
-        ("bucket.buffer()\nfloat32", 4, BLUE),
-        ("cast, ÷ p\nfloat16", 2, ORANGE),
-        ("all_reduce\nin float16", 2, GREEN),
-        ("cast back\ninto the buffer", 4, BLUE),
+        ("bucket.buffer()\nfloat32", 4, PAPER),
+        ("cast, ÷ p\nfloat16", 2, COMPUTING),
+        ("all_reduce\nin float16", 2, COMMUNICATING),
+        ("cast back\ninto the buffer", 4, COMPUTING),
     ]
     places = [0.0, 5.0, 10.0, 15.0]
     for x, (text, width, color) in zip(places, stations, strict=True):
-        box(axes, x, 0, text, width=3.6, height=1.3, color=color)
+        box(axes, x, 0, text, width=3.6, height=1.3, color=color, alpha=1.0)
         axes.text(x, -1.05, f"{width} bytes a number", ha="center", va="center", color=GREY)
     for (a, b), word in zip(pairwise(places), ("", "async", "then"), strict=True):
         arrow(axes, (a + 1.85, 0), (b - 1.85, 0), word)

@@ -12,10 +12,23 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
-from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED
+from utils.figures import (
+    BLUE,
+    COMPUTING,
+    EXPOSED,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PAPER,
+    PINK,
+    RED,
+    rank_color,
+)
 from utils.figures.shapes import cell
 
-# Colour and marker both tell the series apart.
+# Color and marker both tell the series apart.
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"))
 
 # Lowest, middle and highest value by rank count.
@@ -73,7 +86,7 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
         _points(axes, shares, color, marker, name, shift=0.03 * k, joined=True)
     _rank_axis(axes, counts, cores, "top")
     axes.set(ylim=(0, 1.18 * top), ylabel="efficiency: speedup / p")
-    axes.legend(loc="lower left", fontsize=10)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9, ncols=3)
 
 
 def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:
@@ -117,9 +130,8 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
     whole = 1e3 * np.array([step[name] for name in names])
     below = np.minimum(whole, 1e3 * np.array([compute[name] for name in names]))
     places = np.arange(len(names))
-    axes.bar(places, below, 0.6, color=BLUE, label="compute")
-    look = {"color": GREEN, "hatch": "//", "edgecolor": "white"}
-    axes.bar(places, whole - below, 0.6, below, label="communication, not hidden", **look)
+    axes.bar(places, below, 0.6, color=COMPUTING, label="compute")
+    axes.bar(places, whole - below, 0.6, below, color=EXPOSED, label="exposed communication")
     for place, total in zip(places, whole, strict=True):
         axes.text(place, total, f"{total:.1f}", ha="center", va="bottom")
     axes.set_xticks(places, names)
@@ -200,9 +212,9 @@ def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], i
         axes.text(left + count / 2, 1.28, f"NUMA domain {domain}", ha="center", va="center")
         for core in range(count):
             rank = owners.get((domain, core))
-            color = "#FFFFFF" if rank is None else LOOKS[rank % len(LOOKS)][0]
+            color = PAPER if rank is None else rank_color(rank)
             words = f"core {core}" if rank is None else f"core {core}\nrank {rank}"
-            look = {"height": 0.95, "fontsize": 9, "alpha": 0.55}
+            look = {"height": 0.95, "fontsize": 9}
             cell(axes, left + core + 0.06, 0.475, 0.88, color, words, **look)
         left += count + 0.7
     axes.set(xlim=(-0.4, left - 0.3), ylim=(-0.4, 1.75))

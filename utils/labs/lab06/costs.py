@@ -128,8 +128,14 @@ def _wrong_counts(name: str, p: int, n: int) -> list[list[Mistake]]:
 
 def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
     """Return seconds by α–β, where each rank sends, and receives, one message at a time."""
-    *_, steps = true_cost(algorithm, p, n)
-    return steps * (alpha + _at_a_time(algorithm, p) * n * beta)
+    rounds, tensors = rounds_and_tensors(algorithm, p)
+    return rounds * alpha + tensors * n * beta
+
+
+def rounds_and_tensors(algorithm: str, p: int) -> tuple[int, float]:
+    """Return the rounds, and how many tensors the busiest link carries in all of them."""
+    *_, rounds = true_cost(algorithm, p, p)
+    return rounds, rounds * _at_a_time(algorithm, p)
 
 
 def _at_a_time(algorithm: str, p: int) -> float:

@@ -9,11 +9,26 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY, YELLOW
+from utils.figures import (
+    BLUE,
+    COMMUNICATING,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RANKS,
+    RED,
+    SHARED,
+    WAITING_LOOK,
+    ink_on,
+    rank_color,
+    tint,
+)
 from utils.figures.charts import chart, finish, group_bars, legend_beside, panels
 from utils.figures.shapes import arrow, cell, link
 
-#: One colour and one mark for each algorithm, in all figures.
+#: One color and one mark for each algorithm, in all curves.
 LOOKS = {
     "crossbar": (BLUE, "o"),
     "central": (RED, "s"),
@@ -29,10 +44,10 @@ def task_picture(parts: Sequence[Sequence[float]]) -> Figure:
     figure, (axes,) = _drawings(9, 0.6 + 0.55 * len(parts), [""])
     total = [sum(column) for column in zip(*parts, strict=True)]
     after = len(total) + 4
-    look = {"height": 0.7, "fontsize": 10, "alpha": 0.35}
+    look = {"height": 0.7, "fontsize": 10}
     for r, part in enumerate(parts):
         axes.text(-0.4, -r, f"rank {r}", ha="right", va="center")
-        for x, numbers, color in ((0, part, CYCLE[r]), (after, total, GREY)):
+        for x, numbers, color in ((0, part, rank_color(r)), (after, total, SHARED)):
             for k, number in enumerate(numbers):
                 cell(axes, x + k, -r, 0.94, color, f"{number:g}", **look)
     middle = -(len(parts) - 1) / 2
@@ -53,17 +68,17 @@ def _drawings(width: float, height: float, titles: Sequence[str]) -> tuple[Figur
     return figure, row
 
 
-def _dot(axes: Axes, x: float, y: float, text: str, size: float, color: str = SKY) -> None:
+def _dot(axes: Axes, x: float, y: float, rank: int, size: float) -> None:
     """Draw a rank as a dot with its number."""
+    color = rank_color(rank)
     axes.plot(x, y, "o", markersize=size, color=color, markeredgecolor=INK, zorder=3)
-    axes.text(x, y, text, ha="center", va="center", zorder=4)
+    axes.text(x, y, str(rank), ha="center", va="center", color=ink_on(color), zorder=4)
 
 
-def _link(
-    axes: Axes, start: tuple, end: tuple, color: str, style: str = "<|-|>", shrink: float = 12
-) -> None:
+def _link(axes: Axes, start: tuple, end: tuple, style: str = "<|-|>", shrink: float = 12) -> None:
     """Draw an arrow from dot to dot; usually both ways."""
-    link(axes, start, end, style, color=color, linewidth=1.8, shrinkA=shrink, shrinkB=shrink)
+    look = {"linewidth": 1.8, "shrinkA": shrink, "shrinkB": shrink}
+    link(axes, start, end, style, color=COMMUNICATING, **look)
 
 
 def topologies() -> Figure:
@@ -78,12 +93,12 @@ def topologies() -> Figure:
         "tree": (heap, [(0, 1), (0, 2), (1, 3)], "<|-|>"),
         "ring": (square, [(0, 1), (1, 2), (2, 3), (3, 0)], "-|>"),
     }
-    figure, row = _drawings(10, 2.9, list(plans))
-    for axes, (name, (places, edges, style)) in zip(row, plans.items(), strict=True):
+    figure, row = _drawings(9, 2.7, list(plans))
+    for axes, (places, edges, style) in zip(row, plans.values(), strict=True):
         for a, b in edges:
-            _link(axes, places[a], places[b], LOOKS[name][0], style, shrink=13)
+            _link(axes, places[a], places[b], style, shrink=13)
         for r, (x, y) in enumerate(places):
-            _dot(axes, x, y, str(r), 24)
+            _dot(axes, x, y, r, 24)
         axes.set(xlim=(-0.75, 1.85), ylim=(-0.4, 1.9))
         axes.set_aspect("equal")
     words = (
@@ -96,21 +111,21 @@ def topologies() -> Figure:
 
 def ring_plan(p: int = 4) -> Figure:
     """Draw the first two steps of a reduce-scatter: which chunk each rank sends."""
-    figure, row = _drawings(9.5, 0.9 + 0.55 * p, ["step 0", "step 1"])
+    figure, row = _drawings(9, 0.9 + 0.55 * p, ["step 0", "step 1"])
     for step, axes in enumerate(row):
         for r in range(p):
             axes.text(-0.3, -r, f"rank {r}", ha="right", va="center")
             leaves = (r - step) % p
             comes = (r - step - 1) % p
             for k in range(p):
-                color = {leaves: ORANGE, comes: SKY}.get(k, "white")
+                color = tint(COMMUNICATING, {leaves: 1.0, comes: 0.2}.get(k, 0.0))
                 text = f"chunk {k}\nof 2" if k == leaves and step else f"chunk {k}"
-                cell(axes, k, -r, 0.94, color, text, height=0.72, fontsize=8.5, alpha=0.6)
+                cell(axes, k, -r, 0.94, color, text, height=0.72, fontsize=9)
         for r in range(p - 1):
             x = (r - step) % p + 0.8
-            arrow(axes, (x, -r - 0.3), (x, -r - 0.7), color=RED)
+            arrow(axes, (x, -r - 0.3), (x, -r - 0.7), color=INK)
         text = f"rank {p - 1}\nsends to\nrank 0"
-        axes.text(p + 0.15, -(p - 1) / 2, text, va="center", color=RED, fontsize=9)
+        axes.text(p + 0.15, -(p - 1) / 2, text, va="center", fontsize=9)
         axes.set(xlim=(-1.3, p + 1.3), ylim=(-p + 0.4, 0.6))
     words = (
         "Reduce-scatter on a ring, the first two steps. In step 0 rank r sends chunk r to rank "
@@ -122,7 +137,7 @@ def ring_plan(p: int = 4) -> Figure:
 def direct_plan(p: int = 4) -> Figure:
     """Draw both rounds of a direct all-reduce: part k goes to rank k, its sum to all others."""
     titles = "round 1: part k goes to rank k", "round 2: rank k sends its sum to all"
-    figure, row = _drawings(9.5, 1.2 + 0.55 * p, titles)
+    figure, row = _drawings(9, 1.2 + 0.55 * p, titles)
     for again, axes in enumerate(row):
         axes.set_title(titles[again], pad=16)
         for r in range(p):
@@ -130,14 +145,14 @@ def direct_plan(p: int = 4) -> Figure:
         for k in range(p):
             axes.text(k + 0.47, 0.5, f"part {k}", ha="center", fontsize=9)
             for r in range(p):
-                alpha = 0.6 if r == k else 0.12
-                cell(axes, k, -r, 0.94, CYCLE[k], height=0.72, alpha=alpha)
+                color = tint(rank_color(k), 0.6 if r == k else 0.15)
+                cell(axes, k, -r, 0.94, color, height=0.72)
             others = [r for r in range(p) if r != k]
             for turn, r in enumerate(others):
                 x = k + 0.47 + 0.2 * (turn - (p - 2) / 2)
                 side = math.copysign(0.2, r - k)
                 ends = [(x, -r + side), (x, -k - side)]
-                arrow(axes, *(reversed(ends) if again else ends), color=CYCLE[k])
+                arrow(axes, *(reversed(ends) if again else ends), color=COMMUNICATING)
         axes.set(xlim=(-1.1, p + 0.1), ylim=(-p + 0.4, 0.7))
     words = (
         "A direct all-reduce. In round 1 every rank sends its part k to rank k, which adds up what "
@@ -151,9 +166,9 @@ def incast() -> Figure:
     figure, row = _drawings(9, 2.9, ["all begin with reducer 0", "each with another one"])
     for lower, axes in zip((0.12, 1), row, strict=True):
         for k in range(3):
-            cell(axes, -0.75, -k, 1.5, SKY, f"worker {k}", height=0.6, alpha=0.6)
-            cell(axes, 3.25, -k, 1.5, YELLOW, f"reducer {k}", height=0.6, alpha=0.6)
-            arrow(axes, (0.8, -k), (3.2, -lower * k), color=RED)
+            cell(axes, -0.75, -k, 1.5, rank_color(k), f"worker {k}", height=0.6)
+            cell(axes, 3.25, -k, 1.5, rank_color(3 + k), f"reducer {k}", height=0.6)
+            arrow(axes, (0.8, -k), (3.2, -lower * k), color=COMMUNICATING)
         axes.set(xlim=(-1, 5), ylim=(-2.6, 0.6))
     words = (
         "The first messages of three workers. Left: all three go to reducer 0, whose link is full, "
@@ -165,19 +180,18 @@ def incast() -> Figure:
 def levels(m: int = 2, g: int = 3) -> Figure:
     """Draw the three steps of a hierarchical all-reduce, on m machines with g ranks each."""
     titles = "1: reduce-scatter within", "2: all-reduce between", "3: all-gather within"
-    figure, row = _drawings(10, 1.1 + 0.85 * m, titles)
+    figure, row = _drawings(9, 1.1 + 0.85 * m, titles)
     for step, axes in enumerate(row):
         between = step == 1
         for machine in range(m):
             y = -1.3 * machine
             cell(axes, -0.6, y, g + 0.2, "white", height=0.9, edgecolor=GREY)
             for x in range(g):
-                color = CYCLE[x] if between else SKY
-                _dot(axes, x, y, str(machine * g + x), 22, color)
+                _dot(axes, x, y, machine * g + x, 22)
                 if between and machine:
-                    _link(axes, (x, y + 1.3), (x, y), color)
+                    _link(axes, (x, y + 1.3), (x, y))
                 if x and not between:
-                    _link(axes, (x - 1, y), (x, y), ORANGE)
+                    _link(axes, (x - 1, y), (x, y))
         axes.set(xlim=(-0.8, g - 0.2), ylim=(-1.3 * (m - 1) - 0.6, 0.6))
     words = (
         f"Three steps on {m} machines with {g} ranks each: a reduce-scatter within each machine; "
@@ -195,16 +209,13 @@ def stretches_of_time(
     Args:
         plans: of each algorithm the steps, and how many times n bytes a link carries in a step.
     """
-    figure, row = panels(10, 2.6, columns=len(nbytes), sharey=True)
+    figure, row = panels(9, 2.6, columns=len(nbytes), sharey=True)
     for axes, n in zip(row, nbytes, strict=True):
-        for y, (name, (steps, share)) in enumerate(plans.items()):
-            color = LOOKS[name][0]
-            latency = (alpha, {"color": "white", "hatch": "////"})
-            sending = (share * n * beta, {"color": color})
+        for y, (steps, share) in enumerate(plans.values()):
+            sends = {"facecolor": COMMUNICATING, "edgecolor": "white", "linewidth": 0.8}
             start = 0.0
-            for seconds, look in steps * [latency, sending]:
-                look = {"edgecolor": color, "linewidth": 0.8, "height": 0.6} | look
-                axes.barh(y, 1e3 * seconds, left=1e3 * start, **look)
+            for seconds, look in steps * [(alpha, WAITING_LOOK), (share * n * beta, sends)]:
+                axes.barh(y, 1e3 * seconds, 0.6, 1e3 * start, **look)
                 start += seconds
         axes.set(title=f"{n:,} bytes", xlabel="time [ms]")
         axes.set_yticks(range(len(plans)), list(plans))
@@ -248,7 +259,7 @@ def bytes_per_rank(sent: Mapping[str, Sequence[float]], unit: str) -> Figure:
     """Draw bars of what each rank sent, by algorithm."""
     figure, axes = chart(8.5, 3.2)
     heights = {f"rank {r}": sizes for r, sizes in enumerate(zip(*sent.values(), strict=True))}
-    group_bars(axes, heights, list(sent))
+    group_bars(axes, heights, list(sent), colors=RANKS)
     axes.set(ylabel=f"sent [{unit}]", title="What each rank sent")
     legend_beside(axes)
     return finish(figure)
@@ -263,16 +274,16 @@ def arrivals(received: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float)
         bandwidth: bytes per second, for how long a message was on the link.
     """
     lanes = max(sum(map(bool, ranks)) for ranks in received.values())
-    figure, row = panels(10, 0.9 + 0.5 * lanes, columns=len(received), sharey=True)
+    figure, row = panels(9, 0.9 + 0.5 * lanes, columns=len(received), sharey=True)
     bars_of = [_bars(by_rank, bandwidth) for by_rank in received.values()]
     ends = [max(left + width for _, left, width, _ in bars) for bars in bars_of]
     for axes, title, bars in zip(row, received, bars_of, strict=True):
         lane = sorted({rank for rank, *_ in bars})
         for rank, left, width, source in bars:
-            color = CYCLE[source % len(CYCLE)]
+            color = rank_color(source)
             axes.barh(rank, width, left=left, height=0.6, color=color, edgecolor="white")
             if width > 0.025 * max(ends) * len(received):  # where a number has room
-                look = {"ha": "center", "va": "center", "color": "white", "fontsize": 9}
+                look = {"ha": "center", "va": "center", "color": ink_on(color), "fontsize": 9}
                 axes.text(left + width / 2, rank, str(source), **look)
         axes.set(title=title, xlabel="time since the first byte came [ms]")
         axes.set_yticks(lane, [f"into rank {rank}" for rank in lane])

@@ -6,21 +6,36 @@ bound is ``math.inf`` where there is none.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from tabulate import tabulate
 
-from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY
+from utils.figures import (
+    BLUE,
+    COMMUNICATING,
+    COMPUTING,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    WAITING_LOOK,
+    rank_color,
+)
 from utils.figures.charts import add_lanes, chart, finish, keys, legend_beside, panels
-from utils.figures.shapes import arrow, box, canvas, cell, frame
+from utils.figures.shapes import arrow, canvas, cell, frame, rank_box
+from utils.labs.lab07.bounded_steps import bounded_run
 
 Applied = Sequence[tuple[int, int]]
 
-RANK_COLORS = (INK, BLUE, ORANGE, GREEN, PINK, RED)
+# A second sign of a rank, beside its color.
+LINES = ("-", "-", "--", "-.", ":")
 MODEL_COLORS = (BLUE, SKY, ORANGE, GREEN, PINK, RED)
 # Snapshots at the end of a run whose mean is its accuracy: single ones swing.
 LAST = 8
@@ -29,22 +44,26 @@ GOAL = 0.7
 
 
 def star(workers: int, servers: int = 1) -> Figure:
-    """Draw workers, and one or more servers that have (a part of) the weights."""
+    """Draw workers, and one or more servers that have (a part of) the weights.
+
+    The servers are the first ranks, the workers follow.
+    """
     _, axes = canvas(9, 3.0)
     middle = 3.2 * (workers - 1) / 2
     for j in range(servers):
         x = middle + 4.2 * (j - (servers - 1) / 2)
         part = "the weights" if servers == 1 else f"part {j} of the weights"
-        box(axes, x, 3, f"server\n{part}", width=3.4, height=1.0, color=ORANGE)
+        rank_box(axes, x, 3, j, f"server\n{part}", width=3.4, height=1.0)
         for i in range(workers):
             left = 3.2 * i - 0.35
-            arrow(axes, (x - 0.25, 2.45), (left, 0.45), color=BLUE)
-            arrow(axes, (left + 0.7, 0.45), (x + 0.25, 2.45), color=GREEN)
+            arrow(axes, (x - 0.25, 2.45), (left, 0.45), color=COMMUNICATING)
+            arrow(axes, (left + 0.7, 0.45), (x + 0.25, 2.45), color=COMMUNICATING, style=":")
     for i in range(workers):
-        box(axes, 3.2 * i, 0, f"worker {i + 1}\nminibatches", width=2.4, height=0.9, color=SKY)
+        words = f"worker {i + 1}\nminibatches"
+        rank_box(axes, 3.2 * i, 0, servers + i, words, width=2.4, height=0.9)
     right = 3.2 * (workers - 1) + 2.2
-    axes.text(right, 1.8, "weights", color=BLUE, va="center")
-    axes.text(right, 1.2, "gradients", color=GREEN, va="center")
+    axes.text(right, 1.8, "— weights", color=COMMUNICATING, va="center")
+    axes.text(right, 1.2, "┈ gradients", color=COMMUNICATING, va="center")
     cut = "" if servers == 1 else " Each server has a part of the weights."
     words = (
         f"{servers} server{'s' * (servers > 1)} above {workers} workers. Weights go down to each "
@@ -59,13 +78,12 @@ def updates_between() -> Figure:
     axes.plot([0, 10.6], [0, 0], color=INK, linewidth=1.5)
     own = {1.0: 2, 2.6: 1, 4.2: 2, 5.6: 1, 6.8: 2, 8.6: 3}
     for version, (x, worker) in enumerate(own.items(), 1):
-        color = RANK_COLORS[worker]
-        axes.plot(x, 0, "o", markersize=11, color=color)
-        axes.text(x, -0.28, f"{version}", ha="center", va="top", color=color)
-    axes.plot([1.8, 8.6], [0.62, 0.62], color=RANK_COLORS[3], linewidth=9, solid_capstyle="butt")
-    axes.text(5.2, 0.8, "worker 3 computes", ha="center", va="bottom", color=RANK_COLORS[3])
+        axes.plot(x, 0, "o", markersize=11, color=rank_color(worker), markeredgecolor=INK)
+        axes.text(x, -0.28, f"{version}", ha="center", va="top")
+    axes.plot([1.8, 8.6], [0.62, 0.62], color=COMPUTING, linewidth=9, solid_capstyle="butt")
+    axes.text(5.2, 0.8, "worker 3 computes", ha="center", va="bottom")
     for x, words in ((1.8, "weights of version 1 sent"), (8.6, "its gradient is update 6")):
-        axes.plot([x, x], [0, 0.6], color=RANK_COLORS[3], linestyle=":", linewidth=1.5)
+        axes.plot([x, x], [0, 0.6], color=rank_color(3), linestyle=":", linewidth=1.5)
         axes.text(x, 0.8, words, ha="right" if x < 5 else "left", va="bottom", fontsize=10)
     axes.text(5.2, -0.75, "updates 2, 3, 4 and 5 lie between: staleness 4", ha="center", va="top")
     axes.text(10.7, 0, "updates of\nthe server", va="center", fontsize=10)
@@ -78,11 +96,11 @@ def updates_between() -> Figure:
 
 def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
     """Draw how late gradients are: a histogram for each number of workers."""
-    figure, all_axes = panels(11, 2.9, columns=len(staleness), sharey=True)
+    figure, all_axes = panels(9, 2.9, columns=len(staleness), sharey=True)
     most = max(max(values) for values in staleness.values())
     for axes, (workers, values) in zip(all_axes, staleness.items(), strict=True):
         heights = [100 * values.count(s) / len(values) for s in range(most + 1)]
-        axes.bar(range(most + 1), heights, color=BLUE)
+        axes.bar(range(most + 1), heights, color=SKY)
         mean = _mean(values)
         axes.axvline(mean, color=RED, linestyle="--", linewidth=1.5)
         axes.set_title(f"{workers} worker{'s' * (workers > 1)}\nmean {mean:.2f}", fontsize=11)
@@ -100,8 +118,8 @@ def of_each_worker(applied: Applied) -> Figure:
         points = [(k, stale) for k, (w, stale) in enumerate(applied) if w == worker]
         mean = _mean([stale for _, stale in points])
         label = f"rank {worker}: {len(points)} gradients, mean {mean:.1f}"
-        color = RANK_COLORS[worker % len(RANK_COLORS)]
-        axes.plot(*zip(*points, strict=True), "os^Dv"[worker % 5], color=color, label=label)
+        look = {"color": rank_color(worker), "markeredgecolor": INK, "markeredgewidth": 0.6}
+        axes.plot(*zip(*points, strict=True), "os^Dv"[worker % 5], label=label, **look)
     mean = _mean([stale for _, stale in applied])
     axes.axhline(mean, color=RED, linestyle="--", linewidth=1.5, label=f"mean of all: {mean:.2f}")
     axes.set_title("Three workers, rank 3 sleeps six times as long")
@@ -115,7 +133,7 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
 
     None among the bounds is no bound. Messages take no time here.
     """
-    figure, all_axes = panels(10, 1.15 * len(bounds) + 0.9, rows=len(bounds), sharex=True)
+    figure, all_axes = panels(9, 1.15 * len(bounds) + 0.9, rows=len(bounds), sharex=True)
     gradients = []
     for axes, bound in zip(all_axes, bounds, strict=True):
         done = _planned(axes, math.inf if bound is None else bound, steps, until)
@@ -123,8 +141,7 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
         axes.set_title(f"s = {'∞' if bound is None else bound}: {done} gradients", fontsize=11)
         gradients.append(f"{done} with {'no bound' if bound is None else f'bound {bound}'}")
     all_axes[-1].set_xlabel("time [units]")
-    handles = keys({"computes": SKY})
-    handles += keys({"waits at the bound": PALE}, edgecolor=GREY, hatch="///")
+    handles = [*keys({"computes": COMPUTING}), Patch(label="waits at the bound", **WAITING_LOOK)]
     figure.legend(handles=handles, loc="upper right", ncols=2, fontsize=10)
     words = (
         f"A plan of {len(steps)} workers whose steps take {', '.join(map(str, steps))} units, over "
@@ -136,43 +153,23 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
 
 def _planned(axes: Axes, bound: float, steps: Sequence[int], until: int) -> int:
     """Draw one panel; return the number of steps that were completed."""
-    clock = [0] * len(steps)
-    since = dict.fromkeys(range(len(steps)), 0)  # who waits, and since when
-    ends: list[tuple[int, int]] = []
-    now = done = 0
-    while True:
-        for k in [k for k in since if clock[k] - min(clock) <= bound]:
-            _bar(axes, k, since.pop(k), now, waits=True)
-            heapq.heappush(ends, (now + steps[k], k))
-            _bar(axes, k, now, min(now + steps[k], until))
-        now, k = heapq.heappop(ends)
-        if now > until:
-            break
-        done += 1
-        clock[k] += 1
-        since[k] = now
-    for k, begin in since.items():
-        _bar(axes, k, begin, until, waits=True)
-    return done
-
-
-def _bar(axes: Axes, row: int, begin: float, end: float, waits: bool = False) -> None:
-    if end > begin:
-        look = {"edgecolor": GREY, "hatch": "///"} if waits else {}
-        color = PALE if waits else SKY
-        cell(axes, begin, row, end - begin, color, height=0.7, linewidth=0.8, **look)
+    run = bounded_run(steps, bound, until)
+    for worker, begin, end, waits in run.bars:
+        look = {"linewidth": 0.8} | (WAITING_LOOK if waits else {})
+        cell(axes, begin, worker, end - begin, COMPUTING, height=0.7, **look)
+    return len(run.staleness)
 
 
 def clocks(served: Mapping[float, Applied]) -> Figure:
     """Draw the clock of each worker over the updates, for each bound."""
-    figure, all_axes = panels(11, 3.1, columns=len(served), sharey=True)
+    figure, all_axes = panels(9, 3.1, columns=len(served), sharey=True)
     for axes, (bound, applied) in zip(all_axes, served.items(), strict=True):
         for worker in sorted({worker for worker, _ in applied}):
             clock = [0]
             for one, _ in applied:
                 clock.append(clock[-1] + (one == worker))
-            color = RANK_COLORS[worker % len(RANK_COLORS)]
-            axes.step(range(len(clock)), clock, where="post", color=color, label=f"rank {worker}")
+            look = {"color": rank_color(worker), "linestyle": LINES[worker % len(LINES)]}
+            axes.step(range(len(clock)), clock, where="post", label=f"rank {worker}", **look)
         shown = "∞" if bound == math.inf else f"{bound:g}"
         axes.set_title(f"s = {shown}\n{len(applied)} gradients", fontsize=11)
         axes.set_xlabel("updates")
@@ -185,7 +182,7 @@ def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
     """Draw lost shares as bars, and what can be lost at most."""
     figure, axes = chart(8, 2.4)
     names = list(lost)
-    axes.barh(names, [100 * lost[name] for name in names], color=(BLUE, ORANGE, GREEN), height=0.6)
+    axes.barh(names, [100 * lost[name] for name in names], color=SKY, height=0.6)
     for row, name in enumerate(names):
         axes.text(100 * lost[name] + 1, row, f"{100 * lost[name]:.3g} %", va="center")
     most = 100 * (1 - 1 / ranks)
@@ -212,7 +209,7 @@ def seconds_to(run: Mapping, accuracy: float) -> float | None:
 
 def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
     """Draw accuracy over time and over gradients, a row for each kind of slowness."""
-    figure, grid = panels(11, 3.3 * len(runs_of), rows=len(runs_of), columns=2, sharey=True)
+    figure, grid = panels(9, 3.6 * len(runs_of), rows=len(runs_of), columns=2, sharey=True)
     styles = [*zip(MODEL_COLORS, ("-", "-", "-", "--", "-."), strict=False)]
     for row, (kind, runs) in enumerate(runs_of.items()):
         left, right = grid[2 * row : 2 * row + 2]
@@ -224,7 +221,7 @@ def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
             right.plot(gradients, percent, style, **look)
         left.set_title(f"{kind}: accuracy over time", fontsize=11)
         right.set_title(f"{kind}: accuracy over gradients", fontsize=11)
-        left.set(xlabel="time [s]", ylabel="test accuracy [%]", ylim=(40, 90))
+        left.set(xlabel="time [s]", ylabel="test accuracy [%]", ylim=(30, 90))
         right.set_xlabel("gradients")
         right.legend(loc="lower right", fontsize=9)
     return finish(figure)

@@ -9,11 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PINK
+from utils.figures import COMMUNICATING, COMPUTING, GREY, INK, ink_on, rank_color
 from utils.figures.charts import finish, legend_below, panels
 from utils.figures.shapes import arrow, box, canvas, frame, link
 
-WORKERS = (BLUE, ORANGE, GREEN)
+#: Workers 1 to 3 are ranks 1 to 3; rank 0 has the center.
+WORKERS = tuple(map(rank_color, (1, 2, 3)))
 
 
 def springs() -> Figure:
@@ -27,7 +28,7 @@ def springs() -> Figure:
         turned = np.array([-out[1], out[0]]) * 0.6 + out * 0.9
         arrow(axes, tuple(at + 0.25 * turned), tuple(at + 1.15 * turned), color=WORKERS[k])
         axes.plot(*at, "o", color=WORKERS[k], markersize=26)
-        axes.text(*at, f"$W^{k + 1}$", ha="center", va="center", color="white")
+        axes.text(*at, f"$W^{k + 1}$", ha="center", va="center", color=ink_on(WORKERS[k]))
         label = at + 1.15 * turned + 0.42 * (turned / np.linalg.norm(turned))
         axes.text(*label, rf"$-\eta\,\Delta W^{k + 1}$", ha="center", va="center")
     axes.plot(0, 0, "o", color=INK, markersize=30)
@@ -58,11 +59,12 @@ def two_loops(tau: int = 5) -> Figure:
         for round_ in range(2):
             for k in range(tau):
                 x = round_ * width + k
-                box(axes, x, 2 - worker, "", width=0.8, height=0.5, color=WORKERS[worker])
+                box(axes, x, 2 - worker, "", width=0.8, height=0.5, color=COMPUTING, alpha=1.0)
         axes.text(-0.8, 2 - worker, f"worker {worker + 1}", ha="right", va="center")
     for round_ in range(2):
         x = round_ * width + tau + 0.35
-        box(axes, x, 1, "outer\nstep", width=1.5, height=2.6, color=PINK)
+        look = {"color": COMMUNICATING, "alpha": 1.0}
+        box(axes, x, 1, "outer\nstep", width=1.5, height=2.6, **look)
     link(axes, (-0.5, -0.75), (tau - 0.5, -0.75), "<->")
     axes.text((tau - 1) / 2, -1.2, r"$\tau$ inner steps: no communication", ha="center")
     axes.text(width + tau + 1.1, -1.2, r"one all_reduce of $\bar{W} - W^i$", ha="right", color=INK)
@@ -82,17 +84,17 @@ def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = No
         loss: "x", "y" and "z" of a grid over the plane, drawn as contours behind the paths.
     """
     shared = {"sharex": True, "sharey": True}
-    figure, row = panels(4.7 * len(runs), 4.4, columns=len(runs), **shared)
+    figure, row = panels(4.5 * len(runs), 4.4, columns=len(runs), **shared)
     for axes, (title, tracks) in zip(row, runs.items(), strict=True):
         if loss:
             z = np.asarray(loss["z"])
             levels = np.geomspace(z.min() * 1.02, z.max(), 12)
             axes.contour(loss["x"], loss["y"], z, levels=levels, colors=GREY, linewidths=0.5)
-        for k, (points, color) in enumerate(zip(tracks, (INK, *CYCLE), strict=False)):
+        for k, (points, color) in enumerate(zip(tracks, (INK, *WORKERS), strict=False)):
             x, y = np.asarray(points).T
             look = {"label": "centre", "linewidth": 2.6, "zorder": 3}
             if k:
-                look = {"label": f"worker {k}", "linewidth": 1.1, "zorder": 2}
+                look = {"label": f"worker {k}", "linewidth": 1.4, "zorder": 2}
             axes.plot(x, y, "-", color=color, **look)
             axes.plot(x[-1], y[-1], "o" if k else "D", color=color, markersize=7, zorder=4)
         axes.set(title=title, xlabel="first principal component")

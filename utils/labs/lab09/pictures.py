@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from utils.figures import BLUE, CYCLE, GREY, INK, PAPER, YELLOW
+from utils.figures import COMMUNICATING, INK, PAPER, SHARED, rank_color, tint
 from utils.figures.charts import finish, keys, panels
-from utils.figures.shapes import arrow, box, canvas, cell, frame
+from utils.figures.shapes import arrow, box, canvas, cell, frame, rank_box
 
-#: Colour of what all ranks have.
-EVERYBODY = "#C9C9C9"
+#: Color of what all ranks have.
+EVERYBODY = tint(SHARED, 0.5)
 
 
 def holders(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
@@ -31,7 +31,7 @@ def holders(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
 def draw_matrix(
     axes: Axes, corner: tuple[float, float], whole: Tensor, parts: Sequence[Tensor], name: str
 ) -> str:
-    """Draw a matrix, each element in the colour of the rank that has it; grey: all of them.
+    """Draw a matrix, each element in the color of the rank that has it; yellow: all of them.
 
     Parts of the size of the whole matrix with other numbers are addends: hatched.
 
@@ -55,10 +55,10 @@ def draw_matrix(
 
 
 def _color(held: Tensor) -> str:
-    """Return the colour of an element that these ranks have."""
+    """Return the color of an element that these ranks have."""
     if held.all():
         return EVERYBODY
-    return CYCLE[int(held.int().argmax()) % len(CYCLE)] if held.any() else PAPER
+    return rank_color(int(held.int().argmax())) if held.any() else PAPER
 
 
 def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]]]]) -> Figure:
@@ -80,7 +80,7 @@ def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]
 
 
 def _legend(axes: Axes, ranks: int) -> None:
-    colors = {f"rank {r}": CYCLE[r] for r in range(ranks)} | {"every rank": EVERYBODY}
+    colors = {f"rank {r}": rank_color(r) for r in range(ranks)} | {"every rank": EVERYBODY}
     marks = keys(colors, edgecolor="none")
     marks += keys({"addends": EVERYBODY}, edgecolor=PAPER, hatch="////")
     style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
@@ -116,7 +116,7 @@ def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
                 height = 2.0 / ranks if cut else 2.0
                 y = 2.4 - height * (r + 0.5) if cut else 1.4
                 text = f"layer {layer}\nrank {r}"
-                box(axes, x, y, text, width=1.1, height=height - 0.12, color=CYCLE[r])
+                rank_box(axes, x, y, r, text, width=1.1, height=height - 0.12)
             if layer:
                 arrow(axes, (x - 0.92, 1.4), (x - 0.58, 1.4))
     words = (
@@ -131,11 +131,12 @@ def megatron(ranks: int = 2) -> Figure:
     _, axes = canvas(9, 1.3 + 1.1 * ranks)
     middle = -(ranks - 1) / 2
     for x, name in ((0.0, "x"), (1.5, "f"), (8.5, "g"), (10.0, "y")):
-        box(axes, x, middle, name, width=0.7, height=0.6, color=GREY if name in "xy" else YELLOW)
+        color = SHARED if name in "xy" else COMMUNICATING
+        box(axes, x, middle, name, width=0.7, height=0.6, color=color, alpha=1.0)
     for r in range(ranks):
         shards = (3.4, f"up: columns {r}", 2.1), (5.3, "GELU", 0.9), (6.9, f"down: rows {r}", 1.7)
         for x, text, width in shards:
-            box(axes, x, -r, text, width=width, height=0.62, color=CYCLE[r])
+            rank_box(axes, x, -r, r, text, width=width, height=0.62)
         arrow(axes, (1.9, middle), (2.3, -r))
         arrow(axes, (4.5, -r), (4.8, -r))
         arrow(axes, (5.8, -r), (6.0, -r))
@@ -147,7 +148,7 @@ def megatron(ranks: int = 2) -> Figure:
         (1.5, "forward: nothing\nbackward: all_reduce"),
         (8.5, "forward: all_reduce\nbackward: nothing"),
     ):
-        axes.text(x, low, text, ha="center", va="top", color=BLUE, fontsize=10)
+        axes.text(x, low, text, ha="center", va="top", color=COMMUNICATING, fontsize=10)
     words = (
         "x goes through f to the ranks. Each has some columns of the first layer, GELU, and the "
         "same rows of the second. g adds up what the ranks give. f does nothing forward and an "
@@ -169,7 +170,7 @@ def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figu
         experts = range(len(counts[0]))
         below = [0] * len(experts)
         for r, row in enumerate(counts):
-            axes.bar(experts, row, bottom=below, color=CYCLE[r], label=f"from rank {r}")
+            axes.bar(experts, row, bottom=below, color=rank_color(r), label=f"from rank {r}")
             below = [b + n for b, n in zip(below, row, strict=True)]
         axes.axhline(room, color=INK, linestyle="--", label="room")
         axes.set_xticks(list(experts), [f"expert {e}" for e in experts])

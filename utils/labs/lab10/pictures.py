@@ -12,9 +12,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from utils.figures import BLUE, CYCLE, GREEN, INK, ORANGE, PALE, SKY
+from utils.figures import (
+    BACKWARD,
+    COMMUNICATING,
+    FORWARD,
+    INK,
+    PAPER,
+    SKY,
+    UPDATE,
+    WAITING_LOOK,
+)
 from utils.figures.charts import add_lanes, chart, finish, group_bars, keys, legend_beside, panels
-from utils.figures.shapes import arrow, box, canvas, cell, frame
+from utils.figures.shapes import arrow, canvas, cell, frame, rank_box
 from utils.labs.shared.schedules import idle as idle_share
 
 # A notebook from before the move, which imports this module as `schedules`, uses these four.
@@ -25,12 +34,12 @@ from utils.labs.shared.schedules import zero_bubble as zero_bubble
 
 Span = tuple[int, str, int, float, float]
 
-#: Colour of each kind of action, and its name.
+#: Color of each kind of action, and its name.
 KINDS = {
-    "F": (SKY, "forward"),
-    "B": (ORANGE, "backward"),
-    "I": (ORANGE, "backward: gradient of the input"),
-    "W": (GREEN, "backward: gradient of the weights"),
+    "F": (FORWARD, "forward"),
+    "B": (BACKWARD, "backward"),
+    "I": (BACKWARD, "backward: input"),
+    "W": (UPDATE, "backward: weights"),
 }
 
 
@@ -40,15 +49,17 @@ def placed(layers: Sequence[str], stages: int) -> Figure:
     each = len(layers) // stages
     step = 3.9
     for k, name in enumerate(layers):
-        box(axes, step * k, 0, name, width=1.9, height=0.8, color=CYCLE[k // each % 4])
+        rank_box(axes, step * k, 0, k // each, name, width=1.9, height=0.8)
     for k in range(len(layers) - 1):
         right = step * k + 1.0
         left = step * (k + 1) - 1.0
         crosses = (k + 1) % each == 0
-        arrow(axes, (right, 0.18), (left, 0.18), "activations" if crosses else "", color=BLUE)
-        arrow(axes, (left, -0.18), (right, -0.18), color=ORANGE)
+        arrow(
+            axes, (right, 0.18), (left, 0.18), "activations" if crosses else "", color=COMMUNICATING
+        )
+        arrow(axes, (left, -0.18), (right, -0.18), color=COMMUNICATING, style=":")
         if crosses:
-            style = {"color": ORANGE, "fontsize": 10}
+            style = {"color": COMMUNICATING, "fontsize": 10}
             axes.text((left + right) / 2, -0.3, "gradients", ha="center", va="top", **style)
     for s in range(stages):
         middle = step * (each * s + (each - 1) / 2)
@@ -88,14 +99,14 @@ def gantt(
         for axes, (title, spans), n in zip(rows, charts.items(), stages, strict=True)
     ]
     rows[-1].set_xlabel(f"time ({unit})")
-    figure.legend(handles=_keys(charts), loc="lower center", ncols=4)
+    figure.legend(handles=_keys(charts), loc="lower center", ncols=5, fontsize=10)
     return finish(figure, " ".join(words), below=0.42 / height)
 
 
 def _keys(charts: Mapping[str, Sequence[Span]]) -> list[Patch]:
     present = {kind for spans in charts.values() for _, kind, *_ in spans}
     colors = {name: color for kind, (color, name) in KINDS.items() if kind in present}
-    return [*keys(colors), *keys({"idle: the bubble": PALE}, edgecolor=None)]
+    return [*keys(colors), Patch(label="idle: the bubble", **WAITING_LOOK)]
 
 
 def _length(spans: Sequence[Span]) -> float:
@@ -109,7 +120,7 @@ def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lan
     add_lanes(axes, lanes, longest * 1.01)
     axes.set_title(f"{title} · bubble {idle_share(spans):.2f}", fontsize=11)
     for stage in range(n):
-        cell(axes, 0, stage, length, PALE, linewidth=0)
+        cell(axes, 0, stage, length, PAPER, **WAITING_LOOK)
     for stage, kind, k, start, end in spans:
         number = str(k) if end - start > longest * 0.011 * len(str(k)) else ""
         color, _ = KINDS[kind]
@@ -152,7 +163,7 @@ def memory(held: Mapping[str, Sequence[float]], label: str = "microbatches held 
 
 
 def versions(used: Sequence[Sequence[int]]) -> Figure:
-    """Draw a table in colours: with which version of the weights each stage worked on a microbatch.
+    """Draw a table in colors: with which version of the weights each stage worked on a microbatch.
 
     Args:
         used: of each stage, the version for each microbatch.

@@ -9,14 +9,27 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PINK, SKY, YELLOW
+from utils.figures import (
+    BLUE,
+    COMMUNICATING,
+    COMPUTING,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PINK,
+    SERIES,
+    SKY,
+    YELLOW,
+)
 from utils.figures.charts import add_lanes, chart, finish, keys, legend_beside, panels
-from utils.figures.shapes import arrow, box, canvas, cell, frame, link
+from utils.figures.shapes import arrow, canvas, cell, frame, link, rank_box
 from utils.labs.lab11 import mixes as formulas
 
-#: Kinds of bytes on a rank, and their colours.
-KINDS = {"parameters": BLUE, "gradients": ORANGE, "optimizer state": GREEN}
-#: One colour for each mix.
+#: Kinds of bytes on a rank, and their colors.
+KINDS = dict(zip(("parameters", "gradients", "optimizer state"), SERIES, strict=False))
+#: One color for each mix.
 MIXES = dict(zip(formulas.NAMES, (SKY, GREEN, BLUE, YELLOW, ORANGE, PINK), strict=True))
 
 
@@ -28,19 +41,23 @@ def mesh(shape: tuple[int, int], names: tuple[str, str]) -> Figure:
     for i, j in itertools.product(range(rows), range(columns)):
         x = across * j
         y = -down * i
-        color = CYCLE[j % len(CYCLE)]
-        box(axes, x, y, f"rank {i * columns + j}\n({i}, {j})", width=1.5, height=1, color=color)
+        rank = i * columns + j
+        rank_box(axes, x, y, rank, f"rank {rank}\n({i}, {j})", width=1.5, height=1)
         if j:
             left, right = x - across + 0.85, x - 0.85
-            arrow(axes, (left, y + 0.15), (right, y + 0.15), color=BLUE)
-            arrow(axes, (right, y - 0.2), (left, y - 0.2), color=ORANGE)
+            arrow(axes, (left, y + 0.15), (right, y + 0.15), color=COMMUNICATING)
+            arrow(axes, (right, y - 0.2), (left, y - 0.2), color=COMMUNICATING, style=":")
         if i:
-            link(axes, (x, y + down - 0.6), (x, y + 0.6), "<|-|>", color=GREEN, linewidth=1.6)
+            link(
+                axes, (x, y + down - 0.6), (x, y + 0.6), "<|-|>", color=COMMUNICATING, linewidth=2.6
+            )
     end = across * (columns - 1)
-    look = {"fontsize": 10, "ha": "center", "va": "bottom", "color": BLUE}
+    look = {"fontsize": 10, "ha": "center", "va": "bottom", "color": COMMUNICATING}
     axes.text(end / 2, 0.85, f"{names[1]}: activations →, ← their gradients", **look)
     text = f"{names[0]}:\ngradients of\nthe weights,\naveraged"
-    axes.text(end + 1.1, -down * (rows - 1) / 2, text, va="center", color=GREEN, fontsize=10)
+    axes.text(
+        end + 1.1, -down * (rows - 1) / 2, text, va="center", color=COMMUNICATING, fontsize=10
+    )
     members = [range(i * columns, (i + 1) * columns) for i in range(rows)]
     of_rows = [f"Row {i}: ranks {', '.join(map(str, row))}." for i, row in enumerate(members)]
     words = (
@@ -54,13 +71,13 @@ def mesh(shape: tuple[int, int], names: tuple[str, str]) -> Figure:
 
 def placements(nbytes: Mapping[str, float], seconds: Mapping[str, float]) -> Figure:
     """Draw the bytes that a step communicates on each axis, and the time of both placements."""
-    figure, (left, right) = panels(10, 3, columns=2, width_ratios=(2, 3))
-    bars = left.bar(list(nbytes), [n / 1e6 for n in nbytes.values()], 0.55, color=[BLUE, GREEN])
+    figure, (left, right) = panels(9, 3, columns=2, width_ratios=(2, 3))
+    bars = left.bar(list(nbytes), [n / 1e6 for n in nbytes.values()], 0.55, color=COMMUNICATING)
     left.bar_label(bars, fmt="%.2f", padding=2)
     left.set_ylabel("all-reduced per step (MB)")
     left.set_title("A rank's tensors, by axis", fontsize=11)
     left.grid(axis="x", visible=False)
-    bars = right.barh(list(seconds), [1e3 * s for s in seconds.values()], 0.55, color=SKY)
+    bars = right.barh(list(seconds), [1e3 * s for s in seconds.values()], 0.55, color=COMMUNICATING)
     right.bar_label(bars, fmt="%.0f", padding=3)
     right.invert_yaxis()
     right.set_xlabel("communication of a step (ms)")
@@ -87,7 +104,7 @@ def memory(
     if not reports:
         raise ValueError("nothing to draw: has a cell above measured anything?")
     look = {"width_ratios": (5, 2), "sharey": True}
-    figure, (left, right) = panels(10, 0.62 * len(reports) + 1.6, columns=2, **look)
+    figure, (left, right) = panels(9, 0.62 * len(reports) + 1.6, columns=2, **look)
     names = list(reports)
     rows = range(len(reports))
     start = np.zeros(len(names))
@@ -102,7 +119,8 @@ def memory(
     left.set_xlabel("bytes on a rank (MB)")
     left.invert_yaxis()
     left.grid(axis="y", visible=False)
-    sent = right.barh(names, [reports[name]["sent"] / model for name in names], 0.55, color=SKY)
+    shares = [reports[name]["sent"] / model for name in names]
+    sent = right.barh(names, shares, 0.55, color=COMMUNICATING)
     right.bar_label(sent, fmt="%.2f", padding=3)
     right.set_xlabel("sent per step\n(times the model)")
     right.margins(x=0.25)
@@ -124,11 +142,11 @@ def offload() -> Figure:
     _, axes = canvas(9, 2.6)
     host = "host: all weights,\nAdam's state;\nupdates"
     device = "device: one layer's weights\nand the next one's;\nforward, backward"
-    box(axes, 0, 0, host, width=3, height=1.9, color=GREEN)
-    box(axes, 8, 0, device, width=4, height=1.9, color=BLUE)
-    arrow(axes, (1.65, 0.4), (5.85, 0.4), "weights, layer by layer", color=BLUE)
-    arrow(axes, (5.85, -0.4), (1.65, -0.4), color=ORANGE)
-    look = {"ha": "center", "va": "top", "color": ORANGE, "fontsize": 10}
+    rank_box(axes, 0, 0, 1, host, width=3, height=1.9)
+    rank_box(axes, 8, 0, 0, device, width=4, height=1.9)
+    arrow(axes, (1.65, 0.4), (5.85, 0.4), "weights, layer by layer", color=COMMUNICATING)
+    arrow(axes, (5.85, -0.4), (1.65, -0.4), color=COMMUNICATING, style=":")
+    look = {"ha": "center", "va": "top", "color": COMMUNICATING, "fontsize": 10}
     axes.text(3.75, -0.52, "gradients, one by one", **look)
     axes.text(3.75, 1.05, "bus", ha="center", weight="bold")
     words = (
@@ -141,6 +159,8 @@ def offload() -> Figure:
 
 def work(charts: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
     """Draw who works when: title → lane → spans (start, end) in seconds of one clock.
+
+    Lanes whose names begin with "weights" or "gradients" communicate.
 
     Raises:
         ValueError: a chart has no spans.
@@ -155,10 +175,11 @@ def work(charts: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figur
         add_lanes(axes, list(lanes), 1010 * longest)
         axes.set_title(total, fontsize=11)
         for row, (name, spans) in enumerate(lanes.items()):
+            color = COMMUNICATING if name.startswith(("weights", "gradients")) else COMPUTING
             cell(axes, 0, row, 1e3 * (last - first), PALE, linewidth=0)
             for start, end in spans:
                 left = 1e3 * (start - first)
-                cell(axes, left, row, 1e3 * (end - start), CYCLE[row], linewidth=0.5)
+                cell(axes, left, row, 1e3 * (end - start), color, linewidth=0.5)
             busy = 1e3 * sum(end - start for start, end in spans)
             of_lanes.append(f"{title}, {name}: {len(spans)} times, {busy:.0f} ms in all.")
     rows[-1].set_xlabel("time (ms)")

@@ -11,10 +11,24 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from utils.figures import BLUE, GREEN, GREY, INK, ORANGE, PINK, RED, SKY
+from utils.figures import (
+    BLUE,
+    COMMUNICATING,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    PINK,
+    RED,
+    SHARED,
+    SKY,
+)
 from utils.figures.charts import chart, finish, group_bars, legend_below, panels
 from utils.figures.shapes import arrow, box, canvas, frame
 
+# Inches of a gallery: of all of it at most, and of the titles at its left.
+_GALLERY, _TITLES = 8.8, 2.0
 COLORS = (BLUE, ORANGE, GREEN, PINK, RED, SKY, INK)
 MARKERS = "osD^vPX"
 
@@ -23,7 +37,7 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
     """Draw the server, clients with data of their own, and the five phases of a round."""
     _, axes = canvas(10, 4.4)
     middle = 2.2 * (clients - 1) / 2
-    box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=ORANGE)
+    box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=SHARED)
     for k in range(clients):
         x = 2.2 * k
         mine = k in chosen
@@ -31,13 +45,13 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
         box(axes, x, 0.5, f"client {k}", width=1.7, height=0.6, color=color, alpha=0.7)
         box(axes, x, -0.35, "own data", width=1.7, height=0.6, color=color, alpha=0.35)
         if mine:
-            arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=BLUE)
-            arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=GREEN)
+            arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=COMMUNICATING)
+            arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=COMMUNICATING, style=":")
     steps = {
         3.45: ("1 select some of the clients", INK),
-        2.3: ("2 hand out the weights", BLUE),
+        2.3: ("2 hand out the weights", COMMUNICATING),
         0.1: ("3 train on own data", INK),
-        1.5: ("4 return the change", GREEN),
+        1.5: ("4 return the change", COMMUNICATING),
         2.95: ("5 average the changes", INK),
     }
     for y, (text, color) in steps.items():
@@ -52,12 +66,12 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
 
 def holdings(counts: Mapping[str, Sequence[Sequence[int]]]) -> Figure:
     """Draw as dots how many images clients have: ``counts[title][client][class]``."""
-    figure, row = panels(11, 3.5, columns=len(counts), sharey=True)
+    figure, row = panels(9, 3.3, columns=len(counts), sharey=True)
     words = []
     for axes, (title, of_clients) in zip(row, counts.items(), strict=True):
         n = np.asarray(of_clients)
         client, label = np.nonzero(n)
-        axes.scatter(client, label, s=0.28 * n[client, label], color=BLUE, alpha=0.75, linewidths=0)
+        axes.scatter(client, label, s=0.2 * n[client, label], color=SKY, alpha=0.9, linewidths=0)
         axes.set(title=title, xlabel="client")
         axes.margins(x=0.04)
         sizes = n.sum(1)
@@ -80,7 +94,7 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
         central: accuracy of the training with all data in one place.
         raw: bytes of that data.
     """
-    figure, (left, right) = panels(11, 4.6, columns=2, sharey=True)
+    figure, (left, right) = panels(9, 4.4, columns=2, sharey=True)
     for k, (name, rounds) in enumerate(runs.items()):
         accuracy = [100 * of_round["accuracy"] for of_round in rounds]
         look = {"color": COLORS[k], "marker": MARKERS[k], "markersize": 5, "linewidth": 1.5}
@@ -106,11 +120,11 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
         starts: when each round began.
         seconds: the deadline, after that.
     """
-    figure, axes = chart(9.5, 0.9 + 0.34 * len(starts))
+    figure, axes = chart(9, 0.9 + 0.34 * len(starts))
     begin = starts[0]
     late = 0
     for t, start in enumerate(starts):
-        axes.barh(t, seconds, left=start - begin, height=0.75, color=SKY, alpha=0.3)
+        axes.barh(t, seconds, left=start - begin, height=0.75, color=PALE)
     for intime, color, mark, name in ((True, BLUE, "o", "in time"), (False, RED, "X", "too late")):
         points = [(t, at) for t, _, at in sends if (at - starts[t] <= seconds) == intime]
         look = {"color": color, "marker": mark, "label": f"update {name}"}
@@ -118,7 +132,7 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
         late += 0 if intime else len(points)
     axes.set(ylabel="round", yticks=range(len(starts)))
     axes.invert_yaxis()
-    axes.set_xlabel(f"time [s]; light blue: the {seconds:g} s of the round")
+    axes.set_xlabel(f"time [s]; light grey: the {seconds:g} s of the round")
     axes.legend(loc="upper right")
     words = (
         f"{len(starts)} rounds with a deadline of {seconds:g} s each. Of {len(sends)} updates "
@@ -129,7 +143,7 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
 
 def by_class(runs: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figure:
     """Draw the accuracy of each class in several runs."""
-    figure, axes = chart(10.5, 4)
+    figure, axes = chart(9, 3.8)
     percent = {name: [100 * share for share in shares] for name, shares in runs.items()}
     group_bars(axes, percent, names, share=1.0)
     axes.set_xticks(range(len(names)), names, rotation=30, ha="right")
@@ -147,10 +161,12 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
     """
     below = below or {}
     wide = max(len(images) for images in rows.values())
+    across = min(1.15, (_GALLERY - _TITLES) / wide)  # inches, with the room beside an image
+    side = across / 1.15
     lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
-    room = 0.12 + 0.17 * lines  # inches under each row; an image has one inch
-    height = len(rows) * (1 + room) + 0.1
-    width = 1.15 * wide + 2.6
+    room = 0.12 + 0.17 * lines  # inches under each row
+    height = len(rows) * (side + room) + 0.1
+    width = across * wide + _TITLES
     figure, grid = panels(width, height, rows=len(rows), columns=wide)
     for row, (title, images) in enumerate(rows.items()):
         line = grid[row * wide : (row + 1) * wide]
@@ -163,7 +179,11 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
                     axes.text(14, 31, below[title][k], ha="center", va="top", fontsize=9)
         line[0].text(-3, 14, title, ha="right", va="center", fontsize=10.5)
     figure.subplots_adjust(
-        left=2.3 / width, right=0.99, top=1 - 0.05 / height, bottom=room / height, hspace=room
+        left=(_TITLES - 0.1) / width,
+        right=0.99,
+        top=1 - 0.05 / height,
+        bottom=room / height,
+        hspace=room / side,
     )
     words = []
     for title, images in rows.items():
@@ -175,7 +195,7 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
 
 def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[float]) -> Figure:
     """Draw what noise costs and spoils, over the noise multiplier; its first entry is 0."""
-    figure, (left, right) = panels(10, 3.6, columns=2)
+    figure, (left, right) = panels(9, 3.4, columns=2)
     places = range(len(noise))
     left.plot(places, [100 * share for share in accuracy], "o-", color=BLUE, label="test accuracy")
     left.set(title="what training pays", ylabel="test accuracy [%]", ylim=(0, 100))
@@ -190,8 +210,8 @@ def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[flo
 
 def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
     """Draw an update, and the same one under masks."""
-    figure, (left, right) = panels(10, 3.2, columns=2)
-    left.hist(plain, bins=60, color=BLUE)
+    figure, (left, right) = panels(9, 3.1, columns=2)
+    left.hist(plain, bins=60, color=SKY)
     left.set_yscale("log")
     left.set(title="an update", xlabel="change of a weight", ylabel="weights")
     right.hist(np.asarray(hidden) / 2**31, bins=40, color=GREY)

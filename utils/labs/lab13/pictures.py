@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-from utils.figures import BLUE, CYCLE, GREEN, GREY, INK, ORANGE, PALE, PINK, RED, SKY
+from utils.figures import (
+    BLUE,
+    COMMUNICATING,
+    COMPUTING,
+    CYCLE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PAPER,
+    PINK,
+    RED,
+    SHARED,
+    SKY,
+    UPDATE,
+    WAITING_LOOK,
+    rank_color,
+)
 from utils.figures import use_style as use_style
-from utils.figures.charts import add_lanes, chart, finish, keys, legend_below, legend_beside, panels
+from utils.figures.charts import add_lanes, chart, finish, legend_below, legend_beside, panels
 from utils.figures.shapes import arrow, box, canvas, cell, frame, link, write_beside
-from utils.labs.shared.five_metrics import METRICS, Table
 
 _MARKS = "os^Dv"
-_PHASES = {"works": SKY, "waits in all_reduce": PALE, "shrink()": ORANGE, "works, one fewer": GREEN}
+_PIECES = {
+    "work": {"facecolor": COMPUTING, "edgecolor": INK},
+    "save": WAITING_LOOK,
+    "lost": {"facecolor": UPDATE, "edgecolor": PAPER, "hatch": "xx"},
+    "restart": {"facecolor": PAPER, "edgecolor": INK},
+}
+_WORKS, _SHRINKS = ({"facecolor": color, "edgecolor": INK} for color in (COMPUTING, COMMUNICATING))
+_PHASES = {
+    "works": _WORKS,
+    "waits in all_reduce": WAITING_LOOK,
+    "shrink()": _SHRINKS,
+    "works, one fewer": {"facecolor": UPDATE, "edgecolor": INK},
+}
 
 #: (seconds, accuracy).
 Curve = Sequence[tuple[float, float]]
@@ -24,14 +52,15 @@ Curve = Sequence[tuple[float, float]]
 
 def deaths(victim: int = 2, ranks: int = 4) -> Figure:
     """Draw what becomes of a job whose rank dies: without ULFM, and with it."""
-    figure, both = panels(10.5, 2.9, columns=2, sharey=True)
+    figure, both = panels(9, 2.9, columns=2, sharey=True)
     titles = ("without ULFM: the launcher ends all", "with ULFM: the others live on")
     for survive, (axes, title) in enumerate(zip(both, titles, strict=True)):
         add_lanes(axes, [f"rank {rank}" for rank in range(ranks)], 10)
         for rank in range(ranks):
             _life(axes, rank, rank == victim, bool(survive))
         axes.set(title=title, xticks=[], xlabel="time →")
-    figure.legend(handles=keys(_PHASES), loc="lower center", ncols=4)
+    handles = [Patch(label=label, **look) for label, look in _PHASES.items()]
+    figure.legend(handles=handles, loc="lower center", ncols=4)
     words = (
         f"Two drawings of {ranks} ranks over time. In both rank {victim} is killed, and the others "
         "wait in all_reduce until they get an error. Without ULFM the launcher then ends them. "
@@ -43,8 +72,8 @@ def deaths(victim: int = 2, ranks: int = 4) -> Figure:
 def _life(axes: Axes, rank: int, dies: bool, survive: bool) -> None:
     ends = (4,) if dies else (4, 6, 7, 10) if survive else (4, 6)
     begin = 0
-    for end, color in zip(ends, _PHASES.values(), strict=False):
-        cell(axes, begin, rank, end - begin, color, height=0.64, linewidth=0.7)
+    for end, look in zip(ends, _PHASES.values(), strict=False):
+        cell(axes, begin, rank, end - begin, PAPER, height=0.64, **{"linewidth": 0.7} | look)
         begin = end
     if dies or not survive:
         axes.plot(begin, rank, "X", color=RED, markersize=13, zorder=3)
@@ -57,19 +86,19 @@ def order_of_writes() -> Figure:
     _, axes = canvas(11, 2.9)
     data = ["write\na .tmp file", "fsync", "rename to\nrank-r.pt"]
     steps = [*data, "barrier", *data[:2], "rename to\nlatest"]
-    colors = [SKY, SKY, SKY, PINK, ORANGE, ORANGE, ORANGE]
+    colors = [SHARED] * 3 + [COMMUNICATING] + [rank_color(0)] * 3
     for k, (text, color) in enumerate(zip(steps, colors, strict=True)):
-        box(axes, 2.1 * k, 0, text, width=1.7, height=0.95, color=color)
+        box(axes, 2.1 * k, 0, text, width=1.7, height=0.95, color=color, alpha=1.0)
         if k:
             arrow(axes, (2.1 * k - 1.22, 0), (2.1 * k - 0.88, 0))
     spans = {"every rank": (-0.85, 5.05), "together": (5.45, 7.15), "one rank": (7.55, 13.45)}
     for text, (begin, end) in spans.items():
         axes.text((begin + end) / 2, 0.75, text, ha="center")
         axes.plot([begin, end], [0.65, 0.65], color=GREY, linewidth=1.2)
-    link(axes, (-0.85, -0.8), (13.3, -0.8), color=BLUE)
+    link(axes, (-0.85, -0.8), (13.3, -0.8), color=GREY)
     before = "a crash up to here: `latest` names the old checkpoint, which is whole"
-    axes.text(6, -0.95, before, ha="center", va="top", color=BLUE)
-    axes.text(13.6, -0.95, "from here on\nthe new one", ha="center", va="top", color=GREEN)
+    axes.text(6, -0.95, before, ha="center", va="top", color=GREY)
+    axes.text(13.6, -0.95, "from here on\nthe new one", ha="center", va="top", weight="bold")
     operations = ", ".join(step.replace("\n", " ") for step in steps)
     words = (
         f"A save as seven operations in a row: {operations}. The first three on every rank, the "
@@ -82,7 +111,7 @@ def order_of_writes() -> Figure:
 def shards(n: int, counts: Sequence[int]) -> Figure:
     """Draw n elements cut for several numbers of ranks, as torch.chunk cuts them."""
     _, axes = canvas(9, 0.75 * len(counts) + 0.5)
-    look = {"height": 0.6, "fontsize": 9, "alpha": 0.55}
+    look = {"height": 0.6, "fontsize": 9}
     rows = []
     for row, p in enumerate(counts):
         each = -(-n // p)
@@ -90,7 +119,7 @@ def shards(n: int, counts: Sequence[int]) -> Figure:
         for rank in range(p):
             begin, end = min(n, rank * each), min(n, (rank + 1) * each)
             for k in range(begin, end):
-                cell(axes, k, -row, 1, CYCLE[rank], str(k), **look)
+                cell(axes, k, -row, 1, rank_color(rank), str(k), **look)
             parts.append(f"rank {rank} {f'{begin} to {end - 1}' if end > begin else 'none'}")
         axes.text(-0.3, -row, f"{p} rank{'s' * (p > 1)}", ha="right", va="center")
         rows.append(f"{p} ranks: {', '.join(parts)}")
@@ -116,18 +145,17 @@ def resumed(curves: Mapping[str, Mapping[int, float]], deaths: Mapping[str, floa
 
 def account(pieces: Sequence[tuple[str, float, float]]) -> Figure:
     """Draw a job's time: (kind, begin, end) with kinds work, save, lost, restart."""
-    colors = {"work": SKY, "save": ORANGE, "lost": RED, "restart": GREY}
     names = {"work": "work that stays", "save": "saving", "lost": "work that is done again"}
     figure, axes = chart(9, 1.9)
     totals = {}
     for kind, begin, end in pieces:
-        cell(axes, begin, 0.5, end - begin, colors[kind], height=1, linewidth=0.6)
+        cell(axes, begin, 0.5, end - begin, PAPER, height=1, **_PIECES[kind])
         totals[kind] = totals.get(kind, 0) + (end - begin)
     axes.set(xlim=(0, max(end for *_, end in pieces) * 1.01), ylim=(0, 1), yticks=[])
     axes.grid(visible=False)
     axes.set_xlabel("time (s)")
-    shown = {kind: names.get(kind, kind) for kind in colors if kind in totals}
-    handles = keys({name: colors[kind] for kind, name in shown.items()})
+    shown = {kind: names.get(kind, kind) for kind in _PIECES if kind in totals}
+    handles = [Patch(label=name, **_PIECES[kind]) for kind, name in shown.items()]
     axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=4)
     words = ", ".join(f"{totals[kind]:.3g} s of {name}" for kind, name in shown.items())
     return finish(figure, f"A job's time: {words}.")
@@ -168,13 +196,13 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     figure, axes = chart(8, 2.3)
     rows = range(len(seconds))
     bars = {
-        "stands still": (-0.2, ORANGE, "training stands still"),
-        "save": (0.2, SKY, "until the checkpoint is there"),
+        "stands still": (-0.2, WAITING_LOOK, "training stands still"),
+        "save": (0.2, {"facecolor": SKY, "edgecolor": INK}, "until the checkpoint is there"),
     }
-    for key, (offset, color, label) in bars.items():
+    for key, (offset, look, label) in bars.items():
         lengths = [of_way[key] for of_way in seconds.values()]
         places = [k + offset for k in rows]
-        axes.barh(places, lengths, 0.36, color=color, edgecolor=INK, label=label)
+        axes.barh(places, lengths, 0.36, label=label, **look)
     axes.set_yticks(rows, list(seconds))
     axes.invert_yaxis()
     axes.set_xlabel("seconds")
@@ -189,7 +217,7 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
 
 def schemes(situations: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
     """Draw accuracy over time: a panel for each situation, a curve for each scheme."""
-    figure, row = panels(11, 3.6, columns=len(situations), sharey=True)
+    figure, row = panels(9, 3.4, columns=len(situations), sharey=True)
     for axes, (situation, curves) in zip(row, situations.items(), strict=True):
         for k, (name, curve) in enumerate(curves.items()):
             seconds = [time for time, _ in curve]
@@ -203,36 +231,3 @@ def schemes(situations: Mapping[str, Mapping[str, Curve]], died: float) -> Figur
     row[0].set_ylabel("test accuracy (%)")
     legend_below(figure, row[0])
     return finish(figure, below=0.09)
-
-
-def five_metrics(table: Table) -> Figure:
-    """Draw the whole table of the five metrics."""
-    widths = (13, 27, 27, 27, 27, 27)
-    rows = [["", *METRICS], *table.rows()]
-    wrapped = [list(map(textwrap.fill, row, widths)) for row in rows]
-    heights = [max(text.count("\n") for text in row) + 1.7 for row in wrapped]
-    figure, axes = canvas(15, 0.2 * sum(heights) + 0.2)
-    total = sum(widths) + 6
-    y = 0.0
-    for k, (row, height) in enumerate(zip(wrapped, heights, strict=True)):
-        color, alpha = ((SKY if k % 2 else "white"), 0.2) if k else (PALE, 1)
-        look = {"alpha": alpha, "edgecolor": None, "linewidth": 0}
-        cell(axes, 0, y + height / 2, total, color, height=height, **look)
-        for column, text in enumerate(row):
-            x = sum(widths[:column]) + column
-            head = k == 0 or column == 0
-            look = {"weight": "bold" if head else "normal", "fontsize": 9.5, "va": "top"}
-            is_open = text.startswith("lab ") and len(text) == 6
-            axes.text(x + 0.6, y + 0.35, text, color=GREY if is_open else INK, **look)
-        y += height
-    axes.set_xlim(0, total)
-    axes.set_ylim(y, 0)
-    figure.tight_layout(pad=0.2)
-    figure.alt_text = f"The schemes of the course by the five metrics. {_filled_in(table)}."
-    return figure
-
-
-def _filled_in(table: Table) -> str:
-    schemes = (row for row in table.rows() if not row[1].startswith("lab "))
-    words = [f"{name}: {', '.join(filter(None, texts))}" for name, *texts in schemes]
-    return "; ".join(words) or "None is filled in"

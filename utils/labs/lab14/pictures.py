@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import CYCLE, GREEN, GREY, INK, RED, SKY
+from utils.figures import COMMUNICATING, CYCLE, GREY, INK
 from utils.figures.charts import finish, legend_beside, panels
-from utils.figures.shapes import box, canvas, fit_limits
+from utils.figures.shapes import box, canvas, fit_limits, rank_box
 from utils.labs.lab14.entry_judge import Entry
 from utils.labs.lab14.rules import NODES, Rules
 
@@ -26,21 +26,21 @@ def machine(rules: Rules) -> Figure:
         box(axes, 4.4 * k, -0.475, "", width=2.6, height=2.3, color="#FFFFFF", alpha=1)
         axes.text(4.4 * k, 0.82, f"node {k}", ha="center", weight="bold")
         (x, top), (_, bottom) = (places[rank] for rank in (node[0], node[-1]))
-        axes.plot([x, x], [top - 0.27, bottom + 0.27], color=GREEN, linewidth=4)
-        inside = {"va": "center", "fontsize": 9, "color": "#00694D"}
+        axes.plot([x, x], [top - 0.27, bottom + 0.27], color=COMMUNICATING, linewidth=5)
+        inside = {"va": "center", "fontsize": 9, "color": COMMUNICATING}
         axes.text(x + 0.1, (top + bottom) / 2, str(rules.inside), **inside)
     for rank, (x, y) in places.items():
-        box(axes, x, y, f"rank {rank}", color=SKY)
-    axes.plot([1.34, 3.06], [-0.475] * 2, color=RED, linewidth=1.5, linestyle="--")
+        rank_box(axes, x, y, rank)
+    axes.plot([1.34, 3.06], [-0.475] * 2, color=COMMUNICATING, linewidth=1.5, linestyle="--")
     between = str(rules.between).replace(", ", "\n")
-    axes.text(2.2, -0.4, between, ha="center", va="bottom", color=RED)
+    axes.text(2.2, -0.4, between, ha="center", va="bottom", color=COMMUNICATING)
     fit_limits(axes, [-1.3, 5.7], [-1.6, 0.9], margin=0.1)
     return finish(figure)
 
 
 def entries(results: Sequence[Entry], rules: Rules) -> Figure:
     """Draw accuracy over bytes between the nodes and over seconds, beside the budget."""
-    figure, (left, right) = panels(10, 4.2, columns=2, sharey=True)
+    figure, (left, right) = panels(9, 4.0, columns=2, sharey=True)
     shown = [entry for entry in results if entry.accuracy is not None]
     for k, entry in enumerate(shown):
         style = {"color": CYCLE[k % len(CYCLE)], "label": entry.name}

@@ -16,7 +16,7 @@ import html
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,8 @@ METRICS: dict[str, str] = {
     "elasticity": "ranks that come and go",
     "ease": "what it takes to write, and to find its errors",
 }
+
+CAPTION = "The schemes of the course by the five metrics"
 
 # Seconds to wait for another notebook that writes the same file.
 _PATIENCE = 2.0
@@ -135,14 +137,39 @@ class Table:
         return f"{shown}\n{self.problem}" if self.problem else shown
 
     def _repr_html_(self) -> str:
-        from tabulate import tabulate
-
-        heads = ["scheme", *(f"{name}: {asks}" for name, asks in METRICS.items())]
-        shown = tabulate(self.rows(), headers=heads, tablefmt="html", disable_numparse=True)
-        # Notebooks put cells to the right, which suits numbers.
-        look = 'style="text-align: left; vertical-align: top"'
-        shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
+        """Return a table with named rows and columns; a narrow page scrolls it in its own box."""
+        heads = [
+            f"<b>{html.escape(name)}</b><br>{html.escape(asks)}" for name, asks in METRICS.items()
+        ]
+        lines = [_row("<b>scheme</b>", heads, "col")]
+        for scheme, *texts in self.rows():
+            lines.append(_row(f"<b>{html.escape(scheme)}</b>", map(html.escape, texts)))
+        head, *body = lines
+        shown = (
+            f'<div role="region" aria-label="{CAPTION}" tabindex="0" style="overflow-x: auto">'
+            f'<table style="min-width: 52em; border-collapse: collapse">'
+            f'<caption style="text-align: left">{CAPTION}</caption>'
+            f"<thead>{head}</thead><tbody>{''.join(body)}</tbody></table></div>"
+        )
         return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
+
+
+def _row(name: str, cells: Iterable[str], scope: str = "") -> str:
+    """Return a row of the table in HTML.
+
+    Args:
+        name: of the row, in HTML.
+        cells: what is in the other columns, in HTML.
+        scope: "col" if the cells are names of columns.
+    """
+    # Notebooks put cells to the right, which suits numbers.
+    look = (
+        'style="text-align: left; vertical-align: top; font-weight: normal; padding: 0.4em 0.7em; '
+        'border-top: 1px solid rgba(128, 128, 128, 0.6)"'
+    )
+    start, end = (f'<th scope="{scope}" {look}>', "</th>") if scope else (f"<td {look}>", "</td>")
+    shown = "".join(f"{start}{cell}{end}" for cell in cells)
+    return f'<tr><th scope="{scope or "row"}" {look}>{name}</th>{shown}</tr>'
 
 
 def _require(scheme: str, texts: Mapping[str, object]) -> None:

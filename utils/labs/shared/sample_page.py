@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matplotlib.colors import to_rgb
-
-from utils.figures import CYCLE, GREY, INK, PAPER, RED
+from utils.figures import GREY, INK, PAPER, RED, rank_color, tint
 from utils.figures.page import Page
 from utils.figures.shapes import cell
 
@@ -16,7 +14,7 @@ MOST_RANKS = len(MARKS)
 
 # In units of a sample's box, which is 1 wide: its height, the margin, and the least width.
 TALL, _LEFT, _WIDE = 1.5, 0.4, 30.5
-_INCHES = 10.0  # of every figure, across
+_INCHES = 8.8  # of every figure, across
 _LISTED = 12  # samples of a list in words
 _NUMBER_COLORS = {"sample": INK, "repeated": RED, "dropped": GREY}
 
@@ -57,7 +55,7 @@ class SamplePage(Page):
         """Draw a sample's box, which hangs from the present height."""
         x += self.x + _LEFT
         self._box(x, self.y, TALL, rank, kind, pale)
-        color = _tint(_NUMBER_COLORS[kind], 0.5 if pale else 1.0)
+        color = tint(_NUMBER_COLORS[kind], 0.5 if pale else 1.0)
         look = {"fontsize": self.size, "color": color, "zorder": 3}
         self.axes.text(x + 0.5, self.y - 0.48, str(number), ha="center", va="center", **look)
         if kind != "dropped":
@@ -101,8 +99,8 @@ class SamplePage(Page):
         color = PAPER
         look: dict[str, Any] = {"edgecolor": GREY, "linewidth": 0.8}
         if kind == "sample":
-            color = _tint(CYCLE[rank], 0.12 if pale else 0.38)
-            look["edgecolor"] = _tint(INK, 0.3 if pale else 0.7)
+            color = tint(rank_color(rank), 0.12 if pale else 0.38)
+            look["edgecolor"] = tint(INK, 0.3 if pale else 0.7)
         elif kind == "repeated":
             look = {"edgecolor": RED, "linewidth": 1.6, "linestyle": (0, (3, 2))}
         cell(self.axes, x + 0.06, top - height / 2, 0.88, color, height=height, zorder=2, **look)
@@ -111,11 +109,6 @@ class SamplePage(Page):
             self.axes.plot([x + 0.06, x + 0.94], [top - height, top], **line)
 
     def _mark(self, x: float, y: float, rank: int, strength: float) -> None:
-        color, edge = _tint(CYCLE[rank], strength), _tint(INK, strength)
+        color, edge = tint(rank_color(rank), strength), tint(INK, strength)
         look: dict[str, Any] = {"color": color, "markeredgecolor": edge, "markeredgewidth": 0.6}
         self.axes.plot(x, y, MARKS[rank], markersize=5.5, zorder=3, **look)
-
-
-def _tint(color: str, strength: float) -> tuple[float, ...]:
-    """Return the color on white paper: strength 1 is full, 0 is white."""
-    return tuple(1 - strength * (1 - part) for part in to_rgb(color))

@@ -20,7 +20,7 @@ from utils.figures import forms
 from utils.figures.interactive import HTML
 from utils.timeline import Timeline, activity, page_data
 
-RANK, OP, BYTES, PARTNER, WHERE, ROW, START, MATCHED, END, WAITS = range(10)
+RANK, KIND, ROW, START, MATCHED, END = range(6)
 #: Bytes of a notebook's output besides its still picture.
 MOST_BYTES = 60_000
 
@@ -34,9 +34,8 @@ def test_the_page_knows_every_calls_operation_bytes_partner_line_and_times():
                 start=10.002, matched=10.005, end=10.009, waits=[[10.002, 10.009]])  # fmt: skip
     data = data_of(Timeline([reported(call), reported(rank=1)]))
     ((*fields,),) = data["calls"]
-    assert (fields[RANK], fields[BYTES], fields[PARTNER], fields[ROW]) == (0, 2_000_000, 1, -1)
-    assert data["names"][fields[OP]] == "send"
-    assert data["names"][fields[WHERE]] == "cell line 3"
+    assert (fields[RANK], fields[ROW]) == (0, -1)
+    assert data["kinds"][fields[KIND]] == ["send", 2_000_000, 1, "cell line 3"]
     assert (fields[START], fields[MATCHED], fields[END]) == (2000, 3000, 7000)
 
 
@@ -51,8 +50,8 @@ def test_the_page_has_all_calls_and_messages_of_every_pattern(name):
         assert data["together"] == []
     for send, recv, _ in data["messages"]:
         sender, receiver = data["calls"][send], data["calls"][recv]
-        assert sender[PARTNER] == receiver[RANK]
-        assert receiver[PARTNER] == sender[RANK]
+        assert data["kinds"][sender[KIND]][2] == receiver[RANK]
+        assert data["kinds"][receiver[KIND]][2] == sender[RANK]
     for met in data["collectives"]:
         assert len({data["calls"][k][RANK] for k in met}) == len(met)
 
@@ -67,9 +66,11 @@ def test_of_many_calls_the_page_has_the_longest_and_says_how_many_are_left():
     data = data_of(shown)
     assert len(data["calls"]) == page_data.MOST_CALLS
     assert data["left"] == len(shown.records) - page_data.MOST_CALLS
-    lasting = sorted(record["end"] - record["start"] for record in shown.records)
-    shortest = min(call[END] for call in data["calls"]) / 1e6
-    assert shortest >= lasting[-page_data.MOST_CALLS] - 1e-6
+    for lane in shown.lanes:
+        lasting = sorted(record["end"] - record["start"] for record in lane.records)
+        kept = [call[END] / 1e6 for call in data["calls"] if call[RANK] == lane.rank]
+        assert len(kept) == page_data.MOST_CALLS / 4
+        assert min(kept) >= lasting[-len(kept)] - 1e-6
     assert {part[0] for part in data["together"]} == {0, 1, 2, 3}
     assert len(data["together"]) <= 4 * page_data.COLUMNS
 

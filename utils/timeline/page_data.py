@@ -6,16 +6,18 @@ messages and collectives name each other by their places in the list of calls.
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 from . import activity, phrases
 from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import MOST_ROWS, view
 
-#: So many calls go into a notebook, the longest ones. The others are drawn together.
-MOST_CALLS = 500
+#: So many calls go into a notebook, the longest of each rank. The others are drawn together.
+MOST_CALLS = 800
 #: What is drawn together has so many columns per rank.
-COLUMNS = 100
+COLUMNS = 80
 #: How the script numbers what a thread does.
 STATES = (COMPUTING, WAITING, AWAITING, COMMUNICATING, STUCK)
 #: The sums that the page shows, with their names there.
@@ -23,7 +25,7 @@ _SUMS = {
     "rank": "rank",
     "seconds computing": "computing",
     "seconds waiting": "waiting",
-    "seconds waiting for background": "of it for the background",
+    "seconds waiting for background": "for the background",
     "seconds communicating": "communicating",
     "seconds hidden": "hidden",
     "bytes sent": "sent",
@@ -54,7 +56,7 @@ def page_data(
     first, last = view(lanes)
     shown = (first if since is None else since, last if until is None else until)
     places = {id(record): place for place, record in enumerate(kept)}
-    names = _Names()
+    kinds = _Kinds()
     rows = _rows(lanes, places)
     return {
         "title": title,
@@ -62,8 +64,8 @@ def page_data(
         "lanes": [
             [lane.rank, _micro(lane.begin), _micro(lane.end), lane.problem] for lane in lanes
         ],
-        "calls": [_call(record, names, rows) for record in kept],
-        "names": names.all,
+        "calls": [_call(record, kinds, rows) for record in kept],
+        "kinds": [list(about) for about in kinds.numbers],
         "messages": [
             [places[id(send)], places[id(recv)], int(send["eager"])]
             for send, recv in activity.messages(kept)
@@ -80,17 +82,17 @@ def page_data(
     }
 
 
-class _Names:
-    """Texts that many calls share, by their numbers."""
+class _Kinds:
+    """What calls have in common: operation, bytes, partner and line, by their number."""
 
     def __init__(self) -> None:
-        self.all: list[str] = []
+        self.numbers: dict[tuple, int] = {}
 
-    def number(self, text: str) -> int:
-        """Return the number of a text."""
-        if text not in self.all:
-            self.all.append(text)
-        return self.all.index(text)
+    def number(self, record: dict) -> int:
+        """Return the number of a record's kind."""
+        partner = activity.partner(record)
+        about = (phrases.operation(record), record["nbytes"], partner, record["where"])
+        return self.numbers.setdefault(about, len(self.numbers))
 
 
 def _micro(seconds: float) -> int:
@@ -99,15 +101,18 @@ def _micro(seconds: float) -> int:
 
 def _longest(lanes: list[Lane]) -> tuple[list[dict], set[int]]:
     """Return the longest records by rank and start, and the identities of the others."""
-    lasting = [
-        (end - begin, record)
-        for lane in lanes
-        for record in lane.records
-        for begin, end in [activity.span(record, lane)]
-    ]
-    lasting.sort(key=lambda pair: -pair[0])
-    others = {id(record) for _, record in lasting[MOST_CALLS:]}
+
+    by_rank = [sorted(lane.records, key=functools.partial(_lasting, lane)) for lane in lanes]
+    # In turn from each rank, so that a slow rank doesn't take all places.
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*by_rank))
+    others = {id(record) for record in [r for r in turns if r is not None][MOST_CALLS:]}
     return [r for r in activity.all_records(lanes) if id(r) not in others], others
+
+
+def _lasting(lane: Lane, record: dict) -> float:
+    """Return the negative seconds of an operation, which sort the longest first."""
+    begin, end = activity.span(record, lane)
+    return begin - end
 
 
 def _rows(lanes: list[Lane], places: dict[int, int]) -> dict[int, int]:
@@ -122,8 +127,8 @@ def _rows(lanes: list[Lane], places: dict[int, int]) -> dict[int, int]:
     return rows
 
 
-def _call(record: dict, names: _Names, rows: dict[int, int]) -> list:
-    """Return a call: rank, texts, bytes, partner, row, and its times after its start.
+def _call(record: dict, kinds: _Kinds, rows: dict[int, int]) -> list:
+    """Return a call: rank, kind, row, and its times after its start.
 
     Its waits are left out if it blocked from its begin to its end, as most calls do.
     """
@@ -133,24 +138,17 @@ def _call(record: dict, names: _Names, rows: dict[int, int]) -> list:
         """Return microseconds after the start; -1 for what never happened."""
         return -1 if seconds is None else max(_micro(seconds) - start, 0)
 
-    partner = activity.partner(record)
     waits = [after(time) for wait in record["waits"] for time in wait]
-    call = [
-        record["rank"],
-        names.number(phrases.operation(record)),
-        record["nbytes"],
-        -1 if partner is None else partner,
-        names.number(record["where"]),
-        rows.get(id(record), -1),
-        start,
-        after(record["matched"]),
-        after(record["end"]),
-    ]
+    times = [start, after(record["matched"]), after(record["end"])]
+    call = [record["rank"], kinds.number(record), rows.get(id(record), -1), *times]
     return call if waits == [0, call[-1]] else [*call, waits]
 
 
 def _together(lanes: list[Lane], others: set[int]) -> list[list[int]]:
-    """Return what the calls that are left out did to each thread: rank, begin, end, state."""
+    """Return what the calls that are left out did to each thread: rank, begin, end, state.
+
+    Each column has one part, as long as these calls held the thread there.
+    """
     made = []
     for lane in lanes if others else []:
         held = [
@@ -166,9 +164,10 @@ def _together(lanes: list[Lane], others: set[int]) -> list[list[int]]:
             column = shares.setdefault(place, {})
             column[state] = column.get(state, 0.0) + end - begin
         for place, column in sorted(shares.items()):
-            edges = (lane.begin + place * step, lane.begin + (place + 1) * step)
+            begin = lane.begin + place * step
             state = max(column, key=column.__getitem__)
-            made.append([lane.rank, *map(_micro, edges), STATES.index(state)])
+            end = begin + sum(column.values())
+            made.append([lane.rank, _micro(begin), _micro(end), STATES.index(state)])
     return made
 
 

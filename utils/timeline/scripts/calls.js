@@ -26,23 +26,16 @@ const lanes = data.lanes.map(([rank, begin, end, problem]) => ({
   bars: [],
 }));
 const laneOf = new Map(lanes.map((lane) => [lane.rank, lane]));
-const calls = data.calls.map(
-  ([rank, op, bytes, partner, where, row, start, matched, end, waits]) => ({
-    ...{
-      lane: laneOf.get(rank),
-      op: data.names[op],
-      bytes,
-      partner,
-      where: data.names[where],
-      row,
-      start,
-    },
+const calls = data.calls.map(([rank, kind, row, start, matched, end, waits]) => {
+  const [op, bytes, partner, where] = data.kinds[kind];
+  return {
+    ...{ lane: laneOf.get(rank), op, bytes, partner, where, row, start },
     matched: matched < 0 ? null : start + matched,
     end: end < 0 ? null : start + end,
     waits: (waits ?? [0, end]).map((time) => (time < 0 ? null : start + time)),
     ...{ others: [], bars: [] },
-  }),
-);
+  };
+});
 for (const [send, recv, eager] of data.messages) {
   calls[send].others = [calls[recv]];
   calls[recv].others = [calls[send]];
@@ -110,7 +103,7 @@ function moment(micro) {
 
 function nameOf(call) {
   const bytes = call.bytes ? ` ${ddl.bytes(call.bytes)}` : "";
-  const peer = call.partner < 0 ? "" : `rank ${call.partner}`;
+  const peer = call.partner === null ? "" : `rank ${call.partner}`;
   const side = { send: "to", isend: "to", recv: "from", irecv: "from" }[call.op];
   return `${call.op}${bytes}${side ? ` ${side} ${peer || "any rank"}` : peer && `, root ${peer}`}`;
 }
@@ -131,7 +124,7 @@ function wordsOf(bar) {
   const background = bar.row >= 0;
   const does = background || call.row < 0 ? nameOf(call) : `waits for its ${nameOf(call)}`;
   const spent = bar.parts.map(([begin, end, state]) => {
-    const who = call.partner >= 0 ? call.partner : call.last;
+    const who = call.partner ?? call.last;
     const whom =
       state === WAITING && who !== undefined && who !== lane.rank ? ` for rank ${who}` : "";
     return `${DOING[state]}${whom} ${time(end - begin)}`;
@@ -151,6 +144,8 @@ function wordsOf(bar) {
 function wordsOfComputing(lane, at) {
   if (lane.problem) return `Rank ${lane.rank} did not answer: ${lane.problem}`;
   if (at < lane.begin || at > lane.end) return `Rank ${lane.rank}: the cell is not running.`;
+  if (lane.together.some(([begin, end]) => begin <= at && at <= end))
+    return `Rank ${lane.rank}: short calls that are drawn together.`;
   const thread = lane.bars.filter((bar) => bar.row < 0);
   const begin = Math.max(
     lane.begin,

@@ -37,7 +37,10 @@ function draw() {
   layer.replaceChildren(...bands(used));
   few.hidden = true;
   lanes.forEach((lane) => drawLane(lane, used));
-  layer.append(...arrows(used), ...marks(), ...axis(bottom));
+  const lines = ddl.svg("g", { "clip-path": `url(#${CLIP})` }, arrows(used));
+  const inside = { x: LEFT - 6, y: 0, width: width - LEFT - RIGHT + 12, height: bottom };
+  clip.replaceChildren(ddl.svg("rect", inside));
+  layer.append(lines, ...marks(), ...axis(bottom));
   keys.replaceChildren(...legend(used));
 }
 
@@ -114,10 +117,23 @@ function drawLane(lane, used) {
       );
     bars.filter((bar) => seen(bar.begin, bar.end)).forEach(label);
   }
-  if (!lane.bars.length) {
-    const x = Math.min(Math.max(across(lane.end), LEFT) + 6, width - RIGHT - 110);
-    layer.append(text(x, top + 17, "no communication", { class: "ddl-soft" }));
-  }
+  if (!lane.bars.length && !lane.together.length) layer.append(nothing(lane));
+}
+
+// Say that a rank has not communicated, on its bar if there is room, else beside it.
+function nothing(lane) {
+  const [from, to] = [across(lane.begin), across(lane.end)].map((x) =>
+    Math.min(Math.max(x, LEFT), width - RIGHT),
+  );
+  const words = "no communication";
+  const room = 120;
+  if (to - from > room)
+    return text((from + to) / 2, lane.top + 17, words, {
+      class: "ddl-on-grey",
+      "text-anchor": "middle",
+    });
+  const left = to + room < width - RIGHT ? to + 6 : from - room;
+  return text(left, lane.top + 17, words, { class: "ddl-soft" });
 }
 
 // Name a bar's longest part where there is room, with a line at the bar's begin.
@@ -141,7 +157,7 @@ function label(bar) {
     );
   }
   const moving = state === COMMUNICATING || state === POSTED;
-  const who = bar.call.partner >= 0 ? bar.call.partner : bar.call.last;
+  const who = bar.call.partner ?? bar.call.last;
   const choices =
     state === STUCK
       ? [`✗ ${nameOf(bar.call)} never ended`, "✗ never ended"]
@@ -161,9 +177,9 @@ function label(bar) {
   if (state !== COMMUNICATING && state !== POSTED) {
     const card = {
       x: middle - wide(words) / 2 + 2,
-      y: top + 4,
+      y: top + 1,
       width: wide(words) - 4,
-      height: high - 8,
+      height: high - 2,
     };
     layer.append(ddl.svg("rect", { ...card, rx: 2, fill: ddl.colors.paper }));
   }

@@ -32,7 +32,10 @@ const EDGES = {
   [EXPOSED]: ddl.colors.exposed,
   [POSTED]: ddl.colors.communicating,
 };
-svg.append(layer);
+// Arrows end where the lanes end.
+const CLIP = ddl.unique("clip");
+const clip = ddl.svg("clipPath", { id: CLIP });
+svg.append(ddl.svg("defs", {}, clip), layer);
 status.classList.add("ddl-two-lines");
 
 function zoom(
@@ -93,7 +96,7 @@ const left = data.left
   ? ddl.html(
       "p",
       { class: "ddl-soft" },
-      `You can point at the ${calls.length} longest calls. ` +
+      `You can point at the longest calls of each rank, ${calls.length} in all. ` +
         `The other ${data.left} are drawn together.`,
     )
   : null;

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from utils.figures import GREY, INK, PAPER, RANKS, RED, alt, forms, ink_on, rank_color
+from utils.figures import GREY, INK, PAPER, RED, alt, forms, ink_on, rank_color
 from utils.figures.page import Page
 from utils.figures.shapes import cell as draw_cell
 from utils.labs.lab06.chunk_steps import Cell, Move, RingSteps, steps
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["film", "steps", "still", "watch"]
 
-MOST_RANKS = len(RANKS)
+MOST_RANKS = 6
 _INCHES = 8.8
 _MARGIN = 0.12
 _COMPLETE = "#DCEFE6"

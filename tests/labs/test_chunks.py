@@ -557,5 +557,5 @@ def test_a_single_rank_and_empty_chunks_are_drawn_too(p, length):
 
 
 def test_more_ranks_than_colours_are_refused():
-    with pytest.raises(ValueError, match="8 ranks can be told apart"):
-        draw.still(stories(9, "story = chunk_trace.watch(ring, 5)"))
+    with pytest.raises(ValueError, match="6 ranks can be told apart"):
+        draw.still(stories(7, "story = chunk_trace.watch(ring, 7)"))

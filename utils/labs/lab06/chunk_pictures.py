@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
-from utils.figures import GREY, INK, PAPER, RANKS, RED, ink_on, rank_color
+from utils.figures import GREY, INK, PAPER, RED, ink_on, rank_color
 from utils.figures.interactive import Interactive
 from utils.figures.page import Page
 from utils.figures.shapes import cell as draw_cell
@@ -30,7 +30,7 @@ from utils.labs.lab06.chunk_trace import watch
 __all__ = ["film", "steps", "still", "watch"]
 
 SCRIPT = Path(__file__).with_name("film.js")
-MOST_RANKS = len(RANKS)
+MOST_RANKS = 6
 _INCHES = 8.8
 _MARGIN = 0.12
 _COMPLETE = "#DCEFE6"

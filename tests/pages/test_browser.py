@@ -262,6 +262,15 @@ def test_a_lab_opens_with_its_contents_one_click_away_and_only_the_courses_tabs(
     contents.get_by_text("1.5 · A deadlock, on purpose").wait_for()
 
 
+def test_a_student_finds_the_line_that_a_report_names_without_counting(untouched):
+    cell = untouched.page.locator(".jp-NotebookPanel:visible .jp-CodeCell").first
+    lines = read(LABS / LAB).cells[untouched.cells.index("ranks-up")].source.splitlines()
+    shown = cell.locator(".cm-lineNumbers .cm-gutterElement:visible").all_inner_texts()
+    assert [number for number in shown if number.strip()] == [
+        str(number) for number in range(1, len(lines) + 1)
+    ]
+
+
 def test_no_other_user_of_the_machine_can_read_what_a_kernel_prints(untouched, server):
     (file,) = (server.log.parent / "runtime").glob("kernel-*.json")
     assert json.loads(file.read_text())["curve_secretkey"]

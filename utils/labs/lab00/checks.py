@@ -25,9 +25,7 @@ def right_neighbor(ranks: Ranks, report: Report) -> None:
     """Check the right neighbor of ranks on rings of several sizes."""
     answers = report.answers(ranks, probe_neighbors)
     if not all([report.follow(one.rank, _all_neighbors(one.value)) for one in answers]):
-        report.problem(
-            "Open hint 1 above this cell, change your function, and run the check again."
-        )
+        report.problem("Open hint 1 above this cell, and change your function.")
 
 
 def _all_neighbors(neighbors: list) -> Iterator[Step]:

@@ -8,8 +8,9 @@ import pytest
 
 from utils.course import about, map
 from utils.course.about import PARTS, About
-from utils.course.notebook import ROOT, NotebookError
+from utils.course.notebook import ROOT, SOLUTIONS, NotebookError, notebooks, read
 
+FIRST_LAB = SOLUTIONS / "00_start_here.ipynb"
 LABS = [
     About("00", "Start here", PARTS[0], 15, 3, ()),
     About("01", "c10d", PARTS[0], 75, 4, ("00",)),
@@ -35,6 +36,17 @@ def test_each_path_is_in_readme():
     for route in map.paths(labs):
         assert f"| {route.name} |" in readme
     assert map.in_words(labs) in readme
+
+
+def test_lab_00_sends_a_student_to_every_lab_and_says_how_long_it_takes():
+    lines = {cell.id: cell.source for cell in read(FIRST_LAB).cells}["next-text"].splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if "ipynb" in line]
+    paths = {about.number_of(path): path.name for path in notebooks(SOLUTIONS)}
+    assert [(link, minutes) for link, _, minutes in rows] == [
+        (f"[{lab.number} · {lab.title}]({paths[lab.number]})", str(lab.minutes))
+        for lab in about.labs()
+    ]
+    assert all(words.endswith(".") for _, words, _ in rows), "a sentence for each"
 
 
 def test_the_flowchart_has_a_box_for_each_lab_and_an_arrow_from_what_it_builds_on():

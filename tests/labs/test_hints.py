@@ -34,6 +34,15 @@ def test_hint_3_typed_in_is_a_right_answer(name, task):
     assert [] in lacking, f"in no right answer: {min(lacking, key=len)}"
 
 
+def test_no_cell_of_the_first_lab_gives_its_answer_away_before_a_student_asks():
+    """The last hint may."""
+    nb = nbformat.read(ROOT / "labs" / "00_start_here.ipynb", as_version=4)
+    students = [cell for cell in nb.cells if cell.id != "neighbour-hints"]
+    assert len(students) == len(nb.cells) - 1
+    telling = [cell.id for cell in students if re.search(r"% ?world_size|modulo", cell.source)]
+    assert not telling
+
+
 def hint_3(name: str, task: str) -> str:
     """The last hint that comes after a task's answer cell."""
     cells = nbformat.read(ROOT / "solutions" / LABS[name].NOTEBOOK, as_version=4).cells

@@ -7,25 +7,25 @@ RANKS = 2
 CELLS = {"0.1": "neighbour-answer"}
 
 
-def neighbour(result: str) -> str:
+def neighbor(result: str) -> str:
     """The function with this result."""
-    return f"def right_neighbour(rank, world_size):\n    return {result}\n"
+    return f"def right_neighbor(rank, world_size):\n    return {result}\n"
 
 
 WRONG = [
-    ("0.1", what, neighbour(result), words)
+    ("0.1", what, neighbor(result), words)
     for what, result, words in (
-        ("forgets the last rank", "rank + 1", "The last rank's right neighbor is rank 0"),
+        ("forgets the last rank", "rank + 1", "so there is no rank 3. Expected 0, got 3"),
         ("hard-codes three ranks", "(rank + 1) % 3", "expected 0, got 1"),
-        ("goes to the left", "(rank - 1) % world_size", "You returned the neighbor to the left"),
+        ("goes to the left", "(rank - 1) % world_size", "this is the neighbor to the left"),
         ("returns nothing", "print(rank + 1)", "returned None: return"),
-        ("wraps around too late", "(rank + 1) % (world_size + 1)", "The last rank's right"),
+        ("wraps around too late", "(rank + 1) % (world_size + 1)", "so there is no rank 3"),
         ("wraps around too early", "(rank + 1) % max(1, world_size - 1)", "Expected 2, got 0"),
-        ("stays", "rank", "expected 1, got 0"),
+        ("stays", "rank", "this is the rank itself. Expected 1, got 0"),
         ("makes a text", "str((rank + 1) % world_size)", "expected"),
     )
 ]
 RIGHT = [
-    ("0.1", "by cases", neighbour("0 if rank == world_size - 1 else rank + 1")),
-    ("0.1", "by a list", neighbour("[*range(1, world_size), 0][rank]")),
+    ("0.1", "by cases", neighbor("0 if rank == world_size - 1 else rank + 1")),
+    ("0.1", "by a list", neighbor("[*range(1, world_size), 0][rank]")),
 ]

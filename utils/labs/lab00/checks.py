@@ -14,24 +14,26 @@ from utils.cluster.questions import Ranks
 CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))
 
 
-def probe_neighbours(user_ns: dict, *, rank: int) -> list:
-    """Return the student's `right_neighbour` for each case."""
-    neighbour = answer_named(user_ns, "right_neighbour")
-    return [neighbour(*case) for case in CASES]
+def probe_neighbors(user_ns: dict, *, rank: int) -> list:
+    """Return the student's `right_neighbor` for each case."""
+    neighbor = answer_named(user_ns, "right_neighbor")
+    return [neighbor(*case) for case in CASES]
 
 
-@task("0.1", "the neighbour on a ring", points=0)
-def right_neighbour(ranks: Ranks, report: Report) -> None:
-    """Check that the right neighbor is (rank + 1) modulo the world size."""
-    for answer in report.answers(ranks, probe_neighbours):
-        report.follow(answer.rank, _all_neighbours(answer.value))
+@task("0.1", "the neighbor on a ring", points=0)
+def right_neighbor(ranks: Ranks, report: Report) -> None:
+    """Check the right neighbor of ranks on rings of several sizes."""
+    answers = report.answers(ranks, probe_neighbors)
+    if not all([report.follow(one.rank, _all_neighbors(one.value)) for one in answers]):
+        report.problem("Open hint 1 above this cell, and change your function.")
 
 
-def _all_neighbours(neighbours: list) -> Iterator[Step]:
-    for (rank, size), neighbour in zip(CASES, neighbours, strict=True):
+def _all_neighbors(neighbors: list) -> Iterator[Step]:
+    for (rank, size), neighbor in zip(CASES, neighbors, strict=True):
         mistakes = [
-            Mistake(rank + 1, "The last rank's right neighbor is rank 0"),
-            Mistake((rank - 1) % size, "You returned the neighbor to the left"),
+            Mistake(size, f"the last rank has the number {size - 1}, so there is no rank {size}"),
+            Mistake(rank, "this is the rank itself"),
+            Mistake((rank - 1) % size, "this is the neighbor to the left"),
         ]
-        call = f"right_neighbour({rank}, {size})"
-        yield value(neighbour, (rank + 1) % size, mistakes, what=call, form="a rank")
+        call = f"right_neighbor({rank}, {size})"
+        yield value(neighbor, (rank + 1) % size, mistakes, what=call, form="a rank")

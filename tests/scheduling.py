@@ -29,7 +29,7 @@ LONGEST = (
 QUICK = {
     *("test_backend_core", "test_chunks", "test_diagnosis", "test_figures"),
     *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
-    *("test_map", "test_models", "test_network", "test_pack", "test_release"),
+    *("test_map", "test_models", "test_network", "test_pack", "test_readme", "test_release"),
     *("test_statistics", "test_timeline", "test_timeline_ideal"),
 }
 RANKS = {"mpiexec", "ranks"}

@@ -29,7 +29,7 @@ from utils.course.notebook import LABS, SOLUTIONS, is_named, notebooks, read  # 
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hpc/README.md", "utils/mpi/*.md"),
     *("labs/cheat_sheet.md", "docs/*.md"),
-    *("docs/**/*.svg", "docs/**/*.png", ".github/*.png"),
+    *("docs/**/*.svg", "docs/**/*.png", ".github/*.png", ".github/*.gif"),
 )
 #: Files by which a site is known that Sphinx has made, and the folder beside the pages for it.
 SITE = ("objects.inv", ".buildinfo")

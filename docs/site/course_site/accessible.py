@@ -44,4 +44,3 @@ def name_part(app: Sphinx, page: str, template: str, context: dict, doctree) -> 
     """Give the sidebar the name of the part of the site that a page belongs to, such as Labs."""
     above = context.get("parents") or [context]
     context["part"] = Markup(above[0].get("title", "")).striptags()
-

@@ -14,8 +14,9 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from . import predictions
 
-#: What only JupyterLab can show. What a file keeps of a widget is ``Output()``, or a bar half drawn.
-WIDGET, VERDICT = "application/vnd.jupyter.widget-view+json", "application/vnd.ddl-labs.verdict+json"
+#: What only JupyterLab can show. A file keeps ``Output()`` of a widget, or a bar half drawn.
+WIDGET = "application/vnd.jupyter.widget-view+json"
+VERDICT = "application/vnd.ddl-labs.verdict+json"
 #: A picture that is made by no figure: the one of stuck ranks (utils/figures/waits.py).
 REPORT = "Picture of the report: which rank waits for which. The words beside it say the same."
 SHOW, HIDE = "Show the {}", "Hide the {}"

@@ -125,7 +125,7 @@ def _fieldset(prefix: str, question: Question) -> str:
     return f"{ask}{fields}</fieldset>"
 
 
-# --- reading a cell --------------------------------------------------------------------------------
+# --- reading a cell ------------------------------------------------------------------------------
 
 
 def _calls_predict(node: ast.AST) -> bool:

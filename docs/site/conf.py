@@ -45,7 +45,7 @@ napoleon_use_ivar = True
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
 html_css_files = ["site.css", "predictions.css", "pictures.css"]
-SCRIPTS = ("hub", "predictions", "pictures", "read_marks")
+SCRIPTS = ("hub", "predictions", "pictures", "motion", "read_marks")
 html_js_files = [(f"{job}.js", {"defer": "defer"}) for job in SCRIPTS]
 html_show_sourcelink = html_copy_source = False
 html_theme_options = {

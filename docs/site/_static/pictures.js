@@ -1,6 +1,7 @@
 // A picture opens large when a reader taps it, or presses the button in its corner.
 document.addEventListener("DOMContentLoaded", () => {
-  const pictures = document.querySelectorAll(".bd-article img:not(a img, .sequence img)");
+  const not = "a img, .ddl-interactive img, [src$='.gif']"; // links, and pictures that answer or move
+  const pictures = document.querySelectorAll(`.bd-article img:not(${not})`);
   if (!pictures.length) return;
   const element = (name, className, text = "") => {
     const made = document.createElement(name);

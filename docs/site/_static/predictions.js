@@ -5,8 +5,8 @@ document.addEventListener("DOMContentLoaded", () => {
   // What was chosen, by form: a text for each slot; none after "Show me"; null before both.
   const chosen = new Map();
 
-  // A slot is a field for a number, or a question with its choices.
-  const slotsOf = (form) => [...form.querySelectorAll("input, fieldset:has(.choice)")];
+  // A slot is a field for a number, or a row of choices.
+  const slotsOf = (form) => [...form.querySelectorAll("input, .choices")];
   const choicesOf = (slot) => [...slot.querySelectorAll(".choice")];
   const read = (slot) =>
     slot.value ?? choicesOf(slot).find((each) => each.ariaPressed === "true")?.textContent ?? "";
@@ -87,8 +87,7 @@ document.addEventListener("DOMContentLoaded", () => {
       form.querySelector(".again").hidden = !known;
       const line = lineOf.get(form);
       if (!line) continue;
-      line.hidden = !words;
-      line.textContent = `${words}“Predicted” below is what the authors of the course chose.`;
+      line.textContent = `${words}The output below compares the prediction of the course's authors with the run.`;
     }
   };
   const settle = (form, texts) => {
@@ -105,7 +104,7 @@ document.addEventListener("DOMContentLoaded", () => {
     });
     form.addEventListener("click", ({ target }) => {
       if (target.matches(".choice")) {
-        write(target.closest("fieldset"), target.textContent);
+        write(target.closest(".choices"), target.textContent);
         if (slotsOf(form).every(read)) commit();
       } else if (target.matches(".show")) {
         settle(form, []);

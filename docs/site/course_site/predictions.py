@@ -109,20 +109,33 @@ def form(cell_id: str, asked: Sequence[Question]) -> str:
 
 def _fieldset(prefix: str, question: Question) -> str:
     ask = f"<fieldset><legend>{escape(question.text)}</legend>"
-    if question.choices:
-        buttons = "".join(
-            f'<button type="button" class="choice" aria-pressed="false">{escape(choice)}</button>'
-            for choice in question.choices
-        )
-        return f'{ask}<div class="ways">{buttons}</div></fieldset>'
-    unit = f' <span class="unit">{escape(question.unit)}</span>' if question.unit else ""
-    fields = "".join(
-        f'<label for="{prefix}-{k}">{escape(name) or "Your prediction"}'
-        f'<span><input type="number" step="any" required id="{prefix}-{k}" '
-        f'data-name="{escape(name)}" data-unit="{escape(question.unit)}">{unit}</span></label>'
-        for k, name in enumerate(question.names)
+    if not question.choices:
+        fields = (_field(f"{prefix}-{k}", question, name) for k, name in enumerate(question.names))
+        return f"{ask}{''.join(fields)}</fieldset>"
+    rows = (
+        f'<fieldset class="choices"><legend>{escape(name)}</legend>{_ways(question)}</fieldset>'
+        if name
+        else f'<div class="choices">{_ways(question)}</div>'
+        for name in question.names
     )
-    return f"{ask}{fields}</fieldset>"
+    return f"{ask}{''.join(rows)}</fieldset>"
+
+
+def _ways(question: Question) -> str:
+    buttons = "".join(
+        f'<button type="button" class="choice" aria-pressed="false">{escape(choice)}</button>'
+        for choice in question.choices
+    )
+    return f'<div class="ways">{buttons}</div>'
+
+
+def _field(name_of_field: str, question: Question, name: str) -> str:
+    unit = f' <span class="unit">{escape(question.unit)}</span>' if question.unit else ""
+    return (
+        f'<label for="{name_of_field}">{escape(name) or "Your prediction"}'
+        f'<span><input type="number" step="any" required id="{name_of_field}" '
+        f'data-name="{escape(name)}" data-unit="{escape(question.unit)}">{unit}</span></label>'
+    )
 
 
 # --- reading a cell ------------------------------------------------------------------------------

@@ -30,5 +30,4 @@ RUN ${COURSE}/.venv/bin/pip install --no-cache-dir -c ${COURSE}/.ci/constraints.
 ENV PATH=${COURSE}/.venv/bin:${PATH} JUPYTER_CONFIG_PATH=${COURSE}/utils/cluster/jupyterlab
 
 EXPOSE 8888
-CMD ["make", "-C", "..", "lab", "PORT=8888", \
-     "ARGS=--no-browser --ip=0.0.0.0 --LabApp.default_url=/lab/tree/00_start_here.ipynb"]
+CMD ["make", "-C", "..", "lab", "PORT=8888", "ARGS=--no-browser --ip=0.0.0.0"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,11 +28,11 @@ from picture import CAPTION, save_gif, with_caption  # noqa: E402
 from processes import SESSION, SESSION_VARIABLE  # noqa: E402
 from scenes import SCENES, Scene, notebook, words  # noqa: E402
 
-from utils.course.notebook import write  # noqa: E402
+from utils.course.notebook import LABS, write  # noqa: E402
 
 #: The moving picture, and the first of its frames.
 FILM, STILL = "course.gif", "lab01.png"
-NOTEBOOK = "ranks.ipynb"
+NOTEBOOK, FIRST_LAB = "ranks.ipynb", "00_start_here.ipynb"
 #: Pixels: what the picture measures with its caption. And how much larger than usual its text is.
 WIDTH, HEIGHT, SCALE = 960, 640, 1.125
 #: Seconds for one cell on a busy machine, and milliseconds between two looks at the page.
@@ -143,6 +144,7 @@ def recorded(home: Path) -> dict[Scene, list[tuple[Image.Image, float]]]:
     folder.mkdir()
     scenes = notebook()
     write(scenes, folder / NOTEBOOK)
+    shutil.copy(LABS / FIRST_LAB, folder)  # `make lab` opens it first
     with lab_server(home, folder) as server, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
         page = browser.new_page(viewport={"width": 1500, "height": 800}, device_scale_factor=SCALE)

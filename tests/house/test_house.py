@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -353,6 +354,53 @@ def test_who_has_an_environment_for_students_gets_what_grading_needs(with_bwrap)
     make(house, "grade", python, "SUBMISSIONS=in", "RESULTS=out", **env)
     (call,) = asked(log)
     assert "-e .[course]" in call
+
+
+@pytest.fixture
+def opened(pretended) -> Callable[..., list[str]]:
+    """`opened("PORT=8899")`: the words that `make lab` says to JupyterLab, which is a script."""
+    house, log = pretended
+    layout = Path("utils/cluster/jupyterlab/workspace.json")
+    (house / layout).parent.mkdir(parents=True)
+    shutil.copy(ROOT / layout, house / layout)
+    python = f"PYTHON={house / 'fake-python'}"
+    assert make(house, "env", python).returncode == 0
+    jupyter = house / ".venv/bin/jupyter"
+    jupyter.write_text(f'#!/bin/sh\necho "$@" > {log}.lab\n')
+    jupyter.chmod(0o755)
+
+    def start(*arguments: str) -> list[str]:
+        done = make(house, "lab", python, *arguments)
+        assert done.returncode == 0, done.stderr
+        return Path(f"{log}.lab").read_text().split()
+
+    return start
+
+
+FIRST_LAB = "--LabApp.default_url=/lab/tree/00_start_here.ipynb"
+
+
+def test_make_lab_opens_lab_00_until_jupyterlab_has_been_used_and_then_what_was_open(house, opened):
+    assert FIRST_LAB in opened()
+    assert FIRST_LAB in opened(), "nobody has looked at it yet"
+    (saved,) = (house / ".venv/workspaces").iterdir()
+    saved.write_text(saved.read_text().replace('"widgets": []', '"widgets": ["notebook:01"]'))
+    before = saved.read_text()
+    assert not [word for word in opened() if "default_url" in word]
+    assert saved.read_text() == before, "the user's layout is kept"
+
+
+def test_make_lab_gives_jupyterlab_the_port_and_the_words_of_args(opened):
+    words = opened("PORT=8899", "ARGS=--no-browser --ip=0.0.0.0")
+    assert {"--port=8899", "--no-browser", "--ip=0.0.0.0", FIRST_LAB} <= {*words}
+
+
+def test_make_lab_opens_the_page_that_args_asks_for(opened):
+    """JupyterLab ends with an error if an option is given twice."""
+    words = opened("ARGS=--LabApp.default_url=/lab/tree/01_c10d.ipynb")
+    assert [word for word in words if "default_url" in word] == [
+        "--LabApp.default_url=/lab/tree/01_c10d.ipynb"
+    ]
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -50,10 +49,9 @@ def lab_server(home: Path, folder: Path) -> Iterator[Server]:
 
     home: a folder for the server's log and for settings, instead of the user's.
     """
-    token = secrets.token_hex(16)
     # --ServerApp.root_dir is given already, and may be given only once.
     arguments = [
-        *("--no-browser", f"--IdentityProvider.token={token}"),
+        "--no-browser",
         *(
             f"--{name}.root_dir={folder}"
             for name in ("FileContentsManager", "MappingKernelManager")
@@ -71,8 +69,8 @@ def lab_server(home: Path, folder: Path) -> Iterator[Server]:
             start_new_session=True,
         )
     try:
-        url = wait_for(lambda: _address(home, process, log), SERVER, "a URL")
-        running = Server(url, token, log)
+        info = wait_for(lambda: _address(home, process, log), SERVER, "a URL")
+        running = Server(info["url"], info["token"], log)
         wait_for(lambda: _answers(running), SERVER, "JupyterLab answers")
         yield running
         running.ask("api/shutdown", "POST")
@@ -97,13 +95,13 @@ def _student_environment(home: Path) -> dict[str, str]:
     }
 
 
-def _address(home: Path, process: subprocess.Popen, log: Path) -> str | None:
-    """The server's URL, from the file that it writes when it listens."""
+def _address(home: Path, process: subprocess.Popen, log: Path) -> dict[str, Any] | None:
+    """The server's URL and token, from the file that it writes when it listens."""
     if process.poll() is not None:
         pytest.fail(f"`make lab` ended with status {process.returncode}:\n{log.read_text()}")
     for path in (home / "runtime").glob("jpserver-*.json"):
         with contextlib.suppress(ValueError):
-            return json.loads(path.read_text())["url"]
+            return json.loads(path.read_text())
     return None
 
 

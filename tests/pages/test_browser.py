@@ -1,4 +1,4 @@
-"""Lab 01 in JupyterLab, in a real browser, served by `make lab`: what a student sees."""
+"""JupyterLab in a real browser, served by `make lab`: how it opens, and a student in lab 01."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from browser_tools import (
     NOTEBOOK,
     PAGE,
     Lab,
+    photograph,
     wait_for,
     without_outputs,
 )
@@ -27,7 +28,7 @@ from processes import left_over
 
 from utils.course.notebook import LABS, SOLUTIONS, read, tasks_checked, write
 
-LAB = "01_c10d.ipynb"
+LAB, FIRST_LAB = "01_c10d.ipynb", "00_start_here.ipynb"
 
 pytestmark = [
     pytest.mark.bare,
@@ -53,10 +54,13 @@ def require_environment() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """`make lab` on a folder with fresh copies of the lab, "student" and "solution"."""
+    """`make lab` on a folder of labs, with fresh copies of one, "student" and "solution"."""
     require_environment()
     home = tmp_path_factory.mktemp("home")
     folder = home / "course"
+    folder.mkdir()
+    for source in LABS.glob("[01]*.ipynb"):
+        shutil.copy(source, folder)
     for name, source in {"student": LABS, "solution": SOLUTIONS}.items():
         (folder / name).mkdir(parents=True)
         write(without_outputs(read(source / LAB)), folder / name / LAB)
@@ -94,13 +98,28 @@ def open_lab(browser: Browser, server: Server, tmp_path_factory) -> Iterator[Cal
     def leave() -> None:
         for page in context.pages:
             page.close()
-        for session in server.ask("api/sessions"):
-            server.ask(f"api/sessions/{session['id']}", "DELETE")
-        wait_for(lambda: not left_over(), GRACE, "kernel and ranks end with the session")
+        leave_no_kernel(server)
 
     with browser.new_context(viewport={"width": 1280, "height": 1400}) as context:
         yield open_path
         leave()
+
+
+def leave_no_kernel(server: Server) -> None:
+    """End all kernels, and wait until their ranks are gone."""
+    for session in server.ask("api/sessions"):
+        server.ask(f"api/sessions/{session['id']}", "DELETE")
+    wait_for(lambda: not left_over(), GRACE, "kernel and ranks end with the session")
+
+
+@pytest.fixture
+def fresh_page(server: Server) -> Iterator[None]:
+    """A page as JupyterLab first shows it; afterwards the next page is one again."""
+    (saved,) = (server.log.parent / "workspaces").iterdir()
+    first = saved.read_text()
+    yield
+    leave_no_kernel(server)
+    saved.write_text(first)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +142,38 @@ ALL_RANKS = (
 )
 
 
-def test_a_lab_opens_with_its_contents_at_its_side_and_nothing_that_is_not_the_courses(untouched):
+def test_the_address_that_make_lab_prints_opens_lab_00_beside_the_names_of_all_labs(
+    browser, server, fresh_page, tmp_path
+):
+    (printed,) = set(re.findall(r"http://127\.0\.0\.1:\S+", server.log.read_text()))
+    labs = {path.name for path in (server.log.parent / "course").glob("*.ipynb")}
+    for width, height in ((1440, 900), (1280, 800)):
+        with browser.new_context(viewport={"width": width, "height": height}) as context:
+            page = context.new_page()
+            page.set_default_timeout(PAGE * 1000)
+            page.goto(printed)
+            page.get_by_role("heading", name="00 · Start here").wait_for()
+            files = page.locator(".jp-DirListing-itemText")
+            files.filter(has_text="14_capstone.ipynb").wait_for()
+            cut = files.evaluate_all("all => all.filter(e => e.scrollWidth > e.clientWidth).length")
+            assert labs <= {*files.all_inner_texts()}
+            assert not cut, f"at {width} pixels {cut} names end in dots"
+            photograph(page, tmp_path, f"make-lab-{width}")
+            assert page.locator(".jp-NotebookPanel:visible").bounding_box()["width"] > 0.7 * width
+
+
+def test_a_lab_opens_with_its_contents_one_click_away_and_only_the_courses_tabs(untouched):
     page = untouched.page
-    contents = page.locator(".jp-TableOfContents:visible")
-    contents.get_by_text("1.5 · A deadlock, on purpose").wait_for()
+    tabs = page.locator(".jp-SideBar .lm-TabBar-tab")
+    assert {tab["id"] for tab in tabs.evaluate_all("all => all.map(e => e.dataset)")} == {
+        *("filebrowser", "jp-running-sessions", "table-of-contents", "jp-property-inspector")
+    }
     for words in ("Would you like to get notified", "Validate", "Nbgrader", "Formgrader"):
         assert not page.get_by_text(words, exact=False).count(), words
+    contents = page.locator(".jp-TableOfContents:visible")
+    assert not contents.count()
+    page.locator('[data-id="table-of-contents"]').click()
+    contents.get_by_text("1.5 · A deadlock, on purpose").wait_for()
 
 
 def test_no_other_user_of_the_machine_can_read_what_a_kernel_prints(untouched, server):

@@ -261,6 +261,33 @@ def test_a_picture_opens_large_and_the_reader_is_back_where_he_was(root, reader,
     expect(large).to_be_hidden()
 
 
+def test_a_moving_picture_can_be_paused_and_begins_still_for_readers_who_want_that(root, reader):
+    moving, still = reader.locator(".moving img"), reader.locator(".moving canvas")
+    reader.goto(f"{root}/index.html")
+    reader.get_by_role("button", name="Pause").press("Enter")
+    expect(moving).to_be_hidden()
+    expect(still).to_be_visible()
+    reader.emulate_media(reduced_motion="reduce")
+    reader.reload()
+    expect(still).to_have_attribute("aria-label", moving.get_attribute("alt"))
+    expect(moving).to_be_hidden()
+    reader.get_by_role("button", name="Play").click()
+    expect(moving).to_be_visible()
+
+
+def test_the_front_page_is_the_head_of_the_readme(site):
+    text = re.sub(r"<[^>]+>", "", (site / "index.html").read_text("utf-8"))
+    assert "git clone https://github.com/school/ddl-labs" in text
+    assert "is a placeholder until" not in text, "this site has an address"
+    assert text.index("For your class") < text.index("The map")
+
+
+def test_the_reference_leads_to_every_name_of_a_module(site):
+    text = (site / "api.html").read_text("utf-8")
+    for name in ("cluster.html#utils.cluster.start", "figures.predict.html#utils.figures.predict"):
+        assert f'href="api/utils.{name}' in text
+
+
 def test_a_lab_is_marked_where_its_page_ends_or_by_the_button(root, reader):
     reader.goto(f"{root}/labs/02_samplers.html")
     lab = reader.locator("nav.bd-docs-nav a").filter(has_text="02 · Samplers")

@@ -5,6 +5,7 @@ Pages are opened as files, too: a student may have the site in a folder.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -19,7 +20,6 @@ from utils.course.notebook import notebooks, read
 pytestmark = [needs_site, pytest.mark.usefixtures("modules")]
 ASKS = "#forgotten-predict"  # Lab 01: what does rank 0 do if nobody receives?
 OUTPUTS = ".tag_result-of-forgotten-predict .cell_output"
-EXPLAINS = ".result-of-forgotten-predict"
 
 
 # --- predictions: reading a cell -----------------------------------------------------------------

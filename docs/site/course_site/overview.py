@@ -15,7 +15,7 @@ ROW = re.compile(
     r"^\| \[(\d\d) · .*?\]\(labs/(.*?)\) \| (?P<what>.*) \| \d+ \| \d+ min \|$", re.MULTILINE
 )
 #: What README.md says of an address that isn't public yet, and the command that needs one.
-PLACEHOLDER = re.compile(r"^`https://example\.org/.*? is a placeholder .*?\n$", re.MULTILINE)
+PLACEHOLDER = re.compile(r"^`https://example\.org/\S+ is a placeholder .*\n", re.MULTILINE)
 CLONE = re.compile(r"^git clone \S+\ncd \S+$", re.MULTILINE)
 #: The map in README.md.
 FLOWCHART = re.compile(r"^```mermaid\nflowchart .*?^```$", re.MULTILINE | re.DOTALL)

@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test test-all types check test-env smoke run solutions release release-check dist lock backend site image notes lint format figures pack grade clean FORCE
+.PHONY: help env lab test test-all types check test-env smoke run solutions release release-check dist lock backend site film image notes lint format figures pack grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -177,6 +177,9 @@ backend: $(VENV)/.test  ## build the backend as a package of its own, wheel and 
 
 site: $(VENV)/.site  ## build the site in build/site, from the stored outputs
 	$(BIN)/python docs/site/course_site/build.py $(ARGS)
+
+film: $(VENV)/.test  ## record README's moving picture: a minute in JupyterLab, with Chromium
+	$(ACTIVATE) $(BIN)/python docs/film/record.py $(ARGS)
 
 image:  ## build the container image with JupyterLab and the labs (IMAGE=ddl-labs)
 	docker build --tag "$(or $(IMAGE),ddl-labs)" .

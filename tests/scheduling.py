@@ -10,6 +10,7 @@ from pathlib import Path
 # lab's solution has its own, and so have its answers.
 GROUPS = (
     (r"test_(hub|slurm|launchers)\.py", "slurm"),
+    (r"test_site_(pages|reading)\.py", "test_site_pages"),
     (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
     (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
     (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),
@@ -29,8 +30,9 @@ LONGEST = (
 QUICK = {
     *("test_backend_core", "test_chunks", "test_diagnosis", "test_figures", "test_interactive"),
     *("test_five_metrics", "test_hosted", "test_hpc", "test_house", "test_local_ranks"),
-    *("test_map", "test_models", "test_network", "test_pack", "test_predictions", "test_release"),
-    *("test_statistics", "test_timeline", "test_timeline_ideal", "test_timeline_page"),
+    *("test_map", "test_models", "test_network", "test_pack", "test_predictions", "test_readme"),
+    *("test_release", "test_statistics", "test_timeline", "test_timeline_ideal"),
+    "test_timeline_page",
 }
 RANKS = {"mpiexec", "ranks"}
 

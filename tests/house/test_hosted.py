@@ -155,7 +155,7 @@ def test_binder_finds_what_it_gives_and_what_it_starts(image):
     assert re.search(r"^jupyterhub==", hub, re.MULTILINE)
     assert "grep '^jupyterhub=='" in DOCKERFILE
     assert not (ROOT / "binder").exists(), "Binder would look there instead"
-    assert f"urlpath=lab/tree/{FIRST_LAB}" in (ROOT / "README.md").read_text()
+    assert f"urlpath=lab/tree/{FIRST_LAB}" in (ROOT / "docs/install.md").read_text()
 
 
 def test_codespaces_builds_a_stage_that_is_there_and_opens_the_first_lab(image):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from browser_tools import (
@@ -26,9 +20,8 @@ from browser_tools import (
     photograph,
     wait_for,
     without_outputs,
-    write_settings,
 )
-from mpi_jobs import kill_tree
+from lab_server import GRACE, Server, lab_server
 from places import ROOT
 from playwright.sync_api import Browser, sync_playwright
 from processes import left_over
@@ -36,8 +29,6 @@ from processes import left_over
 from utils.course.notebook import LABS, SOLUTIONS, read, tasks_checked, write
 
 LAB, FIRST_LAB = "01_c10d.ipynb", "00_start_here.ipynb"
-#: Seconds: for the server to answer, for the end of processes.
-SERVER, GRACE = 120, 60
 
 pytestmark = [
     pytest.mark.bare,
@@ -47,23 +38,6 @@ pytestmark = [
 
 
 # --- the server ----------------------------------------------------------------------------------
-
-
-@dataclass
-class Server:
-    """A JupyterLab that `make lab` started."""
-
-    url: str
-    token: str
-    log: Path
-
-    def ask(self, path: str, method: str = "GET") -> Any:
-        """Jupyter's REST interface."""
-        request = urllib.request.Request(
-            f"{self.url}{path}", method=method, headers={"Authorization": f"token {self.token}"}
-        )
-        with urllib.request.urlopen(request, timeout=10) as reply:
-            return json.loads(reply.read() or "null")
 
 
 def require_environment() -> None:
@@ -78,20 +52,6 @@ def require_environment() -> None:
         pytest.skip("no make")
 
 
-def student_environment(home: Path) -> dict[str, str]:
-    """A fresh user's environment: nobody's settings are read or changed."""
-    ours = ("PYTEST_", "JUPYTER", "IPYTHON", "XDG_", "MAKE", "MFLAGS", "IPP_")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-    settings = home / "settings"
-    write_settings(settings)
-    return env | {
-        "HOME": str(home),
-        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
-        "JUPYTERLAB_SETTINGS_DIR": str(settings),
-        "WORKSPACES": str(home / "workspaces"),
-    }
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """`make lab` on a folder of labs, with fresh copies of one, "student" and "solution"."""
@@ -104,54 +64,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     for name, source in {"student": LABS, "solution": SOLUTIONS}.items():
         (folder / name).mkdir(parents=True)
         write(without_outputs(read(source / LAB)), folder / name / LAB)
-    # --ServerApp.root_dir is given already, and may be given only once.
-    arguments = [
-        "--no-browser",
-        *(
-            f"--{name}.root_dir={folder}"
-            for name in ("FileContentsManager", "MappingKernelManager")
-        ),
-    ]
-    log = home / "server.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            ["make", "lab", "PORT=0", f"ARGS={' '.join(arguments)}"],
-            cwd=ROOT,
-            env=student_environment(home),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    running = None
-    try:
-        info = wait_for(lambda: address(home, process, log), SERVER, "a URL")
-        running = Server(info["url"], info["token"], log)
-        wait_for(lambda: answers(running), SERVER, "JupyterLab answers")
+    with lab_server(home, folder) as running:
         yield running
-        running.ask("api/shutdown", "POST")
-        process.wait(GRACE)
-    finally:
-        kill_tree(process)
-    # The kernels' ranks, too.
-    wait_for(lambda: not left_over(), GRACE, "kernels and ranks end with the server")
-
-
-def address(home: Path, process: subprocess.Popen, log: Path) -> dict[str, Any] | None:
-    """The server's URL and token, from the file that it writes when it listens."""
-    if process.poll() is not None:
-        pytest.fail(f"`make lab` ended with status {process.returncode}:\n{log.read_text()}")
-    for path in (home / "runtime").glob("jpserver-*.json"):
-        with contextlib.suppress(ValueError):
-            return json.loads(path.read_text())
-    return None
-
-
-def answers(server: Server) -> bool:
-    try:
-        return "started" in server.ask("api/status")
-    except OSError:
-        return False
 
 
 # --- the page ------------------------------------------------------------------------------------
@@ -174,7 +88,7 @@ def open_lab(browser: Browser, server: Server, tmp_path_factory) -> Iterator[Cal
         leave()
         return Lab(
             context.new_page(),
-            f"{server.url}lab/tree/{path}?token={server.token}",
+            server.page(path),
             path=path,
             cells=[cell.id for cell in read(server.log.parent / "course" / path).cells],
             ask=server.ask,

@@ -19,7 +19,7 @@ BEGIN, END = "<!-- map: `make release` writes this -->", "<!-- end of the map --
 PATHS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
     "One afternoon": ("from messages to data-parallel training", [["00", "01", "03"]]),
     "Four weeks": (
-        "every idea that a cluster lives on, one meeting a week",
+        "the core ideas, one session a week",
         [["00", "01", "02"], ["03", "04"], ["06", "07"], ["10", "13"]],
     ),
 }

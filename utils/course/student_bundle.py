@@ -16,7 +16,7 @@ from .notebook import NotebookError
 
 #: What students get; everything else stays with the authors.
 FOR_STUDENTS = (
-    *("labs", "utils", ".ci/constraints.txt", ".gitignore", ".github/lab01.png"),
+    *("labs", "utils", ".ci/constraints.txt", ".gitignore", ".github/course.gif"),
     *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-wsl.md", "docs/fork-server.md"),

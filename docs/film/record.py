@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 HELPERS = ("tests", "tests/pages", "utils/mpi/tests")
 sys.path[:0] = [str(HERE), str(ROOT), *(str(ROOT / folder) for folder in HELPERS)]
 
-from browser_tools import CHROMIUM, CHROMIUM_ARGS, Lab, wait_for  # noqa: E402
+from browser_tools import CHROMIUM, CHROMIUM_ARGS, ERROR, Lab, wait_for  # noqa: E402
 from lab_server import lab_server  # noqa: E402
 from picture import CAPTION, save_gif, with_caption  # noqa: E402
 from processes import SESSION, SESSION_VARIABLE  # noqa: E402
@@ -74,11 +74,20 @@ class Stage:
         self.page.mouse.move(0, 0)
         wait_for(lambda: self._prompt(name), CELL, f"cell {name} begins")
 
-    def finish(self, name: str) -> None:
-        """Wait until the cell has run."""
+    def finish(self, name: str, fails: bool) -> None:
+        """Wait until the cell has run.
+
+        Raises:
+            RuntimeError: The cell failed although it should not, or the other way round.
+        """
         wait_for(
             lambda: self._prompt(name).isdigit() and self.lab.ready(), CELL, f"cell {name} ends"
         )
+        error = self.lab.outputs(ERROR).get(name, "")
+        if bool(error) != fails:
+            raise RuntimeError(
+                f"cell {name}: {error or 'it did not fail, and its scene needs that'}"
+            )
 
     def _prompt(self, name: str) -> str:
         return self.lab.prompts()[self.lab.cells.index(name)].strip("[]: ")
@@ -128,7 +137,7 @@ def record(stage: Stage) -> dict[Scene, list[tuple[Image.Image, float]]]:
         if scene and scene.running:
             stage.frame(scene.cells)
             shots.append((stage.photograph(), scene.running))
-        stage.finish(name)
+        stage.finish(name, fails=bool(scene and scene.fails))
         if scene:
             stage.frame(scene.cells)
             pictures = [*stage.steps(name)] if scene.has_slider else [stage.photograph()]

@@ -99,7 +99,7 @@ SCENES = (
     ),
     Scene(
         "You repair the exchange, and a check tries it on every rank.",
-        "Below the new code, a line with a check mark says that task 1.5 is solved.",
+        "Below the new code, a green check mark says that task 1.5 is passed.",
         ("repair", "check"),
         running=0.4,
         seconds=1.3,

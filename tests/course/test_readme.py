@@ -99,4 +99,6 @@ def test_a_caption_that_is_cut_off_is_refused(monkeypatch):
     from picture import with_caption
 
     with pytest.raises(ValueError, match="too long for 200 pixels: 'Two ranks"):
-        with_caption(Image.new("RGB", (200, 50)), "Two ranks deadlock, and the rest is cut off.")
+        with_caption(
+            Image.new("RGB", (200, 50)), "Two ranks deadlock, and the rest is cut off.", 50
+        )

@@ -10,6 +10,7 @@ from pathlib import Path
 # lab's solution has its own, and so have its answers.
 GROUPS = (
     (r"test_(hub|slurm|launchers)\.py", "slurm"),
+    (r"test_site_(pages|reading)\.py", "test_site_pages"),
     (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
     (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
     (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),

@@ -30,8 +30,7 @@ from scenes import SCENES, Scene, notebook, words  # noqa: E402
 
 from utils.course.notebook import LABS, write  # noqa: E402
 
-#: The moving picture, and the first of its frames.
-FILM, STILL = "course.gif", "lab01.png"
+FILM = "course.gif"
 NOTEBOOK, FIRST_LAB = "ranks.ipynb", "00_start_here.ipynb"
 #: Pixels: the width of the picture, and the height of the window. And how much larger than usual
 #: the text is. The picture is as high as its highest scene, so that nothing is cut off.
@@ -182,7 +181,7 @@ def recorded(home: Path) -> dict[Scene, Shots]:
 
 
 def main() -> int:
-    """Write the moving picture and its first frame; the exit status."""
+    """Write the moving picture; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / ".github", help=".github")
     out = parser.parse_args().out
@@ -197,7 +196,6 @@ def main() -> int:
     pictures = [
         with_caption(shot, scene.caption, height) for scene in SCENES for shot, _ in film[scene]
     ]
-    pictures[0].save(out / STILL, optimize=True)
     save_gif(pictures, seconds, out / FILM)
     size = (out / FILM).stat().st_size
     print(f"{out / FILM}: {len(pictures)} pictures, {sum(seconds):.1f} s, {size / 1e6:.2f} MB")

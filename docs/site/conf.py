@@ -14,7 +14,11 @@ html_title = project
 author = copyright = "the authors of the course"
 language = "en"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "course_site.extension"]
+extensions = [
+    *("myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"),
+    "course_site.extension",
+]
+templates_path = ["_templates"]
 root_doc = "index"
 exclude_patterns = [".doctrees"]
 default_role = "code"
@@ -28,6 +32,11 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"
 
+# A copy button on code and commands, not on what they print; without the shell's prompt.
+copybutton_selector = ".highlight:not(.cell_output .highlight) pre"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
 # The reference.
 autodoc_mock_imports = list(PRETENDED)
 autodoc_member_order = "bysource"
@@ -35,11 +44,12 @@ napoleon_use_ivar = True
 
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
-html_js_files = [("site.js", {"defer": "defer"})]
+html_css_files = ["site.css", "predictions.css", "pictures.css"]
+SCRIPTS = ("hub", "predictions", "pictures", "motion", "read_marks")
+html_js_files = [(f"{job}.js", {"defer": "defer"}) for job in SCRIPTS]
 html_show_sourcelink = html_copy_source = False
 html_theme_options = {
-    "github_url": address.repository(),
+    "github_url": "" if address.is_placeholder() else address.repository(),
     "back_to_top_button": False,
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],

@@ -5,14 +5,7 @@ What a browser has to judge (contrast, names, landmarks, width) is left to axe-c
 
 from __future__ import annotations
 
-import functools
-import http.server
-import importlib.util
-import os
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,43 +14,19 @@ from urllib.parse import unquote, urljoin, urlsplit
 import pytest
 from browser_tools import photograph
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from places import ROOT
+from site_tools import REPOSITORY, needs_site
 
 from utils.course.notebook import notebooks, read
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "docs/site/course_site/build.py"
-NEEDED = ("sphinx", "myst_nb", "pydata_sphinx_theme")
-MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-pytestmark = pytest.mark.skipif(
-    bool(MISSING), reason=f"no {', '.join(MISSING)}: pip install -e '.[site]'"
-)
-REPOSITORY = "https://github.com/school/ddl-labs"
+pytestmark = [needs_site, pytest.mark.usefixtures("modules")]
+README = b"# Read me\n\ngit clone https://example.org/x\ncd x\n\n## The labs\n"
 #: One page of each kind; `-m often` takes all pages.
 KINDS = (
     *("index.html", "labs/index.html", "labs/01_c10d.html", "labs/glossary.html", "api.html"),
     *("api/utils.cluster.html", "search.html?q=staleness", "utils/mpi/PROTOCOL.html"),
-    *("README.html", "install/index.html", "genindex.html"),
+    *("README.html", "install/index.html", "reference.html", "genindex.html"),
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def modules():
-    """The site's own modules, which lie beside its settings."""
-    sys.path.insert(0, str(BUILD.parents[1]))
-    yield
-    sys.path.remove(str(BUILD.parents[1]))
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory) -> Path:
-    """The whole site, built once. A warning fails the build."""
-    out = tmp_path_factory.mktemp("site") / "site"
-    env = {**os.environ, "DDL_LABS_REPOSITORY": REPOSITORY}
-    done = subprocess.run(
-        [sys.executable, str(BUILD), "-o", str(out)], env=env, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out
 
 
 # --- links -------------------------------------------------------------------------------------
@@ -185,7 +154,7 @@ def test_no_build_removes_somebodys_files(tmp_path, monkeypatch, mine, clean):
     from course_site import build
 
     monkeypatch.setattr("sphinx.cmd.build.main", lambda _: 0)
-    monkeypatch.setattr(build, "_files", lambda _: [("README.md", b"# Read me")])
+    monkeypatch.setattr(build, "_files", lambda _: [("README.md", README)])
     out, thesis = tmp_path / "web", tmp_path / mine / "thesis.tex"
     thesis.parent.mkdir()
     thesis.write_text("three years")
@@ -209,7 +178,7 @@ def test_a_clean_build_removes_what_an_earlier_one_has_made(tmp_path, monkeypatc
         return 0
 
     monkeypatch.setattr("sphinx.cmd.build.main", sphinx)
-    monkeypatch.setattr(build, "_files", lambda _: [("README.md", b"# Read me")])
+    monkeypatch.setattr(build, "_files", lambda _: [("README.md", README)])
     assert build.main(["-o", str(out)]) == 0
     old.touch()
     assert build.main(["-o", str(out), "--clean"]) == 0
@@ -360,25 +329,6 @@ def test_the_reference_reads_docstrings_as_the_course_writes_them(pages):
 
 
 # --- in a browser --------------------------------------------------------------------------------
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and says nothing."""
-
-    def log_message(self, *arguments) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def served(site) -> Iterator[str]:
-    """The site's address, as a host of pages gives it."""
-    handler = functools.partial(Quiet, directory=str(site))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 400)])

@@ -1,15 +1,17 @@
-"""What axe-core finds in pages that Markdown and the theme make."""
+"""What axe-core finds in pages that Markdown and the theme make, and the name of the sidebar."""
 
 from __future__ import annotations
 
 from docutils import nodes
+from markupsafe import Markup
 from sphinx.application import Sphinx
 
 
 def setup(app: Sphinx) -> None:
-    """Repair tables, and the buttons that unfold the contents."""
+    """Repair tables, the buttons that unfold the contents, and the sidebar's heading."""
     app.connect("doctree-read", name_columns)
     app.connect("html-page-context", name_toggles, priority=900)  # after the theme's
+    app.connect("html-page-context", name_part)
 
 
 def name_columns(app: Sphinx, doctree: nodes.document) -> None:
@@ -36,3 +38,9 @@ def name_toggles(app: Sphinx, page: str, template: str, context: dict, doctree) 
         )
 
     context["generate_toctree_html"] = named
+
+
+def name_part(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
+    """Give the sidebar the name of the part of the site that a page belongs to, such as Labs."""
+    above = context.get("parents") or [context]
+    context["part"] = Markup(above[0].get("title", "")).striptags()

@@ -1,48 +1,31 @@
-"""The reference of what notebooks import: one page for each public module."""
+"""The reference of what notebooks import: one page for each public module, and a list of them."""
 
 from __future__ import annotations
 
+import ast
 import re
+from functools import cache
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
-#: What cells import, and what an author of a lab needs. The rest is for who reads the code.
-MODULES = (
-    *(
-        "utils.cluster",
-        "utils.data",
-        "utils.models",
-        "utils.timeline",
-        "utils.labs.lab06.chunk_trace",
-        "utils.labs.lab06.chunk_steps",
-    ),
-    *(
-        "utils.figures",
-        "utils.figures.predict",
-        "utils.mpi.benchmark.alpha_beta",
-        "utils.labs.lab05.laws",
-    ),
-    *(
-        "utils.labs.lab05.forecast",
-        "utils.labs.lab05.runs",
-        "utils.labs.shared.slurm_script",
-        "utils.labs.shared.schedules",
-    ),
-    *(
-        "utils.labs.lab11.pipeline",
-        "utils.memory",
-        "utils.labs.lab11.layers",
-        "utils.labs.lab11.memory_limit",
-        "utils.labs.lab11.mixes",
-    ),
-    *(
-        "utils.labs.lab13.faults",
-        "utils.labs.shared.five_metrics",
-        "utils.labs.lab14.capstone",
-        "utils.jobs.program",
-    ),
-    *("torch_mpi.errors", "torch_mpi.survivors"),
-)
+from utils.course.notebook import LABS, notebooks, read
+
+from .address import ROOT
+
+IMPORT = re.compile(r"^\s*from ((?:utils|torch_mpi)[\w.]*) import (.+)$", re.MULTILINE)
+#: Needed in a notebook, or by the author of one, and imported by no cell.
+MORE = {"utils.labs.lab06.chunk_steps", "utils.mpi.benchmark.alpha_beta", "utils.timeline"}
+#: The room of a lab has its checks, which explain themselves in the notebook.
+CHECKS = re.compile(r"utils\.labs\.lab\d\d")
+#: Parts of the list, by how names of their modules begin; the first that fits.
+GROUPS = {
+    "Ranks, jobs and messages": ("utils.cluster", "utils.jobs", "torch_mpi", "utils.mpi"),
+    "Pictures and predictions": ("utils.figures", "utils.timeline"),
+    "Data, models and clocks": ("utils.data", "utils.models", "utils.memory", "utils.checks"),
+    "Shared by several labs": ("utils.labs.shared",),
+    "One lab": ("utils.labs",),
+}
 #: Not imported to read docstrings: 200 MB, and seconds.
 PRETENDED = ("torch", "torchvision", "mpi4py")
 
@@ -52,6 +35,53 @@ def api_page(module: str) -> str:
     return f"{module}\n{'=' * len(module)}\n\n.. automodule:: {module}\n   :members:\n"
 
 
+@cache
+def modules() -> list[str]:
+    """Return the modules that have a page: those that cells of the labs import, and a few more."""
+    found = set(MORE)
+    for path in notebooks(LABS):
+        for cell in read(path).cells:
+            for base, names in IMPORT.findall(cell.source if cell.cell_type == "code" else ""):
+                words = re.findall(r"(\w+)(?: as \w+)?", names.partition("#")[0])
+                inside = {f"{base}.{name}" for name in words}
+                found |= {name if _path(name) else base for name in inside}
+    return sorted(name for name in found if not CHECKS.fullmatch(name))
+
+
+def listed() -> str:
+    """Return the modules group by group in MyST: what each is for, and its names as links."""
+    lines = []
+    left = modules()
+    for title, beginnings in GROUPS.items():
+        mine = [name for start in beginnings for name in left if name.startswith(start)]
+        left = [name for name in left if name not in mine]
+        lines += [f"## {title}", ""] if mine else []
+        for module in mine:
+            tree = ast.parse(_path(module).read_text("utf-8"))
+            what = " ".join((ast.get_docstring(tree) or "").partition("\n\n")[0].split())
+            names = ", ".join(f"{{py:obj}}`~{module}.{name}`" for name in _names(tree))
+            lines += [f"[`{module}`](api/{module}.rst)", f": {what}\n\n  {names}", ""]
+    return "\n".join(lines)
+
+
+def _path(module: str) -> Path | None:
+    """Return the file of a module; None if there is none of that name."""
+    folder = ROOT / "utils/mpi" if module.startswith("torch_mpi") else ROOT
+    path = folder / module.replace(".", "/")
+    return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
+
+
+def _names(tree: ast.Module) -> list[str]:
+    """Return the functions and classes that a module offers."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return [name for name in ast.literal_eval(node.value) if not name.isupper()]
+    made = (node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef))
+    return [node.name for node in made if not node.name.startswith("_")]
+
+
+#: A name in backticks with letters behind it, which reStructuredText takes for an open quote.
+PLURAL = re.compile(r"(?<![\w`])(`[^`\s][^`\n]*`)(?=[a-z])")
 #: A line of a docstring that says what a name stands for.
 NAMES = re.compile(r"(?P<names>[a-z_]\w*(?:, [a-z_]\w*)*): (?P<meaning>\S.*)")
 
@@ -67,7 +97,7 @@ def in_sphinxs_words(app, what: str, name: str, thing: object, options, lines: l
     A paragraph of lines ``timeout: seconds …`` becomes a list of definitions, and an indented
     paragraph is code.
     """
-    blocks = "\n".join(lines).split("\n\n")
+    blocks = PLURAL.sub(r"\1\\ ", "\n".join(lines)).split("\n\n")
     before = ""
     for k, block in enumerate(blocks):
         rows = block.split("\n")

@@ -17,9 +17,8 @@ import nbformat
 HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
-from course_site import address, glossary, overview  # noqa: E402
+from course_site import address, api, glossary, overview  # noqa: E402
 from course_site.address import ROOT  # noqa: E402
-from course_site.api import MODULES, api_page  # noqa: E402
 from course_site.lab_pages import page_of  # noqa: E402
 from utils.course.about import labs as all_labs  # noqa: E402
 from utils.course.about import number_of  # noqa: E402
@@ -52,8 +51,10 @@ def build(target: Path, labs: Sequence[str] = (), source: Path | None = None) ->
     chosen = [path for path in notebooks(SOLUTIONS) if _wanted(path, labs)]
     files = dict(_files(chosen))
     parts = overview.parts(all_labs(), _by_number(chosen))
-    readme = overview.with_linked_map(files["README.md"].decode(), parts["map"])
-    files["README.md"] = readme.encode()
+    parts["modules"] = api.listed()
+    readme = overview.with_address(files["README.md"].decode())
+    parts["promise"] = overview.promise(readme)
+    files["README.md"] = overview.with_linked_map(readme, parts["map"]).encode()
     _lay_out(files | dict(_own_pages([*files], parts)), source)
     options = ["--fail-on-warning", "--keep-going", "--quiet", "-c", str(HERE)]
     return main([*options, "-d", str(source / DOCTREES), str(source), str(target)])
@@ -74,8 +75,8 @@ def _files(labs: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
         yield f"labs/{path.name}", nbformat.writes(page).encode()
     words = (LABS / "glossary.md").read_text("utf-8")
     yield "labs/glossary.md", glossary.page(words, _by_number(labs)).encode()
-    for module in MODULES:
-        yield f"api/{module}.rst", api_page(module).encode()
+    for module in api.modules():
+        yield f"api/{module}.rst", api.api_page(module).encode()
 
 
 def _by_number(labs: Sequence[Path]) -> dict[str, str]:

@@ -7,13 +7,16 @@ student can read ahead without the answers, and an instructor sees all that a la
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-#: Outputs that only JupyterLab can show; each has words beside it.
-LIVE = ("application/vnd.jupyter.widget-view+json", "application/vnd.ddl-labs.verdict+json")
+from . import predictions
+
+#: What only JupyterLab can show. A file keeps ``Output()`` of a widget, or a bar half drawn.
+WIDGET = "application/vnd.jupyter.widget-view+json"
+VERDICT = "application/vnd.ddl-labs.verdict+json"
 #: A picture that is made by no figure: the one of stuck ranks (utils/figures/waits.py).
 REPORT = "Picture of the report: which rank waits for which. The words beside it say the same."
 SHOW, HIDE = "Show the {}", "Hide the {}"
@@ -26,18 +29,26 @@ def page_of(solution: NotebookNode, student: NotebookNode) -> NotebookNode:
     page.metadata.language_info = {"name": "python", "pygments_lexer": "lab"}
     # What students do not get is for instructors, who have pages of their own.
     both = [cell for cell in page.cells if cell.id in own]
+    tags = predictions.tags(both)
+    for cell in both:
+        cell.metadata.tags = [*cell.metadata.get("tags", []), *tags.get(cell.id, [])]
     page.cells = [shown for cell in both for shown in _shown(cell, own[cell.id])]
     return page
 
 
 def _shown(cell: NotebookNode, own: NotebookNode) -> Iterator[NotebookNode]:
     if cell.cell_type == "markdown":
-        yield new_markdown_cell(own.source, id=cell.id)
+        yield new_markdown_cell(_in_cover(own.source, predictions.covered(cell)), id=cell.id)
         if own.source != cell.source:
             yield new_markdown_cell(_folded(cell.source), id=f"{cell.id}-answer")
         return
     if cell.metadata.get("lab", {}).get("predict"):  # a guess is no answer
         cell.source = own.source
+    if predictions.is_prediction(own):
+        yield new_code_cell(own.source, id=cell.id)
+        asked = predictions.form(cell.id, predictions.questions(own.source))
+        yield new_markdown_cell(asked, id=f"{cell.id}-form")
+        return
     if cell.source != own.source:
         yield new_code_cell(own.source, id=cell.id)
         cell.source = _without_markers(cell.source)
@@ -46,6 +57,11 @@ def _shown(cell: NotebookNode, own: NotebookNode) -> Iterator[NotebookNode]:
     elif cell.metadata.get("jupyter", {}).get("source_hidden"):
         _fold(cell, "code of this picture")
     yield from _one_picture_each(cell)
+
+
+def _in_cover(words: str, tags: Sequence[str]) -> str:
+    """Put words in a box that predictions.js finds by its class, if they wait for predictions."""
+    return f"::::::{{container}} {' '.join(tags)}\n{words}\n::::::" if tags else words
 
 
 def _folded(answer: str) -> str:
@@ -69,14 +85,29 @@ def _fold(cell: NotebookNode, what: str) -> None:
 def _one_picture_each(cell: NotebookNode) -> Iterator[NotebookNode]:
     """MyST-NB has one alternative text for a cell: a further picture gets a cell without code."""
     outputs, cell.outputs = cell.outputs, []
-    for output in outputs:
-        for kind in LIVE:
-            output.get("data", {}).pop(kind, None)
+    covered = predictions.covered(cell)
+    for output in filter(_can_be_read, outputs):
         if "image/png" in output.get("data", {}):
             if "image" in cell.metadata.get("mystnb", {}):
                 yield cell
-                cell = new_code_cell("", id=f"{cell.id}-more", metadata={"tags": ["remove-input"]})
+                tags = ["remove-input", *covered]
+                cell = new_code_cell("", id=f"{cell.id}-more", metadata={"tags": tags})
             alt = output.metadata.get("image/png", {}).get("alt", REPORT)
             cell.metadata.setdefault("mystnb", {})["image"] = {"alt": " ".join(alt.split())}
         cell.outputs.append(output)
     yield cell
+
+
+def _can_be_read(output: NotebookNode) -> bool:
+    """Leave one form of an output to the page; False if it has none that a page can show.
+
+    A page that a reader can touch comes before the picture of it.
+    """
+    data = output.get("data", {})
+    data.pop(VERDICT, None)
+    if data.pop(WIDGET, None) and not data.keys() - {"text/plain"}:
+        return False
+    if "text/html" in data:
+        for kind in [kind for kind in data if kind.startswith("image/")]:
+            del data[kind]
+    return True

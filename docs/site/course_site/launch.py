@@ -1,4 +1,4 @@
-"""The head of a lab's page: open it in the reader's hub, in Binder, or take the notebook."""
+"""The head of a lab's page, with the ways to open the lab, and its end, where a reader marks it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,30 @@ from html import escape
 from docutils import nodes
 from sphinx.application import Sphinx
 
-from .address import ROOT, branch, in_binder, repository
+from .address import ROOT, branch, in_binder, is_placeholder, repository
 
 sys.path.append(str(ROOT / "hpc"))
 from git_link import git_link  # hpc/ is a folder of scripts
 
-#: Stands for the reader's hub, which site.js puts in its place.
+#: Stands for the reader's hub, which hub.js puts in its place.
 HUB = "https://hub.invalid"
+#: read_marks.js shows it, and takes the lab as read when a reader comes here.
+END = '<p class="end-of-lab" hidden><button type="button">Mark as read</button></p>'
 
 
 def setup(app: Sphinx) -> None:
-    """Put it below the title of each lab, and the notebooks beside the pages."""
-    app.connect("doctree-read", add_head)
+    """Put both on each lab's page, and the notebooks beside the pages."""
+    app.connect("doctree-read", add_head_and_end)
     app.connect("build-finished", copy_notebooks)
 
 
-def add_head(app: Sphinx, doctree: nodes.document) -> None:
-    """Add it to a page, if that is a lab's."""
+def add_head_and_end(app: Sphinx, doctree: nodes.document) -> None:
+    """Add them to a page, if that is a lab's."""
     name = app.env.docname
     title = doctree.next_node(nodes.title)
     if is_lab(name) and title is not None:
         title.parent.insert(title.parent.index(title) + 1, nodes.raw("", head(name), format="html"))
+        doctree.append(nodes.raw("", END, format="html"))
 
 
 def is_lab(docname: str) -> bool:
@@ -37,16 +40,22 @@ def is_lab(docname: str) -> bool:
 
 
 def head(docname: str) -> str:
-    """Three ways to open a lab, in HTML. Without scripts there are two: a hub needs an address."""
+    """Return the ways to open a lab, in HTML.
+
+    Binder and hubs fetch the repository, so their buttons need its public address. A hub needs a
+    script, too: the reader gives the hub's address.
+    """
     notebook = f"{docname}.ipynb"
+    download = f'<a href="{notebook.rpartition("/")[2]}" download>Download the notebook</a>'
+    if is_placeholder():
+        return f'<div class="launch"><div class="ways">{download}</div></div>'
     hub = git_link(HUB, repository(), notebook, branch(), "").removeprefix(HUB)
-    file = notebook.rpartition("/")[2]
     return f"""<div class="launch" data-hub="{escape(hub)}">
 <div class="ways">
 <button type="button" class="hub" aria-expanded="false" aria-controls="hub-form" hidden>
 Open in my hub</button>
 <a href="{escape(in_binder(notebook))}">Open in Binder</a>
-<a href="{file}" download>Download the notebook</a>
+{download}
 </div>
 <form id="hub-form" hidden>
 <label for="hub-address">Address of your JupyterHub</label>

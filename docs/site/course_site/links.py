@@ -1,4 +1,7 @@
-"""Links from a page to a file that is no page: they lead to the repository."""
+"""Links from a page to a file that isn't a page: they lead to the repository.
+
+Without a public repository they would lead nowhere, so their words stay without a link.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.transforms.post_transforms import SphinxPostTransform
 
-from .address import ROOT, in_repository
+from .address import ROOT, in_repository, is_placeholder
 
 
 class ToRepository(SphinxPostTransform):
@@ -20,7 +23,11 @@ class ToRepository(SphinxPostTransform):
     def run(self, **kwargs) -> None:
         """Replace the links of one page."""
         for node in list(self.document.findall(pending_xref)):
-            if node["reftype"] == "myst" and (path := self._path(node)):
+            if node["reftype"] != "myst" or not (path := self._path(node)):
+                continue
+            if is_placeholder():
+                node.replace_self(node.children)
+            else:
                 url = in_repository(path, folder=(ROOT / path).is_dir())
                 node.replace_self(nodes.reference("", "", *node.children, refuri=url))
 

@@ -9,22 +9,38 @@ from html import escape
 from utils.course import map as course
 from utils.course.about import PARTS, About
 
-from .address import ROOT
+from .address import ROOT, is_placeholder, repository
 
 ROW = re.compile(
     r"^\| \[(\d\d) · .*?\]\(labs/(.*?)\) \| (?P<what>.*) \| \d+ \| \d+ min \|$", re.MULTILINE
 )
+#: What README.md says of an address that isn't public yet, and the command that needs one.
+PLACEHOLDER = re.compile(r"^`https://example\.org/.*? is a placeholder .*?\n$", re.MULTILINE)
+CLONE = re.compile(r"^git clone \S+\ncd \S+$", re.MULTILINE)
 #: The map in README.md.
 FLOWCHART = re.compile(r"^```mermaid\nflowchart .*?^```$", re.MULTILINE | re.DOTALL)
+#: Ways to look at a lab without installing, by whether the address is a placeholder.
+WITHOUT_INSTALLING = {
+    True: "You can read every lab here, [with its outputs](../labs/index.md), without installing "
+    "anything.",
+    False: "You can read every lab here, [with its outputs](../labs/index.md). The buttons on a "
+    "lab's page open it in Binder or in your JupyterHub.",
+}
 
 
 def parts(labs: Sequence[About], files: Mapping[str, str]) -> dict[str, str]:
-    """What stands for ``<!-- map -->``, ``<!-- paths -->`` and ``<!-- labs -->``, in MyST.
+    """What stands for ``<!-- map -->`` and the like in pages that only the site has, in MyST.
 
     files: the names of the notebooks that have a page, by their labs' numbers.
     """
     mine = [lab for lab in labs if lab.number in files]
-    return {"map": linked_map(labs, files), "paths": paths(files), "labs": listed(mine, files)}
+    return {
+        "map": linked_map(labs, files),
+        "paths": paths(files),
+        "labs": listed(mine, files),
+        "clone": clone(),
+        "without": WITHOUT_INSTALLING[is_placeholder()],
+    }
 
 
 def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
@@ -45,6 +61,30 @@ def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
             items.append(f"<li>{title}<br>{lab.minutes} min · {lab.ranks} ranks{after}</li>")
         columns.append(f"<div><p>{part}</p><ul>{''.join(items)}</ul></div>")
     return "\n".join(['<div class="course-map">', *columns, "</div>"])
+
+
+def clone() -> str:
+    """Return the commands that fetch the course and enter its folder."""
+    return f"git clone {repository()}\ncd {repository().rpartition('/')[2]}"
+
+
+def with_address(readme: str) -> str:
+    """Return README's text with the address of the repository, if somebody has given one."""
+    if is_placeholder():
+        return readme
+    return CLONE.sub(clone(), PLACEHOLDER.sub("", readme))
+
+
+def promise(readme: str) -> str:
+    """Return what README says above its list of labs: the front page begins with it.
+
+    Raises:
+        ValueError: README has no such part any more.
+    """
+    head, found, _ = readme.partition("\n## The labs\n")
+    if not found or not CLONE.search(head):
+        raise ValueError("README.md: the front page needs the part above '## The labs'")
+    return head
 
 
 def with_linked_map(readme: str, linked: str) -> str:

@@ -1,6 +1,6 @@
 // "Open in my hub": the address is asked for once, and kept in this browser.
 document.addEventListener("DOMContentLoaded", () => {
-  const place = document.querySelector(".launch");
+  const place = document.querySelector(".launch[data-hub]");
   if (!place) return;
   const button = place.querySelector(".hub");
   const form = place.querySelector("form");

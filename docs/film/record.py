@@ -35,6 +35,8 @@ NOTEBOOK, FIRST_LAB = "ranks.ipynb", "00_start_here.ipynb"
 #: Pixels: the width of the picture, and the height of the window. And how much larger than usual
 #: the text is. The picture is as high as its highest scene, so that nothing is cut off.
 WIDTH, WINDOW, SCALE = 960, 1200, 1.125
+#: Pixels below the last cell: the border of a chosen cell.
+BORDER = 4
 #: Seconds for one cell on a busy machine, and milliseconds between two looks at the page.
 CELL, LOOK = 120, 250
 SLIDER = '[role="slider"], input[type="range"]'
@@ -106,7 +108,7 @@ class Stage:
         while True:
             panel, first = self.panel.bounding_box(), self.cell(names[0]).bounding_box()
             last = self.cell(names[-1]).bounding_box()
-            bottom = last["y"] + last["height"]
+            bottom = last["y"] + last["height"] + BORDER
             if bottom > panel["y"] + panel["height"]:
                 raise RuntimeError(f"cells {names} are higher than {WINDOW} pixels")
             area = {"x": panel["x"], "y": first["y"], "width": self.width}

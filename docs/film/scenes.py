@@ -59,7 +59,7 @@ from utils.labs.lab06.chunk_trace import watch
 story = watch(ring, 8)""",
     "ring": """\
 from utils.labs.lab06.chunk_pictures import film
-film(ranks.view["story"])""",
+film(ranks.view["story"], "ring")""",
 }
 
 

@@ -19,9 +19,9 @@ CAPTION, LETTERS, FRAME = 52, 20, 1
 COLORS, EXACT = 255, 24
 
 
-def with_caption(photograph: Image.Image, caption: str) -> Image.Image:
-    """Return the photograph with the words above it."""
-    width, height = photograph.size
+def with_caption(photograph: Image.Image, caption: str, height: int) -> Image.Image:
+    """Return the photograph with the words above it, and with paper below it up to a height."""
+    width = photograph.width
     picture = Image.new("RGB", (width, height + CAPTION), PAPER)
     picture.paste(photograph, (0, CAPTION))
     draw = ImageDraw.Draw(picture)

@@ -22,19 +22,21 @@ ROOT = HERE.parents[1]
 HELPERS = ("tests", "tests/pages", "utils/mpi/tests")
 sys.path[:0] = [str(HERE), str(ROOT), *(str(ROOT / folder) for folder in HELPERS)]
 
-from browser_tools import CHROMIUM, CHROMIUM_ARGS, Lab, wait_for  # noqa: E402
+from browser_tools import CHROMIUM, CHROMIUM_ARGS, ERROR, Lab, wait_for  # noqa: E402
 from lab_server import lab_server  # noqa: E402
-from picture import CAPTION, save_gif, with_caption  # noqa: E402
+from picture import save_gif, with_caption  # noqa: E402
 from processes import SESSION, SESSION_VARIABLE  # noqa: E402
 from scenes import SCENES, Scene, notebook, words  # noqa: E402
 
 from utils.course.notebook import LABS, write  # noqa: E402
 
-#: The moving picture, and the first of its frames.
-FILM, STILL = "course.gif", "lab01.png"
+FILM = "course.gif"
 NOTEBOOK, FIRST_LAB = "ranks.ipynb", "00_start_here.ipynb"
-#: Pixels: what the picture measures with its caption. And how much larger than usual its text is.
-WIDTH, HEIGHT, SCALE = 960, 640, 1.125
+#: Pixels: the width of the picture, and the height of the window. And how much larger than usual
+#: the text is. The picture is as high as its highest scene, so that nothing is cut off.
+WIDTH, WINDOW, SCALE = 960, 1200, 1.125
+#: Pixels below the last cell: the border of a chosen cell.
+BORDER = 4
 #: Seconds for one cell on a busy machine, and milliseconds between two looks at the page.
 CELL, LOOK = 120, 250
 SLIDER = '[role="slider"], input[type="range"]'
@@ -52,14 +54,11 @@ class Stage:
         self._fit()
 
     def _fit(self) -> None:
-        """Make the window so large that the notebook in it has the size of the picture."""
-        self.width, self.height = round(WIDTH / SCALE), round((HEIGHT - CAPTION) / SCALE)
+        """Make the window so wide that the notebook in it has the width of the picture."""
+        self.width = round(WIDTH / SCALE)
         for _ in range(3):
-            box, window = self.panel.bounding_box(), self.page.viewport_size
-            self.page.set_viewport_size({
-                "width": round(window["width"] + self.width - box["width"]),
-                "height": round(window["height"] + self.height - box["height"]),
-            })
+            beside = self.page.viewport_size["width"] - self.panel.bounding_box()["width"]
+            self.page.set_viewport_size({"width": round(self.width + beside), "height": WINDOW})
             self.page.wait_for_timeout(LOOK)
 
     def cell(self, name: str) -> Locator:
@@ -74,39 +73,56 @@ class Stage:
         self.page.mouse.move(0, 0)
         wait_for(lambda: self._prompt(name), CELL, f"cell {name} begins")
 
-    def finish(self, name: str) -> None:
-        """Wait until the cell has run."""
+    def finish(self, name: str, fails: bool) -> None:
+        """Wait until the cell has run.
+
+        Raises:
+            RuntimeError: The cell failed although it should not, or the other way round.
+        """
         wait_for(
             lambda: self._prompt(name).isdigit() and self.lab.ready(), CELL, f"cell {name} ends"
         )
+        error = self.lab.outputs(ERROR).get(name, "")
+        if bool(error) != fails:
+            raise RuntimeError(
+                f"cell {name}: {error or 'it did not fail, and its scene needs that'}"
+            )
 
     def _prompt(self, name: str) -> str:
         return self.lab.prompts()[self.lab.cells.index(name)].strip("[]: ")
 
-    def frame(self, names: tuple[str, ...]) -> None:
-        """Show these cells alone: from the first one on, or up to the last one if they are long."""
+    def show(self, names: tuple[str, ...]) -> None:
+        """Show these cells alone, at the upper end of the notebook."""
         for name in self.lab.cells:
             style = "visible" if name in names else "hidden"
             self.cell(name).evaluate(f"cell => {{ cell.style.visibility = '{style}'; }}")
         self.cell(names[0]).evaluate("cell => cell.scrollIntoView({block: 'start'})")
-        last, panel = self.cell(names[-1]).bounding_box(), self.panel.bounding_box()
-        if last["y"] + last["height"] > panel["y"] + panel["height"]:
-            self.cell(names[-1]).evaluate("cell => cell.scrollIntoView({block: 'end'})")
 
-    def photograph(self) -> Image.Image:
-        """Return what is visible of the notebook, as soon as nothing moves any more."""
-        box = self.panel.bounding_box()
-        clip = {"x": box["x"], "y": box["y"], "width": self.width, "height": self.height}
+    def photograph(self, names: tuple[str, ...]) -> Image.Image:
+        """Return a picture of the cells, as soon as nothing moves any more.
+
+        Raises:
+            RuntimeError: They don't fit into the window.
+        """
         before = b""
-        while (now := self.page.screenshot(clip=clip)) != before:
+        while True:
+            panel, first = self.panel.bounding_box(), self.cell(names[0]).bounding_box()
+            last = self.cell(names[-1]).bounding_box()
+            bottom = last["y"] + last["height"] + BORDER
+            if bottom > panel["y"] + panel["height"]:
+                raise RuntimeError(f"cells {names} are higher than {WINDOW} pixels")
+            area = {"x": panel["x"], "y": first["y"], "width": self.width}
+            now = self.page.screenshot(clip={**area, "height": bottom - first["y"]})
+            if now == before:
+                break
             before = now
             self.page.wait_for_timeout(LOOK)
         picture = Image.open(io.BytesIO(now)).convert("RGB")
-        return picture.resize((WIDTH, HEIGHT - CAPTION))  # a pixel less or more by rounding
+        return picture.resize((WIDTH, picture.height))  # a pixel less or more by rounding
 
-    def steps(self, name: str) -> Iterator[Image.Image]:
-        """Yield a photograph for each position of the slider below a cell."""
-        slider = self.cell(name).locator(SLIDER).first
+    def steps(self, names: tuple[str, ...]) -> Iterator[Image.Image]:
+        """Yield a photograph for each position of the slider below the last cell."""
+        slider = self.cell(names[-1]).locator(SLIDER).first
         slider.wait_for()
         end = int(float(slider.get_attribute("aria-valuemax") or slider.get_attribute("max") or 0))
         slider.focus()
@@ -115,30 +131,34 @@ class Stage:
             if step:
                 self.page.keyboard.press("ArrowRight")
                 self.page.wait_for_timeout(LOOK)
-            yield self.photograph()
+            yield self.photograph(names)
 
 
-def record(stage: Stage) -> dict[Scene, list[tuple[Image.Image, float]]]:
-    """Run the notebook; return the pictures of each scene, each with its seconds."""
-    film: dict[Scene, list[tuple[Image.Image, float]]] = {}
+#: Photographs, each with the seconds for which it is shown.
+Shots = list[tuple[Image.Image, float]]
+
+
+def record(stage: Stage) -> dict[Scene, Shots]:
+    """Run the notebook; return the photographs of each scene."""
+    film: dict[Scene, Shots] = {}
     for name in stage.lab.cells:
         stage.start(name)
         scene = next((scene for scene in SCENES if scene.cells[-1] == name), None)
-        shots = []
+        shots: Shots = []
         if scene and scene.running:
-            stage.frame(scene.cells)
-            shots.append((stage.photograph(), scene.running))
-        stage.finish(name)
+            stage.show(scene.cells)
+            shots.append((stage.photograph(scene.cells), scene.running))
+        stage.finish(name, fails=bool(scene and scene.fails))
         if scene:
-            stage.frame(scene.cells)
-            pictures = [*stage.steps(name)] if scene.has_slider else [stage.photograph()]
+            stage.show(scene.cells)
+            steps = stage.steps(scene.cells) if scene.has_slider else [None]
+            pictures = [step or stage.photograph(scene.cells) for step in steps]
             seconds = [scene.seconds] * (len(pictures) - 1) + [scene.last or scene.seconds]
-            shots += zip(pictures, seconds, strict=True)
-            film[scene] = [(with_caption(shot, scene.caption), time) for shot, time in shots]
+            film[scene] = [*shots, *zip(pictures, seconds, strict=True)]
     return film
 
 
-def recorded(home: Path) -> dict[Scene, list[tuple[Image.Image, float]]]:
+def recorded(home: Path) -> dict[Scene, Shots]:
     """Start JupyterLab and a browser, and record all scenes."""
     folder = home / "course"
     folder.mkdir()
@@ -163,7 +183,7 @@ def recorded(home: Path) -> dict[Scene, list[tuple[Image.Image, float]]]:
 
 
 def main() -> int:
-    """Write the moving picture and its first frame; the exit status."""
+    """Write the moving picture; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / ".github", help=".github")
     out = parser.parse_args().out
@@ -173,12 +193,14 @@ def main() -> int:
     os.environ[SESSION_VARIABLE] = SESSION  # so that `lab_server` finds what is left over
     with tempfile.TemporaryDirectory() as home:
         film = recorded(Path(home))
-    shots = [shot for scene in SCENES for shot in film[scene]]
-    pictures, seconds = [picture for picture, _ in shots], [time for _, time in shots]
-    pictures[0].save(out / STILL, optimize=True)
+    height = max(shot.height for shots in film.values() for shot, _ in shots)
+    seconds = [time for scene in SCENES for _, time in film[scene]]
+    pictures = [
+        with_caption(shot, scene.caption, height) for scene in SCENES for shot, _ in film[scene]
+    ]
     save_gif(pictures, seconds, out / FILM)
     size = (out / FILM).stat().st_size
-    print(f"{out / FILM}: {len(shots)} pictures, {sum(seconds):.1f} s, {size / 1e6:.2f} MB")
+    print(f"{out / FILM}: {len(pictures)} pictures, {sum(seconds):.1f} s, {size / 1e6:.2f} MB")
     print(f"Its description in README.md must be:\n{words()}")
     return 0
 

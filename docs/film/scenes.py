@@ -15,10 +15,11 @@ from nbformat.v4 import new_code_cell, new_notebook
 from utils.course.notebook import KERNELSPEC, SOLUTIONS, read
 
 RING_LAB = SOLUTIONS / "06_allreduce.ipynb"
-#: Cells of that lab: its ranks and its ring, and the film of the ring.
-RING = ("ranks-join", "gather-answer", "scatter-answer", "film-watch", "film-show")
-#: The other cells of the notebook, by their ids.
-CELLS = {
+#: Cells of that lab: its helpers and its ring.
+RING = ("ranks-join", "scatter-answer", "gather-answer")
+
+#: The cells before these, by their ids.
+BEFORE = {
     "start": """\
 from utils import cluster
 ranks = cluster.start(4)""",
@@ -49,7 +50,16 @@ def exchange(mine, rank):
     "check": """\
 from utils.labs import lab01
 lab01.exchange(ranks)""",
-    "pictures": "from utils.labs.lab06 import chunk_pictures",
+}
+#: And the cells after them.
+AFTER = {
+    "watch": """\
+%%px
+from utils.labs.lab06.chunk_trace import watch
+story = watch(ring, 8)""",
+    "ring": """\
+from utils.labs.lab06.chunk_pictures import film
+film(ranks.view["story"], "ring")""",
 }
 
 
@@ -60,10 +70,12 @@ class Scene:
     Attributes:
         caption: what a reader is told.
         shows: what is seen, for those who don't see it.
-        cells: ids of the cells in it, of which the last one may have a slider.
+        cells: ids of the cells in it.
         running: seconds for which the last cell is shown while it runs; 0: it is not.
         seconds: for each picture: one, or one for each position of the slider.
         last: seconds for which the last of several pictures is shown.
+        has_slider: whether the picture below the last cell has a slider, which is moved.
+        fails: whether the last cell ends with an error, on purpose.
     """
 
     caption: str
@@ -73,6 +85,7 @@ class Scene:
     seconds: float = 1.0
     last: float = 0.0
     has_slider: bool = False
+    fails: bool = False
 
 
 #: In the order of the moving picture. The first is what is seen where nothing moves.
@@ -82,10 +95,11 @@ SCENES = (
         "Arrows join the circles of ranks 0 and 1. An explanation names calls, lines and a remedy.",
         ("deadlock",),
         seconds=2.4,
+        fails=True,
     ),
     Scene(
         "You repair the exchange, and a check tries it on every rank.",
-        "Below the new code, a line with a check mark says that task 1.5 is solved.",
+        "Below the new code, a green check mark says that task 1.5 is passed.",
         ("repair", "check"),
         running=0.4,
         seconds=1.3,
@@ -93,7 +107,7 @@ SCENES = (
     Scene(
         "You write a ring all-reduce, and watch its chunks add up.",
         "A slider moves through six steps. After the last one, all ranks have every sum.",
-        ("film-watch", "film-show"),
+        ("watch", "ring"),
         seconds=0.35,
         last=0.6,
         has_slider=True,
@@ -120,9 +134,10 @@ def notebook() -> NotebookNode:
 
 
 def _cells() -> Iterator[tuple[str, str]]:
-    yield from CELLS.items()
+    yield from BEFORE.items()
     ring = {cell.id: cell.source for cell in read(RING_LAB).cells}
     for name in RING:
         if name not in ring:
             raise KeyError(f"{RING_LAB.name} has no cell {name!r}: change RING in {__name__}.py")
         yield name, ring[name]
+    yield from AFTER.items()

@@ -212,7 +212,8 @@ def test_a_stage_holds_as_many_microbatches_as_the_lab_counts():
 
 
 @pytest.mark.parametrize(
-    ("save", "mtbf", "restart"), [(60, 44 * 3600, 600), (3, 3e4, 1200), (3600, 1200, 30)]
+    ("save", "mtbf", "restart"),
+    [(60, 44 * 3600, 600), (3, 3e4, 1200), (600, 1200, 30), (3600, 1200, 30)],
 )
 def test_the_best_interval_and_its_overhead_are_those_of_the_labs_formulas(
     show, save, mtbf, restart

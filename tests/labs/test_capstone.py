@@ -77,6 +77,13 @@ def test_those_that_live_go_on_together_a_while_after_the_death():
 
 
 @pytest.mark.quick
+def test_the_weights_that_a_rank_shows_last_stay_the_last_ones_whatever_their_files_are_called():
+    traces = {0: [["show", "shown-0-9"], ["show", "shown-0-10"]], 1: [], 2: [], 3: []}
+    files = [file for _, _, file in replay(traces, SLOW).shown]
+    assert files == ["shown-0-9", "shown-0-10"]
+
+
+@pytest.mark.quick
 def test_a_message_of_before_the_death_is_not_taken_for_one_of_after():
     # Ranks 0 and 1 are one node: rank 2 here has sent twice, once to nobody.
     traces = {

@@ -41,7 +41,7 @@ TIE = 0.05
 def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return the entries, the best first.
 
-    Those within the budget come first, by seconds. Among entries that are less than 5 % slower than
+    Those within the budget come first, by seconds. Among entries that are at most 5 % slower than
     the fastest of them, fewer bytes count, and then fewer lost images. Entries that missed
     something follow in the same order, then those that could not be judged.
     """

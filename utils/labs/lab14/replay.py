@@ -46,7 +46,7 @@ def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
         if not moved and not clock.regroup():
             # Received, but its sending was not noted: a rank that was killed from outside.
             clock.skip(min(behind, key=clock.end.__getitem__))
-    clock.shown.sort()
+    clock.shown.sort(key=lambda shown: shown[:2])  # a rank's own stay in their order
     return clock
 
 

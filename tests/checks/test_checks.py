@@ -529,7 +529,8 @@ def test_what_nbval_compares_does_not_depend_on_earlier_checks(shown, lab, monke
     assert shown[6:] == [first], "stored outputs are the same in every run"
 
 
-def test_the_points_of_a_real_lab_are_those_of_its_checks():
+def test_the_points_of_a_real_lab_are_those_of_its_checks(monkeypatch):
+    monkeypatch.setattr(score, "_passed", defaultdict(set))  # other tests have passed tasks here
     dir(lab01)
     assert score.in_words("utils.labs.lab01").endswith("of 17 points · next: Task 1.1")
     dir(lab00)

@@ -20,6 +20,7 @@ from utils.course.notebook import notebooks, read
 pytestmark = [needs_site, pytest.mark.usefixtures("modules")]
 ASKS = "#forgotten-predict"  # Lab 01: what does rank 0 do if nobody receives?
 OUTPUTS = ".tag_result-of-forgotten-predict .cell_output"
+SHOWN = "● the run"  # the mark of what happened, among the choices
 
 
 # --- predictions: reading a cell -----------------------------------------------------------------
@@ -179,14 +180,14 @@ def test_a_command_is_copied_and_an_output_has_no_button(served, chromium):
 
 def test_a_result_is_covered_until_the_reader_has_chosen_and_stays_open(root, reader, tmp_path):
     reader.goto(f"{root}/labs/01_c10d.html")
-    result = reader.locator(f"{OUTPUTS} img")
+    result = reader.locator(OUTPUTS).get_by_text(SHOWN)
     expect(result).to_be_hidden()
-    expect(reader.get_by_text("Rank 0 went on.")).to_be_hidden()
+    expect(reader.get_by_text("Rank 0 continued.")).to_be_hidden()
     photograph(reader, tmp_path, "site-prediction-covered")
     reader.locator(ASKS).get_by_role("button", name="it waits").focus()
     reader.keyboard.press("Enter")
     expect(result).to_be_visible()
-    expect(reader.get_by_text("Rank 0 went on.")).to_be_visible()
+    expect(reader.get_by_text("Rank 0 continued.")).to_be_visible()
     said = "You chose “it waits”."
     expect(reader.locator(ASKS).get_by_role("status")).to_contain_text(said)
     expect(reader.locator(f"{OUTPUTS} .your-choice:visible")).to_contain_text(said)
@@ -218,7 +219,7 @@ def test_numbers_are_predicted_and_can_be_hidden_again(root, reader):
 def test_show_me_uncovers_where_it_is_pressed(served, reader):
     reader.goto(f"{served}/labs/01_c10d.html")
     reader.locator(OUTPUTS).last.get_by_role("button", name="Show me").press("Enter")
-    expect(reader.locator(f"{OUTPUTS} img")).to_be_visible()
+    expect(reader.locator(OUTPUTS).get_by_text(SHOWN)).to_be_visible()
     said = reader.locator(f"{OUTPUTS} .your-choice")
     expect(said).to_have_text(
         "The output below compares the prediction of the course's authors with the run."
@@ -229,14 +230,14 @@ def test_without_scripts_and_on_paper_nothing_is_covered(served, chromium):
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{served}/labs/01_c10d.html")
-    expect(page.locator(f"{OUTPUTS} img")).to_be_visible()
+    expect(page.locator(OUTPUTS).get_by_text(SHOWN)).to_be_visible()
     expect(page.locator(ASKS)).to_be_hidden()
     context.close()
     page = chromium.new_page()
     page.goto(f"{served}/labs/01_c10d.html")
-    expect(page.locator(f"{OUTPUTS} img")).to_be_hidden()
+    expect(page.locator(OUTPUTS).get_by_text(SHOWN)).to_be_hidden()
     page.emulate_media(media="print")
-    expect(page.locator(f"{OUTPUTS} img")).to_be_visible()
+    expect(page.locator(OUTPUTS).get_by_text(SHOWN)).to_be_visible()
     expect(page.locator(ASKS)).to_be_hidden()
     page.close()
 

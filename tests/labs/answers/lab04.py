@@ -126,10 +126,10 @@ _CHANGES = [
     ("4.4", "hard-codes four ranks", "dist.get_world_size(group)", "4",
      "You divided the sum by 4, the size of the world"),
     ("4.4", "waits inside", "    def decompress", "    work.wait()\n\n    def decompress",
-     "the hook waits for its all_reduce"),
+     "The hook waits for its all_reduce"),
     ("4.4", "waits for the future", "return work.get_future().then(decompress)",
      "future = work.get_future().then(decompress)\n    future.wait()\n    return future",
-     "the hook waits for its all_reduce"),
+     "The hook waits for its all_reduce"),
     ("4.4", "blocks", """
         def fp16_hook(group, bucket):
             compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)
@@ -507,9 +507,9 @@ _CHANGES = [
      "backward from -1e-06"),
     ("4.4", "asks the work until it is over", "    def decompress",
      "    while not work.is_completed():\n        pass\n\n    def decompress",
-     "the hook waits for its all_reduce"),
+     "The hook waits for its all_reduce"),
     ("4.4", "synchronizes", "    def decompress", "    work.synchronize()\n\n    def decompress",
-     "the hook waits for its all_reduce"),
+     "The hook waits for its all_reduce"),
     ("4.4", "asks the future until it is over", """
         def fp16_hook(group, bucket):
             compressed = bucket.buffer().to(torch.float16) / dist.get_world_size(group)
@@ -518,7 +518,7 @@ _CHANGES = [
                 pass
             bucket.buffer().copy_(compressed)
             return future.then(lambda _: bucket.buffer())
-        """, None, "the hook waits for its all_reduce"),
+        """, None, "The hook waits for its all_reduce"),
     ("4.4", "sleeps and copies", """
         import time
         def fp16_hook(group, bucket):

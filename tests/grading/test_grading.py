@@ -1003,6 +1003,7 @@ def test_points_by_hand_are_merged_and_survive_another_run(graded, course, tmp_p
     assert CUT in table["is cut short"]["remarks"]
 
 
+@pytest.mark.extended
 def test_without_a_sandbox_there_are_deadlines_and_nothing_is_left(course, tmp_path):
     twice = "import time\nwhile rank:\n    pass\ntime.sleep(10_000)"
     nb = toy.filled(twice=twice, mean=toy.HOSTILE["ends its rank"])

@@ -491,6 +491,7 @@ def test_what_shares_ranks_runs_in_one_process_and_labs_are_shared_out(test, gro
     assert group_of(f"tests/{test}") == group
 
 
+@pytest.mark.extended
 def test_the_tests_of_a_group_run_in_one_process():
     command = [sys.executable, "-m", "pytest", "-v", "-n", "2", "--dist", "loadgroup"]
     files = ["tests/hpc/test_hpc.py", "tests/mpi/test_diagnosis.py"]

@@ -131,6 +131,7 @@ def test_no_lab_of_the_site_shows_a_widgets_remains(site):
 # --- without an address --------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_no_link_leads_to_an_address_that_nobody_has_given(tmp_path):
     out = build(tmp_path / "site", "--labs", "00")
     pages = {path: path.read_text("utf-8") for path in out.rglob("*.html")}

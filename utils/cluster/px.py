@@ -85,7 +85,7 @@ class RanksMagics(ParallelMagics):
         self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
         if self._limit is not None and not 0 < self._limit < math.inf:
             raise UsageError(f"%%px --timeout {self._limit:g}: must be more than 0 s, and finite")
-        whole = str(self.shell.history_manager.input_hist_raw[-1])
+        whole = _running_cell(self.shell)
         self._alone = whole.lstrip().startswith("%%px") and "--local" not in line
         try:
             return super().cell_px(line, self._numbered(cell))

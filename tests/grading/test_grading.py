@@ -936,6 +936,7 @@ def test_the_statistics_of_a_graded_class_know_what_the_checks_said(graded):
     assert all(0 < one.share <= 1 and one.text for one in told)
 
 
+@pytest.mark.extended
 def test_anyone_sees_the_same_verdicts_with_nbval_by_hand(graded, course, tmp_path):
     _, out, _ = graded
     job = out / "students" / "Zoë half right" / toy.LAB / "run-1"
@@ -959,6 +960,7 @@ def outcomes(report: Path) -> dict[str, str]:
 
 
 @sandboxed
+@pytest.mark.extended
 def test_a_stopped_run_loses_nothing_and_is_resumed(course, tmp_path):
     for name in ("Ada", "Bob", "Cleo"):
         toy.hand_in(tmp_path / "in", name, toy.filled())

@@ -686,6 +686,7 @@ def test_ctrl_c_while_the_books_are_written_does_not_leave_half_of_them(
 # --- killed, and resumed -------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_resume_grades_only_what_is_missing(class_, everyone, tmp_path, runs):
     assert class_() == 0
     assert runs.runs == len(NAMES)
@@ -773,6 +774,7 @@ def test_a_name_of_many_bytes_has_a_folder(class_, tmp_path):
     assert table(tmp_path / "out" / "gradebook.csv")[name]["total"] == "8"
 
 
+@pytest.mark.quick
 def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     class_, everyone, tmp_path, monkeypatch
 ):

@@ -171,6 +171,7 @@ def test_umask_limits_signals_descriptors_and_priority_of_the_job_reach_the_rank
     assert differences(*portraits) == {}
 
 
+@pytest.mark.extended
 def test_thread_pools_have_the_size_that_the_job_asks_for(lease, environment):
     code = (
         "import json, torch, ctypes, numpy as np, os\n"
@@ -189,6 +190,7 @@ def test_thread_pools_have_the_size_that_the_job_asks_for(lease, environment):
         assert forked == plain, said
 
 
+@pytest.mark.extended
 def test_pytorch_checks_as_much_as_the_job_asks_for(lease, environment):
     code = (
         "import json, os, torch.distributed as dist\n"

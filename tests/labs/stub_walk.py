@@ -46,7 +46,10 @@ SHORTER = {
         "bug-run": [("range(8)", "range(3)")],
         "speed-run": [("rounds=7, steps=8", "rounds=2, steps=4")],
     },
-    "04_ddp": {"slow-measure": [("range(10)][2:]", "range(5)][2:]")]},
+    "04_ddp": {
+        "slow-measure": [("range(10)][2:]", "range(5)][2:]")],
+        "sweep-steps": [("[0.001, 1, 2, 4, 16]", "[0.001, 1, 4, 16]")],
+    },
     "05_scaling": {
         "script-run": [
             (
@@ -66,7 +69,18 @@ SHORTER = {
             ),
         ],
     },
-    "07_parameter_server": {"race-functions": [("SECONDS = 1.6", "SECONDS = 0.8")]},
+    "07_parameter_server": {
+        "race-functions": [("SECONDS = 1.6", "SECONDS = 0.8")],
+        "cap-run": [("lasting(0.6)", "lasting(0.2)")],
+    },
+    "10_pipeline": {
+        "measured-run": [("8: 2}", "8: 1}")],
+        "practice-define": [("seconds=0.03", "seconds=0.01"), ("times=2", "times=1")],
+    },
+    "12_federated": {
+        "cost-run": [("rounds=8", "rounds=3"), ('"rounds": 4', '"rounds": 1')],
+        "late-run": [("rounds=4", "rounds=2")],
+    },
 }
 
 

@@ -31,7 +31,7 @@ from packaging.version import Version
 from scheduling import group_of
 
 from utils.__main__ import parser
-from utils.course import execute, lint
+from utils.course import about, execute, lint
 from utils.course.about import PARTS
 from utils.course.notebook import NotebookError, dumps, read
 from utils.figures import forms
@@ -671,6 +671,60 @@ def test_a_good_solution_has_no_problems(tmp_path):
     assert linted(tmp_path, new_markdown_cell("# nbval", id="words"), good) == []
 
 
+PARTED = """# 01 · Toy: a lab
+
+| part | time | ranks | points |
+|---|---|---|---|
+| core path | 30 minutes | 2 | 3 |
+| *Go further* | 20 minutes | the same | 2, and 1 for explanations |
+"""
+
+
+def answer(cell_id: str, points: int, kind=new_code_cell):
+    """An answer cell of a solution, worth so many points."""
+    about = {"nbgrader": {"solution": True}, "lab": {"points": points}}
+    return kind("1", id=cell_id, metadata=about)
+
+
+def parted(title: str = PARTED, **metadata) -> list[str]:
+    """What lint says about a lab of a core path and a part to go further."""
+    cells = [
+        new_markdown_cell(title, id="title"),
+        answer("ring", 3),
+        new_markdown_cell("## Go further\n\nNow halve it.", id="further"),
+        answer("halving", 2),
+        answer("why", 1, new_markdown_cell),
+    ]
+    nb = new_notebook(cells=cells, metadata={"lab": ABOUT | {"further": 20} | metadata})
+    return list(about.problems_of(nb, "01", {"01"}))
+
+
+def test_a_lab_with_a_core_path_and_more_to_go_further_has_no_problems():
+    assert parted() == []
+
+
+@pytest.mark.parametrize(
+    ("title", "metadata", "says"),
+    [
+        (PARTED, {"minutes": 95}, "core path takes 95 minutes: at most 90"),
+        (PARTED.replace("20 minutes", "25 minutes"), {}, "| *Go further* | 20 minutes |"),
+        (PARTED.replace("the same | 2", "the same | 3"), {}, "2, and 1 for explanations |"),
+        (PARTED.replace("| 2 | 3 |", "| 2 | 6 |"), {}, "says '6' points, its tasks give '3'"),
+        (PARTED, {"further": 0}, "its further are 0"),
+    ],
+)
+def test_a_student_reads_how_long_each_part_takes_and_what_it_is_worth(title, metadata, says):
+    assert says in "\n".join(parted(title, **metadata))
+
+
+def test_a_part_to_go_further_needs_its_minutes():
+    nb = new_notebook(
+        cells=[TITLE, new_markdown_cell("## Go further", id="further")], metadata={"lab": ABOUT}
+    )
+    (problem,) = about.problems_of(nb, "01", {"01"})
+    assert "1 cells begin with '## Go further'" in problem
+
+
 def test_lines_of_code_that_are_too_wide_are_found(tmp_path):
     wide = ran(f"%%px\nx = 1\n# {'w' * 85}\n# {'w' * 84}")
     words = new_markdown_cell("w" * 200, id="words")
@@ -856,13 +910,14 @@ def test_this_repositorys_notebooks_are_clean():
 
 
 def test_the_readme_offers_every_lab_with_its_title_and_time():
-    row = r"^\| \[(?P<title>.*)\]\(labs/(?P<file>.*)\) \|.*\| (?P<time>\d+ min)"
+    row = r"^\| \[(?P<title>.*)\]\(labs/(?P<file>.*)\) \|.*\| (?P<time>[\d +]+ min)"
+    lengths = {lab.number: lab.length for lab in about.labs()}
     rows = {m["file"]: m for m in re.finditer(row, (ROOT / "README.md").read_text(), re.MULTILINE)}
     for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):
         assert path.name in rows, f"a student does not find {path.name} in README.md"
         first = read(path).cells[0].source
         assert first.startswith(f"# {rows[path.name]['title']}"), path.name
-        assert f"{rows[path.name]['time']}utes" in first, path.name
+        assert rows[path.name]["time"] == lengths[about.number_of(path)], path.name
 
 
 def test_commands_need_no_pytorch_and_name_the_missing_extra():

@@ -1,13 +1,15 @@
 """What a lab says about itself: title, time, ranks, and which labs it builds on.
 
-This stands in the notebook's own metadata, once, under ``lab``::
+The notebook's metadata have it once, under ``lab``::
 
     "lab": {
      "title": "DDP", "part": "Data parallel", "minutes": 75, "ranks": 4, "builds_on": ["03"]
     }
 
-The title cell says the same to readers; ``ddl-labs lint`` tells where the two differ. The map of
-the course is drawn from it.
+A lab that has more to offer than a session can hold has a second part with the heading *Go
+further*, and its minutes under ``further``. The title cell says the same to readers, with the
+points of each part, and ``ddl-labs lint`` reports a difference. The map of the course is drawn from
+the metadata.
 """
 
 from __future__ import annotations
@@ -30,6 +32,10 @@ PARTS = (
     "Beyond the machine room",
     "All together",
 )
+#: The heading of the cell behind which nothing belongs to the core path.
+FURTHER = "## Go further"
+#: The longest core path, in minutes. The capstone is a project.
+LONGEST, PROJECT = 90, "All together"
 EXAMPLE = (
     '"lab": {"title": "DDP", "part": "Data parallel", "minutes": 75, "ranks": 4, '
     '"builds_on": ["03"]}'
@@ -44,9 +50,10 @@ class About:
         number: In its file's name, "04".
         title: The name, without the number and without what follows a colon.
         part: One of :data:`PARTS`.
-        minutes: That it takes a student.
+        minutes: That the core path takes a student.
         ranks: That it starts.
         builds_on: The numbers of the labs that come before it.
+        further: The minutes of *Go further*; 0 if the lab has no such part.
     """
 
     number: str
@@ -55,6 +62,12 @@ class About:
     minutes: int
     ranks: int
     builds_on: tuple[str, ...]
+    further: int = 0
+
+    @property
+    def length(self) -> str:
+        """How long it takes, for a box of the map: "75 min", "90 + 60 min"."""
+        return f"{self.minutes} + {self.further} min" if self.further else f"{self.minutes} min"
 
 
 def labs(folder: Path = SOLUTIONS) -> list[About]:
@@ -92,7 +105,9 @@ def problems_of(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[st
     faults = list(_faults(about, number, numbers))
     yield from faults
     if not faults:
-        yield from _differences(about, number, nb.cells[0].source if nb.cells else "")
+        title = nb.cells[0].source if nb.cells else ""
+        yield from _differences(about, number, title)
+        yield from _parts(about, nb, title)
 
 
 def _is_count(value: object) -> bool:
@@ -106,18 +121,20 @@ RULES: dict[str, tuple[Callable[[Any], object], str]] = {
     "minutes": (_is_count, "are {!r}: a whole number from 1 on"),
     "ranks": (_is_count, "are {!r}: a whole number from 1 on"),
     "builds_on": (lambda value: isinstance(value, list), 'is {!r}: a list such as ["03"]'),
+    "further": (_is_count, "are {!r}: a whole number from 1 on, or leave it out"),
 }
+OPTIONAL = {"further"}
 
 
 def _faults(about: Mapping[str, Any], number: str, numbers: set[str]) -> Iterator[str]:
-    missing = [key for key in RULES if key not in about]
+    missing = [key for key in RULES if key not in about and key not in OPTIONAL]
     more = sorted(set(about) - set(RULES))
     lack = [f"lack {', '.join(missing)}"] if missing else []
     have = [f"have {', '.join(more)}, which nobody reads"] if more else []
     if lack or have:
         yield f"its lab metadata {' and '.join(lack + have)}: write {EXAMPLE}"
         return
-    wrong = [key for key, (is_right, _) in RULES.items() if not is_right(about[key])]
+    wrong = [key for key in RULES if key in about and not RULES[key][0](about[key])]
     for key in wrong:
         yield f"its {key} {RULES[key][1].format(about[key])}"
     if "builds_on" not in wrong:
@@ -139,7 +156,9 @@ def _differences(about: Mapping[str, Any], number: str, title_cell: str) -> Iter
     first = title_cell.partition("\n")[0]
     if first.partition(":")[0].strip() != heading:
         yield f"its metadata say {heading!r}, its title cell {first!r}: they must agree"
-    row = re.search(r"^\|([^|\n]*)minutes *\| *(\d+)[^\n]*\|$", title_cell, re.MULTILINE)
+    row = re.search(
+        r"^\|(?: core path \|)?([^|\n]*)minutes *\| *(\d+)[^\n]*\|$", title_cell, re.MULTILINE
+    )
     if row is None:
         yield "its title cell has no row such as '| 75 minutes | 4, on one machine | 15 |'"
         return
@@ -147,3 +166,40 @@ def _differences(about: Mapping[str, Any], number: str, title_cell: str) -> Iter
     for key, value in (("minutes", minutes), ("ranks", int(row[2]))):
         if value != about[key]:
             yield f"its metadata say {about[key]} {key}, its title cell {value}: they must agree"
+
+
+def _parts(about: Mapping[str, Any], nb: NotebookNode, title_cell: str) -> Iterator[str]:
+    """Yield where the title cell's rows differ from the core path and from *Go further*."""
+    if about["minutes"] > LONGEST and about["part"] != PROJECT:
+        yield f"its core path takes {about['minutes']} minutes: at most {LONGEST}, then {FURTHER!r}"
+    starts = [k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER)]
+    if len(starts) != ("further" in about):
+        yield (
+            f"{len(starts)} cells begin with {FURTHER!r}: write one, and its minutes under "
+            "'further', or none"
+        )
+        return
+    core, further = nb.cells, []
+    if starts:
+        core, further = nb.cells[: starts[0]], nb.cells[starts[0] :]
+        wanted = (
+            rf"^\| \*Go further\* \| {about['further']} minutes \|[^\n]*\| {_points(further)} \|$"
+        )
+        if not re.search(wanted, title_cell, re.MULTILINE):
+            yield (
+                "its title cell needs a row '| *Go further* | "
+                f"{about['further']} minutes | … | {_points(further)} |'"
+            )
+    row = re.search(r"^\|[^\n]*minutes[^\n]*\| *(\d[^|\n]*?) *\|$", title_cell, re.MULTILINE)
+    if row and row[1] != _points(core):
+        yield f"its title cell says {row[1]!r} points, its tasks give {_points(core)!r}"
+
+
+def _points(cells: list[NotebookNode]) -> str:
+    """Return the points of some cells as a title cell says them: "17, and 4 for explanations"."""
+    sums = {"code": 0.0, "markdown": 0.0}
+    for cell in cells:
+        if cell.metadata.get("nbgrader", {}).get("solution"):
+            sums[cell.cell_type] += cell.metadata.get("lab", {}).get("points", 0)
+    explained = f", and {sums['markdown']:g} for explanations" if sums["markdown"] else ""
+    return f"{sums['code']:g}{explained}"

@@ -71,7 +71,7 @@ def flowchart(labs: Sequence[About]) -> str:
     for name in dict.fromkeys(lab.part for lab in labs):
         lines.append(f'  subgraph part{PARTS.index(name)}["{name}"]')
         for lab in (lab for lab in labs if lab.part == name):
-            label = f"{lab.number} · {lab.title}<br/>{lab.minutes} min · {lab.ranks} ranks"
+            label = f"{lab.number} · {lab.title}<br/>{lab.length} · {lab.ranks} ranks"
             lines.append(f'    lab{lab.number}["{label}"]')
         lines.append("  end")
     lines += [f"  lab{other} --> lab{lab.number}" for lab in labs for other in lab.builds_on]
@@ -121,8 +121,9 @@ def paths(labs: Sequence[About]) -> list[Route]:
         routes.append(Route(name, aim, words, sum(minutes[n] for n in numbers), numbers))
     numbers = tuple(minutes)
     words = f"{numbers[0]} to {numbers[-1]}"
-    aim = "in any order that the map allows"
-    return [*routes, Route(WHOLE, aim, words, sum(minutes.values()), numbers)]
+    aim = "in any order that the map allows, with all of *Go further*"
+    whole = sum(lab.minutes + lab.further for lab in labs)
+    return [*routes, Route(WHOLE, aim, words, whole, numbers)]
 
 
 def hours(minutes: int) -> str:

@@ -81,7 +81,7 @@ def sections(nb: NotebookNode, minutes: float) -> list[Section]:
     """Return the sections of an executed solution, in order; the title's is the first.
 
     Args:
-        minutes: That the lab takes, as its metadata say.
+        minutes: That the lab takes with *Go further*, as its metadata say.
     """
     result = [Section("Title")]
     owners: dict[str, str] = {}
@@ -216,7 +216,7 @@ def pack(path: Path, nb: NotebookNode, about: About) -> Pack:
     Raises:
         NotebookError: Something is missing; says what and where.
     """
-    parts = sections(nb, about.minutes)
+    parts = sections(nb, about.minutes + about.further)
     noted = notes.read(nb, path.name)
     tasks = [cell for cell in nb.cells if lab(cell).get("title")]
     return Pack(

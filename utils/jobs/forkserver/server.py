@@ -50,9 +50,9 @@ PRELOADED = (
     *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),
     *("utils.cluster.rank_side", "utils.data", "utils.models"),
 )
-# What PyTorch imports when a rank makes its first optimizer, DDP or profiler, and torchvision, which
-# its first data set needs (1.1 s of a core). The server imports both when it has nothing else to do,
-# because the first ranks need not wait for them. LATER_VARIABLE says otherwise.
+# What PyTorch imports when a rank makes its first optimizer, DDP or profiler, and torchvision,
+# which its first data set needs (1.1 s of a core). The server imports both when it has nothing else
+# to do, because the first ranks need not wait for them. LATER_VARIABLE says otherwise.
 PRELOADED_LATER = ("torch._dynamo", "utils.data.fashion")
 
 _PR_SET_PDEATHSIG = 1

@@ -310,15 +310,16 @@ def test_an_address_that_is_none_is_refused(address, monkeypatch):
 
 def test_diagrams_are_drawn_without_scripts(pages):
     text = pages["utils/mpi/PROTOCOL.html"].shown
-    assert "rank A to words of A, B: announce: fingerprint of n" in text
+    assert "rank A to the board: announce: write fingerprint of 7" in text
     assert "sequenceDiagram" not in text
 
 
 def test_a_diagram_that_cannot_be_drawn_is_refused():
     from course_site.sequences import drawn
 
-    with pytest.raises(ValueError, match="can't draw: 'activate A'"):
-        drawn("sequenceDiagram\nparticipant A as a\nactivate A")
+    for line in ("activate A", "A->>A: looks; waits"):
+        with pytest.raises(ValueError, match=f"can't draw: '{line}'"):
+            drawn(f"sequenceDiagram\nparticipant A as a\n{line}")
 
 
 def test_the_reference_reads_docstrings_as_the_course_writes_them(pages):

@@ -12,10 +12,11 @@ from html import escape
 from docutils import nodes
 from sphinx.application import Sphinx
 
-PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
-MESSAGE = re.compile(r"(\w+)->>(\w+): (.+)")
-NOTE = re.compile(r"Note over (\w+)(?:,\s*(\w+))?: (.+)")
-BRANCH = re.compile(r"(alt|else|opt|loop) (.+)")
+# No text has a semicolon, because a semicolon ends a statement in Mermaid: GitHub shows an error.
+PARTICIPANT = re.compile(r"participant (\w+) as ([^;]+)")
+MESSAGE = re.compile(r"(\w+)->>(\w+): ([^;]+)")
+NOTE = re.compile(r"Note over (\w+)(?:,\s*(\w+))?: ([^;]+)")
+BRANCH = re.compile(r"(alt|else|opt|loop) ([^;]+)")
 
 
 def setup(app: Sphinx) -> None:

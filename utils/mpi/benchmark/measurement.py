@@ -1,4 +1,4 @@
-"""What each rank runs: the operations on every transport, in several rounds; rank 0 reports."""
+"""The part that each rank runs: every operation on every transport. Rank 0 reports the times."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from torch.distributed import distributed_c10d
 
 from . import KI, MI, OPERATIONS, TRANSPORTS, tables
 
-#: After this time a communication that finds no partner gives up.
+#: A communication that finds no partner ends with an error after this time.
 TIMEOUT = timedelta(seconds=60)
 MOST_REPETITIONS = 10_000
-#: An all_gather takes n times its size; sizes that would take more than this are left out.
+#: An all_gather needs n times its size in memory. Sizes that would need more are left out.
 MOST_GATHERED = 512 * MI
 SIZES = tuple(4**power for power in range(1, 14))  # 4 B … 64 MiB
 QUICK_SIZES = (4, KI, 64 * KI, MI, 4 * MI)
-#: Share of a host's cores that others may use before the numbers come with a warning.
+#: If other programs use more than this share of a host's cores, a warning comes with the numbers.
 BUSY = 0.1
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure and report; return the exit status. An error on one rank ends all of them."""
-    # Says where each rank was, and ends it.
+    """Measure and report; return the exit status. An error on one rank ends all ranks."""
+    # At the deadline, each rank prints where it was, and ends.
     faulthandler.dump_traceback_later(options.deadline, exit=True)
     try:
-        comm = MPI.COMM_WORLD.Dup()  # the backend has messages of its own on its communicators
+        comm = MPI.COMM_WORLD.Dup()  # the backend sends its own messages on its communicators
         if problem := _problem(comm.size, options.n):
             if comm.rank == 0:
                 print(f"bench: {problem}", file=sys.stderr)
@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
             if options.json:
                 text = json.dumps(result, indent=1, allow_nan=False)
                 options.json.write_text(text + "\n")
-        slowest(comm, 0)  # the others sleep while rank 0 writes
+        slowest(comm, 0)  # the other ranks sleep while rank 0 writes
         dist.destroy_process_group()
         return 0
     except BaseException:
@@ -69,16 +69,18 @@ def main(options: argparse.Namespace) -> int:
 
 def _problem(size: int, n: int | None) -> str | None:
     if size < 2:
-        return "one rank has nobody to talk to: start it with mpiexec -n 2, or without mpiexec"
+        return "one rank has nobody to talk to. Start two: mpiexec -n 2, or leave out mpiexec."
     if n not in (None, size):
-        return f"-n {n} is for a plain shell: this job has {size} ranks already"
+        return (
+            f"this job has {size} ranks already, so it can't have {n}. Leave out -n under mpiexec."
+        )
     return None
 
 
 def _measure_all(options: argparse.Namespace, comm: MPI.Comm) -> dict:
-    """Return all numbers, as the JSON file has them."""
+    """Measure everything; return the numbers as the JSON file has them."""
     torch.set_num_threads(1)
-    machines = hosts(comm)  # before anything of ours keeps a core busy
+    machines = hosts(comm)  # first, because the measurement keeps the cores busy
     sizes, rounds, sample = (QUICK_SIZES, 2, 0.003) if options.quick else (SIZES, 5, 0.02)
     result = {
         "ranks": comm.size,
@@ -89,7 +91,7 @@ def _measure_all(options: argparse.Namespace, comm: MPI.Comm) -> dict:
         "rounds": options.rounds or rounds,
     }
     if comm.rank == 0:
-        print(tables.heading(result), flush=True)  # the rest takes minutes
+        print(tables.heading(result), flush=True)  # first, because the measurement takes minutes
     rows = [
         {"name": name, "bytes": nbytes, "repetitions": {}, "rounds": {}}
         for name in options.only or OPERATIONS
@@ -103,7 +105,7 @@ def _measure_all(options: argparse.Namespace, comm: MPI.Comm) -> dict:
 # --- the clock ---------------------------------------------------------------------------------
 
 
-#: By transport a process group of all ranks; mpi4py has none.
+#: For each transport, a process group of all ranks. mpi4py needs none.
 Groups = dict[str, dist.ProcessGroup | None]
 
 
@@ -111,10 +113,10 @@ def connect(comm: MPI.Comm) -> Groups:
     """Make the process groups of all ranks; every rank calls it."""
     if not dist.is_mpi_available():
         raise RuntimeError(
-            "this PyTorch has no backend mpi: install the project (pip install -e .), and "
-            "leave TORCH_DEVICE_BACKEND_AUTOLOAD unset"
+            "This PyTorch has no backend mpi. Install the project (pip install -e .), and "
+            "unset TORCH_DEVICE_BACKEND_AUTOLOAD."
         )
-    # gloo is the default group: under an mpi one, new_group("gloo") finds no store.
+    # gloo is the default group, because new_group("gloo") finds no store under an mpi group.
     dist.init_process_group(
         "gloo", store=_store(comm), rank=comm.rank, world_size=comm.size, timeout=TIMEOUT
     )
@@ -123,7 +125,7 @@ def connect(comm: MPI.Comm) -> Groups:
 
 
 def _store(comm: MPI.Comm) -> dist.TCPStore:
-    """Return a store on rank 0, at a free port that MPI tells the others."""
+    """Return a store on rank 0, at a free port that rank 0 broadcasts with MPI."""
     names = comm.allgather(socket.gethostname())
     several = len(set(names)) > 1
     host = os.environ.get("MASTER_ADDR", names[0]) if several else "localhost"
@@ -135,7 +137,7 @@ def _store(comm: MPI.Comm) -> dist.TCPStore:
 
 
 def slowest(comm: MPI.Comm, value: float) -> float:
-    """Return the maximum over the ranks. A rank that waits leaves its core to the others."""
+    """Return the maximum over the ranks. A waiting rank sleeps, so other ranks can use its core."""
     mine = np.array([float(value)])
     most = np.empty(1)
     request = comm.Iallreduce(mine, most, op=MPI.MAX)
@@ -145,7 +147,7 @@ def slowest(comm: MPI.Comm, value: float) -> float:
 
 
 def seconds_of(comm: MPI.Comm, call: Callable[[int], object], repetitions: int) -> float:
-    """Return the seconds per repetition on the slowest rank; the same number on all ranks."""
+    """Return the seconds per repetition on the slowest rank, which are equal on all ranks."""
     comm.Barrier()
     start = time.perf_counter()
     for i in range(repetitions):
@@ -154,7 +156,7 @@ def seconds_of(comm: MPI.Comm, call: Callable[[int], object], repetitions: int) 
 
 
 def _repetitions(comm: MPI.Comm, call: Callable[[int], object], sample: float) -> int:
-    """Find how many repetitions take about `sample` seconds, by doing more and more of them."""
+    """Return how many repetitions need about `sample` seconds, after more and more trials."""
     tried = 1
     while True:
         each = seconds_of(comm, call, tried)
@@ -164,13 +166,14 @@ def _repetitions(comm: MPI.Comm, call: Callable[[int], object], sample: float) -
 
 
 def measure(comm: MPI.Comm, groups: Groups, rows: list[dict], rounds: int, sample: float) -> None:
-    """Fill in repetitions, rounds, and seconds of all rows.
+    """Fill in the repetitions, rounds and seconds of all rows.
 
-    A round goes through all rows and transports, the transports in turn first: whatever else the
-    machine does for a while harms one round of many numbers, not all rounds of one.
+    A round goes through all rows and transports, and each round begins with another transport. If
+    something disturbs the machine for a while, it harms one round of many numbers, not all rounds
+    of one number.
 
     Args:
-        sample: Seconds that one sample is to take.
+        sample: Seconds that one sample should last.
     """
     for turn in range(rounds):
         first = turn % len(TRANSPORTS)
@@ -190,14 +193,14 @@ def measure(comm: MPI.Comm, groups: Groups, rows: list[dict], rounds: int, sampl
 
 
 def _check(operation: Operation, data: Tensor, name: str, rank: int) -> None:
-    """Raise RuntimeError if a call computes something wrong: its speed would mean nothing."""
+    """Raise RuntimeError if a call computes wrong results, because its speed would mean nothing."""
     for tensor, _ in operation.results:
-        tensor.zero_()  # not what another transport left there
+        tensor.zero_()  # removes what another transport has written
     data.fill_(rank + 1)
     operation.call(0)
     for tensor, expected in operation.results:
         if not (tensor == expected).all():
-            raise RuntimeError(f"{name}: rank {rank} got wrong values, {expected} was expected")
+            raise RuntimeError(f"{name}: rank {rank} got wrong values instead of {expected}.")
 
 
 # --- the operations, called as users call them -------------------------------------------------
@@ -205,12 +208,12 @@ def _check(operation: Operation, data: Tensor, name: str, rank: int) -> None:
 
 @dataclass
 class Operation:
-    """One operation at one size, in a process group, or on mpi4py where there is none.
+    """One operation at one size, in a process group, or on mpi4py if there is no group.
 
     Attributes:
         call: A function of i, which makes the i-th call.
-        results: Tensors, and the value that each must have after call 0.
-        share: A time is that of a call, times this.
+        results: Tensors, and the value that each tensor must have after call 0.
+        share: The time of the operation is the time of a call, times this share.
     """
 
     call: Callable[[int], object]
@@ -219,7 +222,7 @@ class Operation:
 
 
 def all_reduce(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
-    """Add over the ranks, in place."""
+    """Return an all_reduce, which adds over the ranks in place."""
     results = [(data, comm.size * (comm.size + 1) / 2)]
     if group is not None:
         return Operation(lambda i: dist.all_reduce(data, group=group), results)
@@ -228,7 +231,7 @@ def all_reduce(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) ->
 
 
 def broadcast(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
-    """Broadcast from each rank in turn: a root that never changes would run ahead of the others."""
+    """Return a broadcast from each rank in turn; a constant root would run ahead of the others."""
     n = comm.size
     if group is not None:
         return Operation(lambda i: dist.broadcast(data, i % n, group=group), [(data, 1)])
@@ -237,7 +240,7 @@ def broadcast(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> 
 
 
 def all_gather(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
-    """Gather into a list of tensors on torch.distributed, into one array on mpi4py."""
+    """Return a gather into a list of tensors (torch.distributed) or into one array (mpi4py)."""
     n = comm.size
     expected = range(1, n + 1)
     if group is not None:
@@ -252,7 +255,7 @@ def all_gather(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) ->
 
 
 def ping_pong(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> Operation:
-    """Send from the first rank to the last and back; they are on two hosts if any ranks are."""
+    """Return a message from the first rank to the last and back, across hosts if there are two."""
     last = comm.size - 1
     if 0 < comm.rank < last:  # the ranks in between do nothing
         return Operation(lambda i: None, [])
@@ -276,7 +279,7 @@ def ping_pong(comm: MPI.Comm, group: dist.ProcessGroup | None, data: Tensor) -> 
 
 
 def _zeros(count: int) -> Tensor:
-    # Unlike torch.zeros, this has written every page.
+    # Unlike torch.zeros, fill_ writes to every page, so that no measured call has to.
     return torch.empty(count).fill_(0.0)
 
 
@@ -292,16 +295,16 @@ def hosts(comm: MPI.Comm) -> list[dict]:
     """Describe all hosts of the job, in the order of their first ranks; every rank calls it.
 
     Returns:
-        For each host its name and ranks; `cpus` that the ranks may use, all together and each;
-        `bound`: each rank has cores that no other rank has; `busy`: cores that are busy while the
-        ranks are idle; the load average of the last minute.
+        For each host its name and number of ranks; the `cpus` that all its ranks may use, and each
+        of them; whether each rank is `bound` to cores that no other rank has; how many cores are
+        `busy` while the ranks are idle; the load average of the last minute.
     """
     name = socket.gethostname()
     everyone = comm.allgather((name, _cpus()))
     here = [cpus for host, cpus in everyone if host == name]
     first = [host for host, _ in everyone].index(name)
     busy = psutil.cpu_percent(0.5) / 100 * _all_cpus() if comm.rank == first else 0.0
-    slowest(comm, busy)  # the others sleep here
+    slowest(comm, busy)  # the other ranks sleep here
     union = set().union(*here)
     apart = sum(map(len, here)) == len(union)
     mine = {
@@ -327,23 +330,25 @@ def _all_cpus() -> int:
 
 
 def warnings(machines: list[dict]) -> list[str]:
-    """Return why the numbers may say little."""
+    """Return the reasons for which the numbers may mean little."""
     lines = []
     for host in machines:
         if host["ranks"] > host["cpus"]:
             lines.append(
-                f"{host['ranks']} ranks share {host['cpus']} CPUs on {host['name']}: times are "
-                "those of waiting for a CPU"
+                f"{host['ranks']} ranks share {host['cpus']} CPUs on {host['name']}, so the times "
+                "include waits for a CPU"
             )
         if host["busy"] > BUSY * host["cpus"]:
-            lines.append(f"others keep {host['busy']:.1f} CPUs of {host['name']} busy")
+            lines.append(f"other programs keep {host['busy']:.1f} CPUs of {host['name']} busy")
         elif host["load"] > host["cpus"] / 2:
-            lines.append(f"{host['name']} was busy just now: load average {host['load']:.1f}")
+            lines.append(
+                f"{host['name']} was busy in the last minute (load average {host['load']:.1f})"
+            )
     return lines
 
 
 def versions() -> dict[str, str]:
-    """Return the libraries' versions, and where the backend comes from."""
+    """Return the versions of the libraries, and the module of the backend."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

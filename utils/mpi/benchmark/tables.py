@@ -1,4 +1,4 @@
-"""The numbers as tables, and what follows from them: ratios, fits, remarks."""
+"""The tables of the measured numbers, and what follows from them: ratios, fits, remarks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tabulate import tabulate
 from . import KI, MI, TRANSPORTS
 from .alpha_beta import fit_alpha_beta
 
-#: MPI sends these by different protocols, and the large ones leave the caches.
+#: MPI sends these sizes by different protocols, and the largest ones don't fit into the caches.
 REGIMES = {"≤ 1 KiB": (0, KI), "1 KiB … 1 MiB": (KI + 1, MI - 1), "≥ 1 MiB": (MI, math.inf)}
 SMALL, MIDDLE, LARGE = REGIMES
 
@@ -57,15 +57,15 @@ def fits(rows: list[dict]) -> list[dict]:
 
 
 def remarks(rows: list[dict]) -> list[str]:
-    """Return where mpi does worse than it should."""
+    """Return the operations and sizes at which mpi is slower than it should be."""
     slower = [row for row in rows if row["gloo/mpi"] < 1]
     large = [row for row in rows if row["bytes"] >= MI and row["mpi/mpi4py"] > 1.05]
     smallest = [row for row in rows if row["bytes"] == 4]
     small = [r for r in smallest if r["seconds"]["mpi"] - r["seconds"]["mpi4py"] > 5e-6]
     return [
         f"mpi is slower than gloo: {_places(slower)}",
-        f"mpi is more than 5 % over mpi4py, from 1 MiB: {_places(large)}",
-        f"mpi is more than 5 µs over mpi4py, at 4 B: {_places(small)}",
+        f"mpi is more than 5 % slower than mpi4py, from 1 MiB: {_places(large)}",
+        f"mpi is more than 5 µs slower than mpi4py, at 4 B: {_places(small)}",
     ]
 
 
@@ -80,7 +80,7 @@ def _places(rows: list[dict]) -> str:
 
 
 def heading(result: dict) -> str:
-    """Return ranks, threads, binding and load; versions; warnings."""
+    """Return the first lines: ranks, threads, binding and load; versions; warnings."""
     hosts = result["hosts"]
     where = hosts[0]["name"] if len(hosts) == 1 else f"{len(hosts)} hosts ({hosts[0]['name']} …)"
     cpus = [n for host in hosts for n in host["cpus_per_rank"]]
@@ -102,12 +102,13 @@ def _span(values: list[int]) -> str:
 
 
 def text(result: dict) -> str:
-    """Return all tables, and what is to be said about them."""
+    """Return all tables with their explanations."""
     rows = result["operations"]
     parts = [_times(rows, name) for name in dict.fromkeys(row["name"] for row in rows)]
     parts.append(
-        f"Times of the slowest rank, medians of the rounds ({result['rounds']}). Size: of each "
-        "rank's tensor.\nping_pong: half a round trip. broadcast: each rank is the root in turn."
+        f"A time is the median of {result['rounds']} rounds, on the slowest rank. A size is the "
+        "size of each rank's tensor.\nA ping_pong is half a round trip. In broadcast, the ranks "
+        "take turns as the root."
     )
     if result["fits"]:
         parts.append(_lines(result["fits"]))
@@ -130,7 +131,7 @@ def _times(rows: list[dict], operation: str) -> str:
 
 
 def _lines(fits: list[dict]) -> str:
-    """Return the table of the fits: latency of small messages, bandwidth of the others."""
+    """Return the table of the fits: latency of small messages, bandwidth of larger ones."""
     rows: dict[str, dict[str, list[str]]] = {}
     for fit in fits:
         if fit["regime"] == SMALL:
@@ -155,7 +156,7 @@ def _table(headers: list[str], rows: list[list[str]]) -> str:
 
 
 def size(nbytes: int) -> str:
-    """Write a size: 4 B, 64 KiB, 1 MiB."""
+    """Return a size as text: 4 B, 64 KiB, 1 MiB."""
     for unit, factor in (("MiB", MI), ("KiB", KI)):
         if nbytes >= factor and nbytes % factor == 0:
             return f"{nbytes // factor} {unit}"
@@ -163,7 +164,7 @@ def size(nbytes: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a time with three digits and a unit: 2.31 µs, 48.2 ms."""
+    """Return a time with three digits and a unit: 2.31 µs, 48.2 ms."""
     for unit, factor in (("s", 1), ("ms", 1e-3)):
         if seconds >= factor:
             return f"{digits(seconds / factor)} {unit}"
@@ -171,7 +172,7 @@ def duration(seconds: float) -> str:
 
 
 def digits(value: float) -> str:
-    """Write three digits, without an exponent."""
+    """Return a number with three digits, without an exponent."""
     if value <= 0:
         return "0"
     return f"{value:.{max(0, 2 - max(0, math.floor(math.log10(value))))}f}"

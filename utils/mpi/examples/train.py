@@ -1,4 +1,4 @@
-"""Data-parallel training on made-up data: `mpiexec -n 4 python train.py`."""
+"""An example of data-parallel training on made-up data: `mpiexec -n 4 python train.py`."""
 
 import torch
 import torch.distributed as dist
@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 
 def data(samples: int = 4096) -> TensorDataset:
-    """Points in the plane; the label says whether they lie inside of the unit circle."""
+    """Return points in the plane, labeled by whether they are inside the unit circle."""
     points = torch.randn(samples, 2, generator=torch.Generator().manual_seed(0))
     return TensorDataset(points, (points.norm(dim=1) < 1).long())
 

@@ -113,13 +113,13 @@ def a_run(*cells: str, end: str | None = None) -> Run:
         (a_run("a", "b"), 1, 3, ""),
         (a_run("a", end="the ranks are gone"), 2, 0, ""),
         (a_run("a", end="out of time"), -9, 1, ""),
-        (a_run("a", end="the kernel died"), 2, 1, "memory ran out"),
+        (a_run("a", end="the kernel died"), 2, 1, "to free memory"),
         (a_run("a"), -9, 0, "SIGKILL"),
         (a_run("a", "b"), 137, 0, "SIGKILL"),
         (a_run("a", "b"), 3, 0, "status 3: last words"),
         (a_run(), 5, 0, "status 5"),
-        (a_run("a"), 0, 0, "nothing of 1 of 2 cells"),
-        (a_run(), 1, 0, "nothing of 2 of 2 cells"),
+        (a_run("a"), 0, 0, "nothing about 1 of 2 cells"),
+        (a_run(), 1, 0, "nothing about 2 of 2 cells"),
     ],
 )
 def test_only_a_run_that_went_to_its_end_gives_points(done, status, killed, words):
@@ -172,7 +172,7 @@ def test_ranks_that_come_up_too_slowly_for_the_time_that_is_left_are_no_zero(
     reference, monkeypatch, tmp_path
 ):
     def slow(*_, **__) -> Run:
-        why = "cell 'ranks-join', before all tasks, failed"
+        why = "cell 'ranks-join' before the first task failed"
         return Run([{"cell": "ranks-join", "end": why}], 400.0, why)
 
     monkeypatch.setattr(grader, "run", slow)
@@ -312,7 +312,7 @@ def test_points_by_hand_outlive_other_runs_other_labs_and_withdrawn_students(
     enter(out, "Bob", "1")
     (everyone / "Bob.ipynb").unlink()
     assert class_() == 0
-    assert "nobody here is called 'Bob'" in capsys.readouterr().err
+    assert "there is no student 'Bob'" in capsys.readouterr().err
     assert (by_hand(out)["Ada"], by_hand(out)["Bob"]) == ("2", "1")
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
     assert class_("--only", toy.LAB) == 0
@@ -380,9 +380,9 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
     grades = gradebook.read_explain(path)
     said = gradebook.merge_explain([a_result("Ada")], grades)
     assert len(said) == 3, said
-    assert "line 2: nobody here is called 'Adda' ('Ada'?)" in said[0]
+    assert "line 2: there is no student 'Adda'. Do you mean 'Ada'?" in said[0]
     assert "no task '1.Z'" in said[1]
-    assert "is passed, not read by hand" in said[2]
+    assert "isn't graded by hand (passed)" in said[2]
     assert "'Gone'" not in "".join(said), "nothing was entered for Gone"
     gradebook.write_explain([a_result("Ada")], path, grades)
     kept = path.read_text(encoding="utf-8-sig").splitlines()
@@ -448,8 +448,8 @@ def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mende
     before = (out / "explain.csv").read_text()
     assert class_("--merge") == 2
     said = capsys.readouterr().err
-    assert "99 points; there are 0 to 2; this row counts for nobody" in said
-    assert "keeps 1 bad rows: mend them" in said
+    assert "99 points are not between 0 and 2. The row doesn't count until" in said
+    assert "1 rows in it are wrong" in said
     books = table(out / "gradebook.csv")
     assert (books["Ada"]["1.A"], books["Bob"]["1.A"]) == ("2", "")
     assert (out / "explain.csv").read_text() == before
@@ -495,7 +495,7 @@ def test_points_for_an_answer_that_was_changed_since_are_told(class_, everyone, 
         capsys.readouterr()
         assert class_("--resume") == 0
         said = capsys.readouterr().err
-        assert "Ada has changed the answer to 1.A since" in said
+        assert "Ada has changed the answer to task 1.A since" in said
         assert "Bob" not in said
         assert by_hand(out)["Ada"] == "2"
     path = out / "explain.csv"
@@ -569,7 +569,7 @@ def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, 
         assert ready.wait(30)
         assert class_() == 2
         said = capsys.readouterr().err
-        assert f"process {holder.pid} on {socket.gethostname()}, since 20" in said
+        assert f"process {holder.pid} on {socket.gethostname()} has been grading since 20" in said
         (out / "students").mkdir()
         assert class_("--merge") == 2
         holder.kill()
@@ -616,7 +616,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_books_and_says_so(
 
     monkeypatch.setattr(os, "fsync", no_room)
     assert class_("--merge") == 2
-    assert "not written: explain.csv: [Errno 28] No space left" in capsys.readouterr().err
+    assert "NOT WRITTEN: explain.csv: [Errno 28] No space left" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
     full[0] = False
     assert class_("--merge") == 0
@@ -663,8 +663,8 @@ def test_ctrl_c_twice_still_writes_the_books(
     books = table(tmp_path / "out" / "gradebook.csv")
     assert list(books) == list(NAMES)
     assert [books[name]["total"] for name in NAMES] == ["8", "8", "", "", ""]
-    assert "NOT GRADED: not graded yet" in books["Dora"]["remarks"]
-    assert capsys.readouterr().err.count("books are being written") == 2
+    assert "NOT GRADED: The grading was interrupted" in books["Dora"]["remarks"]
+    assert capsys.readouterr().err.count("the pages are being written") == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -833,7 +833,7 @@ def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
     assert seen == [0, 0, 0, 0, 1, 1, 2, 2, 2], "graded what is whole, and only what is new"
     books = table(out / "gradebook.csv")
     assert {name: row["total"] for name, row in books.items()} == {"Ada": "10", "Bob": "6"}
-    assert "there is no notebook" in capsys.readouterr().err
+    assert "There is no notebook" in capsys.readouterr().err
     assert not (out / command.HOLDER).exists()
 
 
@@ -907,12 +907,12 @@ def test_whatever_was_handed_in_there_is_a_row_that_says_what(class_, tmp_path):
         **{"Gina": "", "Hugo": "0", "Iris": "", "Jack": "0"},
     }
     for name, words in {
-        "Bob": "NOT GRADED: work.rar: unpack it by hand",
-        "Cleo": "no notebook was handed in, but page.html",
+        "Bob": "NOT GRADED: work.rar is a .rar archive, which grading can't open. Unpack it",
+        "Cleo": "No notebook was submitted, but page.html",
         "Dora": "report.pdf",
-        "Fred": "NOT GRADED: 01_toy.ipynb: can't be read",
-        "Gina": "NOT GRADED: work.zip: not a zip that can be read",
-        "Hugo": "nothing was handed in",
+        "Fred": "NOT GRADED: 01_toy.ipynb can't be read",
+        "Gina": "NOT GRADED: work.zip is a zip that can't be read",
+        "Hugo": "Nothing was submitted",
         "Iris": "encrypted",
         "Jack": "readme.txt",
     }.items():
@@ -978,7 +978,7 @@ def test_the_handout_beside_the_work_does_not_count_for_it(class_, tmp_path):
     assert class_() == 0
     row = table(tmp_path / "out" / "gradebook.csv")["Ada"]
     assert row["total"] == "8"
-    assert "2 files for this lab, final.ipynb counts" in row["remarks"]
+    assert "This lab has 2 files, and final.ipynb counts" in row["remarks"]
 
 
 def test_one_students_zip_bomb_leaves_room_for_the_others(tmp_path, monkeypatch):
@@ -1031,7 +1031,7 @@ def test_a_notebook_of_a_million_cells_is_graded_as_far_as_it_is_read(
     nb = json.dumps({"cells": [{}] * 101})
     done = assemble(reference, toy.hand_in(tmp_path, "eve", nb))
     assert done.error == ""
-    assert "only the first 100 of 101 cells were read" in done.remarks
+    assert "Only the first 100 of 101 cells were read." in done.remarks
 
 
 @pytest.mark.parametrize("where", ["metadata", "outputs"])
@@ -1090,7 +1090,7 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
     class Harmed(toy.Pretended):
         def __call__(self, nb, *args, **more):
             own = any(cell.metadata.get("own") for cell in nb.cells)
-            why = "cell 'ranks-join', before all tasks, failed"
+            why = "cell 'ranks-join' before the first task failed"
             self.ends = {"ranks-join": (why, ())} if own else {}
             return super().__call__(nb, *args, **more)
 
@@ -1099,7 +1099,7 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
     monkeypatch.setattr(grader, "run", Harmed(reference, {}))
     result = grade(toy.hand_in(tmp_path, "eve", nb), reference, Box(), tmp_path / "out")
     assert (result.points, result.error) == (8, "")
-    assert any("own cells left out" in remark for remark in result.remarks)
+    assert any("Added cells were left out" in remark for remark in result.remarks)
 
 
 @pytest.mark.parametrize(("where", "points"), [("swap-check", 6), ("ranks-join", None)])
@@ -1128,7 +1128,7 @@ def test_a_notebook_of_no_lab_is_a_zero_with_a_remark(class_, everyone, course, 
     assert class_("--solutions", str(tmp_path / "solutions")) == 0
     row = table(tmp_path / "out" / "gradebook.csv")["Fay"]
     assert row["total"] == "0"
-    assert "Fay.ipynb: which lab is this?" in row["remarks"]
+    assert "The lab of Fay.ipynb is unknown" in row["remarks"]
 
 
 def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
@@ -1148,7 +1148,7 @@ def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert class_() == 1
     said = "".join(capsys.readouterr())
-    assert "not graded: Eve" in said
+    assert "NOT GRADED: Eve" in said
     assert "\x1b" not in said
     text = (tmp_path / "out" / "gradebook.csv").read_text()
     assert "\x1b" not in text
@@ -1238,7 +1238,7 @@ def test_an_entry_that_is_damaged_costs_no_other_student(tmp_path):
     found = find(path, tmp_path / "scratch", [])
     errors = {file.student.name: bool(file.error) for file in found.files}
     assert errors == {"Ada": True, "Bob": False, "Dora": False}
-    assert "Cleo/01_toy.ipynb: can't be unpacked" in " ".join(found.remarks[""])
+    assert "Cleo/01_toy.ipynb can't be unpacked" in " ".join(found.remarks[""])
 
 
 def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch):
@@ -1251,7 +1251,7 @@ def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch
         return open_(self, mode, *arguments, **more)
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(SubmissionsError, match="no room to unpack it"):
+    with pytest.raises(SubmissionsError, match="no room to unpack"):
         find(path, tmp_path / "scratch", [])
 
 
@@ -1277,7 +1277,7 @@ def test_a_notebook_of_no_known_lab_is_no_zero(class_, course, tmp_path):
     assert class_(*options) == 1
     row = table(tmp_path / "out" / "gradebook.csv")["Bob"]
     assert row["total"] == ""
-    assert "final.ipynb: which lab is this?" in row["remarks"]
+    assert "The lab of final.ipynb is unknown" in row["remarks"]
     shutil.rmtree(tmp_path / "in" / "Ada")
     assert class_(*options) == 2, "nobody's lab is known: no book of zeros"
 
@@ -1296,7 +1296,7 @@ def test_in_a_zipped_folder_of_students_each_ones_archive_and_row_is_there(tmp_p
                 archive.writestr(f"{folder}/{name}", "{}")
     found = find(path, tmp_path / "scratch", [toy.LAB])
     assert list(found.students) == [f"S{number:02}" for number in range(12)]
-    assert "unpack it by hand" in " ".join(found.closed["S10"])
+    assert "Unpack it." in " ".join(found.closed["S10"])
     assert found.others["S11"] == ["answers.pdf"]
 
 
@@ -1373,4 +1373,6 @@ def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
     monkeypatch.setattr(command, "find", found)
     monkeypatch.setattr(command, "_until_changed", lambda *_: None)
     assert class_("--watch") == 130
-    assert "the books are those of before, --resume goes on" in capsys.readouterr().err
+    assert (
+        "The gradebook is still the earlier one; continue with --resume." in capsys.readouterr().err
+    )

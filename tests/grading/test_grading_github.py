@@ -39,7 +39,7 @@ def test_points_stand_in_the_summary_of_the_job_below_what_was_there(graded):
     assert text.startswith("# from another step\n")
     assert "## Ada: 8 of 10 points" in text
     assert "| 1.2 | swap | 2 / 2 | ✓ passed |" in text
-    assert "| 1.A | explain | – / 2 | … awaits a person |" in text
+    assert "| 1.A | explain | – / 2 | … awaits grading |" in text
 
 
 def test_on_another_machine_the_table_is_printed(class_, everyone, monkeypatch, capsys):  # noqa: F811
@@ -57,7 +57,7 @@ def test_a_summary_that_can_not_be_written_costs_no_gradebook(
 ):
     monkeypatch.setenv(pages.GITHUB_VARIABLE, str(tmp_path / "not-there" / "summary"))
     assert class_("--format", "github") == 2
-    assert "not written: summary on GitHub" in capsys.readouterr().err
+    assert "NOT WRITTEN: summary on GitHub" in capsys.readouterr().err
     assert (tmp_path / "out" / "gradebook.csv").exists()
     assert (tmp_path / "out" / "summary.html").exists()
 

@@ -54,7 +54,7 @@ def test_a_helper_function_in_a_cell_of_its_own_is_there(tmp_path, reference):
     done = assembled(tmp_path, reference, nb)
     assert names(done)["twice"](4) == 8
     assert HELPER not in sources(done, ALONE)
-    assert done.remarks == ["run beside the answers: 1 cells of the student's own"]
+    assert done.remarks == ["The ranks also ran 1 of the student's own cells."]
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_own_cells_that_are_not_run_are_told(tmp_path, reference):
     done = assembled(tmp_path, reference, nb)
     assert len(done.own) == MOST_OWN_CELLS
     said = " ".join(done.remarks)
-    assert "only the first 100 of 101 cells of the student's own were run" in said
-    assert re.search(r"a cell of the student's own has \d+ characters: not run", said)
+    assert "Only the first 100 of 101 of the student's own cells were run." in said
+    assert re.search(r"A cell of the student has \d+ characters and was not run", said)
 
 
 def test_an_import_that_was_added_to_a_cell_of_the_lab_is_there_and_nothing_else_of_it(
@@ -160,7 +160,7 @@ def test_a_cell_of_ones_own_that_hangs_costs_no_point(tmp_path, reference, monke
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
     assert result.error == ""
-    assert any("a cell of the student's own was still running" in one for one in result.remarks)
+    assert any("A cell of the student was still running" in one for one in result.remarks)
 
 
 def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, reference, monkeypatch):
@@ -174,7 +174,7 @@ def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, refer
     monkeypatch.setattr("utils.grading.grader.run", Spoilt(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
-    assert "Task 1.3: judged without the student's own cells" in result.remarks
+    assert "Task 1.3: The check passed without the student's own cells." in result.remarks
 
 
 def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference, monkeypatch):

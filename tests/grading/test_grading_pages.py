@@ -48,16 +48,16 @@ def test_feedback_starts_with_the_first_open_task_and_what_it_said():
 
 def test_feedback_sends_nobody_to_an_answer_that_a_person_reads():
     done = result(task("1.1", points=2), task("1.A", "by hand", None))
-    assert "a person reads the rest" in feedback("Ada", [done])
+    assert "your instructor will grade the rest" in feedback("Ada", [done])
     done.tasks[1].points = 0.0
     assert "no check found a mistake" in feedback("Ada", [done])
 
 
 def test_a_written_answer_awaits_a_person_until_it_has_points():
     waits, read = task("1.A", "by hand", None), task("1.A", "by hand", 0.0)
-    assert "awaits a person" in feedback("Ada", [result(waits)])
-    assert "✎ read by a person" not in feedback("Ada", [result(waits)])
-    assert "✎ read by a person" in feedback("Ada", [result(read)])
+    assert "awaits grading" in feedback("Ada", [result(waits)])
+    assert "✎ graded by hand" not in feedback("Ada", [result(waits)])
+    assert "✎ graded by hand" in feedback("Ada", [result(read)])
     found = task_summary([result(waits), result(read, student="Bob")], toy.LAB, "1.A")
     assert found.counts == {"waits": 1, "hand": 1}
 
@@ -99,13 +99,13 @@ def test_answers_to_look_at_are_not_hidden_among_remarks(reference):
     looks = [
         f"Task {number}: look at this answer: it names sys.modules" for number in ("1.1", "1.2")
     ]
-    remarks = ["Task 1.2: judged alone", "2 files for this lab; b.ipynb counts"]
+    remarks = ["Task 1.2: judged alone", "This lab has 2 files, and b.ipynb counts."]
     page = summary([result(task("1.1"), look=looks, remarks=remarks)], reference)
     found = page[page.index('id="looks"') : page.index('id="alike"')]
     assert "Tasks 1.1, 1.2: it names sys.modules" in found
     rest = page[page.index('id="remarks"') :]
     assert "it names" not in rest
-    assert f"Task 1.2: judged alone<br>{toy.LAB}: 2 files for this lab" in rest
+    assert f"Task 1.2: judged alone<br>{toy.LAB}: This lab has 2 files" in rest
 
 
 def test_the_table_of_students_has_every_task_of_every_lab(reference):
@@ -200,6 +200,6 @@ def test_the_next_step_is_never_cut_before_what_to_try():
 
 def test_a_problem_of_one_student_is_counted_once():
     hung = task("1.1", "hung", note="The check was still running.")
-    hung.said = "✗ Task 1.1 · twice\n  - did not come to an end and was interrupted"
-    hung.problems = [{"text": "did not come to an end", "kind": "silent"}] * 2
+    hung.said = "✗ Task 1.1 · twice\n  - did not finish and was interrupted"
+    hung.problems = [{"text": "did not finish", "kind": "silent"}] * 2
     assert [count for _, count, _ in common([("Ada", hung)])] == [1]

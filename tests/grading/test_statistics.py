@@ -83,7 +83,10 @@ def test_the_pictures_say_what_they_show_and_name_nobody(folder):
         classes.mistakes(found.mistakes(LAB, "1.1")),
     ]
     said = [alt.describe(one) for one in pictures]
-    assert said[0] == "01_toy, students by tenths of the points: 0, 0, 5, 0, 0, 0, 0, 1, 0, 0."
+    assert (
+        said[0]
+        == "01_toy: number of students in each tenth of the points: 0, 0, 5, 0, 0, 0, 0, 1, 0, 0."
+    )
     assert "1.1 swap: 1 passed, 4 wrong, 1 hung, or ended the run" in said[1]
     assert "1.1: this is the sum over 4 ranks: 3." in said[2]
     assert not any(name in " ".join(said) for name in ("Ada", "Bea", "Cy", "Dan", "Eve", "Fay"))
@@ -117,4 +120,4 @@ def test_the_notebook_is_written_and_what_was_changed_in_it_is_kept(folder, monk
 
 def test_a_folder_without_results_is_told_what_is_expected(tmp_path, capsys):
     assert main(["statistics", str(tmp_path)]) == 2
-    assert "give the folder that `ddl-labs grade" in capsys.readouterr().err
+    assert "Name the folder that `ddl-labs grade" in capsys.readouterr().err

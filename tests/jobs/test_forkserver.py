@@ -538,10 +538,10 @@ def test_the_server_has_one_thread_and_no_mpi_whatever_it_forked(lease, environm
 
 
 REASONS = {
-    "LD_LIBRARY_PATH is another one": {"env": {"LD_LIBRARY_PATH": "/nowhere"}},
-    "PYTHONDEVMODE is another one": {"env": {"PYTHONDEVMODE": "1"}},
+    "the variable LD_LIBRARY_PATH differs": {"env": {"LD_LIBRARY_PATH": "/nowhere"}},
+    "the variable PYTHONDEVMODE differs": {"env": {"PYTHONDEVMODE": "1"}},
     "OMP_NUM_THREADS is not set": {"env": {"OMP_NUM_THREADS": ""}},
-    "threads is more than a number": {"env": {"OMP_NUM_THREADS": "2,2"}},
+    "threads is not a single number": {"env": {"OMP_NUM_THREADS": "2,2"}},
 }
 
 
@@ -611,7 +611,7 @@ def test_what_the_notebook_shows_says_which_it_was_and_why(monkeypatch):
     monkeypatch.setenv(client.VARIABLE, "off")
     with cluster.start(2) as ranks:
         said = repr(ranks.describe())
-        assert "Each rank is a Python process of its own: DDL_LABS_FORK_SERVER is off." in said
+        assert "Each rank is a separate Python process: DDL_LABS_FORK_SERVER is off." in said
 
 
 def test_the_ranks_of_a_notebook_are_in_its_folder_and_see_its_variables(tmp_path, monkeypatch):

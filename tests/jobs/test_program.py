@@ -48,5 +48,5 @@ def test_a_program_that_fails_says_what_its_rank_said(hello, capsys):
 
 
 def test_a_program_that_was_not_written_yet_says_which_cell_to_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="run the cell that writes it"):
+    with pytest.raises(FileNotFoundError, match=r"(?i)run the cell that writes"):
         mpiexec(2, tmp_path / "hello.py")

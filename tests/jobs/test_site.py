@@ -105,7 +105,7 @@ def test_slurms_commands_without_a_cluster_are_no_cluster(commands, monkeypatch)
 def test_from_a_login_node_the_ranks_get_a_job(commands):
     way = site.decide(4, None, site.settings())
     assert (way.launcher, way.many_hosts) == ("slurm", True)
-    assert "not part of one" in way.reason
+    assert "isn't part of one" in way.reason
 
 
 def test_a_job_with_room_is_used_over_all_its_nodes(commands, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_small_job_that_holds_jupyterlab_is_left_for_one_of_the_ranks_own(comm
     inside(monkeypatch, SMALL)
     way = site.decide(4, None, site.settings())
     assert (way.launcher, way.own_job) == ("slurm", True)
-    assert "has 1 CPUs of the 4 needed" in way.reason
+    assert "has only 1 of the 4 CPUs needed" in way.reason
 
 
 @pytest.mark.parametrize(("cpus_here", "bound"), [("2", True), ("1", False)])
@@ -142,17 +142,17 @@ PARTITIONS = "lab*|2|6|4:00:00\nlab*|2|8|4:00:00\nlong|100|64|infinite"
     ("asked", "lack"),
     [
         ({"--nodes": "4", "--time": "4:00:00"}, ""),
-        ({"--nodes": "5"}, "--nodes=5, and partition lab has 4"),
+        ({"--nodes": "5"}, "--nodes=5, but partition lab has only 4"),
         ({"--ntasks-per-node": "2", "--cpus-per-task": "4"}, ""),
         ({"--ntasks-per-node": "2", "--cpus-per-task": "24"}, "48 CPUs on a node"),
-        ({"--time": "241"}, "--time=241, and partition lab has a limit of 4:00:00"),
-        ({"--time": "1-00:00:00"}, "--time=1-00:00:00, and partition lab has a limit"),
+        ({"--time": "241"}, "--time=241, but partition lab has a limit of 4:00:00"),
+        ({"--time": "1-00:00:00"}, "--time=1-00:00:00, but partition lab has a limit"),
         ({"--time": "9-0", "--partition": "long", "--nodes": "100"}, ""),
-        ({"--partition": "gpu"}, "there is no partition 'gpu' here, only lab, long"),
+        ({"--partition": "gpu"}, "there is no partition 'gpu', only lab, long"),
         ({"--partition": "lab,long", "--nodes": "5"}, ""),
         (
             {"--partition": "lab,long", "--nodes": "101"},
-            "; --nodes=101, and partition long",
+            "; --nodes=101, but partition long",
         ),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_hidden_partition_is_one_that_there_is(commands):
 case "$*" in *--all*) echo 'private|1|4|1:00:00' ;; esac\n"""
     (commands.folder / "sinfo").write_text(script)
     assert slurm.shortfall({"--partition": "private"}) == ""
-    assert "--nodes=2, and partition private" in slurm.shortfall({
+    assert "--nodes=2, but partition private" in slurm.shortfall({
         "--partition": "private",
         "--nodes": "2",
     })
@@ -179,7 +179,7 @@ case "$*" in *--all*) echo 'private|1|4|1:00:00' ;; esac\n"""
 
 def test_a_job_that_waits_for_good_is_told_and_one_that_waits_its_turn_is_not(commands):
     commands.says("squeue", "PENDING|PartitionTimeLimit")
-    assert "does not give so much time" in slurm.why_never("7")
+    assert "doesn't allow so much time" in slurm.why_never("7")
     for passing in ("Resources", "PartitionConfig"):  # the second one: nodes are down
         commands.says("squeue", f"PENDING|{passing}")
         assert slurm.why_never("7") == ""
@@ -190,7 +190,7 @@ def test_a_compute_node_that_may_submit_nothing_is_told_with_the_way_out(command
     said = "srun: error: Unable to allocate resources: Access/permission denied"
     refused = str(slurm.Waiting("ranks").refused(said))
     assert "Access/permission denied" in refused
-    assert "start a server with room for the ranks in its own job" in refused
+    assert "start your server in a job that is large enough" in refused
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
@@ -240,7 +240,9 @@ def test_a_launcher_that_cannot_work_is_refused_in_words(nothing, launcher, erro
 
 @pytest.mark.parametrize("option", [{"partition": "lab"}, {"time": 5}, {"nodes": 2}])
 def test_an_option_of_a_job_that_there_will_not_be_is_not_silently_lost(nothing, option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))}: only for ranks that get a Slurm"):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(option))} needs ranks in a separate Slurm job"
+    ):
         cluster.start(4, **option)
 
 
@@ -295,7 +297,7 @@ def test_ranks_find_their_programs_although_a_job_exports_a_list_only(commands, 
 
 def test_without_pmix_the_user_is_told_instead_of_getting_lonely_ranks(commands):
     commands.says("srun", PLUGINS.replace("\tpmix\n", ""))
-    with pytest.raises(RanksError, match="names pmi2, and Open MPI needs pmix"):
+    with pytest.raises(RanksError, match="names pmi2, but Open MPI needs pmix"):
         Plan(4)
 
 
@@ -338,9 +340,11 @@ def test_a_job_that_can_never_start_ends_at_once_in_words(commands, monkeypatch)
     (commands.folder / "srun").write_text(WAITS)
     commands.says("squeue", "31|PENDING|PartitionTimeLimit|")
     monkeypatch.setattr(slurm, "PERIOD", 0.1)
-    with pytest.raises(RanksError, match=r"job 31 can never start: .*so much time") as caught:
+    with pytest.raises(
+        RanksError, match=r"job 31 was canceled, because it could never start: .*so much time"
+    ) as caught:
         cluster.start(2, time="1000:00:00")
-    assert "partition=, time=, nodes=" in str(caught.value)
+    assert "partition=, time= or nodes=" in str(caught.value)
 
 
 def test_waiting_is_shown_with_the_job_and_the_stop_button_cancels_it(
@@ -360,8 +364,8 @@ def test_waiting_is_shown_with_the_job_and_the_stop_button_cancels_it(
     with pytest.raises(KeyboardInterrupt):
         cluster.start(2)
     said = capsys.readouterr().out
-    assert "Slurm job 31 waits in the queue (Resources), 0:0" in said
-    assert said.endswith("Slurm job 31 is cancelled.\n")
+    assert "Slurm job 31 has been waiting in the queue (Resources) for 0:0" in said
+    assert said.endswith("Slurm job 31 is canceled.\n")
     assert "--name kernel-" in (tmp_path / "cancelled").read_text()
 
 

@@ -103,7 +103,7 @@ def test_from_a_login_node_four_ranks_come_up_on_two_nodes_and_go_with_their_job
     shown = notebook(lab, START, JOIN, SUM, JOBS, "ranks.stop()", JOBS)
     assert hosts(shown) == ["node1", "node1", "node2", "node2"]
     assert shown.count("sum 6.0") == 4
-    assert "Started with srun: a job of their own" in shown
+    assert "Started with srun: the ranks get a separate job" in shown
     assert "on node[1-2]." in shown
     assert shown.count("job RUNNING on node[1-2]") == 1
 
@@ -139,7 +139,7 @@ def test_from_a_small_job_with_jupyterlab_the_ranks_get_one_of_their_own(lab):
     shown = in_a_job(lab, start, JOIN, SUM, JOBS, options=["-n1"])
     assert len(hosts(shown)) == 2
     assert shown.count("sum 1.0") == 2
-    assert "has 1 CPUs of the 2 needed" in shown
+    assert "has only 1 of the 2 CPUs needed" in shown
     assert shown.count("job RUNNING") == 2
 
 
@@ -195,7 +195,7 @@ def test_where_compute_nodes_may_submit_nothing_the_other_profile_is_named(lab):
     try:
         shown = in_a_job(lab, START.replace("(4)", "(2)"), options=["-n1"])
         assert "Access/permission denied" in shown, shown
-        assert "start a server with room for the ranks in its own job" in shown
+        assert "start your server in a job that is large enough" in shown
     finally:
         for host in slurm_tools.NODES:
             lab.run("umount", "/usr/bin/srun", host=host)
@@ -268,9 +268,9 @@ def test_a_full_queue_is_shown_and_the_stop_button_cancels_the_job(lab):
     lab.run("sbatch", "-N2", "--exclusive", "--wrap=sleep 600", user="student2")
     slurm_tools.wait_until(lambda: any("RUNNING" in job for job in lab.jobs()), SEEN, "it is full")
     shown = notebook(lab, WAIT_AND_STOP, START, JOBS.replace("squeue", "squeue --user=student1"))
-    assert "waits in the queue (Resources)" in shown or "(Priority)" in shown, shown
+    assert "waiting in the queue (Resources)" in shown or "(Priority)" in shown, shown
     assert "KeyboardInterrupt" in shown
-    assert "is cancelled." in shown
+    assert "is canceled." in shown
     assert "job PENDING" not in shown
 
 
@@ -278,8 +278,8 @@ def test_a_full_queue_is_shown_and_the_stop_button_cancels_the_job(lab):
     ("options", "words"),
     [
         ('partition="nosuch"', "Slurm refused the job of the ranks: Invalid partition"),
-        ('time="3000:00:00"', "the partition does not give so much time"),
-        ("nodes=4", "can never start|Slurm refused"),
+        ('time="3000:00:00"', "the partition doesn't allow so much time"),
+        ("nodes=4", "could never start|Slurm refused"),
     ],
 )
 def test_a_job_that_cannot_be_is_an_error_in_words(lab, options, words):
@@ -502,7 +502,9 @@ def test_a_series_for_more_nodes_than_there_are_is_not_handed_in(lab, root):
     hand_in = lab_05(lab, root)["slurm-submit"].replace("SUBMIT = False", "SUBMIT = True")
     too_many = f"{BEFORE_IT}\nNODES = 4\n{hand_in}"
     said = lab.run(PREFIX / "bin/python", "-c", too_many, user="student1")
-    assert said.endswith("could never start: --nodes=4, and partition lab has 2. Ask for less.")
+    assert said.endswith(
+        "could never start: --nodes=4, but partition lab has only 2. Ask for less."
+    )
     assert not lab.jobs()
 
 

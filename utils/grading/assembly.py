@@ -372,7 +372,7 @@ class Finder:
         """Return a student's answer, and a remark if its cell was missing, changed or doubled."""
         source, remark = self._find(grade_id, cell)
         if source is None:
-            return Answer(None), remark or "There is no such cell."
+            return Answer(None), remark or "The cell of the answer is missing."
         if len(source) > MOST_SOURCE:
             return Answer(None), f"The answer has {len(source)} characters and was not graded."
         changed = body(source).strip() != body(self.reference.stubs[cell.id]).strip()

@@ -223,7 +223,7 @@ def read_explain(path: Path) -> Grades:
 
 def _require_columns(cells: list[str], count: int, where: str) -> None:
     if "".join(cells[count:]).strip():
-        raise RowError(f"{where} has more cells than columns (text with a comma needs quotes).")
+        raise RowError(f"{where}: more cells than columns. Put text with a comma in quotes.")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -279,7 +279,7 @@ def _points(text: str, most_text: str, where: str) -> float:
     except ValueError:
         raise RowError(f"{where}: {text!r} of {most_text!r} is not a number of points.") from None
     if not 0 <= points <= most:
-        raise RowError(f"{where} gives {text} points, but the task has 0 to {number(most)}.")
+        raise RowError(f"{where}: {text} points are not between 0 and {number(most)}.")
     return points
 
 

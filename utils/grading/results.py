@@ -48,9 +48,9 @@ STATES = {
     "not reached": ("stuck", "not reached"),
     "not graded": ("ungraded", "not graded"),
     "unchanged": ("none", "not answered"),
-    "missing": ("none", "no such cell"),
+    "missing": ("none", "cell missing"),
     "read": ("hand", "graded by hand"),
-    "waits": ("waits", "waiting to be graded by hand"),
+    "waits": ("waits", "awaits grading"),
 }
 #: For each kind a mark, because not every reader can distinguish colors, and its label.
 KINDS = {
@@ -59,7 +59,7 @@ KINDS = {
     "stuck": ("!", "hung, or ended the run"),
     "none": ("–", "no answer"),
     "hand": ("✎", "graded by hand"),
-    "waits": ("…", "waiting to be graded by hand"),
+    "waits": ("…", "awaits grading"),
     "ungraded": ("?", "not graded"),
 }
 MARKS = {key: mark for key, (mark, _) in KINDS.items()}

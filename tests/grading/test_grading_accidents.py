@@ -122,7 +122,7 @@ def a_run(*cells: str, end: str | None = None) -> Run:
         (a_run(), 1, 0, "nothing about 2 of 2 cells"),
     ],
 )
-def test_only_a_run_that_went_to_its_end_gives_points(done, status, killed, words):
+def test_only_a_complete_run_gives_points(done, status, killed, words):
     found = fault(done, CELLS, status, killed, 1 << 40)
     assert bool(found) == bool(words)
     assert words in found
@@ -150,7 +150,7 @@ class Faulty(toy.Pretended):
 
 
 @pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "No space left on device")])
-def test_a_run_that_the_machine_spoilt_is_made_again(reference, monkeypatch, tmp_path, error):
+def test_a_run_that_the_machine_spoiled_is_repeated(reference, monkeypatch, tmp_path, error):
     monkeypatch.setattr(grader, "run", Faulty(reference, 2, error))
     result = grade(toy.hand_in(tmp_path, "ada", toy.filled()), reference, Box(), tmp_path / "out")
     assert (result.points, result.error, result.runs) == (8, "", 1)
@@ -168,9 +168,7 @@ def test_a_machine_that_fails_for_good_gives_no_points_and_no_zero(
     assert result.open == ["1.A"]
 
 
-def test_ranks_that_come_up_too_slowly_for_the_time_that_is_left_are_no_zero(
-    reference, monkeypatch, tmp_path
-):
+def test_ranks_that_start_too_slowly_do_not_lead_to_a_zero(reference, monkeypatch, tmp_path):
     def slow(*_, **__) -> Run:
         why = "cell 'ranks-join' before the first task failed"
         return Run([{"cell": "ranks-join", "end": why}], 400.0, why)
@@ -219,7 +217,9 @@ def test_options_of_the_instructors_own_pytest_change_no_grade(tmp_path, monkeyp
     assert [record["outcome"] for record in done.records] == ["passed", "passed"]
 
 
-def test_a_submission_that_can_not_be_read_is_no_zero(class_, everyone, tmp_path, monkeypatch):
+def test_a_submission_that_can_not_be_read_does_not_get_a_zero(
+    class_, everyone, tmp_path, monkeypatch
+):
     read_bytes = Path.read_bytes
 
     def refuse(path: Path) -> bytes:
@@ -234,7 +234,7 @@ def test_a_submission_that_can_not_be_read_is_no_zero(class_, everyone, tmp_path
     assert "NOT GRADED: Bob.ipynb can't be read: Permission denied" in row["remarks"]
 
 
-def test_a_notebook_that_vanishes_while_the_class_is_graded_is_no_zero(
+def test_a_notebook_that_vanishes_while_the_class_is_graded_does_not_get_a_zero(
     class_, everyone, tmp_path, monkeypatch
 ):
     plan = command.plan
@@ -281,7 +281,7 @@ def test_not_graded_is_blank_in_every_book(tmp_path):
     assert canvas["Bob"][toy.LAB] == "0"
 
 
-def test_the_summary_begins_with_who_was_not_graded_and_counts_the_others(reference):
+def test_the_summary_begins_with_the_students_who_were_not_graded_and_counts_the_others(reference):
     results = [a_result("Ada", 1.0, error="killed <b>"), a_result("Bob", 2.0)]
     page = summary(results, [reference], {}, {"Ada": "a", "Bob": "b"})
     top = page[: page.index("<h2>")]
@@ -303,7 +303,7 @@ def test_a_student_who_was_not_graded_reads_no_points():
 # --- what was entered by hand --------------------------------------------------------------------
 
 
-def test_points_by_hand_outlive_other_runs_other_labs_and_withdrawn_students(
+def test_points_by_hand_survive_other_runs_other_labs_and_withdrawn_students(
     class_, everyone, course, tmp_path, capsys
 ):
     assert class_() == 0
@@ -341,7 +341,7 @@ def test_points_entered_while_the_class_is_graded_are_not_overwritten(class_, ev
     assert table(out / "gradebook.csv")["Dora"]["1.A"] == "2"
 
 
-def test_a_mistake_in_explain_csv_that_came_meanwhile_costs_no_points(
+def test_a_mistake_made_in_explain_csv_during_the_grading_costs_no_points(
     class_, everyone, tmp_path, capsys
 ):
     assert class_() == 0
@@ -370,7 +370,7 @@ def test_only_one_lab_leaves_the_grades_of_the_others_in_the_books(class_, every
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "10"
 
 
-def test_rows_for_nobody_are_told_and_kept(tmp_path):
+def test_rows_that_match_no_answer_are_reported_and_kept(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text(
         "student,lab,task,max,points,comment,read by\n"
@@ -397,7 +397,7 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
 @pytest.mark.parametrize(
     ("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\r\n"), (",", "\r")]
 )
-def test_what_spreadsheets_write_is_read(tmp_path, encoding, delimiter, end):
+def test_files_that_spreadsheets_write_are_read(tmp_path, encoding, delimiter, end):
     rows = [gradebook.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
     text = end.join(delimiter.join(row) for row in rows) + end
     (tmp_path / "explain.csv").write_bytes(text.encode(encoding))
@@ -428,9 +428,7 @@ def test_a_comment_of_several_lines_comes_back_whole_and_lines_are_counted_right
         (["Ada,01_toy,1.A,,2,"], "line 2: '2' of ''"),
     ],
 )
-def test_what_could_be_read_in_two_ways_counts_for_nobody_and_is_told_by_line(
-    tmp_path, lines, words
-):
+def test_ambiguous_rows_do_not_count_and_are_reported_with_their_lines(tmp_path, lines, words):
     path = tmp_path / "explain.csv"
     path.write_text("\n".join([",".join(gradebook.HEADER), *lines]))
     grades = gradebook.read_explain(path)
@@ -438,7 +436,7 @@ def test_what_could_be_read_in_two_ways_counts_for_nobody_and_is_told_by_line(
     assert words in grades.bad[0]
 
 
-def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mended(
+def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_fixed(
     class_, everyone, tmp_path, capsys
 ):
     assert class_() == 0
@@ -458,7 +456,7 @@ def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mende
     assert table(out / "gradebook.csv")["Bob"]["1.A"] == "1"
 
 
-def test_an_empty_explain_csv_is_no_reason_to_forget_points(tmp_path):
+def test_an_empty_explain_csv_does_not_erase_points(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("\n")
     with pytest.raises(gradebook.ExplainError, match="is empty"):
@@ -477,14 +475,14 @@ def test_the_same_file_is_not_copied_again_and_again(tmp_path):
     assert len(list(tmp_path.glob("explain-*.csv"))) == 2, "two in one second are two copies"
 
 
-def test_a_spreadsheet_that_has_the_file_open_is_told(class_, everyone, tmp_path, capsys):
+def test_a_file_that_is_open_in_a_spreadsheet_is_reported(class_, everyone, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".~lock.explain.csv#").touch()
     assert class_() == 0
     assert "open in a spreadsheet" in capsys.readouterr().err
 
 
-def test_points_for_an_answer_that_was_changed_since_are_told(class_, everyone, tmp_path, capsys):
+def test_points_for_an_answer_that_has_changed_are_reported(class_, everyone, tmp_path, capsys):
     assert class_() == 0
     out = tmp_path / "out"
     enter(out, "Ada", "2")
@@ -533,14 +531,14 @@ def test_a_student_whose_result_is_broken_stays_in_the_books(class_, everyone, t
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "8"
 
 
-def test_a_folder_of_checkpoints_among_the_results_is_no_lab(class_, everyone, tmp_path):
+def test_a_folder_of_checkpoints_among_the_results_is_not_a_lab(class_, everyone, tmp_path):
     assert class_() == 0
     (tmp_path / "out" / "students" / "Ada" / ".ipynb_checkpoints").mkdir()
     (tmp_path / "out" / "students" / ".DS_Store").touch()
     assert class_("--merge") == 0
 
 
-def test_merge_goes_on_when_the_solutions_have_changed(class_, everyone, tmp_path):
+def test_merge_works_after_the_solutions_have_changed(class_, everyone, tmp_path):
     assert class_() == 0
     path = tmp_path / "out" / "students" / "Ada" / toy.LAB / "result.json"
     result = load(path)
@@ -559,7 +557,7 @@ def _hold(out: Path, ready, stay) -> None:
         stay.wait(60)
 
 
-def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, capsys):
+def test_a_second_grader_reads_which_process_has_the_folder(class_, everyone, tmp_path, capsys):
     context = multiprocessing.get_context("fork")
     ready, stay = context.Event(), context.Event()
     out = tmp_path / "out"
@@ -581,7 +579,7 @@ def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, 
         holder.join(30)
 
 
-def test_a_folder_that_can_not_be_written_is_told_before_the_work(
+def test_a_folder_that_can_not_be_written_is_reported_before_the_work(
     class_, everyone, tmp_path, capsys, monkeypatch, runs
 ):
     (tmp_path / "out").write_text("a file")
@@ -755,7 +753,7 @@ def test_two_students_whose_folders_change_places_do_not_change_grades(class_, t
     assert list(table(tmp_path / "out" / "gradebook.csv")) == ["a?b"]
 
 
-def test_nobody_counts_twice_whose_folder_was_another_one_before(class_, tmp_path):
+def test_a_student_whose_folder_has_changed_counts_once(class_, tmp_path):
     for name in ("a?b", "a:b"):
         toy.hand_in(tmp_path / "in" / name, "01_toy", toy.filled())
     assert class_() == 0
@@ -766,7 +764,7 @@ def test_nobody_counts_twice_whose_folder_was_another_one_before(class_, tmp_pat
     assert table(tmp_path / "out" / "gradebook.csv")["a?b"]["total"] == "8"
 
 
-def test_a_name_of_many_bytes_has_a_folder(class_, tmp_path):
+def test_a_student_with_a_very_long_name_has_a_folder(class_, tmp_path):
     name = "\U0001f600" * 60
     toy.hand_in(tmp_path / "in", name, toy.filled())
     assert class_() == 0
@@ -789,7 +787,7 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
 
 
-def test_a_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
+def test_a_progress_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
     course, runs, everyone, tmp_path, capsys
 ):
     line = ["grade", str(everyone), "--no-sandbox", "-o", str(tmp_path / "out")]
@@ -800,7 +798,7 @@ def test_a_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
 # --- a folder that fills up ----------------------------------------------------------------------
 
 
-def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
+def test_watch_grades_every_submission_once_when_it_arrives(
     class_, tmp_path, monkeypatch, runs, capsys
 ):
     folder, out = tmp_path / "in", tmp_path / "out"
@@ -881,7 +879,7 @@ def encrypted(path: Path, name: str) -> None:
     path.write_bytes(data)
 
 
-def test_whatever_was_handed_in_there_is_a_row_that_says_what(class_, tmp_path):
+def test_every_kind_of_submission_has_a_row_that_describes_it(class_, tmp_path):
     good = json.dumps(toy.filled())
     path = moodle_zip(
         tmp_path / "in.zip",
@@ -938,7 +936,7 @@ def test_moodles_flat_files_give_name_and_number(class_, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["eve_2_3_", "Eve_2_assignsubmission_file_"])
-def test_no_name_of_a_file_hands_in_for_somebody_else(tmp_path, first):
+def test_no_file_name_can_submit_for_another_student(tmp_path, first):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{first}x_1000_assignsubmission_file_01_toy.ipynb", "{}")
@@ -947,7 +945,7 @@ def test_no_name_of_a_file_hands_in_for_somebody_else(tmp_path, first):
     assert list(map(str.casefold, found.students)) == ["eve"]
 
 
-def test_of_several_files_in_a_zip_the_youngest_counts(tmp_path, course):
+def test_the_newest_of_several_files_in_a_zip_counts(tmp_path, course):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name, year in (("better", 2026), ("draft", 2025)):
@@ -971,7 +969,7 @@ def test_a_whole_project_that_was_zipped_with_the_notebook_costs_nothing(tmp_pat
     assert [(file.name, file.error) for file in found.files] == [("01_toy.ipynb", "")]
 
 
-def test_the_handout_beside_the_work_does_not_count_for_it(class_, tmp_path):
+def test_an_empty_handout_next_to_the_work_does_not_count(class_, tmp_path):
     toy.hand_in(tmp_path / "in" / "Ada", "final", toy.filled())
     toy.hand_in(tmp_path / "in" / "Ada", toy.LAB, student_version(toy.reference(), toy.LAB))
     toy.hand_in(tmp_path / "in" / "Bob", toy.LAB, toy.filled())
@@ -1044,7 +1042,7 @@ def test_a_notebook_that_is_nested_too_deep_for_json_is_graded(reference, tmp_pa
     assert all(answer.changed for answer in done.answers.values())
 
 
-def test_a_notebook_of_thousands_of_cells_does_not_hold_the_class_up(
+def test_a_notebook_of_thousands_of_cells_does_not_delay_the_class(
     reference, tmp_path, monkeypatch
 ):
     nb = toy.without_metadata(toy.filled())
@@ -1072,7 +1070,7 @@ AT_WILL = {
 
 @pytest.mark.parametrize("place", ["an answer", "a cell of the student's own"])
 @pytest.mark.parametrize("what", AT_WILL)
-def test_no_cell_makes_a_submission_not_graded_at_will(what, place, class_, runs, tmp_path, capsys):
+def test_no_cell_can_make_a_submission_not_graded(what, place, class_, runs, tmp_path, capsys):
     source = f"%%px\n{AT_WILL[what]}"
     nb = toy.filled(twice=source if place == "an answer" else None, swap=None)
     if place != "an answer":
@@ -1103,7 +1101,7 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
 
 
 @pytest.mark.parametrize(("where", "points"), [("swap-check", 6), ("ranks-join", None)])
-def test_an_answer_that_takes_all_memory_of_a_small_machine_is_no_way_out_of_a_grade(
+def test_an_answer_that_uses_all_memory_of_a_small_machine_is_still_graded(
     reference, tmp_path, monkeypatch, where, points
 ):
     class Hungry(toy.Pretended):
@@ -1120,7 +1118,9 @@ def test_an_answer_that_takes_all_memory_of_a_small_machine_is_no_way_out_of_a_g
     assert result.points == (points or 0)
 
 
-def test_a_notebook_of_no_lab_is_a_zero_with_a_remark(class_, everyone, course, tmp_path):
+def test_a_notebook_that_belongs_to_no_lab_gets_a_zero_with_a_remark(
+    class_, everyone, course, tmp_path
+):
     shutil.copytree(course / "solutions", tmp_path / "solutions")
     other = new_notebook(cells=[new_markdown_cell("nothing of a lab")])
     toy.hand_in(tmp_path / "solutions", "02_other", toy.reference())
@@ -1131,7 +1131,7 @@ def test_a_notebook_of_no_lab_is_a_zero_with_a_remark(class_, everyone, course, 
     assert "The lab of Fay.ipynb is unknown" in row["remarks"]
 
 
-def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
+def test_no_file_name_is_interpreted_by_a_terminal_or_a_spreadsheet(
     class_, everyone, tmp_path, capsys, monkeypatch
 ):
     name = "\x1b]0;owned\x07;=1+1.ipynb"
@@ -1175,7 +1175,7 @@ def test_a_folder_of_files_has_a_row_for_each_student(tmp_path):
     assert "Bob" not in find(folder, tmp_path, []).students, "beside folders a file is nobody's"
 
 
-def test_a_notebook_with_another_suffix_behind_its_own_is_graded(class_, tmp_path):
+def test_a_notebook_with_a_second_suffix_is_graded(class_, tmp_path):
     folder = tmp_path / "in"
     for name in ("Ada", "Bob_LATE_12_34_01_toy-1", "Cleo_1_assignsubmission_file_01_toy"):
         toy.hand_in(folder, name, toy.filled())
@@ -1194,7 +1194,7 @@ def test_two_folders_whose_names_look_alike_are_two_students(tmp_path):
     assert "folders have this name" in found.remarks["Ada Lovelace (2)"][0]
 
 
-def test_a_folder_or_a_pipe_that_is_called_a_notebook_stops_nobody(tmp_path):
+def test_a_folder_or_a_pipe_named_like_a_notebook_does_not_stop_grading(tmp_path):
     folder = tmp_path / "in"
     (folder / "Eve.ipynb").mkdir(parents=True)
     (folder / "Ada" / "01_toy.ipynb").mkdir(parents=True)
@@ -1206,7 +1206,9 @@ def test_a_folder_or_a_pipe_that_is_called_a_notebook_stops_nobody(tmp_path):
     assert "pipe.ipynb" in found.remarks[""][0]
 
 
-def test_a_students_folder_that_can_not_be_opened_is_no_zero(class_, tmp_path, monkeypatch):
+def test_a_students_folder_that_can_not_be_opened_does_not_lead_to_a_zero(
+    class_, tmp_path, monkeypatch
+):
     for name in ("Ada", "Bob"):
         toy.hand_in(tmp_path / "in" / name, "01_toy", toy.filled())
     iterdir = Path.iterdir
@@ -1255,7 +1257,7 @@ def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch
         find(path, tmp_path / "scratch", [])
 
 
-def test_who_is_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
+def test_a_student_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
     monkeypatch.setattr(submissions, "MOST_FILES", 2)
     path = moodle_zip(tmp_path / "in.zip", **{f"{name}__01_toy.ipynb": "{}" for name in NAMES})
     found = find(path, tmp_path / "scratch", [])
@@ -1263,7 +1265,7 @@ def test_who_is_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
     assert [bool(file.error) for file in found.files] == [False, False, True, True, True]
 
 
-def test_a_notebook_of_no_known_lab_is_no_zero(class_, course, tmp_path):
+def test_an_unreadable_notebook_of_an_unknown_lab_does_not_get_a_zero(class_, course, tmp_path):
     shutil.copytree(course / "solutions", tmp_path / "solutions")
     nb = toy.reference()
     for cell in nb.cells:
@@ -1283,7 +1285,9 @@ def test_a_notebook_of_no_known_lab_is_no_zero(class_, course, tmp_path):
 
 
 @pytest.mark.parametrize("entries", ["folders", "files alone"])
-def test_in_a_zipped_folder_of_students_each_ones_archive_and_row_is_there(tmp_path, entries):
+def test_in_a_zipped_folder_every_student_has_a_row_and_every_archive_is_reported(
+    tmp_path, entries
+):
     """Ten notebooks with a picture each, then one who has packed it, and one with a PDF only."""
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -1300,7 +1304,7 @@ def test_in_a_zipped_folder_of_students_each_ones_archive_and_row_is_there(tmp_p
     assert found.others["S11"] == ["answers.pdf"]
 
 
-def test_an_archive_behind_many_pictures_is_no_zero(tmp_path):
+def test_an_archive_after_many_pictures_does_not_lead_to_a_zero(tmp_path):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("Bob/01_toy.ipynb", "{}")
@@ -1312,7 +1316,7 @@ def test_an_archive_behind_many_pictures_is_no_zero(tmp_path):
     assert len(found.others["Ada"]) == submissions.MOST_LISTED
 
 
-def test_an_older_attempt_does_not_stand_in_for_one_that_cannot_be_read(class_, tmp_path):
+def test_an_older_attempt_does_not_replace_an_unreadable_attempt(class_, tmp_path):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for attempt, name in ((1, "01_toy"), (2, "01_toy-1")):
@@ -1325,7 +1329,7 @@ def test_an_older_attempt_does_not_stand_in_for_one_that_cannot_be_read(class_, 
     assert "NOT GRADED" in rows["ada"]["remarks"]
 
 
-def test_a_mended_rubric_regrades_nobody_and_a_changed_check_everybody(tmp_path):
+def test_a_fixed_rubric_regrades_no_student_and_a_changed_check_regrades_all(tmp_path):
     nb = toy.reference()
     at = nb.cells.index(toy.cell(nb, "explain-answer")) + 1
     about = {"lab": {"instructor": "rubric"}, "tags": ["remove-cell"]}
@@ -1359,7 +1363,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
 
 
-def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
+def test_ctrl_c_in_a_later_round_mentions_the_books_that_exist(
     class_, everyone, monkeypatch, capsys
 ):
     rounds, seek = [], command.find

@@ -480,7 +480,7 @@ def test_an_inspection_has_limits_of_memory_and_time(reference, monkeypatch):
 
 def test_code_that_is_hidden_after_a_long_answer_is_shown_to_a_person(reference):
     code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
-    assert "only its first" in inspection.look(a_result(code[:MOST_CODE]), reference)[0]
+    assert "only the first" in inspection.look(a_result(code[:MOST_CODE]), reference)[0]
 
 
 def test_every_graded_submission_is_inspected_and_keeps_its_remarks(

@@ -218,7 +218,7 @@ def test_the_users_launcher_comes_before_the_variable_and_the_variable_before_th
 ):
     (tmp_path / site.CONFIG_FILE).write_text("c.DDLLabs.launcher = 'mpiexec'")
     use_settings(monkeypatch, [tmp_path])
-    assert site.decide(4, None, site.settings()).reason == "by the site's settings"
+    assert site.decide(4, None, site.settings()).reason == "chosen by the site's settings"
     inside(monkeypatch, ALLOCATION)
     monkeypatch.setenv("DDL_LABS_LAUNCHER", "srun")
     assert site.decide(4, None, site.settings()).launcher == "srun"

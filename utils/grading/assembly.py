@@ -404,7 +404,7 @@ class Finder:
         if names := defined(body(cell.source)):
             sources = [source for source in lost if names <= defined(body(source))]
             if sources:
-                return sources, "by what it defines"
+                return sources, "by the names that it defines"
         marker = re.compile(rf"\bTask {re.escape(lab(cell)['task'])}\b(?!\.\d)", re.IGNORECASE)
         return list(filter(marker.search, lost)), "by the task's number"
 
@@ -433,8 +433,8 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
     overlap = len(set[str]().union(*names)) < sum(map(len, names))
     parts = "\n".join(map(body, changed))
     if not overlap and len(set(changed)) == count and parsed(parts):
-        return parts, f"There are {count} cells with its mark, and they were joined."
-    return changed[-1], f"There are {count} cells with its mark, and the last one counts."
+        return parts, f"There are {count} cells for this answer, and they were joined."
+    return changed[-1], f"There are {count} cells for this answer, and the last one counts."
 
 
 # --- the student's own cells ---------------------------------------------------------------------

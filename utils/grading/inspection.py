@@ -101,7 +101,7 @@ def look(result: Result, reference: Reference) -> list[str]:
     codes["own"] = result.own
     for part, code in codes.items():
         if len(code) >= MOST_CODE:
-            lines.append(f"{_head(part)}only its first {MOST_CODE} characters are kept")
+            lines.append(f"{_head(part)}only the first {MOST_CODE} characters are kept")
     remarks = _inspected(codes, result, reference)
     if remarks is None:
         return [*lines, "look at this submission: its code is too long or nested for an inspection"]

@@ -98,7 +98,7 @@ class End(StrEnum):
     """Why a run ended before its last cell, if the reason says something about the answers."""
 
     CELL_TIME = "out of time"
-    TOTAL_TIME = "out of time in all"
+    TOTAL_TIME = "out of time for the notebook"
     MEMORY = "too much memory"
     OUTPUT = "too much output"
     MACHINE_MEMORY = "out of memory"

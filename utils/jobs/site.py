@@ -128,11 +128,11 @@ def decide(cpus: int, asked: str | None, site: DDLLabs) -> Way:
         ("the site's settings", site.launcher),
     ):
         if name and name != "auto":
-            return Way(_possible(name, source, allocation), f"by {source}", allocation)
+            return Way(_possible(name, source, allocation), f"chosen by {source}", allocation)
     if allocation is None:
         if has_slurm():
             return Way("slurm", "the ranks get a separate job, because this host isn't part of one")
-        return Way("mpiexec", "on this machine, because it has no Slurm")
+        return Way("mpiexec", "this machine has no Slurm")
     where = f"Slurm job {allocation.job} on {allocation.nodes}"
     if allocation.cpus >= cpus:
         return Way("mpiexec", f"{where} has {allocation.cpus} CPUs, which is enough", allocation)

@@ -54,7 +54,7 @@ def check(wanted: dict[str, Any], settings: Mapping[str, str]) -> None:
     _check_environment(wanted["environment"], settings)
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
-        raise CannotForkError(f"the fork server has {threads - 1} threads of a library")
+        raise CannotForkError(f"a library has started {threads - 1} threads in the fork server")
     program = os.fsdecode(wanted["arguments"][0])
     path = os.path.join(os.fsdecode(wanted["folder"]), program)
     if program not in ("-c", "-m") and not os.path.isfile(path):

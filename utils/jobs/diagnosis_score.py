@@ -64,7 +64,7 @@ def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
 
 
 def rows(trials: Iterable[Trial]) -> list[list[object]]:
-    """Return a row per class and one for all, with counts and the median seconds to a report."""
+    """Return a row per class and one for all: counts, and the wrong programs' median seconds."""
     trials = list(trials)
     classes = {kind: [trial for trial in trials if trial.pair.kind == kind] for kind in KINDS}
     filled = {kind: members for kind, members in classes.items() if members}

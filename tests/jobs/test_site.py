@@ -229,7 +229,7 @@ def test_the_users_launcher_comes_before_the_variable_and_the_variable_before_th
     ("launcher", "error", "words"),
     [
         ("pbs", ValueError, "expected one of auto, mpiexec, srun, slurm, not 'pbs'"),
-        ("srun", RanksError, "srun works within a Slurm job"),
+        ("srun", RanksError, "srun works only within a Slurm job"),
         ("slurm", RanksError, "Slurm does not answer here"),
     ],
 )
@@ -329,7 +329,7 @@ def test_an_unknown_partition_is_an_error_with_a_reason(commands):
     with pytest.raises(RanksError, match="Invalid partition name specified") as caught:
         cluster.start(2, partition="nosuch")
     assert "Slurm refused the job" in str(caught.value)
-    assert "Partitions here: lab, debug" in str(caught.value)
+    assert "partitions: lab, debug" in str(caught.value)
 
 
 # A command that waits for ever, as srun does while its job is in the queue.

@@ -189,7 +189,7 @@ def _below(mpiexec: str, environment: Mapping[str, str]) -> dict[str, str]:
 
 def _environment(environment: Mapping[str, str], settings: dict[str, str]) -> dict[str, str]:
     """Return the server's environment, with `settings` and one thread but no variables of a job."""
-    # Also none of a grading run: ending all processes of the run would end the server, too.
+    # A grading run's variables are left out, because ending the run would end the server, too.
     gone = ("DDL_LABS_RANKS", "DDL_LABS_RUN", "SLURM_", "OMPI_", "PMIX_", "PRTE_", "MPI4PY_")
     own = {name: value for name, value in environment.items() if not name.startswith(gone)}
     own |= settings | dict.fromkeys(THREADS, "1")

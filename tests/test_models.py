@@ -118,7 +118,7 @@ def test_attention_is_that_of_pytorch():
 
 
 def test_heads_that_do_not_fit_are_named():
-    with pytest.raises(ValueError, match="3 heads cannot share 64 features"):
+    with pytest.raises(ValueError, match="64 features can't be divided evenly among 3 heads"):
         Attention(64, 3)
-    with pytest.raises(ValueError, match="10 columns are no whole number of heads of 4"):
+    with pytest.raises(ValueError, match="10 columns can't be divided into heads of 4"):
         attend(*torch.randn(3, 1, 2, 10), 4)

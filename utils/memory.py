@@ -1,15 +1,15 @@
-"""How many bytes of tensors a rank holds: now, at the peak, and of which kind.
+"""Measures the bytes of a rank's tensors: now, at the peak, and by kind.
 
-    with Meter(model) as meter:                  # counts what the block makes, and the model
+    with Meter(model) as meter:                  # counts the model and all tensors of the block
         loss = model(images).mean()
-        held = meter.now                         # bytes alive: weights, activations, the rest
+        held = meter.now                         # bytes in use: weights, activations, the rest
         loss.backward()
-    meter.peak                                   # the most that was alive at once, in bytes
+    meter.peak                                   # the most bytes in use at once
 
-Counted are storages: a view, or a tensor that several names stand for, counts once. The numbers
-follow from the program, not from the machine: they are the same at each run. What no operation of
-PyTorch makes is not seen: an array of NumPy, buffers of the MPI library, workspaces inside of an
-operation. So the process needs more than this; how much more, the resident set size tells.
+A meter counts storages, so a view or a tensor with several names counts once. The numbers depend on
+the program and not on the machine, so every run gives the same. A meter doesn't see memory that no
+PyTorch operation allocates, such as NumPy arrays, buffers of the MPI library, and workspaces inside
+an operation. The process therefore needs more, and its resident set size shows how much.
 
 Idea: PyTorch's `torch.distributed._tools.mem_tracker` (2024).
 """
@@ -31,23 +31,23 @@ KINDS = ("parameters", "gradients", "optimizer state", "other")
 
 
 class Meter(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made inside a ``with`` block, on this thread.
+    """Counts the bytes of all tensors that this thread makes inside a ``with`` block.
 
     Args:
-        things: Modules, optimizers, tensors, or lists and dicts of them, that exist already and
-            shall count from the beginning; of a module parameters, gradients and buffers.
+        things: Existing modules, optimizers, tensors, or lists and dicts of them, that count from
+            the beginning. A module counts with its parameters, gradients and buffers.
 
     Attributes:
-        peak: The most bytes alive at once, since the block began or :meth:`restart` was called.
-        history: (seconds of ``time.perf_counter``, bytes alive) at each new tensor.
+        peak: The most bytes in use at once since the block began or :meth:`restart` was called.
+        history: (seconds of ``time.perf_counter``, bytes in use) at each new tensor.
 
-    A block may be entered again: the meter goes on. Deleted tensors count no more as soon as they
-    are gone; tensors that still live keep their place between two blocks.
+    You may enter a block again, and the meter continues. A deleted tensor stops counting at once,
+    and a tensor that still exists between two blocks keeps counting.
     """
 
     def __init__(self, *things: Any) -> None:
         super().__init__()
-        # Of each storage, by its id, a weak reference and its bytes when last looked at.
+        # For each storage, by its id: a weak reference, and its bytes at the last look.
         self._storages: dict[int, tuple[weakref.ref, int]] = {}
         self.peak = 0
         self.history: list[tuple[float, int]] = []
@@ -55,11 +55,11 @@ class Meter(TorchDispatchMode):
 
     @property
     def now(self) -> int:
-        """Bytes that are alive."""
+        """Return the bytes that are in use."""
         return sum(storage.nbytes() for storage in self._alive())
 
     def watch(self, *things: Any) -> None:
-        """Count these, too, from now on; of a module what it has at this moment."""
+        """Count these, too, from now on; for a module, the tensors that it has now."""
         tensors = list(tensors_of(*things))
         gradients = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
         plain = _plain([tensors, gradients])
@@ -67,22 +67,22 @@ class Meter(TorchDispatchMode):
             self._note()
 
     def restart(self) -> int:
-        """Begin a new peak and a new history; return the bytes that are alive."""
+        """Begin a new peak and a new history; return the bytes that are in use."""
         self.peak = 0
         self.history = []
         self._note()
         return self.peak
 
     def kinds(self, parameters: Any = (), optimizer: Any = ()) -> dict[str, int]:
-        """Return what is alive, in bytes, by kind.
+        """Return the bytes in use by kind.
 
         Args:
             parameters: A module, or parameters.
-            optimizer: An optimizer, or tensors that are its state.
+            optimizer: An optimizer, or the tensors of its state.
 
         Returns:
-            "parameters", "gradients" (of those parameters), "optimizer state", and "other": what
-            else this meter has seen, such as activations and the minibatch.
+            "parameters", "gradients" (of these parameters), "optimizer state", and "other" for the
+            remaining tensors that this meter has seen, such as activations and the minibatch.
         """
         weights = list(_parameters(parameters))
         gradients = [weight.grad for weight in weights if weight.grad is not None]
@@ -93,15 +93,15 @@ class Meter(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if any(hasattr(kind, "__tensor_flatten__") for kind in types):
-            return NotImplemented  # a DTensor: let it come to the plain tensors that it consists of
+            return NotImplemented  # a DTensor: PyTorch then dispatches on its plain tensors
         out = function(*args, **(kwargs or {}))
         used = [tensor.untyped_storage() for tensor in _plain((args, kwargs))]
-        # A view of what is used, or itself, is not new; but torch.tensor(…) is shown so at first.
+        # A result that shares storage with an argument isn't new, except for torch.tensor(…).
         lifted = function is torch.ops.aten.lift_fresh.default
         before = set() if lifted else {id(storage) for storage in used}
         results = [tensor.untyped_storage() for tensor in _plain(out)]
         made = [storage for storage in results if id(storage) not in before]
-        # FSDP gives a storage its bytes by no operation: so look at what is used, too.
+        # FSDP resizes storages without an operation, so look at the arguments, too.
         grown = self._changed(used, new=False)
         if self._changed(made, new=True) or grown:
             self._note()
@@ -112,7 +112,7 @@ class Meter(TorchDispatchMode):
         return [storage for storage in storages if storage is not None]
 
     def _changed(self, storages: Iterable[torch.UntypedStorage], new: bool) -> bool:
-        """Note sizes, of new storages as well if they shall; return whether one has changed."""
+        """Note the sizes of known (and if `new`, new) storages; return whether one has changed."""
         changed = False
         for storage in storages:
             ref, size = self._storages.get(id(storage), (None, None))
@@ -134,7 +134,7 @@ def tensors_of(*things: Any) -> Iterator[Tensor]:
     """Yield all tensors of modules (without gradients), optimizers (their state), and containers.
 
     Raises:
-        TypeError: Something is none of these.
+        TypeError: An argument has another type.
     """
     for thing in tree_leaves(things):
         if isinstance(thing, nn.Module):
@@ -146,8 +146,8 @@ def tensors_of(*things: Any) -> Iterator[Tensor]:
             yield thing
         elif thing is not None:
             raise TypeError(
-                "a module, an optimizer, a tensor, or lists and dicts of them are measured; got "
-                + type(thing).__name__
+                f"A meter can't measure an object of type {type(thing).__name__}. Give it modules, "
+                "optimizers, tensors, or lists and dicts of them."
             )
 
 
@@ -157,10 +157,11 @@ def _parameters(thing: Any) -> Iterator[Tensor]:
 
 
 def nbytes(*things: Any) -> int:
-    """Return the bytes of all tensors of modules, optimizers, containers: each storage once.
+    """Return the bytes of all tensors of modules, optimizers and containers, each storage once.
 
-    Of a module parameters and buffers count, no gradients; of an optimizer what it keeps for each
-    parameter, without the parameters themselves. Of a DTensor it is the shard of this rank.
+    A module counts with its parameters and buffers, but without gradients. An optimizer counts with
+    its state for each parameter, but without the parameters. A DTensor counts with this rank's
+    shard.
     """
     return _bytes(tensors_of(*things), set())
 
@@ -176,18 +177,18 @@ def _bytes(tensors: Iterable[Tensor], seen: set[int]) -> int:
 
 
 def _locally(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield what this process has of a tensor: of a DTensor its shard."""
+    """Yield the part of a tensor that is in this process, which for a DTensor is its shard."""
     if hasattr(tensor, "__tensor_flatten__"):
         inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
         for part in inner:
-            if isinstance(part, Tensor):  # there may be a mesh as well
+            if isinstance(part, Tensor):  # another part may be a mesh
                 yield from _locally(part)
     else:
         yield tensor
 
 
 def _plain(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a tree that have bytes of their own in this process."""
+    """Yield the tensors of a tree that have memory in this process."""
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_meta:
             yield from _locally(leaf)

@@ -15,16 +15,16 @@ SIZES = (784, 512, 512, 10)
 
 
 class MLP(nn.Module):
-    """A multilayer perceptron: flatten, then Linear + ReLU, the last Linear gives logits.
+    """A multilayer perceptron: it flattens images, then has Linear and ReLU, and ends with logits.
 
     Args:
         sizes: Features in, hidden features …, classes out; at least two positive integers.
 
-    It has Σ (inᵢ + 1) · outᵢ parameters over its Linear layers, the 1 being the bias:
+    It has Σ (inᵢ + 1) · outᵢ parameters over its Linear layers, where the 1 counts the bias:
     785 · 512 + 513 · 512 + 513 · 10 = 669,706 for the default sizes, 2.7 MB in float32.
 
     Raises:
-        TypeError, ValueError: `sizes` is not such a sequence.
+        TypeError, ValueError: `sizes` is not a sequence of at least two positive integers.
 
     Source: the network of PyTorch's "Quickstart" tutorial (2021).
     """
@@ -35,7 +35,7 @@ class MLP(nn.Module):
         layers: list[nn.Module] = [nn.Flatten()]
         for wide, narrow in itertools.pairwise(self.sizes):
             layers += [nn.Linear(wide, narrow), nn.ReLU()]
-        self.layers = nn.Sequential(*layers[:-1])  # no ReLU behind the logits
+        self.layers = nn.Sequential(*layers[:-1])  # no ReLU after the logits
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits float32 [m, sizes[-1]] of images float32 [m, …], sizes[0] values each."""
@@ -43,28 +43,28 @@ class MLP(nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int) -> MLP:
-        """Draw all parameters anew from `seed`, in place, and return the model.
+        """Draw new values for all parameters from `seed`, in place, and return the model.
 
-        The values are those of `torch.manual_seed(seed); MLP(sizes)`: weights and biases
-        uniform in ±1/√in. The global random state is neither read nor changed.
+        The values are the same as after `torch.manual_seed(seed); MLP(sizes)`, with weights and
+        biases uniform in ±1/√in. The global random state is neither read nor changed.
         """
         random = torch.Generator().manual_seed(operator.index(seed))
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 bound = 1 / math.sqrt(layer.in_features)
                 for parameter in (layer.weight, layer.bias):
-                    # On the CPU first: another device's generator would draw other numbers.
+                    # Draw on the CPU, because another device's generator gives other numbers.
                     drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=random)
                     parameter.copy_(drawn)
         return self
 
 
 def mlp(seed: int = 0, sizes: Sequence[int] = SIZES) -> MLP:
-    """Return an `MLP(sizes)` whose weights follow from `seed` alone.
+    """Return an `MLP(sizes)` whose weights depend only on `seed`.
 
-    The same seed gives the same weights on every rank, whatever was drawn before, and the
-    global random state stays as it was. Different seeds on different ranks give replicas
-    that differ: what DDP's first broadcast is there to repair.
+    The same seed gives the same weights on every rank, regardless of earlier random numbers, and
+    the global random state doesn't change. Different seeds on different ranks give different
+    replicas, which DDP's first broadcast would repair.
 
     Raises:
         TypeError, ValueError: `sizes` is not a sequence of at least two positive integers, or
@@ -76,7 +76,7 @@ def mlp(seed: int = 0, sizes: Sequence[int] = SIZES) -> MLP:
 
 
 def _checked(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Return the sizes as integers, or raise an error that shows them."""
+    """Return the sizes as integers. Raises TypeError or ValueError with the wrong sizes."""
     try:
         checked = tuple(operator.index(size) for size in sizes)
     except TypeError:
@@ -92,13 +92,13 @@ def _checked(sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, head_size: int) -> Tensor:
-    """Return softmax(q kᵀ / √head_size) v of each head, in the shape of `q`.
+    """Return softmax(q kᵀ / √head_size) v for each head, in the shape of `q`.
 
-    `q`, `k`, and `v` are [samples, tokens, heads · head_size], one head beside the other.
+    `q`, `k`, and `v` are [samples, tokens, heads · head_size], with the heads side by side.
     """
     samples, tokens, width = q.shape
     if width % head_size:
-        raise ValueError(f"{width} columns are no whole number of heads of {head_size} columns")
+        raise ValueError(f"{width} columns can't be divided into heads of {head_size} columns.")
     q, k, v = (t.reshape(samples, tokens, -1, head_size).transpose(1, 2) for t in (q, k, v))
     weights = (q @ k.transpose(-2, -1) / math.sqrt(head_size)).softmax(-1)
     return (weights @ v).transpose(1, 2).reshape(samples, tokens, width)
@@ -110,18 +110,18 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"{heads} heads cannot share {width} features evenly")
+            raise ValueError(f"{width} features can't be divided evenly among {heads} heads.")
         self.heads = heads
         self.head_size = width // heads
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [samples, tokens, width] of a tensor of that shape."""
+        """Return a tensor of the same shape [samples, tokens, width]."""
         return self.out(attend(self.q(x), self.k(x), self.v(x), self.head_size))
 
 
 class FeedForward(nn.Module):
-    """A transformer's MLP: `up` to `hidden` features, GELU, `down` again."""
+    """A transformer's MLP: `up` to `hidden` features, GELU, and `down` to `width` again."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -129,12 +129,12 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return […, width] of a tensor of that shape."""
+        """Return a tensor of the same shape […, width]."""
         return self.down(functional.gelu(self.up(x)))
 
 
 class Block(nn.Module):
-    """A block is attention, then an MLP; each behind a LayerNorm, and added to what came in."""
+    """A transformer block: attention, then an MLP; each follows a LayerNorm and adds its input."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -144,24 +144,24 @@ class Block(nn.Module):
         self.mlp = FeedForward(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [samples, tokens, width] of a tensor of that shape."""
+        """Return a tensor of the same shape [samples, tokens, width]."""
         x = x + self.attention(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
 
 class ViT(nn.Module):
-    """A vision transformer for 28 × 28 images: 16 patches of 7 × 7 are its tokens.
+    """A vision transformer for 28 × 28 images, whose tokens are 16 patches of 7 × 7 pixels.
 
     Args:
         depth: Number of blocks.
         width: Features of a token.
-        heads: Of each attention; they share the width evenly.
-        hidden: Features inside of each MLP.
+        heads: Number of heads in each attention, which share the width evenly.
+        hidden: Hidden features of each MLP.
 
-    With the default sizes 54,986 parameters at depth 1, and 49,984 for each further block.
+    With the default sizes it has 54,986 parameters at depth 1, and 49,984 for each further block.
 
-    Source: A. Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021); here the mean over the
-    tokens is classified, and there is no class token.
+    Source: A. Dosovitskiy et al., "An Image is Worth 16x16 Words" (2021). Instead of a class token,
+    this model classifies the mean over the tokens.
     """
 
     PATCH = 7
@@ -177,7 +177,7 @@ class ViT(nn.Module):
         self.head = nn.Linear(width, self.CLASSES)
 
     def tokens(self, images: Tensor) -> Tensor:
-        """Return [m, 16, width], the embedded patches of images [m, 1, 28, 28]."""
+        """Return the embedded patches [m, 16, width] of images [m, 1, 28, 28]."""
         rows = images.unfold(2, self.PATCH, self.PATCH)
         patches = rows.unfold(3, self.PATCH, self.PATCH).reshape(len(images), self.TOKENS, -1)
         return self.embed(patches) + self.position
@@ -191,7 +191,7 @@ class ViT(nn.Module):
 
 
 def vit(seed: int = 0, **sizes: int) -> ViT:
-    """Return a `ViT(**sizes)` whose weights follow from `seed` alone: the same on every rank."""
+    """Return a `ViT(**sizes)` whose weights depend only on `seed`, so they agree on all ranks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(operator.index(seed))
         return ViT(**sizes)

@@ -113,16 +113,16 @@ def a_run(*cells: str, end: str | None = None) -> Run:
         (a_run("a", "b"), 1, 3, ""),
         (a_run("a", end="the ranks are gone"), 2, 0, ""),
         (a_run("a", end="out of time"), -9, 1, ""),
-        (a_run("a", end="the kernel died"), 2, 1, "memory ran out"),
+        (a_run("a", end="the kernel died"), 2, 1, "to free memory"),
         (a_run("a"), -9, 0, "SIGKILL"),
         (a_run("a", "b"), 137, 0, "SIGKILL"),
         (a_run("a", "b"), 3, 0, "status 3: last words"),
         (a_run(), 5, 0, "status 5"),
-        (a_run("a"), 0, 0, "nothing of 1 of 2 cells"),
-        (a_run(), 1, 0, "nothing of 2 of 2 cells"),
+        (a_run("a"), 0, 0, "nothing about 1 of 2 cells"),
+        (a_run(), 1, 0, "nothing about 2 of 2 cells"),
     ],
 )
-def test_only_a_run_that_went_to_its_end_gives_points(done, status, killed, words):
+def test_only_a_complete_run_gives_points(done, status, killed, words):
     found = fault(done, CELLS, status, killed, 1 << 40)
     assert bool(found) == bool(words)
     assert words in found
@@ -150,7 +150,7 @@ class Faulty(toy.Pretended):
 
 
 @pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "No space left on device")])
-def test_a_run_that_the_machine_spoilt_is_made_again(reference, monkeypatch, tmp_path, error):
+def test_a_run_that_the_machine_spoiled_is_repeated(reference, monkeypatch, tmp_path, error):
     monkeypatch.setattr(grader, "run", Faulty(reference, 2, error))
     result = grade(toy.hand_in(tmp_path, "ada", toy.filled()), reference, Box(), tmp_path / "out")
     assert (result.points, result.error, result.runs) == (8, "", 1)
@@ -168,11 +168,9 @@ def test_a_machine_that_fails_for_good_gives_no_points_and_no_zero(
     assert result.open == ["1.A"]
 
 
-def test_ranks_that_come_up_too_slowly_for_the_time_that_is_left_are_no_zero(
-    reference, monkeypatch, tmp_path
-):
+def test_ranks_that_start_too_slowly_do_not_lead_to_a_zero(reference, monkeypatch, tmp_path):
     def slow(*_, **__) -> Run:
-        why = "cell 'ranks-join', before all tasks, failed"
+        why = "cell 'ranks-join' before the first task failed"
         return Run([{"cell": "ranks-join", "end": why}], 400.0, why)
 
     monkeypatch.setattr(grader, "run", slow)
@@ -219,7 +217,9 @@ def test_options_of_the_instructors_own_pytest_change_no_grade(tmp_path, monkeyp
     assert [record["outcome"] for record in done.records] == ["passed", "passed"]
 
 
-def test_a_submission_that_can_not_be_read_is_no_zero(class_, everyone, tmp_path, monkeypatch):
+def test_a_submission_that_can_not_be_read_does_not_get_a_zero(
+    class_, everyone, tmp_path, monkeypatch
+):
     read_bytes = Path.read_bytes
 
     def refuse(path: Path) -> bytes:
@@ -234,7 +234,7 @@ def test_a_submission_that_can_not_be_read_is_no_zero(class_, everyone, tmp_path
     assert "NOT GRADED: Bob.ipynb can't be read: Permission denied" in row["remarks"]
 
 
-def test_a_notebook_that_vanishes_while_the_class_is_graded_is_no_zero(
+def test_a_notebook_that_vanishes_while_the_class_is_graded_does_not_get_a_zero(
     class_, everyone, tmp_path, monkeypatch
 ):
     plan = command.plan
@@ -281,7 +281,7 @@ def test_not_graded_is_blank_in_every_book(tmp_path):
     assert canvas["Bob"][toy.LAB] == "0"
 
 
-def test_the_summary_begins_with_who_was_not_graded_and_counts_the_others(reference):
+def test_the_summary_begins_with_the_students_who_were_not_graded_and_counts_the_others(reference):
     results = [a_result("Ada", 1.0, error="killed <b>"), a_result("Bob", 2.0)]
     page = summary(results, [reference], {}, {"Ada": "a", "Bob": "b"})
     top = page[: page.index("<h2>")]
@@ -303,7 +303,7 @@ def test_a_student_who_was_not_graded_reads_no_points():
 # --- what was entered by hand --------------------------------------------------------------------
 
 
-def test_points_by_hand_outlive_other_runs_other_labs_and_withdrawn_students(
+def test_points_by_hand_survive_other_runs_other_labs_and_withdrawn_students(
     class_, everyone, course, tmp_path, capsys
 ):
     assert class_() == 0
@@ -312,7 +312,7 @@ def test_points_by_hand_outlive_other_runs_other_labs_and_withdrawn_students(
     enter(out, "Bob", "1")
     (everyone / "Bob.ipynb").unlink()
     assert class_() == 0
-    assert "nobody here is called 'Bob'" in capsys.readouterr().err
+    assert "there is no student 'Bob'" in capsys.readouterr().err
     assert (by_hand(out)["Ada"], by_hand(out)["Bob"]) == ("2", "1")
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
     assert class_("--only", toy.LAB) == 0
@@ -341,7 +341,7 @@ def test_points_entered_while_the_class_is_graded_are_not_overwritten(class_, ev
     assert table(out / "gradebook.csv")["Dora"]["1.A"] == "2"
 
 
-def test_a_mistake_in_explain_csv_that_came_meanwhile_costs_no_points(
+def test_a_mistake_made_in_explain_csv_during_the_grading_costs_no_points(
     class_, everyone, tmp_path, capsys
 ):
     assert class_() == 0
@@ -370,7 +370,7 @@ def test_only_one_lab_leaves_the_grades_of_the_others_in_the_books(class_, every
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "10"
 
 
-def test_rows_for_nobody_are_told_and_kept(tmp_path):
+def test_rows_that_match_no_answer_are_reported_and_kept(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text(
         "student,lab,task,max,points,comment,read by\n"
@@ -380,9 +380,9 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
     grades = gradebook.read_explain(path)
     said = gradebook.merge_explain([a_result("Ada")], grades)
     assert len(said) == 3, said
-    assert "line 2: nobody here is called 'Adda' ('Ada'?)" in said[0]
+    assert "line 2: there is no student 'Adda'. Do you mean 'Ada'?" in said[0]
     assert "no task '1.Z'" in said[1]
-    assert "is passed, not read by hand" in said[2]
+    assert "isn't graded by hand (passed)" in said[2]
     assert "'Gone'" not in "".join(said), "nothing was entered for Gone"
     gradebook.write_explain([a_result("Ada")], path, grades)
     kept = path.read_text(encoding="utf-8-sig").splitlines()
@@ -397,7 +397,7 @@ def test_rows_for_nobody_are_told_and_kept(tmp_path):
 @pytest.mark.parametrize(
     ("delimiter", "end"), [(",", "\n"), (";", "\r\n"), ("\t", "\r\n"), (",", "\r")]
 )
-def test_what_spreadsheets_write_is_read(tmp_path, encoding, delimiter, end):
+def test_files_that_spreadsheets_write_are_read(tmp_path, encoding, delimiter, end):
     rows = [gradebook.HEADER, ["Zoë Müller", "01_toy", "1.A", "3", "2", "gut – weiter", ""]]
     text = end.join(delimiter.join(row) for row in rows) + end
     (tmp_path / "explain.csv").write_bytes(text.encode(encoding))
@@ -428,9 +428,7 @@ def test_a_comment_of_several_lines_comes_back_whole_and_lines_are_counted_right
         (["Ada,01_toy,1.A,,2,"], "line 2: '2' of ''"),
     ],
 )
-def test_what_could_be_read_in_two_ways_counts_for_nobody_and_is_told_by_line(
-    tmp_path, lines, words
-):
+def test_ambiguous_rows_do_not_count_and_are_reported_with_their_lines(tmp_path, lines, words):
     path = tmp_path / "explain.csv"
     path.write_text("\n".join([",".join(gradebook.HEADER), *lines]))
     grades = gradebook.read_explain(path)
@@ -438,7 +436,7 @@ def test_what_could_be_read_in_two_ways_counts_for_nobody_and_is_told_by_line(
     assert words in grades.bad[0]
 
 
-def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mended(
+def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_fixed(
     class_, everyone, tmp_path, capsys
 ):
     assert class_() == 0
@@ -448,8 +446,8 @@ def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mende
     before = (out / "explain.csv").read_text()
     assert class_("--merge") == 2
     said = capsys.readouterr().err
-    assert "99 points; there are 0 to 2; this row counts for nobody" in said
-    assert "keeps 1 bad rows: mend them" in said
+    assert "99 points are not between 0 and 2. The row doesn't count until" in said
+    assert "1 rows in it are wrong" in said
     books = table(out / "gradebook.csv")
     assert (books["Ada"]["1.A"], books["Bob"]["1.A"]) == ("2", "")
     assert (out / "explain.csv").read_text() == before
@@ -458,7 +456,7 @@ def test_one_bad_row_costs_no_other_student_points_and_is_kept_until_it_is_mende
     assert table(out / "gradebook.csv")["Bob"]["1.A"] == "1"
 
 
-def test_an_empty_explain_csv_is_no_reason_to_forget_points(tmp_path):
+def test_an_empty_explain_csv_does_not_erase_points(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("\n")
     with pytest.raises(gradebook.ExplainError, match="is empty"):
@@ -477,14 +475,14 @@ def test_the_same_file_is_not_copied_again_and_again(tmp_path):
     assert len(list(tmp_path.glob("explain-*.csv"))) == 2, "two in one second are two copies"
 
 
-def test_a_spreadsheet_that_has_the_file_open_is_told(class_, everyone, tmp_path, capsys):
+def test_a_file_that_is_open_in_a_spreadsheet_is_reported(class_, everyone, tmp_path, capsys):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / ".~lock.explain.csv#").touch()
     assert class_() == 0
     assert "open in a spreadsheet" in capsys.readouterr().err
 
 
-def test_points_for_an_answer_that_was_changed_since_are_told(class_, everyone, tmp_path, capsys):
+def test_points_for_an_answer_that_has_changed_are_reported(class_, everyone, tmp_path, capsys):
     assert class_() == 0
     out = tmp_path / "out"
     enter(out, "Ada", "2")
@@ -495,7 +493,7 @@ def test_points_for_an_answer_that_was_changed_since_are_told(class_, everyone, 
         capsys.readouterr()
         assert class_("--resume") == 0
         said = capsys.readouterr().err
-        assert "Ada has changed the answer to 1.A since" in said
+        assert "Ada has changed the answer to task 1.A since" in said
         assert "Bob" not in said
         assert by_hand(out)["Ada"] == "2"
     path = out / "explain.csv"
@@ -533,14 +531,14 @@ def test_a_student_whose_result_is_broken_stays_in_the_books(class_, everyone, t
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "8"
 
 
-def test_a_folder_of_checkpoints_among_the_results_is_no_lab(class_, everyone, tmp_path):
+def test_a_folder_of_checkpoints_among_the_results_is_not_a_lab(class_, everyone, tmp_path):
     assert class_() == 0
     (tmp_path / "out" / "students" / "Ada" / ".ipynb_checkpoints").mkdir()
     (tmp_path / "out" / "students" / ".DS_Store").touch()
     assert class_("--merge") == 0
 
 
-def test_merge_goes_on_when_the_solutions_have_changed(class_, everyone, tmp_path):
+def test_merge_works_after_the_solutions_have_changed(class_, everyone, tmp_path):
     assert class_() == 0
     path = tmp_path / "out" / "students" / "Ada" / toy.LAB / "result.json"
     result = load(path)
@@ -559,7 +557,7 @@ def _hold(out: Path, ready, stay) -> None:
         stay.wait(60)
 
 
-def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, capsys):
+def test_a_second_grader_reads_which_process_has_the_folder(class_, everyone, tmp_path, capsys):
     context = multiprocessing.get_context("fork")
     ready, stay = context.Event(), context.Event()
     out = tmp_path / "out"
@@ -569,7 +567,7 @@ def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, 
         assert ready.wait(30)
         assert class_() == 2
         said = capsys.readouterr().err
-        assert f"process {holder.pid} on {socket.gethostname()}, since 20" in said
+        assert f"process {holder.pid} on {socket.gethostname()} has been grading since 20" in said
         (out / "students").mkdir()
         assert class_("--merge") == 2
         holder.kill()
@@ -581,7 +579,7 @@ def test_a_second_grader_is_told_who_has_the_folder(class_, everyone, tmp_path, 
         holder.join(30)
 
 
-def test_a_folder_that_can_not_be_written_is_told_before_the_work(
+def test_a_folder_that_can_not_be_written_is_reported_before_the_work(
     class_, everyone, tmp_path, capsys, monkeypatch, runs
 ):
     (tmp_path / "out").write_text("a file")
@@ -616,7 +614,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_books_and_says_so(
 
     monkeypatch.setattr(os, "fsync", no_room)
     assert class_("--merge") == 2
-    assert "not written: explain.csv: [Errno 28] No space left" in capsys.readouterr().err
+    assert "NOT WRITTEN: explain.csv: [Errno 28] No space left" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in before}
     full[0] = False
     assert class_("--merge") == 0
@@ -663,8 +661,8 @@ def test_ctrl_c_twice_still_writes_the_books(
     books = table(tmp_path / "out" / "gradebook.csv")
     assert list(books) == list(NAMES)
     assert [books[name]["total"] for name in NAMES] == ["8", "8", "", "", ""]
-    assert "NOT GRADED: not graded yet" in books["Dora"]["remarks"]
-    assert capsys.readouterr().err.count("books are being written") == 2
+    assert "NOT GRADED: The grading was interrupted" in books["Dora"]["remarks"]
+    assert capsys.readouterr().err.count("the pages are being written") == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -756,7 +754,7 @@ def test_two_students_whose_folders_change_places_do_not_change_grades(class_, t
     assert list(table(tmp_path / "out" / "gradebook.csv")) == ["a?b"]
 
 
-def test_nobody_counts_twice_whose_folder_was_another_one_before(class_, tmp_path):
+def test_a_student_whose_folder_has_changed_counts_once(class_, tmp_path):
     for name in ("a?b", "a:b"):
         toy.hand_in(tmp_path / "in" / name, "01_toy", toy.filled())
     assert class_() == 0
@@ -767,7 +765,7 @@ def test_nobody_counts_twice_whose_folder_was_another_one_before(class_, tmp_pat
     assert table(tmp_path / "out" / "gradebook.csv")["a?b"]["total"] == "8"
 
 
-def test_a_name_of_many_bytes_has_a_folder(class_, tmp_path):
+def test_a_student_with_a_very_long_name_has_a_folder(class_, tmp_path):
     name = "\U0001f600" * 60
     toy.hand_in(tmp_path / "in", name, toy.filled())
     assert class_() == 0
@@ -791,7 +789,7 @@ def test_a_stopped_run_without_resume_keeps_the_grades_that_still_hold(
     assert [books[name]["total"] for name in NAMES] == ["", "8", "8", "8", "8"]
 
 
-def test_a_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
+def test_a_progress_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
     course, runs, everyone, tmp_path, capsys
 ):
     line = ["grade", str(everyone), "--no-sandbox", "-o", str(tmp_path / "out")]
@@ -802,7 +800,7 @@ def test_a_bar_says_how_many_are_graded_and_how_long_the_rest_will_take(
 # --- a folder that fills up ----------------------------------------------------------------------
 
 
-def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
+def test_watch_grades_every_submission_once_when_it_arrives(
     class_, tmp_path, monkeypatch, runs, capsys
 ):
     folder, out = tmp_path / "in", tmp_path / "out"
@@ -835,7 +833,7 @@ def test_a_folder_that_fills_up_is_graded_as_it_does_and_nothing_twice(
     assert seen == [0, 0, 0, 0, 1, 1, 2, 2, 2], "graded what is whole, and only what is new"
     books = table(out / "gradebook.csv")
     assert {name: row["total"] for name, row in books.items()} == {"Ada": "10", "Bob": "6"}
-    assert "there is no notebook" in capsys.readouterr().err
+    assert "There is no notebook" in capsys.readouterr().err
     assert not (out / command.HOLDER).exists()
 
 
@@ -883,7 +881,7 @@ def encrypted(path: Path, name: str) -> None:
     path.write_bytes(data)
 
 
-def test_whatever_was_handed_in_there_is_a_row_that_says_what(class_, tmp_path):
+def test_every_kind_of_submission_has_a_row_that_describes_it(class_, tmp_path):
     good = json.dumps(toy.filled())
     path = moodle_zip(
         tmp_path / "in.zip",
@@ -909,12 +907,12 @@ def test_whatever_was_handed_in_there_is_a_row_that_says_what(class_, tmp_path):
         **{"Gina": "", "Hugo": "0", "Iris": "", "Jack": "0"},
     }
     for name, words in {
-        "Bob": "NOT GRADED: work.rar: unpack it by hand",
-        "Cleo": "no notebook was handed in, but page.html",
+        "Bob": "NOT GRADED: work.rar is a .rar archive, which grading can't open. Unpack it",
+        "Cleo": "No notebook was submitted, but page.html",
         "Dora": "report.pdf",
-        "Fred": "NOT GRADED: 01_toy.ipynb: can't be read",
-        "Gina": "NOT GRADED: work.zip: not a zip that can be read",
-        "Hugo": "nothing was handed in",
+        "Fred": "NOT GRADED: 01_toy.ipynb can't be read",
+        "Gina": "NOT GRADED: work.zip is a zip that can't be read",
+        "Hugo": "Nothing was submitted",
         "Iris": "encrypted",
         "Jack": "readme.txt",
     }.items():
@@ -940,7 +938,7 @@ def test_moodles_flat_files_give_name_and_number(class_, tmp_path):
 
 
 @pytest.mark.parametrize("first", ["eve_2_3_", "Eve_2_assignsubmission_file_"])
-def test_no_name_of_a_file_hands_in_for_somebody_else(tmp_path, first):
+def test_no_file_name_can_submit_for_another_student(tmp_path, first):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{first}x_1000_assignsubmission_file_01_toy.ipynb", "{}")
@@ -949,7 +947,7 @@ def test_no_name_of_a_file_hands_in_for_somebody_else(tmp_path, first):
     assert list(map(str.casefold, found.students)) == ["eve"]
 
 
-def test_of_several_files_in_a_zip_the_youngest_counts(tmp_path, course):
+def test_the_newest_of_several_files_in_a_zip_counts(tmp_path, course):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name, year in (("better", 2026), ("draft", 2025)):
@@ -973,14 +971,14 @@ def test_a_whole_project_that_was_zipped_with_the_notebook_costs_nothing(tmp_pat
     assert [(file.name, file.error) for file in found.files] == [("01_toy.ipynb", "")]
 
 
-def test_the_handout_beside_the_work_does_not_count_for_it(class_, tmp_path):
+def test_an_empty_handout_next_to_the_work_does_not_count(class_, tmp_path):
     toy.hand_in(tmp_path / "in" / "Ada", "final", toy.filled())
     toy.hand_in(tmp_path / "in" / "Ada", toy.LAB, student_version(toy.reference(), toy.LAB))
     toy.hand_in(tmp_path / "in" / "Bob", toy.LAB, toy.filled())
     assert class_() == 0
     row = table(tmp_path / "out" / "gradebook.csv")["Ada"]
     assert row["total"] == "8"
-    assert "2 files for this lab, final.ipynb counts" in row["remarks"]
+    assert "This lab has 2 files, and final.ipynb counts" in row["remarks"]
 
 
 def test_one_students_zip_bomb_leaves_room_for_the_others(tmp_path, monkeypatch):
@@ -1033,7 +1031,7 @@ def test_a_notebook_of_a_million_cells_is_graded_as_far_as_it_is_read(
     nb = json.dumps({"cells": [{}] * 101})
     done = assemble(reference, toy.hand_in(tmp_path, "eve", nb))
     assert done.error == ""
-    assert "only the first 100 of 101 cells were read" in done.remarks
+    assert "Only the first 100 of 101 cells were read." in done.remarks
 
 
 @pytest.mark.parametrize("where", ["metadata", "outputs"])
@@ -1046,7 +1044,7 @@ def test_a_notebook_that_is_nested_too_deep_for_json_is_graded(reference, tmp_pa
     assert all(answer.changed for answer in done.answers.values())
 
 
-def test_a_notebook_of_thousands_of_cells_does_not_hold_the_class_up(
+def test_a_notebook_of_thousands_of_cells_does_not_delay_the_class(
     reference, tmp_path, monkeypatch
 ):
     nb = toy.without_metadata(toy.filled())
@@ -1074,7 +1072,7 @@ AT_WILL = {
 
 @pytest.mark.parametrize("place", ["an answer", "a cell of the student's own"])
 @pytest.mark.parametrize("what", AT_WILL)
-def test_no_cell_makes_a_submission_not_graded_at_will(what, place, class_, runs, tmp_path, capsys):
+def test_no_cell_can_make_a_submission_not_graded(what, place, class_, runs, tmp_path, capsys):
     source = f"%%px\n{AT_WILL[what]}"
     nb = toy.filled(twice=source if place == "an answer" else None, swap=None)
     if place != "an answer":
@@ -1092,7 +1090,7 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
     class Harmed(toy.Pretended):
         def __call__(self, nb, *args, **more):
             own = any(cell.metadata.get("own") for cell in nb.cells)
-            why = "cell 'ranks-join', before all tasks, failed"
+            why = "cell 'ranks-join' before the first task failed"
             self.ends = {"ranks-join": (why, ())} if own else {}
             return super().__call__(nb, *args, **more)
 
@@ -1101,11 +1099,11 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
     monkeypatch.setattr(grader, "run", Harmed(reference, {}))
     result = grade(toy.hand_in(tmp_path, "eve", nb), reference, Box(), tmp_path / "out")
     assert (result.points, result.error) == (8, "")
-    assert any("own cells left out" in remark for remark in result.remarks)
+    assert any("Added cells were left out" in remark for remark in result.remarks)
 
 
 @pytest.mark.parametrize(("where", "points"), [("swap-check", 6), ("ranks-join", None)])
-def test_an_answer_that_takes_all_memory_of_a_small_machine_is_no_way_out_of_a_grade(
+def test_an_answer_that_uses_all_memory_of_a_small_machine_is_still_graded(
     reference, tmp_path, monkeypatch, where, points
 ):
     class Hungry(toy.Pretended):
@@ -1122,7 +1120,9 @@ def test_an_answer_that_takes_all_memory_of_a_small_machine_is_no_way_out_of_a_g
     assert result.points == (points or 0)
 
 
-def test_a_notebook_of_no_lab_is_a_zero_with_a_remark(class_, everyone, course, tmp_path):
+def test_a_notebook_that_belongs_to_no_lab_gets_a_zero_with_a_remark(
+    class_, everyone, course, tmp_path
+):
     shutil.copytree(course / "solutions", tmp_path / "solutions")
     other = new_notebook(cells=[new_markdown_cell("nothing of a lab")])
     toy.hand_in(tmp_path / "solutions", "02_other", toy.reference())
@@ -1130,10 +1130,10 @@ def test_a_notebook_of_no_lab_is_a_zero_with_a_remark(class_, everyone, course, 
     assert class_("--solutions", str(tmp_path / "solutions")) == 0
     row = table(tmp_path / "out" / "gradebook.csv")["Fay"]
     assert row["total"] == "0"
-    assert "Fay.ipynb: which lab is this?" in row["remarks"]
+    assert "The lab of Fay.ipynb is unknown" in row["remarks"]
 
 
-def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
+def test_no_file_name_is_interpreted_by_a_terminal_or_a_spreadsheet(
     class_, everyone, tmp_path, capsys, monkeypatch
 ):
     name = "\x1b]0;owned\x07;=1+1.ipynb"
@@ -1150,7 +1150,7 @@ def test_no_name_of_a_file_is_obeyed_by_a_terminal_or_a_spreadsheet(
     monkeypatch.setattr(Path, "read_bytes", refuse)
     assert class_() == 1
     said = "".join(capsys.readouterr())
-    assert "not graded: Eve" in said
+    assert "NOT GRADED: Eve" in said
     assert "\x1b" not in said
     text = (tmp_path / "out" / "gradebook.csv").read_text()
     assert "\x1b" not in text
@@ -1177,7 +1177,7 @@ def test_a_folder_of_files_has_a_row_for_each_student(tmp_path):
     assert "Bob" not in find(folder, tmp_path, []).students, "beside folders a file is nobody's"
 
 
-def test_a_notebook_with_another_suffix_behind_its_own_is_graded(class_, tmp_path):
+def test_a_notebook_with_a_second_suffix_is_graded(class_, tmp_path):
     folder = tmp_path / "in"
     for name in ("Ada", "Bob_LATE_12_34_01_toy-1", "Cleo_1_assignsubmission_file_01_toy"):
         toy.hand_in(folder, name, toy.filled())
@@ -1196,7 +1196,7 @@ def test_two_folders_whose_names_look_alike_are_two_students(tmp_path):
     assert "folders have this name" in found.remarks["Ada Lovelace (2)"][0]
 
 
-def test_a_folder_or_a_pipe_that_is_called_a_notebook_stops_nobody(tmp_path):
+def test_a_folder_or_a_pipe_named_like_a_notebook_does_not_stop_grading(tmp_path):
     folder = tmp_path / "in"
     (folder / "Eve.ipynb").mkdir(parents=True)
     (folder / "Ada" / "01_toy.ipynb").mkdir(parents=True)
@@ -1208,7 +1208,9 @@ def test_a_folder_or_a_pipe_that_is_called_a_notebook_stops_nobody(tmp_path):
     assert "pipe.ipynb" in found.remarks[""][0]
 
 
-def test_a_students_folder_that_can_not_be_opened_is_no_zero(class_, tmp_path, monkeypatch):
+def test_a_students_folder_that_can_not_be_opened_does_not_lead_to_a_zero(
+    class_, tmp_path, monkeypatch
+):
     for name in ("Ada", "Bob"):
         toy.hand_in(tmp_path / "in" / name, "01_toy", toy.filled())
     iterdir = Path.iterdir
@@ -1240,7 +1242,7 @@ def test_an_entry_that_is_damaged_costs_no_other_student(tmp_path):
     found = find(path, tmp_path / "scratch", [])
     errors = {file.student.name: bool(file.error) for file in found.files}
     assert errors == {"Ada": True, "Bob": False, "Dora": False}
-    assert "Cleo/01_toy.ipynb: can't be unpacked" in " ".join(found.remarks[""])
+    assert "Cleo/01_toy.ipynb can't be unpacked" in " ".join(found.remarks[""])
 
 
 def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch):
@@ -1253,11 +1255,11 @@ def test_no_room_to_unpack_a_zip_is_not_the_students_fault(tmp_path, monkeypatch
         return open_(self, mode, *arguments, **more)
 
     monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(SubmissionsError, match="no room to unpack it"):
+    with pytest.raises(SubmissionsError, match="no room to unpack"):
         find(path, tmp_path / "scratch", [])
 
 
-def test_who_is_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
+def test_a_student_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
     monkeypatch.setattr(submissions, "MOST_FILES", 2)
     path = moodle_zip(tmp_path / "in.zip", **{f"{name}__01_toy.ipynb": "{}" for name in NAMES})
     found = find(path, tmp_path / "scratch", [])
@@ -1265,7 +1267,7 @@ def test_who_is_beyond_the_limit_of_a_zip_has_a_row(tmp_path, monkeypatch):
     assert [bool(file.error) for file in found.files] == [False, False, True, True, True]
 
 
-def test_a_notebook_of_no_known_lab_is_no_zero(class_, course, tmp_path):
+def test_an_unreadable_notebook_of_an_unknown_lab_does_not_get_a_zero(class_, course, tmp_path):
     shutil.copytree(course / "solutions", tmp_path / "solutions")
     nb = toy.reference()
     for cell in nb.cells:
@@ -1279,13 +1281,15 @@ def test_a_notebook_of_no_known_lab_is_no_zero(class_, course, tmp_path):
     assert class_(*options) == 1
     row = table(tmp_path / "out" / "gradebook.csv")["Bob"]
     assert row["total"] == ""
-    assert "final.ipynb: which lab is this?" in row["remarks"]
+    assert "The lab of final.ipynb is unknown" in row["remarks"]
     shutil.rmtree(tmp_path / "in" / "Ada")
     assert class_(*options) == 2, "nobody's lab is known: no book of zeros"
 
 
 @pytest.mark.parametrize("entries", ["folders", "files alone"])
-def test_in_a_zipped_folder_of_students_each_ones_archive_and_row_is_there(tmp_path, entries):
+def test_in_a_zipped_folder_every_student_has_a_row_and_every_archive_is_reported(
+    tmp_path, entries
+):
     """Ten notebooks with a picture each, then one who has packed it, and one with a PDF only."""
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
@@ -1298,11 +1302,11 @@ def test_in_a_zipped_folder_of_students_each_ones_archive_and_row_is_there(tmp_p
                 archive.writestr(f"{folder}/{name}", "{}")
     found = find(path, tmp_path / "scratch", [toy.LAB])
     assert list(found.students) == [f"S{number:02}" for number in range(12)]
-    assert "unpack it by hand" in " ".join(found.closed["S10"])
+    assert "Unpack it." in " ".join(found.closed["S10"])
     assert found.others["S11"] == ["answers.pdf"]
 
 
-def test_an_archive_behind_many_pictures_is_no_zero(tmp_path):
+def test_an_archive_after_many_pictures_does_not_lead_to_a_zero(tmp_path):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("Bob/01_toy.ipynb", "{}")
@@ -1314,7 +1318,7 @@ def test_an_archive_behind_many_pictures_is_no_zero(tmp_path):
     assert len(found.others["Ada"]) == submissions.MOST_LISTED
 
 
-def test_an_older_attempt_does_not_stand_in_for_one_that_cannot_be_read(class_, tmp_path):
+def test_an_older_attempt_does_not_replace_an_unreadable_attempt(class_, tmp_path):
     path = tmp_path / "in.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for attempt, name in ((1, "01_toy"), (2, "01_toy-1")):
@@ -1327,7 +1331,7 @@ def test_an_older_attempt_does_not_stand_in_for_one_that_cannot_be_read(class_, 
     assert "NOT GRADED" in rows["ada"]["remarks"]
 
 
-def test_a_mended_rubric_regrades_nobody_and_a_changed_check_everybody(tmp_path):
+def test_a_fixed_rubric_regrades_no_student_and_a_changed_check_regrades_all(tmp_path):
     nb = toy.reference()
     at = nb.cells.index(toy.cell(nb, "explain-answer")) + 1
     about = {"lab": {"instructor": "rubric"}, "tags": ["remove-cell"]}
@@ -1361,7 +1365,7 @@ def test_points_that_are_saved_while_pages_are_written_count_in_the_next_round(
     assert table(out / "gradebook.csv")["Ada"]["total"] == "10"
 
 
-def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
+def test_ctrl_c_in_a_later_round_mentions_the_books_that_exist(
     class_, everyone, monkeypatch, capsys
 ):
     rounds, seek = [], command.find
@@ -1375,4 +1379,6 @@ def test_ctrl_c_in_a_later_round_tells_of_the_books_that_there_are(
     monkeypatch.setattr(command, "find", found)
     monkeypatch.setattr(command, "_until_changed", lambda *_: None)
     assert class_("--watch") == 130
-    assert "the books are those of before, --resume goes on" in capsys.readouterr().err
+    assert (
+        "The gradebook is still the earlier one; continue with --resume." in capsys.readouterr().err
+    )

@@ -91,7 +91,7 @@ def test_a_module_left_in_the_current_folder_gives_no_points(course, reference, 
     assert points == [0, 2, 0, 1, 2], (result.remarks, result.error)
 
 
-def test_a_folder_that_answers_write_to_holds_no_module(tmp_path):
+def test_no_module_is_imported_from_a_folder_that_answers_write_to(tmp_path):
     assert not kernel.out_of_reach(str(tmp_path))
     assert not kernel.out_of_reach(str(tmp_path / "comes" / "later"))
     assert not kernel.out_of_reach("")
@@ -214,7 +214,7 @@ RIGHT = "def total(tensor, rank):\n    dist.all_reduce(tensor)\n    return tenso
 
 
 @pytest.mark.parametrize("what", FORGED)
-def test_an_answer_that_reaches_for_its_judge_is_named(what, reference):
+def test_an_answer_that_tampers_with_its_check_is_named(what, reference):
     code, word = FORGED[what]
     found = inspection.look(a_result(f"{RIGHT}{code}"), reference)
     assert word in " ".join(found), found
@@ -339,7 +339,7 @@ def lab_06() -> Reference:
 
 
 @pytest.mark.parametrize("what", ADDED)
-def test_what_could_hide_a_forgery_is_shown_to_a_person(what):
+def test_code_that_could_hide_a_forgery_is_shown_to_a_person(what):
     model = lab_06()
     assert inspection.look(with_answers({"6.1": CROSSBAR}, model.lab), model) == []
     assert inspection.look(with_answers({"6.1": CROSSBAR + ADDED[what]}, model.lab), model)
@@ -355,7 +355,7 @@ def test_what_could_hide_a_forgery_is_shown_to_a_person(what):
     ],
     ids=["in an own cell", "in another task's cell", "instead of the lab's", "instead of its own"],
 )
-def test_a_helper_that_communicates_elsewhere_is_seen_with_the_answer_that_uses_it(own, other):
+def test_a_helper_that_communicates_elsewhere_is_inspected_with_the_answer_that_uses_it(own, other):
     model = lab_06()
     code = CROSSBAR + "    if x.dtype == torch.float64:\n        quick(x)\n"
     result = with_answers({"6.1": code if "quick" in own + other else CROSSBAR}, model.lab)
@@ -382,7 +382,7 @@ def test_a_forgery_that_a_check_has_found_is_shown_to_a_person(reference):
         "import math\nclock = math.pi\ntotal(torch.ones(3).copy_(torch.zeros(3)), 0)",
     ],
 )
-def test_ordinary_code_is_held_against_nobody(code, reference):
+def test_ordinary_code_gets_no_remark(code, reference):
     assert inspection.look(a_result(f"{RIGHT}{code}"), reference) == []
 
 
@@ -448,7 +448,7 @@ def a_result(code: str) -> Result:
 
 def test_points_for_the_stub_are_shown_to_a_person(reference):
     stub = body(reference.stubs["total-answer"])
-    assert "as it was handed out" in inspection.look(a_result(stub), reference)[0]
+    assert "it is still the stub" in inspection.look(a_result(stub), reference)[0]
 
 
 def test_points_without_the_function_that_was_judged_are_shown_to_a_person(reference):
@@ -456,34 +456,34 @@ def test_points_without_the_function_that_was_judged_are_shown_to_a_person(refer
     assert found == ["Task 1.3: look at this answer: it does not define total"]
 
 
-def test_points_for_what_can_not_be_read_are_shown_to_a_person(reference):
+def test_points_for_unreadable_code_are_shown_to_a_person(reference):
     code = f"def total(tensor, rank):\n    pass\nx = {'1+' * 5000}1\ntorch.equal = print"
     assert "can't be read as Python" in inspection.look(a_result(code), reference)[0]
 
 
 @pytest.mark.parametrize("setting", ["DEADLINE", "INSPECT"])
-def test_an_inspection_that_comes_to_no_end_is_told_and_costs_no_grade(
+def test_an_inspection_that_does_not_finish_is_reported_and_costs_no_grade(
     setting, reference, monkeypatch
 ):
     monkeypatch.setattr(inspection, setting, {"DEADLINE": 0.01, "INSPECT": "1 / 0"}[setting])
     (said,) = inspection.look(a_result(RIGHT), reference)
-    assert "too long or too nested to inspect" in said
+    assert "too long or nested for an inspection" in said
 
 
-def test_an_inspection_has_a_limit_of_memory_and_of_time(reference, monkeypatch):
+def test_an_inspection_has_limits_of_memory_and_time(reference, monkeypatch):
     greedy = "import resource\nfrom utils.grading import inspection\n"
     greedy += "inspection.json.load = lambda _: bytearray(3 << 30)\ninspection.main()"
     monkeypatch.setattr(inspection, "INSPECT", greedy)
     (said,) = inspection.look(a_result(RIGHT), reference)
-    assert "too long or too nested to inspect" in said
+    assert "too long or nested for an inspection" in said
 
 
-def test_what_is_hidden_behind_a_long_answer_is_shown_to_a_person(reference):
+def test_code_that_is_hidden_after_a_long_answer_is_shown_to_a_person(reference):
     code = "def total(tensor, rank):\n    pass\n" + "#" * MOST_CODE
-    assert "only its first" in inspection.look(a_result(code[:MOST_CODE]), reference)[0]
+    assert "only the first" in inspection.look(a_result(code[:MOST_CODE]), reference)[0]
 
 
-def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
+def test_every_graded_submission_is_inspected_and_keeps_its_remarks(
     reference, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(worklist, "grade", lambda *_, **__: a_result("import gc"))
@@ -495,7 +495,7 @@ def test_every_graded_submission_is_looked_at_and_keeps_what_was_found(
     assert "import gc" in load(tmp_path / "result.json").look[0]
 
 
-def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
+def test_a_forgery_that_hides_in_a_separate_cell_is_shown_to_a_person(
     reference, tmp_path, monkeypatch
 ):
     nb = toy.filled(total="return forged(tensor)")
@@ -507,7 +507,7 @@ def test_a_forger_that_hides_in_a_cell_of_its_own_is_shown_to_a_person(
     assert "look at the student's own cells: it uses import gc" in " ".join(found)
 
 
-def test_what_a_person_should_look_at_is_in_summary_and_gradebook_and_not_in_the_feedback(
+def test_remarks_for_a_person_are_in_summary_and_gradebook_but_not_in_the_feedback(
     reference,
 ):
     result = a_result("def total(t, r):\n    import gc")
@@ -555,14 +555,14 @@ def test_a_renamed_copy_of_the_published_solution_is_shown_to_a_person(all_reduc
 
 
 @pytest.mark.parametrize("name", LABS)
-def test_no_right_answer_of_another_form_is_taken_for_a_copy(name):
+def test_no_right_answer_of_another_form_counts_as_a_copy(name):
     path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[name].NOTEBOOK)
     for task, what, code in right_answers(LABS[name], solutions_of(name)):
         one = with_answers({task: body(textwrap.dedent(code))}, path.stem)
         assert pages.copies([one], [Reference(path)]) == [], what
 
 
-def test_a_short_solution_that_many_find_is_no_copy(reference):
+def test_a_short_solution_that_many_find_is_not_a_copy(reference):
     codes = {"1.3": toy.indented(*toy.ANSWERS["total"][3:])}
     assert pages.copies([with_answers(codes, toy.LAB)], [reference]) == []
 

@@ -34,15 +34,15 @@ def graded(class_, everyone, monkeypatch, tmp_path):  # noqa: F811
     return go
 
 
-def test_points_stand_in_the_summary_of_the_job_below_what_was_there(graded):
+def test_points_are_appended_to_the_summary_of_the_job(graded):
     text = graded()
     assert text.startswith("# from another step\n")
     assert "## Ada: 8 of 10 points" in text
     assert "| 1.2 | swap | 2 / 2 | ✓ passed |" in text
-    assert "| 1.A | explain | – / 2 | … awaits a person |" in text
+    assert "| 1.A | explain | – / 2 | … awaits grading |" in text
 
 
-def test_on_another_machine_the_table_is_printed(class_, everyone, monkeypatch, capsys):  # noqa: F811
+def test_outside_github_the_table_is_printed(class_, everyone, monkeypatch, capsys):  # noqa: F811
     monkeypatch.delenv(pages.GITHUB_VARIABLE, raising=False)
     assert class_("--format", "github") == 0
     assert "## Ada: 8 of 10 points" in capsys.readouterr().out
@@ -57,12 +57,12 @@ def test_a_summary_that_can_not_be_written_costs_no_gradebook(
 ):
     monkeypatch.setenv(pages.GITHUB_VARIABLE, str(tmp_path / "not-there" / "summary"))
     assert class_("--format", "github") == 2
-    assert "not written: summary on GitHub" in capsys.readouterr().err
+    assert "NOT WRITTEN: summary on GitHub" in capsys.readouterr().err
     assert (tmp_path / "out" / "gradebook.csv").exists()
     assert (tmp_path / "out" / "summary.html").exists()
 
 
-def test_what_a_student_wrote_is_no_link_picture_column_or_tag_in_the_summary():
+def test_a_students_text_makes_no_link_picture_column_or_tag_in_the_summary():
     evil = "<img src=x> | [a](http://b) ![c](d) `e` @f #1 *g*\n\n## 100 points"
     wrong = task("1.1", "wrong", said=f"✗ Task 1.1\n  - rank 0: {evil}")
     text = pages.markdown([result(wrong, student=evil, remarks=[evil])])
@@ -72,14 +72,14 @@ def test_what_a_student_wrote_is_no_link_picture_column_or_tag_in_the_summary():
     assert all(line.count("|") == 5 for line in text.splitlines() if line.startswith("|"))
 
 
-def test_who_could_not_be_graded_has_no_points_there():
+def test_a_student_who_could_not_be_graded_has_no_points_in_the_summary():
     text = pages.markdown([result(task("1.1", "not graded", None), error="no kernel")])
     assert "## Ada: not graded" in text
     assert "no kernel" in text
 
 
 @pytest.mark.parametrize("names", [("ada", "bob"), ("ada",)])
-def test_what_nbgrader_has_collected_is_graded_as_it_lies(class_, tmp_path, names):  # noqa: F811
+def test_a_folder_that_nbgrader_has_collected_is_graded_unchanged(class_, tmp_path, names):  # noqa: F811
     for name in names:
         folder = tmp_path / "submitted" / name / "lab01"
         toy.hand_in(folder, toy.LAB, toy.filled())
@@ -106,7 +106,7 @@ def test_the_example_for_classroom_is_a_workflow_and_does_not_run_here():
     assert read["name"] not in [yaml.safe_load(path.read_text())["name"] for path in ours]
 
 
-def test_the_example_asks_make_and_grade_for_what_they_know():
+def test_the_example_uses_only_options_that_make_and_grade_have():
     (run,) = [step["run"] for step in steps() if step.get("name") == "Grade"]
     make, folder, where, target, *given = shlex.split(run)
     assert (make, folder, where, target) == ("make", "-C", "course", "grade")

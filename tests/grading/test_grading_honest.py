@@ -49,25 +49,23 @@ def names(done: Assembled, view: View = WHOLE) -> dict:
 HELPER = "%%px\ndef double(number):\n    return 2 * number"
 
 
-def test_a_helper_function_in_a_cell_of_its_own_is_there(tmp_path, reference):
+def test_a_helper_function_in_a_separate_cell_is_kept(tmp_path, reference):
     nb = put(toy.filled(twice="return double(number)"), HELPER, behind="twice-task")
     done = assembled(tmp_path, reference, nb)
     assert names(done)["twice"](4) == 8
     assert HELPER not in sources(done, ALONE)
-    assert done.remarks == ["run beside the answers: 1 cells of the student's own"]
+    assert done.remarks == ["The ranks also ran 1 of the student's own cells."]
 
 
 @pytest.mark.parametrize(
     "first", ["%%px --targets 0", "%%px --noblock", "%%bash", "%%writefile x", ""]
 )
-def test_a_cell_that_is_not_for_all_ranks_and_for_nobody_else_stays_out(tmp_path, reference, first):
+def test_only_cells_for_all_ranks_are_kept(tmp_path, reference, first):
     nb = put(toy.filled(), f"{first}\nx = 1", behind="twice-task")
     assert assembled(tmp_path, reference, nb).own == []
 
 
-def test_a_helper_that_the_kernel_ran_too_is_there_and_does_not_come_to_the_kernel(
-    tmp_path, reference
-):
+def test_a_helper_that_the_kernel_ran_too_is_kept_on_the_ranks_only(tmp_path, reference):
     local = HELPER.replace("%%px", "%%px --local")
     nb = put(toy.filled(twice="return double(number)"), local, behind="twice-task")
     done = assembled(tmp_path, reference, nb)
@@ -75,7 +73,7 @@ def test_a_helper_that_the_kernel_ran_too_is_there_and_does_not_come_to_the_kern
     assert "--local" not in "".join(sources(done))
 
 
-def test_own_cells_that_are_not_run_are_told(tmp_path, reference):
+def test_added_cells_that_are_not_run_are_reported(tmp_path, reference):
     nb = toy.filled()
     for number in range(MOST_OWN_CELLS + 1):
         nb = put(nb, f"%%px\nx{number} = 1", behind="twice-task")
@@ -83,13 +81,11 @@ def test_own_cells_that_are_not_run_are_told(tmp_path, reference):
     done = assembled(tmp_path, reference, nb)
     assert len(done.own) == MOST_OWN_CELLS
     said = " ".join(done.remarks)
-    assert "only the first 100 of 101 cells of the student's own were run" in said
-    assert re.search(r"a cell of the student's own has \d+ characters: not run", said)
+    assert "Only the first 100 of 101 of the student's own cells were run." in said
+    assert re.search(r"A cell of the student has \d+ characters and was not run", said)
 
 
-def test_an_import_that_was_added_to_a_cell_of_the_lab_is_there_and_nothing_else_of_it(
-    tmp_path, reference
-):
+def test_only_imports_are_kept_from_a_cell_of_the_lab_that_was_changed(tmp_path, reference):
     nb = toy.filled(twice="return math.trunc(2 * number)")
     toy.cell(nb, "ranks-join").source += "\nimport math\nrank = 7"
     done = assembled(tmp_path, reference, nb)
@@ -113,7 +109,7 @@ def test_two_answers_in_one_cell_are_two_answers(tmp_path, reference):
     assert names(done)["square"](3) == 9
 
 
-def test_an_answer_whose_cell_was_deleted_counts_where_it_stands(tmp_path, reference):
+def test_an_answer_whose_cell_was_deleted_counts_in_another_cell(tmp_path, reference):
     nb = toy.filled()
     nb.cells.remove(toy.cell(nb, "square-answer"))
     nb = put(nb, "%%px\ndef square(number):\n    return number**2", behind="twice-task")
@@ -121,7 +117,7 @@ def test_an_answer_whose_cell_was_deleted_counts_where_it_stands(tmp_path, refer
     assert names(done)["square"](3) == 9
 
 
-def test_a_later_cell_that_defines_an_answer_anew_holds_at_its_check(tmp_path, reference):
+def test_a_later_cell_that_redefines_an_answer_counts_at_its_check(tmp_path, reference):
     nb = toy.filled(twice="return 3 * number")
     nb = put(nb, "%%px\ndef twice(number):\n    return 2 * number", behind="mean-check")
     done = assembled(tmp_path, reference, nb)
@@ -130,7 +126,7 @@ def test_a_later_cell_that_defines_an_answer_anew_holds_at_its_check(tmp_path, r
     assert order.index("own-0") == order.index("twice-answer") + 1
 
 
-def test_imports_of_a_blanked_answer_are_there_for_later_ones(tmp_path, reference):
+def test_imports_of_a_blanked_answer_are_kept_for_later_answers(tmp_path, reference):
     nb = toy.filled(twice="\n%%px\nimport math\ndef twice(number):\n    while True: pass")
     done = assembled(tmp_path, reference, nb)
     for view in (View(blanked=frozenset({"1.1"})), View(given=frozenset({"1.1"}))):
@@ -139,7 +135,7 @@ def test_imports_of_a_blanked_answer_are_there_for_later_ones(tmp_path, referenc
         assert "while True" not in source
 
 
-def test_a_task_alone_has_its_own_check_and_nothing_behind_it(tmp_path, reference):
+def test_a_task_that_is_judged_alone_has_its_own_check_and_nothing_after_it(tmp_path, reference):
     done = assembled(tmp_path, reference, toy.filled())
     cells = done.notebook(View(only="1.3")).cells
     assert cells[-1].id == "total-check"
@@ -148,22 +144,22 @@ def test_a_task_alone_has_its_own_check_and_nothing_behind_it(tmp_path, referenc
     assert skipped == ["twice-check", "swap-check"]
 
 
-def test_the_labs_own_cells_are_nobodys_own_even_without_ids(tmp_path, reference):
+def test_the_labs_cells_do_not_count_as_added_cells_even_without_ids(tmp_path, reference):
     done = assembled(tmp_path, reference, toy.without_metadata(toy.filled()))
     assert done.own == []
 
 
-def test_a_cell_of_ones_own_that_hangs_costs_no_point(tmp_path, reference, monkeypatch):
+def test_an_added_cell_that_hangs_costs_no_point(tmp_path, reference, monkeypatch):
     nb = put(toy.filled(), "%%px\nwhile True: pass", behind="ranks-join")
     runs = toy.Pretended(reference, {"own-0": ("out of time", ())})
     monkeypatch.setattr("utils.grading.grader.run", runs)
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
     assert result.error == ""
-    assert any("a cell of the student's own was still running" in one for one in result.remarks)
+    assert any("A cell of the student was still running" in one for one in result.remarks)
 
 
-def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, reference, monkeypatch):
+def test_an_added_cell_that_spoils_an_answer_costs_no_point(tmp_path, reference, monkeypatch):
     class Spoilt(toy.Pretended):
         def __call__(self, nb, *args, **more):
             own = any(cell.metadata.get("own") for cell in nb.cells)
@@ -174,7 +170,7 @@ def test_a_cell_of_ones_own_that_spoils_an_answer_costs_no_point(tmp_path, refer
     monkeypatch.setattr("utils.grading.grader.run", Spoilt(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
-    assert "Task 1.3: judged without the student's own cells" in result.remarks
+    assert "Task 1.3: The check passed without the student's own cells." in result.remarks
 
 
 def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference, monkeypatch):
@@ -185,9 +181,7 @@ def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference,
     assert result.task("1.3").status == "wrong"
 
 
-def test_an_answer_above_its_emptied_cell_is_shown_and_held_against_nobody(
-    tmp_path, reference, monkeypatch
-):
+def test_an_answer_above_its_empty_cell_is_found_and_shown(tmp_path, reference, monkeypatch):
     nb = toy.filled(square="\n%%px\n# see above")
     nb = put(nb, "%%px\ndef square(n):\n    return n * n", behind="square-task")
     monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}))
@@ -216,7 +210,7 @@ def test_imports_are_read_from_python_only():
     assert imports("import (") == ""
 
 
-def test_the_code_that_is_shown_is_that_which_was_judged(tmp_path, reference, monkeypatch):
+def test_the_code_that_is_shown_is_the_code_that_was_judged(tmp_path, reference, monkeypatch):
     nb = put(toy.filled(square=None), "%%px\ndef square(n):\n    return n * n", behind="mean-check")
     monkeypatch.setattr("utils.grading.grader.run", toy.Pretended(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")

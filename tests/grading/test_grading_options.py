@@ -19,7 +19,7 @@ def asked(*line: str) -> GradingOptions:
     return GradingOptions.from_arguments(arguments, "ddl-labs grade")
 
 
-def test_options_say_what_was_asked_for_and_stay():
+def test_options_have_the_values_of_the_command_line_and_never_change():
     options = asked("--only", "01", "--format", "moodle", "-j", "1", "--no-sandbox")
     assert (options.submissions, options.out) == (Path("in"), Path("out"))
     assert (options.only, options.formats, options.jobs) == (("01",), ("moodle",), 1)
@@ -30,12 +30,12 @@ def test_options_say_what_was_asked_for_and_stay():
         options.resume = True
 
 
-def test_who_watches_a_folder_keeps_what_was_graded():
+def test_watch_implies_resume():
     assert asked("--watch").resume
     assert asked("--resume").resume
 
 
-def test_a_sandbox_has_the_limits_that_were_asked_for(tmp_path):
+def test_a_sandbox_has_the_limits_of_the_options(tmp_path):
     line = ("--cell-timeout", "7", "--timeout", "70", "--memory", "0.5", "--path", str(tmp_path))
     box = make_box(asked(*line))
     assert (box.walls, box.paths) == (True, (tmp_path.resolve(),))

@@ -38,7 +38,7 @@ def summary(results: list[Result], reference: Reference, made: dict[str, str] | 
 # --- what they say -------------------------------------------------------------------------------
 
 
-def test_feedback_starts_with_the_first_open_task_and_what_it_said():
+def test_feedback_starts_with_the_first_open_task_and_its_message():
     page = feedback("Ada", [result(task("1.1", points=2), task("1.2", "wrong"))])
     first = page[page.index("<main") : page.index(f"<h2>{toy.LAB}")]
     assert f'href="#{toy.LAB}-1.2"' in first
@@ -46,18 +46,18 @@ def test_feedback_starts_with_the_first_open_task_and_what_it_said():
     assert "Task 1.2 · a" not in first, "the line that names the task repeats the title above it"
 
 
-def test_feedback_sends_nobody_to_an_answer_that_a_person_reads():
+def test_feedback_never_suggests_an_answer_that_is_graded_by_hand():
     done = result(task("1.1", points=2), task("1.A", "by hand", None))
-    assert "a person reads the rest" in feedback("Ada", [done])
+    assert "your instructor will grade the rest" in feedback("Ada", [done])
     done.tasks[1].points = 0.0
     assert "no check found a mistake" in feedback("Ada", [done])
 
 
-def test_a_written_answer_awaits_a_person_until_it_has_points():
+def test_a_written_answer_awaits_grading_until_it_has_points():
     waits, read = task("1.A", "by hand", None), task("1.A", "by hand", 0.0)
-    assert "awaits a person" in feedback("Ada", [result(waits)])
-    assert "✎ read by a person" not in feedback("Ada", [result(waits)])
-    assert "✎ read by a person" in feedback("Ada", [result(read)])
+    assert "awaits grading" in feedback("Ada", [result(waits)])
+    assert "✎ graded by hand" not in feedback("Ada", [result(waits)])
+    assert "✎ graded by hand" in feedback("Ada", [result(read)])
     found = task_summary([result(waits), result(read, student="Bob")], toy.LAB, "1.A")
     assert found.counts == {"waits": 1, "hand": 1}
 
@@ -79,7 +79,7 @@ def test_no_student_with_a_common_problem_is_left_out(reference):
     assert "and 18 more" in problems
 
 
-def test_the_commonest_problem_stands_first_whichever_task_and_ranks_it_is_of(reference):
+def test_the_commonest_problem_comes_first_for_any_task_and_ranks(reference):
     said = "✗ Task 1.2 · a\n  - {}: the sum: expected 5, got 7"
     rare, often = task("1.1", "wrong"), [said.format("ranks 0–3"), said.format("ranks 0, 2 and 3")]
     names = dict(zip(LINKS, often, strict=True))
@@ -99,13 +99,13 @@ def test_answers_to_look_at_are_not_hidden_among_remarks(reference):
     looks = [
         f"Task {number}: look at this answer: it names sys.modules" for number in ("1.1", "1.2")
     ]
-    remarks = ["Task 1.2: judged alone", "2 files for this lab; b.ipynb counts"]
+    remarks = ["Task 1.2: judged alone", "This lab has 2 files, and b.ipynb counts."]
     page = summary([result(task("1.1"), look=looks, remarks=remarks)], reference)
     found = page[page.index('id="looks"') : page.index('id="alike"')]
     assert "Tasks 1.1, 1.2: it names sys.modules" in found
     rest = page[page.index('id="remarks"') :]
     assert "it names" not in rest
-    assert f"Task 1.2: judged alone<br>{toy.LAB}: 2 files for this lab" in rest
+    assert f"Task 1.2: judged alone<br>{toy.LAB}: This lab has 2 files" in rest
 
 
 def test_the_table_of_students_has_every_task_of_every_lab(reference):
@@ -122,14 +122,14 @@ def test_the_table_of_students_has_every_task_of_every_lab(reference):
     assert "title 1.1: out of time" in table
 
 
-def test_who_could_not_be_graded_does_not_look_like_one_without_an_answer(reference):
+def test_a_student_who_could_not_be_graded_looks_different_from_one_without_an_answer(reference):
     lost = result(task("1.1", "not graded", None), error="no kernel")
     page = summary([lost, result(task("1.1", "missing"), student="Bob & Co")], reference)
     table = page[page.index('<table class="marks"') : page.index('id="points"')]
     assert re.findall('<td class="n (.*?)">', table) == ["ungraded", "none"]
 
 
-def test_a_year_later_the_summary_still_tells_by_which_version_and_command(reference):
+def test_the_summary_says_by_which_version_and_command_a_class_was_graded(reference):
     made = provenance_now("ddl-labs grade --merge -o out", "ddl-labs grade in/ -o 'my results'")
     page = summary([result(task("1.1"))], reference, made)
     line = re.search('<p class="made.*</p>', page)[0]
@@ -138,13 +138,13 @@ def test_a_year_later_the_summary_still_tells_by_which_version_and_command(refer
     assert "my results" in line
 
 
-def test_a_course_that_is_no_clone_has_a_version_all_the_same(tmp_path):
+def test_a_course_that_is_not_a_clone_has_a_version_too(tmp_path):
     assert described(tmp_path) == ""
     (tmp_path / ".git").mkdir()
     assert described(tmp_path) == "", "a broken clone costs no summary"
 
 
-def test_the_summary_says_how_a_students_notebook_is_run_without_harm(reference):
+def test_the_summary_says_how_to_run_a_students_notebook_safely(reference):
     page = summary([result(task("1.1"))], reference)
     assert "ddl-labs rerun" in page[page.index('id="again"') :]
 
@@ -200,6 +200,6 @@ def test_the_next_step_is_never_cut_before_what_to_try():
 
 def test_a_problem_of_one_student_is_counted_once():
     hung = task("1.1", "hung", note="The check was still running.")
-    hung.said = "✗ Task 1.1 · twice\n  - did not come to an end and was interrupted"
-    hung.problems = [{"text": "did not come to an end", "kind": "silent"}] * 2
+    hung.said = "✗ Task 1.1 · twice\n  - did not finish and was interrupted"
+    hung.problems = [{"text": "did not finish", "kind": "silent"}] * 2
     assert [count for _, count, _ in common([("Ada", hung)])] == [1]

@@ -48,7 +48,7 @@ def test_the_look_of_a_verdict_is_not_compared_so_an_older_reference_still_grade
     assert compared == [("name", "text/html"), ("name",), ("name", "text/html")]
 
 
-def test_ranks_are_lost_where_the_kernel_says_so_and_not_where_an_answer_does():
+def test_ranks_are_lost_if_the_kernel_says_so_but_not_if_an_answer_does():
     said = "give it ranks.restart()"
     lost = plugin._ranks_are_lost
     assert lost(item(an_error("RanksLostError")))
@@ -75,7 +75,7 @@ def test_the_error_of_a_cell_says_whether_later_cells_can_work(changes, kind):
     assert ("Fresh ranks: ranks.restart()" in str(error)) == (kind is RanksLostError)
 
 
-def test_a_dead_rank_is_a_lost_one():
+def test_a_dead_rank_counts_as_lost():
     from utils.cluster.questions import dead
 
     assert dead(1).lost
@@ -98,7 +98,7 @@ def test_a_dead_rank_is_a_lost_one():
         (Reply(0, "error", error="the rank is dead", lost=True), "lost", "wrong"),
     ],
 )
-def test_a_check_tells_kinds_of_errors_by_which_grading_judges(reply, kind, status):
+def test_grading_judges_by_the_kinds_of_errors_that_a_check_reports(reply, kind, status):
     report = Report()
     report._add_errors([reply], 10.0)
     assert [one.kind for one in report.problems] == [kind]

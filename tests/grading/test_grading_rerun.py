@@ -62,7 +62,7 @@ def test_a_check_that_fails_again_shows_in_the_status(pretended, capsys):
     assert "ended early: out of time" in capsys.readouterr().out
 
 
-def test_what_a_student_prints_does_not_write_to_the_instructors_terminal(pretended, capsys):
+def test_a_students_output_can_not_control_the_instructors_terminal(pretended, capsys):
     pretended(Run([a_record("failed", "\x1b]0;owned\x07\tx")], 1.0))
     said = capsys.readouterr().out
     assert "\x1b" not in said
@@ -70,7 +70,7 @@ def test_what_a_student_prints_does_not_write_to_the_instructors_terminal(preten
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_what_is_no_notebook_is_named(tmp_path, capsys, content):
+def test_the_error_names_a_file_that_is_not_a_notebook(tmp_path, capsys, content):
     path = tmp_path / "notebook.ipynb"
     if content is not None:
         path.write_text(content)

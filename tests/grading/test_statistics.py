@@ -58,7 +58,7 @@ def test_each_mistake_counts_once_for_each_student_whatever_the_numbers_in_it(fo
     assert found.mistakes(LAB, "1.1", most=1) == [first]
 
 
-def test_tasks_and_points_are_those_of_all_who_were_graded(folder):
+def test_tasks_and_points_count_all_graded_students(folder):
     found = statistics.read(folder)
     swap, why = found.tasks(LAB)
     assert swap.states == {"good": 1, "bad": 4, "stuck": 1}
@@ -83,14 +83,17 @@ def test_the_pictures_say_what_they_show_and_name_nobody(folder):
         classes.mistakes(found.mistakes(LAB, "1.1")),
     ]
     said = [alt.describe(one) for one in pictures]
-    assert said[0] == "01_toy, students by tenths of the points: 0, 0, 5, 0, 0, 0, 0, 1, 0, 0."
+    assert (
+        said[0]
+        == "01_toy: number of students in each tenth of the points: 0, 0, 5, 0, 0, 0, 0, 1, 0, 0."
+    )
     assert "1.1 swap: 1 passed, 4 wrong, 1 hung, or ended the run" in said[1]
     assert "1.1: this is the sum over 4 ranks: 3." in said[2]
     assert not any(name in " ".join(said) for name in ("Ada", "Bea", "Cy", "Dan", "Eve", "Fay"))
     assert classes.mistakes([]) is None
 
 
-def test_every_state_and_kind_has_a_name_and_a_look_of_its_own():
+def test_every_state_and_kind_has_its_own_name_and_look():
     from utils.grading.results import KIND_LABELS
 
     assert set(classes.STATES) == set(KIND_LABELS)
@@ -100,7 +103,7 @@ def test_every_state_and_kind_has_a_name_and_a_look_of_its_own():
     assert len(set(kinds)) == len(kinds)
 
 
-def test_the_notebook_is_written_and_what_was_changed_in_it_is_kept(folder, monkeypatch):
+def test_the_notebook_is_written_once_and_later_changes_are_kept(folder, monkeypatch):
     assert main(["statistics", str(folder)]) == 0
     path = folder / "statistics.ipynb"
     nb = nbformat.read(path, as_version=4)
@@ -115,6 +118,6 @@ def test_the_notebook_is_written_and_what_was_changed_in_it_is_kept(folder, monk
     assert ran == ["print('my own')"]
 
 
-def test_a_folder_without_results_is_told_what_is_expected(tmp_path, capsys):
+def test_a_folder_without_results_is_an_error_that_names_the_right_folder(tmp_path, capsys):
     assert main(["statistics", str(tmp_path)]) == 2
-    assert "give the folder that `ddl-labs grade" in capsys.readouterr().err
+    assert "Name the folder that `ddl-labs grade" in capsys.readouterr().err

@@ -109,7 +109,7 @@ def differences(one: dict, other: dict) -> dict:
 
 
 @pytest.mark.parametrize("form", ["script", "-c", "-m"])
-def test_a_program_sees_what_it_would_see_as_a_process_of_its_own(
+def test_a_program_sees_what_it_would_see_as_an_ordinary_process(
     form, lease, environment, tmp_path
 ):
     (tmp_path / "portrait.py").write_text(PORTRAIT)
@@ -171,8 +171,12 @@ def test_umask_limits_signals_descriptors_and_priority_of_the_job_reach_the_rank
     assert differences(*portraits) == {}
 
 
+<<<<<<< HEAD
 @pytest.mark.extended
 def test_thread_pools_have_the_size_that_the_job_asks_for(lease, environment):
+=======
+def test_thread_pools_have_the_size_that_the_job_requests(lease, environment):
+>>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
     code = (
         "import json, torch, ctypes, numpy as np, os\n"
         "np.ones((64, 64)) @ np.ones((64, 64)); torch.ones(300, 300) @ torch.ones(300, 300)\n"
@@ -190,8 +194,12 @@ def test_thread_pools_have_the_size_that_the_job_asks_for(lease, environment):
         assert forked == plain, said
 
 
+<<<<<<< HEAD
 @pytest.mark.extended
 def test_pytorch_checks_as_much_as_the_job_asks_for(lease, environment):
+=======
+def test_pytorch_checks_as_much_as_the_job_requests(lease, environment):
+>>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
     code = (
         "import json, os, torch.distributed as dist\n"
         "print(json.dumps([str(dist.get_debug_level()), 'DDL_LABS_NOT_FORKED' in os.environ]))"
@@ -203,7 +211,7 @@ def test_pytorch_checks_as_much_as_the_job_asks_for(lease, environment):
         assert plain[0] == forked[0]
 
 
-def test_two_ranks_that_set_no_seed_have_random_numbers_of_their_own(lease, environment):
+def test_two_ranks_that_set_no_seed_have_different_random_numbers(lease, environment):
     code = (
         "import json, os, random, uuid, tempfile, numpy, torch\n"
         "assert 'DDL_LABS_NOT_FORKED' not in os.environ\n"
@@ -215,7 +223,7 @@ def test_two_ranks_that_set_no_seed_have_random_numbers_of_their_own(lease, envi
     assert all(a != b for a, b in zip(first, second, strict=True))
 
 
-def test_a_tracebacks_text_is_the_programs_alone(lease, environment, tmp_path):
+def test_a_tracebacks_text_shows_only_the_program(lease, environment, tmp_path):
     script = tmp_path / "train.py"
     script.write_text("def f():\n    return 1 / 0\nf()\n")
     texts = both_ended(lease, environment, script)
@@ -252,13 +260,13 @@ ENDS = {
 
 
 @pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
-def test_exit_status_signal_and_last_words_are_the_ranks(code, lease, environment):
+def test_exit_status_signal_and_last_words_come_from_the_rank(code, lease, environment):
     ended = both_ended(lease, environment, "-c", code)
     seen = [(done.returncode, done.stdout, done.stderr) for done in ended]
     assert seen[0] == seen[1]
 
 
-def test_a_script_that_is_not_there_is_told_as_python_tells_it(lease, environment, tmp_path):
+def test_a_script_that_is_not_there_gives_pythons_own_error(lease, environment, tmp_path):
     for words in (["no.py"], ["-m", "no_such_module"], ["-X", "dev", "-c", "print(1)"]):
         told = both_ended(lease, environment, *words, cwd=tmp_path)
         assert told[0].returncode == told[1].returncode
@@ -266,7 +274,7 @@ def test_a_script_that_is_not_there_is_told_as_python_tells_it(lease, environmen
         assert told[0].stdout == told[1].stdout
 
 
-def test_a_segmentation_fault_is_told_by_mpiexec_with_rank_and_signal(mpiexec):
+def test_a_segmentation_fault_is_reported_by_mpiexec_with_rank_and_signal(mpiexec):
     code = (
         "from mpi4py import MPI\nimport ctypes, os\n"
         "assert 'DDL_LABS_NOT_FORKED' not in os.environ, os.environ['DDL_LABS_NOT_FORKED']\n"
@@ -321,7 +329,7 @@ def test_signals_to_the_stub_reach_the_rank(sleeper):
         assert process.stdout.readline() == f"got {int(number)}\n"
 
 
-def test_ctrl_c_is_a_keyboard_interrupt_of_the_rank(sleeper):
+def test_ctrl_c_raises_keyboard_interrupt_in_the_rank(sleeper):
     process, rank, _ = sleeper
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
@@ -335,7 +343,7 @@ def test_a_rank_is_alone_in_its_process_group(sleeper):
     assert os.getpgid(rank) == rank != os.getpgid(keeper)
 
 
-def test_who_looks_for_a_jobs_processes_finds_the_rank_by_its_environment(lease, environment):
+def test_the_system_shows_the_environment_and_the_command_of_the_rank(lease, environment):
     marked = environment | {"DDL_LABS_RANKS": "kernel-x-1"}
     for _, rank, _ in sleeping(lease, marked):
         process = psutil.Process(rank)
@@ -347,13 +355,13 @@ def test_who_looks_for_a_jobs_processes_finds_the_rank_by_its_environment(lease,
 # --- kill -9, one after the other ----------------------------------------------------------------
 
 
-def test_when_the_stub_is_killed_the_rank_goes(sleeper):
+def test_when_the_stub_is_killed_the_rank_ends(sleeper):
     process, rank, keeper = sleeper
     process.kill()
     wait_until(lambda: is_gone(rank) and is_gone(keeper), "the end of rank and keeper")
 
 
-def test_when_the_keeper_is_killed_rank_and_stub_go(sleeper):
+def test_when_the_keeper_is_killed_rank_and_stub_end(sleeper):
     process, rank, keeper = sleeper
     os.kill(keeper, signal.SIGKILL)
     wait_until(lambda: is_gone(rank), "the rank's end")
@@ -367,7 +375,7 @@ def test_when_the_rank_is_killed_the_stub_ends_by_the_same_signal(sleeper):
     wait_until(lambda: is_gone(keeper), "the keeper's end")
 
 
-def test_when_the_server_is_killed_ranks_live_on_and_the_next_lease_has_a_new_one(
+def test_when_the_server_is_killed_ranks_survive_and_the_next_lease_starts_a_new_server(
     own_lease, environment
 ):
     for process, rank, _ in sleeping(own_lease, environment):
@@ -417,7 +425,7 @@ def test_a_stub_that_lost_patience_runs_the_program_and_no_rank_is_forked_for_it
     assert (tmp_path / "runs").read_text() == "ran\n"
 
 
-def test_when_a_kernel_is_killed_its_server_goes_unless_another_kernel_uses_it(
+def test_when_a_kernel_is_killed_its_server_ends_unless_another_kernel_uses_it(
     own_lease, environment, temporary_folder
 ):
     holder = (
@@ -492,7 +500,7 @@ def test_only_its_owner_can_talk_to_the_server(lease):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes root, to be another user")
-def test_another_user_who_reached_the_socket_is_turned_away(own_lease, temporary_folder):
+def test_another_user_who_reaches_the_socket_is_refused(own_lease, temporary_folder):
     opened = [own_lease.path, own_lease.path.parent, own_lease.path.parents[1], temporary_folder]
     modes = {path: stat.S_IMODE(path.stat().st_mode) for path in opened}
     try:
@@ -519,7 +527,7 @@ def test_another_user_who_reached_the_socket_is_turned_away(own_lease, temporary
             path.chmod(mode)
 
 
-def test_nonsense_on_the_socket_costs_nothing(own_lease, environment):
+def test_nonsense_on_the_socket_does_not_stop_the_server(own_lease, environment):
     for words in (b"", b"\xff" * 8, b"\0" * 7 + b"\x05hello", b"x"):
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(own_lease.path))
@@ -540,15 +548,15 @@ def test_the_server_has_one_thread_and_no_mpi_whatever_it_forked(lease, environm
 
 
 REASONS = {
-    "LD_LIBRARY_PATH is another one": {"env": {"LD_LIBRARY_PATH": "/nowhere"}},
-    "PYTHONDEVMODE is another one": {"env": {"PYTHONDEVMODE": "1"}},
+    "the variable LD_LIBRARY_PATH differs": {"env": {"LD_LIBRARY_PATH": "/nowhere"}},
+    "the variable PYTHONDEVMODE differs": {"env": {"PYTHONDEVMODE": "1"}},
     "OMP_NUM_THREADS is not set": {"env": {"OMP_NUM_THREADS": ""}},
-    "threads is more than a number": {"env": {"OMP_NUM_THREADS": "2,2"}},
+    "threads is not a single number": {"env": {"OMP_NUM_THREADS": "2,2"}},
 }
 
 
 @pytest.mark.parametrize("reason", REASONS)
-def test_a_rank_that_a_fork_can_not_be_is_a_process_of_its_own_and_says_why(
+def test_a_rank_that_a_fork_can_not_become_is_an_ordinary_process_and_says_why(
     reason, lease, environment
 ):
     env = settings(lease, environment) | REASONS[reason]["env"]
@@ -557,7 +565,7 @@ def test_a_rank_that_a_fork_can_not_be_is_a_process_of_its_own_and_says_why(
 
 
 @pytest.mark.parametrize("name", ["utils.py", "numpy.py", "tqdm"])
-def test_a_module_of_the_users_that_has_a_preloaded_name_is_the_one_imported(
+def test_a_module_of_the_users_with_the_name_of_a_preloaded_one_is_imported(
     name, lease, environment, tmp_path
 ):
     stem = name.partition(".")[0]
@@ -571,7 +579,7 @@ def test_a_module_of_the_users_that_has_a_preloaded_name_is_the_one_imported(
     assert portrait(stub_command(lease, script), env=settings(lease, environment)) == "mine"
 
 
-def test_a_changed_file_of_the_course_means_another_server(environment, tmp_path, monkeypatch):
+def test_a_changed_file_of_the_course_needs_a_new_server(environment, tmp_path, monkeypatch):
     before = client.key(environment, "mpiexec")
     assert client.key(environment, "mpiexec") == before
     assert client.key(environment, "/opt/mpi/bin/mpiexec") != before
@@ -582,7 +590,7 @@ def test_a_changed_file_of_the_course_means_another_server(environment, tmp_path
     assert client.key(environment, "mpiexec") != before
 
 
-def test_the_user_and_the_system_can_turn_it_off(environment, monkeypatch):
+def test_the_user_and_the_system_can_turn_the_fork_server_off(environment, monkeypatch):
     assert client.why_not(environment) == ""
     assert "DDL_LABS_FORK_SERVER" in client.why_not(environment | {client.VARIABLE: "off"})
     client.unsupported.cache_clear()
@@ -603,7 +611,7 @@ def test_a_server_that_nobody_uses_ends_itself(environment, temporary_folder, mo
     wait_until(lambda: not lease.path.exists(), "the server's end")
 
 
-def test_what_the_notebook_shows_says_which_it_was_and_why(monkeypatch):
+def test_the_notebook_shows_whether_the_ranks_were_forked_and_why_not(monkeypatch):
     from utils import cluster
 
     with cluster.start(2) as ranks:
@@ -613,7 +621,7 @@ def test_what_the_notebook_shows_says_which_it_was_and_why(monkeypatch):
     monkeypatch.setenv(client.VARIABLE, "off")
     with cluster.start(2) as ranks:
         said = repr(ranks.describe())
-        assert "Each rank is a Python process of its own: DDL_LABS_FORK_SERVER is off." in said
+        assert "Each rank is a separate Python process: DDL_LABS_FORK_SERVER is off." in said
 
 
 def test_the_ranks_of_a_notebook_are_in_its_folder_and_see_its_variables(tmp_path, monkeypatch):

@@ -40,13 +40,13 @@ def test_a_program_prints_the_command_to_type_and_what_its_ranks_say(hello, caps
     assert sorted(said) == [f"rank {r} of 2 was given one" for r in range(2)]
 
 
-def test_a_program_that_fails_says_what_its_rank_said(hello, capsys):
+def test_a_program_that_fails_shows_the_output_of_its_rank(hello, capsys):
     with pytest.raises(RanksError, match=r"(?s)ended with status .*ZeroDivisionError") as failed:
         mpiexec(2, hello, "zero")
     assert "rank 0 of 2 was given zero" in capsys.readouterr().out
     assert failed.value._render_traceback_()  # one message, no frames of ours
 
 
-def test_a_program_that_was_not_written_yet_says_which_cell_to_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="run the cell that writes it"):
+def test_the_error_about_a_missing_program_says_which_cell_to_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"(?i)run the cell that writes"):
         mpiexec(2, tmp_path / "hello.py")

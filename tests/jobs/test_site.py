@@ -94,7 +94,7 @@ def test_on_a_laptop_mpiexec_starts_the_ranks(nothing):
     assert (way.launcher, way.many_hosts, way.own_job) == ("mpiexec", False, False)
 
 
-def test_slurms_commands_without_a_cluster_are_no_cluster(commands, monkeypatch):
+def test_slurms_commands_alone_do_not_make_a_cluster(commands, monkeypatch):
     monkeypatch.delenv("SLURM_CONF")
     assert site.decide(4, None, site.settings()).launcher == "mpiexec"
     monkeypatch.setenv("SLURM_CONF", "set")
@@ -105,21 +105,21 @@ def test_slurms_commands_without_a_cluster_are_no_cluster(commands, monkeypatch)
 def test_from_a_login_node_the_ranks_get_a_job(commands):
     way = site.decide(4, None, site.settings())
     assert (way.launcher, way.many_hosts) == ("slurm", True)
-    assert "not part of one" in way.reason
+    assert "isn't part of one" in way.reason
 
 
-def test_a_job_with_room_is_used_over_all_its_nodes(commands, monkeypatch):
+def test_a_job_that_is_large_enough_is_used_on_all_its_nodes(commands, monkeypatch):
     inside(monkeypatch, ALLOCATION)
     way = site.decide(4, None, site.settings())
     assert (way.launcher, way.many_hosts) == ("mpiexec", True)
     assert "Slurm job 12 on node[1-2] has 4 CPUs" in way.reason
 
 
-def test_a_small_job_that_holds_jupyterlab_is_left_for_one_of_the_ranks_own(commands, monkeypatch):
+def test_ranks_that_do_not_fit_into_jupyterlabs_job_get_a_separate_job(commands, monkeypatch):
     inside(monkeypatch, SMALL)
     way = site.decide(4, None, site.settings())
     assert (way.launcher, way.own_job) == ("slurm", True)
-    assert "has 1 CPUs of the 4 needed" in way.reason
+    assert "has only 1 of the 4 CPUs needed" in way.reason
 
 
 @pytest.mark.parametrize(("cpus_here", "bound"), [("2", True), ("1", False)])
@@ -142,21 +142,21 @@ PARTITIONS = "lab*|2|6|4:00:00\nlab*|2|8|4:00:00\nlong|100|64|infinite"
     ("asked", "lack"),
     [
         ({"--nodes": "4", "--time": "4:00:00"}, ""),
-        ({"--nodes": "5"}, "--nodes=5, and partition lab has 4"),
+        ({"--nodes": "5"}, "--nodes=5, but partition lab has only 4"),
         ({"--ntasks-per-node": "2", "--cpus-per-task": "4"}, ""),
         ({"--ntasks-per-node": "2", "--cpus-per-task": "24"}, "48 CPUs on a node"),
-        ({"--time": "241"}, "--time=241, and partition lab has a limit of 4:00:00"),
-        ({"--time": "1-00:00:00"}, "--time=1-00:00:00, and partition lab has a limit"),
+        ({"--time": "241"}, "--time=241, but partition lab has a limit of 4:00:00"),
+        ({"--time": "1-00:00:00"}, "--time=1-00:00:00, but partition lab has a limit"),
         ({"--time": "9-0", "--partition": "long", "--nodes": "100"}, ""),
-        ({"--partition": "gpu"}, "there is no partition 'gpu' here, only lab, long"),
+        ({"--partition": "gpu"}, "there is no partition 'gpu', only lab, long"),
         ({"--partition": "lab,long", "--nodes": "5"}, ""),
         (
             {"--partition": "lab,long", "--nodes": "101"},
-            "; --nodes=101, and partition long",
+            "; --nodes=101, but partition long",
         ),
     ],
 )
-def test_a_request_that_the_partition_can_never_satisfy_is_told_before_it_is_handed_in(
+def test_a_request_that_the_partition_can_never_satisfy_is_reported_before_it_is_submitted(
     commands, asked, lack
 ):
     commands.says("sinfo", PARTITIONS)
@@ -165,36 +165,36 @@ def test_a_request_that_the_partition_can_never_satisfy_is_told_before_it_is_han
     assert slurm.shortfall(asked) == ""
 
 
-def test_a_hidden_partition_is_one_that_there_is(commands):
+def test_a_hidden_partition_can_be_used(commands):
     """Slurm names it to who asks for all, and takes jobs for it."""
     script = f"""#!/bin/sh\nprintf '{PARTITIONS}\n'
 case "$*" in *--all*) echo 'private|1|4|1:00:00' ;; esac\n"""
     (commands.folder / "sinfo").write_text(script)
     assert slurm.shortfall({"--partition": "private"}) == ""
-    assert "--nodes=2, and partition private" in slurm.shortfall({
+    assert "--nodes=2, but partition private" in slurm.shortfall({
         "--partition": "private",
         "--nodes": "2",
     })
 
 
-def test_a_job_that_waits_for_good_is_told_and_one_that_waits_its_turn_is_not(commands):
+def test_a_job_that_can_never_start_is_reported_and_a_waiting_job_is_not(commands):
     commands.says("squeue", "PENDING|PartitionTimeLimit")
-    assert "does not give so much time" in slurm.why_never("7")
+    assert "doesn't allow so much time" in slurm.why_never("7")
     for passing in ("Resources", "PartitionConfig"):  # the second one: nodes are down
         commands.says("squeue", f"PENDING|{passing}")
         assert slurm.why_never("7") == ""
 
 
-def test_a_compute_node_that_may_submit_nothing_is_told_with_the_way_out(commands, monkeypatch):
+def test_a_compute_node_that_may_submit_nothing_is_reported_with_a_remedy(commands, monkeypatch):
     inside(monkeypatch, SMALL)
     said = "srun: error: Unable to allocate resources: Access/permission denied"
     refused = str(slurm.Waiting("ranks").refused(said))
     assert "Access/permission denied" in refused
-    assert "start a server with room for the ranks in its own job" in refused
+    assert "start your server in a job that is large enough" in refused
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_ranks_come_up_where_the_file_system_has_no_locks(nothing, monkeypatch, tmp_path, number):
+def test_ranks_start_on_a_file_system_without_locks(nothing, monkeypatch, tmp_path, number):
     def without(*_):
         raise OSError(number, os.strerror(number))
 
@@ -208,17 +208,17 @@ def test_ranks_come_up_where_the_file_system_has_no_locks(nothing, monkeypatch, 
     assert not first.folder.exists()
 
 
-def test_a_small_job_that_can_submit_nothing_is_shared(nothing, monkeypatch):
+def test_ranks_share_a_small_job_that_can_submit_nothing(nothing, monkeypatch):
     inside(monkeypatch, SMALL)
     assert site.decide(4, None, site.settings()).launcher == "mpiexec"
 
 
-def test_the_user_comes_before_the_variable_and_that_before_the_site(
+def test_the_users_launcher_comes_before_the_variable_and_the_variable_before_the_site(
     commands, monkeypatch, tmp_path
 ):
     (tmp_path / site.CONFIG_FILE).write_text("c.DDLLabs.launcher = 'mpiexec'")
     use_settings(monkeypatch, [tmp_path])
-    assert site.decide(4, None, site.settings()).reason == "by the site's settings"
+    assert site.decide(4, None, site.settings()).reason == "chosen by the site's settings"
     inside(monkeypatch, ALLOCATION)
     monkeypatch.setenv("DDL_LABS_LAUNCHER", "srun")
     assert site.decide(4, None, site.settings()).launcher == "srun"
@@ -229,18 +229,20 @@ def test_the_user_comes_before_the_variable_and_that_before_the_site(
     ("launcher", "error", "words"),
     [
         ("pbs", ValueError, "expected one of auto, mpiexec, srun, slurm, not 'pbs'"),
-        ("srun", RanksError, "srun works within a Slurm job"),
+        ("srun", RanksError, "srun works only within a Slurm job"),
         ("slurm", RanksError, "Slurm does not answer here"),
     ],
 )
-def test_a_launcher_that_cannot_work_is_refused_in_words(nothing, launcher, error, words):
+def test_a_launcher_that_can_not_work_is_refused_with_a_reason(nothing, launcher, error, words):
     with pytest.raises(error, match=words.replace("(", r"\(")):
         cluster.start(4, launcher=launcher)
 
 
 @pytest.mark.parametrize("option", [{"partition": "lab"}, {"time": 5}, {"nodes": 2}])
-def test_an_option_of_a_job_that_there_will_not_be_is_not_silently_lost(nothing, option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))}: only for ranks that get a Slurm"):
+def test_an_option_for_a_slurm_job_is_an_error_without_such_a_job(nothing, option):
+    with pytest.raises(
+        ValueError, match=f"{next(iter(option))} needs ranks in a separate Slurm job"
+    ):
         cluster.start(4, **option)
 
 
@@ -254,7 +256,9 @@ def test_the_cpus_of_a_job_are_counted_on_all_nodes(text, total):
 # --- the command ------------------------------------------------------------------------------
 
 
-def test_a_job_of_their_own_is_as_the_user_and_the_site_want_it(commands, monkeypatch, tmp_path):
+def test_a_separate_job_has_the_options_of_the_user_and_of_the_site(
+    commands, monkeypatch, tmp_path
+):
     (tmp_path / site.CONFIG_FILE).write_text(
         "c.DDLLabs.partition = 'lab'\nc.DDLLabs.account = 'course'\n"
         "c.DDLLabs.options = ['--constraint=avx2']\n"
@@ -286,20 +290,22 @@ def test_a_job_of_their_own_is_as_the_user_and_the_site_want_it(commands, monkey
     assert "--unset=SLURM_CONF" not in plan.command
 
 
-def test_ranks_find_their_programs_although_a_job_exports_a_list_only(commands, monkeypatch):
+def test_ranks_find_their_programs_although_a_job_exports_only_a_list(commands, monkeypatch):
     inside(monkeypatch, ALLOCATION | {"SLURM_EXPORT_ENV": "HOME,USER"})
     plan = Plan(4)
     assert plan.command[:2] == ["env", "--unset=SLURM_EXPORT_ENV"]
     assert plan.command[-1] == plan.launcher.path
 
 
-def test_without_pmix_the_user_is_told_instead_of_getting_lonely_ranks(commands):
+def test_without_pmix_the_user_gets_an_error_instead_of_ranks_that_are_alone(commands):
     commands.says("srun", PLUGINS.replace("\tpmix\n", ""))
-    with pytest.raises(RanksError, match="names pmi2, and Open MPI needs pmix"):
+    with pytest.raises(RanksError, match="names pmi2, but Open MPI needs pmix"):
         Plan(4)
 
 
-def test_a_mistake_in_the_sites_file_is_told_with_its_name(nothing, monkeypatch, tmp_path):
+def test_a_mistake_in_the_sites_file_is_reported_with_the_files_name(
+    nothing, monkeypatch, tmp_path
+):
     (tmp_path / site.CONFIG_FILE).write_text("c.DDLLabs.launcher = undefined")
     use_settings(monkeypatch, [tmp_path])
     with pytest.raises(RanksError, match=f"{site.CONFIG_FILE}: .*undefined"):
@@ -317,13 +323,13 @@ exit 1
 """
 
 
-def test_a_partition_that_there_is_not_is_an_error_in_words(commands):
+def test_an_unknown_partition_is_an_error_with_a_reason(commands):
     refusal = "srun: error: Unable to allocate resources: Invalid partition name specified"
     (commands.folder / "srun").write_text(REFUSES.format(refusal))
     with pytest.raises(RanksError, match="Invalid partition name specified") as caught:
         cluster.start(2, partition="nosuch")
     assert "Slurm refused the job" in str(caught.value)
-    assert "Partitions here: lab, debug" in str(caught.value)
+    assert "partitions: lab, debug" in str(caught.value)
 
 
 # A command that waits for ever, as srun does while its job is in the queue.
@@ -334,13 +340,15 @@ exec sleep 600
 """
 
 
-def test_a_job_that_can_never_start_ends_at_once_in_words(commands, monkeypatch):
+def test_a_job_that_can_never_start_is_canceled_at_once_with_a_reason(commands, monkeypatch):
     (commands.folder / "srun").write_text(WAITS)
     commands.says("squeue", "31|PENDING|PartitionTimeLimit|")
     monkeypatch.setattr(slurm, "PERIOD", 0.1)
-    with pytest.raises(RanksError, match=r"job 31 can never start: .*so much time") as caught:
+    with pytest.raises(
+        RanksError, match=r"job 31 was canceled, because it could never start: .*so much time"
+    ) as caught:
         cluster.start(2, time="1000:00:00")
-    assert "partition=, time=, nodes=" in str(caught.value)
+    assert "partition=, time= or nodes=" in str(caught.value)
 
 
 def test_waiting_is_shown_with_the_job_and_the_stop_button_cancels_it(
@@ -360,8 +368,8 @@ def test_waiting_is_shown_with_the_job_and_the_stop_button_cancels_it(
     with pytest.raises(KeyboardInterrupt):
         cluster.start(2)
     said = capsys.readouterr().out
-    assert "Slurm job 31 waits in the queue (Resources), 0:0" in said
-    assert said.endswith("Slurm job 31 is cancelled.\n")
+    assert "Slurm job 31 has been waiting in the queue (Resources) for 0:0" in said
+    assert said.endswith("Slurm job 31 is canceled.\n")
     assert "--name kernel-" in (tmp_path / "cancelled").read_text()
 
 
@@ -380,7 +388,7 @@ def test_a_job_has_begun_when_it_runs_and_the_line_is_gone(commands, monkeypatch
 # --- other hosts ------------------------------------------------------------------------------
 
 
-def test_connection_files_lie_where_all_nodes_see_them_and_nobody_else(
+def test_connection_files_are_visible_on_all_nodes_but_not_to_other_users(
     nothing, monkeypatch, tmp_path
 ):
     (tmp_path / site.CONFIG_FILE).write_text(f"c.DDLLabs.shared_folder = {str(tmp_path)!r}")
@@ -393,7 +401,7 @@ def test_connection_files_lie_where_all_nodes_see_them_and_nobody_else(
         session.base_folder(shared=True)
 
 
-def test_a_loopback_name_is_no_address_for_other_nodes(nothing, monkeypatch):
+def test_a_loopback_name_is_not_an_address_for_other_nodes(nothing, monkeypatch):
     monkeypatch.setattr(ipp_cluster.socket, "gethostbyname", lambda name: "127.0.1.1")
     assert ipp_cluster.reachable_address() == "*"
     monkeypatch.setattr(ipp_cluster.socket, "gethostbyname", lambda name: "10.1.2.3")

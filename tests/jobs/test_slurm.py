@@ -99,11 +99,11 @@ def hosts(shown: str) -> list[str]:
 # --- three places, one notebook ---------------------------------------------------------------
 
 
-def test_from_a_login_node_four_ranks_come_up_on_two_nodes_and_go_with_their_job(lab):
+def test_from_a_login_node_four_ranks_start_on_two_nodes_and_end_with_their_job(lab):
     shown = notebook(lab, START, JOIN, SUM, JOBS, "ranks.stop()", JOBS)
     assert hosts(shown) == ["node1", "node1", "node2", "node2"]
     assert shown.count("sum 6.0") == 4
-    assert "Started with srun: a job of their own" in shown
+    assert "Started with srun: the ranks get a separate job" in shown
     assert "on node[1-2]." in shown
     assert shown.count("job RUNNING on node[1-2]") == 1
 
@@ -127,19 +127,19 @@ def test_in_a_job_with_room_mpiexec_spreads_the_ranks_over_its_nodes(lab):
     assert shown.count("job RUNNING") == 1
 
 
-def test_in_a_job_slurms_own_launcher_can_be_asked_for(lab):
+def test_in_a_job_the_user_can_choose_slurms_launcher(lab):
     start = START.replace("(4)", '(2, launcher="srun")')
     shown = in_a_job(lab, start, JOIN, SUM, options=["-N2", "--ntasks-per-node=1"])
     assert sorted(hosts(shown)) == ["node1", "node2"]
     assert shown.count("sum 1.0") == 2
 
 
-def test_from_a_small_job_with_jupyterlab_the_ranks_get_one_of_their_own(lab):
+def test_from_a_small_job_with_jupyterlab_the_ranks_get_a_separate_job(lab):
     start = START.replace("(4)", "(2)")
     shown = in_a_job(lab, start, JOIN, SUM, JOBS, options=["-n1"])
     assert len(hosts(shown)) == 2
     assert shown.count("sum 1.0") == 2
-    assert "has 1 CPUs of the 2 needed" in shown
+    assert "has only 1 of the 2 CPUs needed" in shown
     assert shown.count("job RUNNING") == 2
 
 
@@ -159,7 +159,7 @@ cluster.stop_cluster_sync()
 """
 
 
-def test_engines_of_plain_ipyparallel_are_ranks_of_one_world_in_a_job_that_begins_as_others(lab):
+def test_engines_of_plain_ipyparallel_are_ranks_of_one_world_in_a_job_with_the_sites_setup(lab):
     shown = notebook(lab, PLAIN)
     assert "engines: | 0 of 2, 1 | 1 of 2, 1" in shown, shown
 
@@ -187,7 +187,7 @@ exit 1
 """
 
 
-def test_where_compute_nodes_may_submit_nothing_the_other_profile_is_named(lab):
+def test_if_compute_nodes_may_submit_nothing_the_error_names_the_other_profile(lab):
     for host in slurm_tools.NODES:
         forbid = f"cp /usr/bin/srun /tmp/srun.real && printf %s '{NOT_HERE}' >/tmp/srun"
         lab.run("sh", "-c", f"{forbid} && chmod 755 /tmp/srun", host=host)
@@ -195,7 +195,7 @@ def test_where_compute_nodes_may_submit_nothing_the_other_profile_is_named(lab):
     try:
         shown = in_a_job(lab, START.replace("(4)", "(2)"), options=["-n1"])
         assert "Access/permission denied" in shown, shown
-        assert "start a server with room for the ranks in its own job" in shown
+        assert "start your server in a job that is large enough" in shown
     finally:
         for host in slurm_tools.NODES:
             lab.run("umount", "/usr/bin/srun", host=host)
@@ -238,7 +238,7 @@ def test_a_rank_that_dies_on_another_node_is_named_and_restart_gives_fresh_ones(
     assert shown.count("sum 1.0") == 2
 
 
-def test_a_job_that_was_cancelled_from_outside_is_told_of(lab):
+def test_a_job_that_was_canceled_from_outside_is_reported(lab):
     # Slurm takes a moment to end a job, in which the ranks could still answer. The first cell
     # after it may find them dying, the second one finds them dead: both say why.
     cancel = (
@@ -268,9 +268,9 @@ def test_a_full_queue_is_shown_and_the_stop_button_cancels_the_job(lab):
     lab.run("sbatch", "-N2", "--exclusive", "--wrap=sleep 600", user="student2")
     slurm_tools.wait_until(lambda: any("RUNNING" in job for job in lab.jobs()), SEEN, "it is full")
     shown = notebook(lab, WAIT_AND_STOP, START, JOBS.replace("squeue", "squeue --user=student1"))
-    assert "waits in the queue (Resources)" in shown or "(Priority)" in shown, shown
+    assert "waiting in the queue (Resources)" in shown or "(Priority)" in shown, shown
     assert "KeyboardInterrupt" in shown
-    assert "is cancelled." in shown
+    assert "is canceled." in shown
     assert "job PENDING" not in shown
 
 
@@ -278,11 +278,11 @@ def test_a_full_queue_is_shown_and_the_stop_button_cancels_the_job(lab):
     ("options", "words"),
     [
         ('partition="nosuch"', "Slurm refused the job of the ranks: Invalid partition"),
-        ('time="3000:00:00"', "the partition does not give so much time"),
-        ("nodes=4", "can never start|Slurm refused"),
+        ('time="3000:00:00"', "the partition doesn't allow so much time"),
+        ("nodes=4", "could never start|Slurm refused"),
     ],
 )
-def test_a_job_that_cannot_be_is_an_error_in_words(lab, options, words):
+def test_an_impossible_job_is_an_error_with_a_reason(lab, options, words):
     shown = notebook(lab, START.replace("(4)", f"(4, {options})"))
     assert any(word in shown for word in words.split("|")), shown
     assert not lab.jobs()
@@ -310,7 +310,7 @@ def gone(lab: Cluster) -> Callable[[], bool]:
     return lambda: not any("student1" in job for job in lab.jobs())
 
 
-def test_a_killed_kernel_takes_its_job_along(lab):
+def test_killing_a_kernel_cancels_its_job(lab):
     process = up_and_busy(lab)
     pids = lab.run("pgrep", "-u", "student1", "-f", "python -u -c").split()
     lab.run("kill", "-9", *pids)
@@ -498,11 +498,13 @@ def test_the_series_of_lab_05_says_that_the_course_is_not_installed(lab, root):
     assert "The course is not installed in /opt/elsewhere: DDL_LABS_PREFIX=" in said
 
 
-def test_a_series_for_more_nodes_than_there_are_is_not_handed_in(lab, root):
+def test_a_series_for_more_nodes_than_exist_is_not_submitted(lab, root):
     hand_in = lab_05(lab, root)["slurm-submit"].replace("SUBMIT = False", "SUBMIT = True")
     too_many = f"{BEFORE_IT}\nNODES = 4\n{hand_in}"
     said = lab.run(PREFIX / "bin/python", "-c", too_many, user="student1")
-    assert said.endswith("could never start: --nodes=4, and partition lab has 2. Ask for less.")
+    assert said.endswith(
+        "could never start: --nodes=4, but partition lab has only 2. Ask for less."
+    )
     assert not lab.jobs()
 
 
@@ -521,7 +523,7 @@ print(slurm_script.submit(script))
 """
 
 
-def test_a_job_whose_time_is_nearly_over_saves_and_goes_on_in_its_next_life(lab, root):
+def test_a_job_whose_time_is_nearly_over_saves_and_continues_in_its_next_life(lab, root):
     cells = nbformat.read(root / LAB_13, as_version=4).cells
     (script,) = (cell.source for cell in cells if cell.id == "script-write")
     lab.run("mkdir", "-p", "/home/student1/resumable", user="student1")

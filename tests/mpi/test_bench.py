@@ -198,13 +198,13 @@ def test_ending_the_command_ends_its_ranks(folder):
     ("options", "said"),
     [
         (["--sizes", "4,five"], "'five' is not a size such as 4, 16K or 64MiB"),
-        (["--sizes", "6"], "float32 takes 4, 8, 12"),
-        (["--sizes", "0"], "float32 takes 4, 8, 12"),
+        (["--sizes", "6"], "is not a multiple of 4 bytes"),
+        (["--sizes", "0"], "is not a multiple of 4 bytes"),
         (["--sizes", ""], "'' is not a size"),
         (["--rounds", "0"], "'0' is not a whole number of at least 1"),
         (["-n", "two"], "'two' is not a whole number"),
-        (["--only", "allreduce"], "'allreduce' is none of all_reduce, broadcast"),
-        (["--json", "no/such/folder/x.json"], "no file can be written there"),
+        (["--only", "allreduce"], "'allreduce' is not one of all_reduce, broadcast"),
+        (["--json", "no/such/folder/x.json"], "is not a file that you can write"),
         (["--deadline", "-1"], "'-1' is not a whole number"),
     ],
 )
@@ -218,7 +218,7 @@ def test_a_bad_option_is_refused_with_the_reason_before_anything_is_measured(opt
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["-n", "1"], "one rank has nobody to talk to"),
+        (["-n", "1"], "one rank has no partner to talk to"),
         (["-n", "1000"], "at most 64 ranks"),
     ],
 )

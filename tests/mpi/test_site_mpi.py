@@ -266,7 +266,7 @@ def test_a_library_whose_module_is_not_loaded_is_named_with_what_it_lacks(both):
     assert "cannot open shared object file" in library[1]
     assert "load the module" in library[2]
     done = run(environment, sys.executable, "-c", START)
-    assert f"{openmpi.library}, but {mpich.library} is beside" in done.stdout, done
+    assert f"{openmpi.library}, but {mpich.library} belongs to" in done.stdout, done
 
 
 @has_own

@@ -362,5 +362,5 @@ def test_in_a_notebook_many_times(course, deaths, _again):
 def test_ranks_that_cannot_live_on_are_refused_before_they_start(monkeypatch):
     hydra = Launcher("/opt/mpich/bin/mpiexec", "HYDRA 4.0.2")
     monkeypatch.setattr("utils.jobs.start_plan.find_launcher", lambda: hydra)
-    with pytest.raises(ValueError, match=r"Open MPI 5 on one host, and .*HYDRA"):
+    with pytest.raises(ValueError, match=r"Open MPI 5 on one host, but .*HYDRA"):
         cluster.start(2, fault_tolerant=True)

@@ -1,8 +1,8 @@
 """Grading: submissions → assembled notebooks → sandboxed runs of nbval → gradebook, feedback.
 
-Arrows go one way: ``command`` → ``worklist`` → ``grader`` → ``notebook_run`` → ``sandbox``.
-``submissions``, ``reference``, ``assembly`` and ``results`` are data for all of them.
-``gradebook`` and ``pages`` write what people read. ``inspection`` adds to results what a person
-should look at, which it finds in a process of its own. ``kernel`` and ``plugin``, whose records the
-grader reads, run in processes of their own as well.
+Imports go one way: ``command`` → ``worklist`` → ``grader`` → ``notebook_run`` → ``sandbox``.
+All of them use the data of ``submissions``, ``reference``, ``assembly`` and ``results``.
+``gradebook`` and ``pages`` write what people read. ``inspection`` runs in a separate process and
+adds to a result what a person should look at. ``kernel`` and ``plugin`` run in separate processes,
+too, and the grader reads the plugin's records.
 """

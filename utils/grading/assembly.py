@@ -1,13 +1,12 @@
-"""From a submission to the notebook that is run: the reference with the student's answers.
+"""Assembles the notebook that grading runs: the reference notebook with the student's answers.
 
-Of the student's file only the source of answer cells is used (found by grade_id, by cell id, and as
-a second chance by what the cell defines), and of own cells for the ranks. All else is the
-reference's.
+The student's file contributes only the source of answer cells and of added cells for the ranks.
+Answer cells are found by grade_id, then by cell id, then by what the cell defines. Everything that
+remains comes from the reference.
 
-Own cells are helper functions, imports, an answer that is spread over several cells. They are run
-on the ranks beside the answers, where the student has put them. A cell for the kernel alone stays
-out: there the checks run. So do cells that the lab has put there itself; of those that a student
-has changed the imports are taken.
+Own cells hold helper functions, imports, or an answer that is spread over several cells. The ranks
+run them in the student's order, next to the answers. Cells that only the kernel runs are left out,
+because the checks run there. A cell of the lab isn't copied, but imports added to it are.
 """
 
 from __future__ import annotations
@@ -32,18 +31,19 @@ from .reference import MOST_SOURCE, Reference, body, bound, defined, imports, on
 from .submissions import MB, MOST_FILE
 
 SKIP = "nbval-skip"
-#: Begins the ids of the student's own cells.
+#: The ids of the student's own cells begin with this.
 OWN = "own-"
 MOST_OWN_CELLS = 100
-#: JSON of 200 MB takes gigabytes: what is larger is read without outputs, and no more than this.
+#: Parsing 200 MB of JSON needs gigabytes, so a larger file is read without outputs up to this size.
 MOST_NOTEBOOK = 25 * MB
-#: Cells of a notebook; twenty labs together have fewer.
+#: Cells that are read; twenty labs together have fewer.
 MOST_CELLS = 10_000
-#: Parts of a cell that no answer is in, and the depth from which on nothing is an answer.
+#: Parts of a cell that never hold an answer, and the nesting depth below which no answer exists.
 HEAVY = {"outputs", "attachments"}
 DEEPEST = 12
-#: What a student can do about a file that can't be read, whatever is wrong with it.
-AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and hand it in again."
+#: What a student can do about a file that can't be read, for whatever reason.
+AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and submit it again."
+LOST_ID = "The answer's cell has lost its id and was found"
 
 #: Type, id, grade_id and source of a cell.
 Cell = dict[str, str]
@@ -54,9 +54,9 @@ class Answer:
     """A student's answer.
 
     Attributes:
-        source: Its text; None where there is none.
-        changed: Whether it is more than the stub.
-        elsewhere: Whether what it has to define is defined in another cell of the student's.
+        source: Its text; None if there is no such cell.
+        changed: Whether it differs from the stub.
+        elsewhere: Whether another cell of the student defines what this answer must define.
     """
 
     source: str | None
@@ -71,7 +71,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class OwnCell:
-    """A student's own cell for the ranks. after: the reference's cell behind which it is run."""
+    """A student's own cell for the ranks. after: the reference's cell after which it runs."""
 
     after: str
     source: str
@@ -79,13 +79,13 @@ class OwnCell:
 
 @dataclass(frozen=True)
 class View:
-    """Which notebook is made of a submission.
+    """A view says which answers, stubs and own cells the notebook of a run holds.
 
     Attributes:
-        blanked: Tasks whose answers are stubs.
-        given: Tasks with the reference's answers.
-        own: Whether the student's own cells are in it.
-        only: The task whose checks are run, and nothing behind them; None for all.
+        blanked: Tasks whose answers are replaced by stubs.
+        given: Tasks whose answers come from the reference.
+        own: Whether the notebook includes the student's own cells.
+        only: The task whose checks run, with nothing after them; None for all tasks.
     """
 
     blanked: frozenset[str] = frozenset()
@@ -99,11 +99,11 @@ WHOLE = View()
 
 @dataclass
 class Assembled:
-    """A submission taken apart.
+    """The answers and own cells of a submission, from which its notebooks are assembled.
 
     Attributes:
-        remarks: What an instructor should know of how it was read.
-        error: Why the file could not be read from the disk: nobody knows what was in it.
+        remarks: What an instructor should know about how the file was read.
+        error: Why the file could not be read, so that nobody knows what it contains; "" if it was.
     """
 
     reference: Reference
@@ -114,18 +114,18 @@ class Assembled:
 
     @property
     def is_begun(self) -> bool:
-        """Return whether there is any answer."""
+        """Return whether the submission has any answer."""
         return any(answer.given for answer in self.answers.values())
 
     @property
     def is_spread(self) -> bool:
-        """Return whether there is more than the answers in their cells."""
+        """Return whether any of the student's code is outside the answer cells."""
         return bool(self.own) or any(answer.elsewhere for answer in self.answers.values())
 
     def notebook(self, view: View = WHOLE) -> NotebookNode:
         """Return the notebook to run.
 
-        Only check cells have outputs to compare with, so that nbval compares nothing else.
+        Only check cells keep their outputs, so that nbval compares nothing else.
         """
         nb = copy.deepcopy(self.reference.nb)
         if view.only is not None:
@@ -141,7 +141,7 @@ class Assembled:
         return nb
 
     def _prepare(self, cell: NotebookNode, only: str | None) -> None:
-        """Leave a code cell's output if it is a check's, and skip what is not to be run."""
+        """Clear the output of a code cell that isn't a check, and tag cells that must not run."""
         is_check = lab(cell).get("check")
         if not is_check:
             cell.outputs = []
@@ -151,12 +151,12 @@ class Assembled:
             cell.metadata.tags = [*cell.metadata.get("tags", []), SKIP]
 
     def sources(self) -> list[str]:
-        """Return what the student has written for the ranks: own cells, and changed answers."""
+        """Return the student's code for the ranks: own cells and changed answers."""
         changed = [body(answer.source or "") for answer in self.answers.values() if answer.changed]
         return [*(cell.source for cell in self.own), *changed]
 
     def code_of(self, grade_id: str) -> str:
-        """Return a student's answer, from wherever it stands."""
+        """Return a student's answer, from whichever cells define it."""
         answer = self.answers[grade_id]
         mine = "" if answer.elsewhere else body(answer.source or "")
         missing = defined(body(self.reference.answer_cells[grade_id].source)) - defined(mine)
@@ -176,7 +176,7 @@ class Assembled:
         task = lab(cell)["task"]
         if task in view.given or task in view.blanked:
             source = str(cell.source) if task in view.given else self.reference.stubs[cell.id]
-            # Later answers may rest on what this one has imported.
+            # Later answers may need what this answer imports.
             return _with_imports(answer.source or "", source)
         if view.own and answer.elsewhere:
             return str(cell.source).split("\n", 1)[0]
@@ -186,23 +186,23 @@ class Assembled:
 
 
 def _with_imports(answer: str, source: str) -> str:
-    """Return a cell for the ranks behind the imports of an answer."""
+    """Return the source of a cell for the ranks, with the imports of an answer before it."""
     first, _, rest = source.partition("\n")
     added = imports(answer) if first.startswith("%%") else ""
     return f"{first}\n{added}\n{rest}" if added else source
 
 
 def forced(source: str, cell: NotebookNode) -> str:
-    """Return the student's text under the reference's first line: it can't leave the ranks.
+    """Return the student's text under the reference's first line, so that it stays on the ranks.
 
-    Nor come to the kernel as well, where the checks run: without `--local`.
+    Without `--local` it doesn't run in the kernel, where the checks run.
     """
     first = cell.source.split("\n", 1)[0].replace(" --local", "")
     return f"{first}\n{body(source)}" if first.startswith("%%") else source
 
 
 def assemble(reference: Reference, path: Path) -> Assembled:
-    """Take the answers out of a file, whatever it is; never raises for its content."""
+    """Return the answers and own cells in a file; no content of the file raises an error."""
     assembled = Assembled(reference)
     cells = None
     try:
@@ -223,79 +223,79 @@ def assemble(reference: Reference, path: Path) -> Assembled:
 
 
 def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:
-    """Take in the student's own cells; which of them, or of other answers, define an answer?"""
+    """Add the student's own cells, and mark the answers that other cells define."""
     added, remarks = _own_cells(assembled, cells)
     added = [cell for cell in added if cell.source.strip()]
     assembled.own = added[:MOST_OWN_CELLS]
     if added:
         count = len(assembled.own)
-        assembled.remarks.append(f"run beside the answers: {count} cells of the student's own")
+        assembled.remarks.append(f"The ranks also ran {count} of the student's own cells.")
     assembled.remarks += remarks
     if len(added) > MOST_OWN_CELLS:
         most = f"the first {MOST_OWN_CELLS} of {len(added)}"
-        assembled.remarks.append(f"only {most} cells of the student's own were run")
+        assembled.remarks.append(f"Only {most} of the student's own cells were run.")
     known = set().union(*map(defined, assembled.sources()))
     for grade_id, answer in assembled.answers.items():
         names = defined(body(assembled.reference.answer_cells[grade_id].source))
         answer.elsewhere = not answer.changed and bool(names) and names <= known
 
 
-# --- the cells of a file, whatever it is ----------------------------------------------------------
+# --- reading the cells of a file ------------------------------------------------------------------
 
 
 class UnreadableError(Exception):
-    """A file that can't be read as JSON, or is larger than is read: nobody knows what is in it."""
+    """A file can't be read as JSON or is too large, so nobody knows what it contains."""
 
 
 def read_cells(path: Path, remarks: list[str]) -> list[Cell] | None:
-    """Return the cells of a file, or None with a remark on why there are none.
+    """Return the cells of a file; None, and a remark with the reason, if it is not a notebook.
 
     Raises:
-        OSError, UnreadableError: The file can't be read, which says nothing of what is in it: an
-            upload that broke off is no wrong answer.
+        OSError, UnreadableError: The file can't be read, for example because an upload broke off.
+            An unreadable file is not a wrong answer.
     """
     content = _content(path, remarks)
     try:
         if "cells" in content:
             cells = content["cells"]
-        else:  # format 3, which came before 2015, and of converters since
+        else:  # format 3, from before 2015 or from a converter
             cells = [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
     except (KeyError, TypeError):
-        remarks.append(f"{path.name}: not a notebook: it has no cells")
+        remarks.append(f"{path.name} is not a notebook, because it has no cells.")
         return None
     if not isinstance(cells, list):
-        remarks.append(f"{path.name}: not a notebook: its cells are no list")
+        remarks.append(f"{path.name} is not a notebook, because its cells are not a list.")
         return None
     if len(cells) > MOST_CELLS:
-        remarks.append(f"only the first {MOST_CELLS} of {len(cells)} cells were read")
+        remarks.append(f"Only the first {MOST_CELLS} of {len(cells)} cells were read.")
     return [_cell(cell) for cell in cells[:MOST_CELLS] if isinstance(cell, dict)]
 
 
 def _content(path: Path, remarks: list[str]) -> Any:
-    """Return what is in a file of JSON, without the outputs if it is large or deeply nested."""
+    """Return the content of a JSON file, without the outputs if it is large or deeply nested."""
     size = path.stat().st_size
     if size > MOST_FILE:
         raise UnreadableError(
-            f"{path.name}: it has {size // MB} MB or more, over the limit of {MOST_FILE // MB} MB: "
-            "clear its outputs"
+            f"{path.name} has {size // MB} MB or more, and the limit is {MOST_FILE // MB} MB. "
+            "Clear its outputs."
         )
     if not size:
-        raise UnreadableError(f"{path.name}: can't be read: the file is empty")
+        raise UnreadableError(f"{path.name} can't be read, because the file is empty.")
     try:
-        with contextlib.suppress(RecursionError):  # ijson reads what is nested deeper
+        with contextlib.suppress(RecursionError):  # ijson can read deeper nesting
             if size <= MOST_NOTEBOOK:
                 return json.loads(path.read_bytes())
         return _without_outputs(path, remarks)
     except ijson.JSONError as error:
         first_line = str(error).partition("\n")[0]
-        why = f"({first_line[:120]}); clearing its outputs may help"
+        why = f"({first_line[:120]}). Clearing its outputs may help."
     except (ValueError, RecursionError) as error:
-        why = f"({str(error)[:120] or type(error).__name__})"
-    raise UnreadableError(f"{path.name}: can't be read, it is cut short or damaged {why}")
+        why = f"({str(error)[:120] or type(error).__name__})."
+    raise UnreadableError(f"{path.name} can't be read, because it is cut short or damaged {why}")
 
 
 def _cell(cell: dict[str, Any]) -> Cell:
-    """Return type, id, grade_id and source of a cell, whatever they were."""
+    """Return type, id, grade_id and source of a cell as text; "" for anything that isn't text."""
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(part for part in source if isinstance(part, str))
@@ -306,7 +306,7 @@ def _cell(cell: dict[str, Any]) -> Cell:
         "source": source,
     }
     texts = {key: value if isinstance(value, str) else "" for key, value in values.items()}
-    # JSON can hold half characters; Python reads no zeros.
+    # JSON can contain lone surrogates, and Python source can't contain null characters.
     printable = texts["source"].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     return texts | {"source": printable.replace("\r\n", "\n")}
 
@@ -316,9 +316,9 @@ def _part(data: Any, key: str) -> Any:
 
 
 def _without_outputs(path: Path, remarks: list[str]) -> Any:
-    """Return a notebook's content without what its cells have printed and drawn.
+    """Return a notebook's content without the outputs and attachments of its cells.
 
-    Of more than `MOST_NOTEBOOK` the first part is read, and a remark says so.
+    If more than `MOST_NOTEBOOK` bytes remain, only the first part is read, and a remark says so.
     """
     builder = ijson.ObjectBuilder()
     size = 0
@@ -327,14 +327,14 @@ def _without_outputs(path: Path, remarks: list[str]) -> Any:
             size += len(value) + 8 if isinstance(value, str) else 8
             if size > MOST_NOTEBOOK:
                 megabytes = MOST_NOTEBOOK // MB
-                remarks.append(f"only its first {megabytes} MB without outputs were read")
+                remarks.append(f"Only the first {megabytes} MB, without outputs, were read.")
                 break
             builder.event(event, value)
     return builder.value
 
 
 def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield ijson's events with null for heavy parts of cells, and for what is nested too deep."""
+    """Yield ijson's events, with null instead of heavy parts of cells and of too deep nesting."""
     depth = 0
     left_out_at = None
     for event, value in events:
@@ -352,7 +352,7 @@ def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             yield "null", None
 
 
-# --- which cell is the answer --------------------------------------------------------------------
+# --- finding the answers -------------------------------------------------------------------------
 
 
 class Finder:
@@ -361,7 +361,7 @@ class Finder:
     def __init__(self, reference: Reference, cells: list[Cell]):
         self.reference = reference
         self.cells = cells
-        #: Cells that may be a lost answer: they are not known to be something else.
+        #: Cells that may be a lost answer, because no mark says that they are something different.
         self.lost = [
             cell
             for cell in cells
@@ -369,17 +369,17 @@ class Finder:
         ]
 
     def answer(self, grade_id: str, cell: NotebookNode) -> tuple[Answer, str]:
-        """Return a student's answer, and a remark where it is not plainly there."""
+        """Return a student's answer, and a remark if its cell was missing, changed or doubled."""
         source, remark = self._find(grade_id, cell)
         if source is None:
-            return Answer(None), remark or "there is no such cell"
+            return Answer(None), remark or "The cell of the answer is missing."
         if len(source) > MOST_SOURCE:
-            return Answer(None), f"its answer has {len(source)} characters: not looked at"
+            return Answer(None), f"The answer has {len(source)} characters and was not graded."
         changed = body(source).strip() != body(self.reference.stubs[cell.id]).strip()
         return Answer(source, changed), remark
 
     def _find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
-        """Return the answer's source, or None; and a remark where it was not plain."""
+        """Return the answer's source, or None, and a remark on how it was found ("" if usual)."""
         for mark, value in (("grade_id", grade_id), ("id", cell.id)):
             marked = [one for one in self.cells if one[mark] == value]
             sources = [one["source"] for one in marked if one["type"] == cell.cell_type]
@@ -390,39 +390,39 @@ class Finder:
         return self._by_neighbour(cell)
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:
-        """Find a cell that defines what the answer must define, or that names the task."""
+        """Return a cell that defines what the answer must define or names the task; a remark."""
         sources, how = self._candidates(cell)
         if not sources:
             return None, ""
         source, remark = choose(sources, self.reference.stubs[cell.id])
-        more = f" ({remark})" if remark else ""
-        return source, f"its cell has lost its id; found {how}{more}"
+        more = f" {remark}" if remark else ""
+        return source, f"{LOST_ID} {how}.{more}"
 
     def _candidates(self, cell: NotebookNode) -> tuple[list[str], str]:
-        """Return the sources that may be a lost answer, and by what they are found."""
+        """Return the sources that may be a lost answer, and how they were found."""
         lost = [other["source"] for other in self.lost if other["type"] == "code"]
         if names := defined(body(cell.source)):
             sources = [source for source in lost if names <= defined(body(source))]
             if sources:
-                return sources, "by what it defines"
+                return sources, "by the names that it defines"
         marker = re.compile(rf"\bTask {re.escape(lab(cell)['task'])}\b(?!\.\d)", re.IGNORECASE)
-        return list(filter(marker.search, lost)), "by the task's number in it"
+        return list(filter(marker.search, lost)), "by the task's number"
 
     def _by_neighbour(self, cell: NotebookNode) -> tuple[str | None, str]:
-        """Find a written answer: the unknown text below the question."""
+        """Return a written answer, which is the unknown text below the question; and a remark."""
         cells = self.reference.nb.cells
         before = cells[cells.index(cell) - 1]
         for question, below in zip(self.cells, self.cells[1:], strict=False):
             asked = question["id"] == before.id or question["source"] == before.source
             if asked and below in self.lost and below["type"] == "markdown":
-                return below["source"], "its cell has lost its id; found below the question"
+                return below["source"], f"{LOST_ID} below the question."
         return None, ""
 
 
 def choose(sources: list[str], stub: str) -> tuple[str, str]:
-    """Choose the answer among several copies: the parts of a split cell together, else the last.
+    """Return the answer among several copies, and a remark if there are several.
 
-    The last, because it is what holds when a notebook is run from top to bottom.
+    Parts of a split cell are joined; otherwise the last copy counts, as in a run of the notebook.
     """
     nothing = {"", body(stub).strip()}
     changed = [source for source in sources if body(source).strip() not in nothing]
@@ -433,21 +433,21 @@ def choose(sources: list[str], stub: str) -> tuple[str, str]:
     overlap = len(set[str]().union(*names)) < sum(map(len, names))
     parts = "\n".join(map(body, changed))
     if not overlap and len(set(changed)) == count and parsed(parts):
-        return parts, f"there are {count} cells with its mark; taken together"
-    return changed[-1], f"there are {count} cells with its mark; the last one was taken"
+        return parts, f"There are {count} cells for this answer, and they were joined."
+    return changed[-1], f"There are {count} cells for this answer, and the last one counts."
 
 
 # --- the student's own cells ---------------------------------------------------------------------
 
 
 def _own_cells(assembled: Assembled, cells: list[Cell]) -> tuple[list[OwnCell], list[str]]:
-    """Return what a student has added, in order, and remarks on what of it is not run."""
+    """Return the cells that a student has added, in order, and remarks on cells that don't run."""
     answers = [answer.source for answer in assembled.answers.values() if answer.source is not None]
     added = []
     remarks = []
     for source, at, after in _beside_the_answers(cells, assembled.reference):
         if len(source) > MOST_SOURCE:
-            remarks.append(f"a cell of the student's own has {len(source)} characters: not run")
+            remarks.append(f"A cell of the student has {len(source)} characters and was not run.")
         elif at is not None:
             added.append(OwnCell(at.id, "" if source == body(at.source) else imports(source)))
         elif not any(source.strip() in answer for answer in answers):
@@ -458,9 +458,9 @@ def _own_cells(assembled: Assembled, cells: list[Cell]) -> tuple[list[OwnCell], 
 def _beside_the_answers(
     cells: list[Cell], reference: Reference
 ) -> Iterator[tuple[str, NotebookNode | None, str]]:
-    """Yield the sources of a student's cells for the ranks, without the answers.
+    """Yield the student's cells for the ranks that aren't answers.
 
-    With each comes the lab's cell that it is, if any, and the id of the last one of the lab's.
+    With each source come the lab's cell that it is, if any, and the id of the lab's last cell.
     """
     marks = _marks(reference)
     after = next(cell.id for cell in reference.nb.cells if cell.cell_type == "code")
@@ -473,7 +473,7 @@ def _beside_the_answers(
 
 
 def _marks(reference: Reference) -> dict[tuple[str, str], NotebookNode]:
-    """Return the lab's cell by each mark of a student's: its grade_id, its id, its source."""
+    """Return the lab's cells by the marks of a student's cell: grade_id, id or source."""
     cells = reference.nb.cells
     marks = {("source", cell.source): cell for cell in cells if cell.source.strip()}
     marks |= {("id", cell.id): cell for cell in cells}
@@ -481,16 +481,16 @@ def _marks(reference: Reference) -> dict[tuple[str, str], NotebookNode]:
 
 
 def _is_own(cell: Cell, at: NotebookNode | None) -> bool:
-    """Return whether the ranks run a cell that is not an answer. at: the lab's cell, if any."""
+    """Return whether the ranks run this cell and it isn't an answer. at: the lab's cell, if any."""
     if cell["type"] != "code" or not on_ranks(cell["source"]):
         return False
     return at is None or not ("task" in lab(at) and is_solution(at))
 
 
 def _behind_its_answer(reference: Reference, source: str, after: str) -> str:
-    """Return where a cell is run: at the latest behind an answer that it defines anew.
+    """Return the id of the cell after which an own cell runs.
 
-    A student who goes back to an answer further down has run the check again afterwards.
+    A cell that redefines an answer runs with it, because the student has run the check again.
     """
     order = [cell.id for cell in reference.nb.cells]
     names = defined(source)

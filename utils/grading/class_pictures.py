@@ -1,4 +1,4 @@
-"""How a class did: points, tasks, mistakes. Drawn from :mod:`utils.grading.statistics`."""
+"""Pictures of a class's points, tasks and mistakes, drawn from :mod:`utils.grading.statistics`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .results import KIND_LABELS
 if TYPE_CHECKING:
     from utils.grading.statistics import ClassResults, Mistake, Task
 
-#: What became of answers, in the order in which they are drawn: words, colour, hatch. Hatches tell
-#: them apart where colours do not.
+#: The states of answers in drawing order, each with its words, color and hatch. Readers who can't
+#: distinguish the colors can distinguish the hatches.
 STATES = {
     "good": (KIND_LABELS["good"], GREEN, ""),
     "hand": (KIND_LABELS["hand"], SKY, ".."),
@@ -36,22 +36,22 @@ KINDS = {
     "communication": ("communication", BLUE, ".."),
     "error": ("an error", RED, "\\\\"),
     "silent": ("no answer in time", PINK, "xx"),
-    "unreceived": ("a message that nobody received", SKY, "--"),
+    "unreceived": ("a message that no rank received", SKY, "--"),
     "open": ("not begun, or needs another task", PALE, ""),
     "": ("an accident, or an older result", GREY, ""),
 }
-#: Of all bars.
+#: The edges of all bars.
 EDGES: dict[str, Any] = {"edgecolor": INK, "linewidth": 0.6}
-#: Bars of a picture, and pictures beside each other.
+#: Bars in a picture, and pictures in a row.
 BINS = 10
 ACROSS = 3
-#: Letters in a line of a mistake's text, and lines.
+#: The size of a mistake's text: characters in a line, and lines.
 LETTERS = 58
 LINES = 2
 
 
 def points(class_: ClassResults) -> Figure:
-    """Draw for each lab how many students have which share of the points."""
+    """Draw for each lab a histogram of the students' shares of the points."""
     use_style()
     labs = class_.labs
     rows = -(-len(labs) // ACROSS)
@@ -70,7 +70,8 @@ def points(class_: ClassResults) -> Figure:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlim(0, 1)
         axes.set_xlabel("share of the points")
-        sentences.append(f"{lab}, students by tenths of the points: {', '.join(map(str, counts))}.")
+        tenths = ", ".join(map(str, counts))
+        sentences.append(f"{lab}: number of students in each tenth of the points: {tenths}.")
     for row in grid:
         row[0].set_ylabel("students")
     figure.tight_layout()
@@ -79,7 +80,7 @@ def points(class_: ClassResults) -> Figure:
 
 
 def tasks(rows: Sequence[Task]) -> Figure:
-    """Draw for each task which share of the answers passed, was wrong, hung, is missing."""
+    """Draw for each task the shares of answers that passed, were wrong, hung, or are missing."""
     use_style()
     figure, axes = plt.subplots(figsize=(9, 1.3 + 0.42 * len(rows)))
     names = [_cut(f"{task.number} · {task.title}") for task in rows]
@@ -91,7 +92,7 @@ def tasks(rows: Sequence[Task]) -> Figure:
         start = [a + b for a, b in zip(start, shares, strict=True)]
     for row, task in enumerate(rows):
         axes.text(1.01, row, f"{task.answers}", va="center", fontsize=9, color=GREY)
-    _finish(figure, axes, "share of the students; at the right, how many there are")
+    _finish(figure, axes, "share of the students (right: number of students)")
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     _describe(figure, "; ".join(map(_in_words, rows)) + ".")
@@ -99,7 +100,7 @@ def tasks(rows: Sequence[Task]) -> Figure:
 
 
 def mistakes(rows: Sequence[Mistake]) -> Figure | None:
-    """Draw what was said of wrong answers, and to how many; None if all were right."""
+    """Draw how many students got which message about a mistake; None if all answers were right."""
     if not rows:
         return None
     use_style()
@@ -114,15 +115,15 @@ def mistakes(rows: Sequence[Mistake]) -> Figure | None:
     axes.set_yticks(range(len(rows)), texts, fontsize=9)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.margins(y=0.01)
-    _finish(figure, axes, "students who were told")
+    _finish(figure, axes, "students who got this message")
     each = " ".join(f"{one.task}: {one.text}: {one.students}." for one in rows)
-    _describe(figure, f"Mistakes and how many students made them. {each}")
+    _describe(figure, f"Mistakes, and how many students made each of them. {each}")
     return figure
 
 
 def _describe(figure: Figure, words: str) -> None:
-    """Say what a figure shows, where `utils.figures.alt` looks for that."""
-    figure.alt_text = words  # type: ignore[attr-defined]  # matplotlib has no place for it
+    """Store the description of a figure where `utils.figures.alt` reads it."""
+    figure.alt_text = words  # type: ignore[attr-defined]  # matplotlib has no such attribute
 
 
 def _finish(figure: Figure, axes: Axes, label: str) -> None:

@@ -1,4 +1,4 @@
-"""``ddl-labs grade``: a class's submissions, several at a time, resumable; books and pages."""
+"""``ddl-labs grade``: grades a class, several submissions at a time, and writes books and pages."""
 
 from __future__ import annotations
 
@@ -46,19 +46,22 @@ from .submissions import NO_ROOM, clean, find
 from .worklist import NOT_YET, folders, load_class, plan, save_class, stored_results, work
 
 INTERRUPTED = 130
-#: Of a results folder: the lock, and who has it.
+#: In a results folder: the lock, and the file that says which process holds it.
 LOCK = ".lock"
 HOLDER = ".holder.json"
-#: Seconds between two looks at a folder. What differs in two of them is still being copied.
+#: Seconds between two looks at a folder. A file that differs between two looks is being copied.
 LOOK = 5.0
 GIT_SECONDS = 10
 
-#: Size and time of each file.
+#: The size and the modification time of each file.
 Stamp = dict[Path, tuple[int, int]]
 
 
 def main(options: GradingOptions) -> int:
-    """Grade, write books and pages; 0: all were graded, 1: not all, 130: interrupted."""
+    """Grade a class, write books and pages, and return the exit status.
+
+    0: all were graded; 1: not all; 2: a book or page wasn't written; 130: interrupted.
+    """
     out = options.out.resolve()
     if options.merge:
         return merge(out, options)
@@ -71,21 +74,23 @@ def main(options: GradingOptions) -> int:
             return grade_now(None)
     except KeyboardInterrupt:
         before = any(out.glob("gradebook*.csv"))
-        books = "the books are those of before" if before else "no books were written"
-        print(f"\nstopped; {books}, --resume goes on", file=sys.stderr)
+        books = "The gradebook is still the earlier one" if before else "There is no gradebook yet"
+        print(f"\nStopped. {books}; continue with --resume.", file=sys.stderr)
         return INTERRUPTED
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        raise LabError(f"{error}: what was graded is kept, --resume goes on") from error
+        raise LabError(f"{error}. No grade is lost: make room, then run --resume.") from error
 
 
 def _submissions(options: GradingOptions) -> Path:
     if options.submissions is None:
-        raise LabError("which submissions? ddl-labs grade SUBMISSIONS -o RESULTS")
+        raise LabError("Name the submissions: ddl-labs grade SUBMISSIONS -o RESULTS")
     if options.out.resolve().is_relative_to(options.submissions.resolve()):
-        name = options.submissions
-        raise LabError(f"{options.out} lies in {name}: results would be submissions")
+        raise LabError(
+            f"The results folder {options.out} is inside the submissions {options.submissions}, so "
+            "results would be graded as submissions. Choose a folder outside."
+        )
     return options.submissions
 
 
@@ -96,23 +101,23 @@ def grade_class(
     interrupts: Interrupts,
     known: Stamp | None,
 ) -> int:
-    """Grade with the results folder for itself. known: see `publish`."""
-    read_explain(out / "explain.csv")  # a mistake in it must not cost an hour
+    """Grade the class; the caller holds the results folder. known: see `publish`."""
+    read_explain(out / "explain.csv")  # so that a mistake in it shows before an hour of work
     refs, broken = references(options.solutions, options.only)
     box = make_box(options)
-    # A sandbox cannot keep what it compiles: each would compile the course in all its processes.
+    # A sandbox can't store compiled files, so each process in it would compile the course again.
     compileall.compile_dir(Path(utils.__file__).parent, quiet=2)
     with tempfile.TemporaryDirectory(prefix="grading-") as name:
         scratch = Path(name)
         require(box, scratch)
-        # All labs that a file's name may mean, also those that are not graded now.
+        # The name of a file may contain any lab, including labs that are not graded now.
         labs = [path.stem for path in notebooks(options.solutions)]
         files = find(submissions, scratch, labs)
         jobs = plan(files, refs, broken, options, out)
         save_class(jobs, files.remarks, options.command, out)
         results, interrupted = work(jobs, box, options, interrupts.finish)
         shutil.rmtree(scratch / "unpacked", ignore_errors=True)
-    if options.only:  # what was graded before in other labs stays in the books
+    if options.only:  # keep earlier grades in other labs in the books
         refs, _ = references(options.solutions)
     graded = {one.lab for one in results}
     results += [one for one in stored_results(out, refs) if one.lab not in graded]
@@ -122,7 +127,7 @@ def grade_class(
 
 def merge(out: Path, options: GradingOptions) -> int:
     """Write books and pages again, from stored results and the points in explain.csv."""
-    nothing = LabError(f"{out}: there are no results to merge into")
+    nothing = LabError(f"There are no results in {out} yet. Grade first, without --merge.")
     if not (out / "students").is_dir():
         raise nothing
     with held(out), Interrupts() as interrupts:
@@ -138,15 +143,15 @@ def merge(out: Path, options: GradingOptions) -> int:
 def report(
     results: list[Result], out: Path, unwritten: list[str], interrupted: bool = False
 ) -> int:
-    """Print what became of the class, of each failed submission and book; return the status."""
+    """Print a summary, and each submission or book that failed; return the exit status."""
     failed = [result for result in results if result.error]
     for result in failed:
         if not (interrupted and result.error == NOT_YET):
             why = clean(result.error)
-            print(f"not graded: {result.student}, {result.lab}: {why}", file=sys.stderr)
+            print(f"NOT GRADED: {result.student}, {result.lab}: {why}", file=sys.stderr)
     print(f"{_counts(results, len(failed))}: {out}")
     for text in unwritten:
-        print(f"not written: {text}; --merge writes it again", file=sys.stderr)
+        print(f"NOT WRITTEN: {text}. Fix the cause, then run --merge.", file=sys.stderr)
     if unwritten:
         return 2
     if interrupted:
@@ -161,7 +166,7 @@ def _counts(results: list[Result], failed: int) -> str:
     if failed:
         line += f", {failed} NOT GRADED"
     if waiting := sum(len(result.open) for result in results):
-        line += f", {waiting} written answers to be read (explain.html, explain.csv)"
+        line += f", {waiting} written answers to grade by hand (explain.html, explain.csv)"
     return line
 
 
@@ -176,10 +181,10 @@ def publish(
     options: GradingOptions,
     known: Stamp | None = None,
 ) -> list[str]:
-    """Write all that instructor and students read; return what could not be written, and why.
+    """Write all books and pages; return which could not be written, and why.
 
-    Points by hand are read now: some may have been entered while the class was graded. known: gets
-    the stamp of explain.csv as it was written: what is saved there from then on is news.
+    Points given by hand are read now, because a person may have entered some during the grading.
+    known: gets the stamp of explain.csv as written here, so that --watch notices later changes.
     """
     path = out / "explain.csv"
     grades, new_remarks, unmended = _hand_points(results, path)
@@ -209,13 +214,13 @@ def publish(
 
 
 def _is_wanted(name: str, options: GradingOptions, out: Path) -> bool:
-    """Return whether a book is asked for, now or when the class was graded before."""
+    """Return whether a book is requested now, or was written when the class was graded before."""
     return name in options.formats or (out / f"gradebook-{name}.csv").exists()
 
 
 @contextlib.contextmanager
 def _noting(unwritten: list[str], name: str) -> Iterator[None]:
-    """Go on if something can't be written, and note what and why."""
+    """Note which file can't be written, and why, instead of raising the error."""
     try:
         yield
     except (OSError, UnicodeError) as error:
@@ -223,7 +228,7 @@ def _noting(unwritten: list[str], name: str) -> Iterator[None]:
 
 
 def _write_explain(results: list[Result], path: Path, grades: Grades, known: Stamp | None) -> None:
-    """Write the table of written answers where there are any; `known` gets its stamp."""
+    """Write the table of written answers if there are any; `known` gets its stamp."""
     if path.exists() or any(result.written for result in results):
         write_explain(results, path, grades)
         if known is not None:
@@ -231,34 +236,34 @@ def _write_explain(results: list[Result], path: Path, grades: Grades, known: Sta
 
 
 def _hand_points(results: list[Result], path: Path) -> tuple[Grades, list[str], str]:
-    """Put the grades of explain.csv into the results, and print what is wrong with them.
+    """Put the grades in explain.csv into the results, and print what is wrong with them.
 
-    Returns the grades, remarks, and why the file must stay as it is ("" if it is written anew): a
-    row that was skipped is in no other place.
+    Returns the grades, the remarks, and why the file must not be overwritten ("" if it may): a row
+    that was skipped is stored nowhere else.
     """
     skipped = ""
     try:
         grades = read_explain(path)
     except ExplainError as error:
         grades = Grades()
-        remarks = [f"{error}\nits points are in no book; mend it, then --merge"]
-        skipped = f"{path.name} can't be read"
+        remarks = [f"{error}\nThe points in it don't count yet. Fix the file, then run --merge."]
+        skipped = f"{path.name}, which can't be read"
     else:
-        remarks = [f"{text}; this row counts for nobody" for text in grades.bad]
+        remarks = [f"{text} The row doesn't count until you fix it." for text in grades.bad]
         remarks += merge_explain(results, grades)
         if open_elsewhere(path):
-            remarks.append("explain.csv is open in a spreadsheet: close it there without saving")
+            remarks.append("explain.csv is open in a spreadsheet. Close it there without saving.")
         if grades.bad:
-            skipped = f"{path.name} keeps {len(grades.bad)} bad rows: mend them"
+            skipped = f"{path.name}, because {len(grades.bad)} rows in it are wrong"
     for text in remarks:
         print(text, file=sys.stderr)
     return grades, remarks, skipped
 
 
 def provenance_now(command: str, graded_by: str = "") -> dict[str, str]:
-    """Return local time, version, the command that writes the pages, and the one that graded.
+    """Return the local time, the version, and the commands that wrote the pages and graded.
 
-    Without the version nobody can tell later by which checks points were given.
+    The version says later by which checks the points were given.
     """
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
@@ -269,7 +274,7 @@ def provenance_now(command: str, graded_by: str = "") -> dict[str, str]:
 
 
 def _version() -> str:
-    """Return the version, and the commit where this is a clone: "0.1.0 (v0.1.0-3-gabc1234)"."""
+    """Return the version, and in a clone the commit, as in "0.1.0 (v0.1.0-3-gabc1234)"."""
     version = "?"
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         version = importlib.metadata.version("ddl-labs")
@@ -278,7 +283,7 @@ def _version() -> str:
 
 
 def described(folder: Path) -> str:
-    """Return `git describe` of a clone; "" if it is none, or git is not there."""
+    """Return `git describe` of a folder; "" if it isn't a clone or git isn't installed."""
     if not (folder / ".git").exists():
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
@@ -295,12 +300,12 @@ def described(folder: Path) -> str:
 
 @contextlib.contextmanager
 def held(out: Path) -> Iterator[None]:
-    """Have the results folder for this process alone; makes it where there is none.
+    """Lock the results folder for this process, and create the folder if necessary.
 
-    The system gives the lock back when its holder dies, whatever lies in the folder then.
+    The system releases the lock when its holder dies, whatever files are left in the folder.
 
     Raises:
-        NotebookError: Somebody has the folder, with process, host and time; or it can't be written.
+        NotebookError: The folder can't be written, or the named process already holds it.
     """
     lock = filelock.FileLock(out / LOCK, timeout=0)
     me = {
@@ -314,12 +319,12 @@ def held(out: Path) -> Iterator[None]:
         (out / HOLDER).write_text(json.dumps(me))
     except filelock.Timeout:
         raise NotebookError(
-            f"{out}: {_holder(out)} grades into this folder: wait for its end"
+            f"The results folder {out} is in use: {_holder(out)}. Wait until it has finished."
         ) from None
     except OSError as error:
         lock.release()
-        raise NotebookError(f"{out}: can't be written: {error.strerror or error}") from error
-    for left in out.glob(".*.tmp"):  # of one that was killed while it wrote
+        raise NotebookError(f"{out} can't be written: {error.strerror or error}") from error
+    for left in out.glob(".*.tmp"):  # from a grader that was killed while writing
         left.unlink(missing_ok=True)
     try:
         yield
@@ -331,18 +336,18 @@ def held(out: Path) -> Iterator[None]:
 def _holder(out: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         about = json.loads((out / HOLDER).read_text())
-        return f"process {about['pid']} on {about['host']}, since {about['since']},"
-    return "another process"
+        return f"process {about['pid']} on {about['host']} has been grading since {about['since']}"
+    return "another process is grading"
 
 
-# --- Ctrl-C that loses nothing, however often it comes --------------------------------------------
+# --- Ctrl-C without a loss, however often the user presses it -------------------------------------
 
 
 class Interrupts:
-    """A context in which the first Ctrl-C (or SIGTERM) ends the work, and no other does harm.
+    """A context in which the first Ctrl-C (or SIGTERM) ends the work, and later ones are ignored.
 
-    The books are written whatever comes after. finishing: is there no more work to end? stopped:
-    has there been a first one?
+    The books are always written. finishing: whether a Ctrl-C is ignored, because the work is over.
+    stopped: whether a Ctrl-C has ended the work.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -363,25 +368,25 @@ class Interrupts:
 
     def _heard(self, *_: object) -> None:
         if self.finishing:
-            print("a moment: the books are being written", file=sys.stderr)
+            print("Please wait: the gradebook and the pages are being written.", file=sys.stderr)
             return
         self.finishing = self.stopped = True
         raise KeyboardInterrupt
 
     def finish(self) -> None:
-        """Let a Ctrl-C wait from now on."""
+        """Ignore Ctrl-C from now on."""
         self.finishing = True
 
 
-# --- --watch: a folder that fills up --------------------------------------------------------------
+# --- --watch: grading submissions as they arrive --------------------------------------------------
 
 
 def stamp(*places: Path) -> Stamp:
-    """Return size and time of each file in some folders, or of files."""
+    """Return the size and the modification time of each file in or at these paths."""
     files = {}
     for place in places:
         for path in [place, *place.rglob("*")]:
-            with contextlib.suppress(OSError):  # it vanishes meanwhile
+            with contextlib.suppress(OSError):  # the file has just been removed
                 about = path.stat()
                 files[path] = (about.st_size, about.st_mtime_ns)
     return files
@@ -390,11 +395,11 @@ def stamp(*places: Path) -> Stamp:
 def watch(
     grade: Callable[[Stamp], int], submissions: Path, book: Path, interrupts: Interrupts
 ) -> int:
-    """Grade now and after each change of the submissions or of the points by hand.
+    """Grade now, and after each change of the submissions or of the points given by hand.
 
-    Ctrl-C ends it, and the status is that of the last grading. What can't be graded at all (nobody
-    has handed in, the book has a mistake) is told, and may come right with the next change. grade:
-    gets the stamp of both from before, and notes there the book as it has written it.
+    Ctrl-C ends it, and the exit status comes from the last grading. If the class can't be graded at
+    all, for example without a submission, the reason is printed, and the next change may fix it.
+    grade: gets the stamp of all these files, and updates it when it writes explain.csv.
     """
     while True:
         before = stamp(submissions, book)
@@ -406,7 +411,7 @@ def watch(
         if interrupts.stopped:
             return status
         interrupts.finishing = False
-        print(f"waiting for changes in {submissions}; Ctrl-C ends it", flush=True)
+        print(f"Waiting for changes in {submissions}. Press Ctrl-C to end.", flush=True)
         try:
             _until_changed(before, submissions, book)
         except KeyboardInterrupt:
@@ -414,7 +419,7 @@ def watch(
 
 
 def _until_changed(before: Stamp, *places: Path) -> None:
-    """Wait until there is something else than before, and the same at two looks."""
+    """Wait until the files differ from `before` and have stayed the same for two looks."""
     last = before
     while True:
         sleep(LOOK)

@@ -1,7 +1,7 @@
-"""The tables of a class: gradebook.csv, what Moodle and Canvas read, and points given by hand.
+"""The tables of a class: gradebook.csv, tables for Moodle and Canvas, and points given by hand.
 
-What a person entered in explain.csv is nowhere else: a row that fits nobody is kept, and before the
-file is written anew there is a copy of it with the date.
+What a person entered in explain.csv is stored nowhere else. So rows that match no answer are kept,
+and a dated copy is made before the file is overwritten.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from utils.course.page_templates import number
 from .results import Result, TaskResult, by_student, columns, most_of, total
 from .submissions import clean
 
-#: What a formula begins with, also as East Asian keyboards write it.
+#: The first characters of formulas, including their full-width East Asian forms.
 FORMULA = {*"=+-@\t\r", *"\uff1d\uff0b\uff0d\uff20"}
-#: The columns of explain.csv, and those without which no row can be read.
+#: The columns of explain.csv, and the columns without which no row can be read.
 HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]
 NEEDED = HEADER[:5]
 #: Student, lab and task.
 Key = tuple[str, str, str]
 
 
-# --- books that are only written -----------------------------------------------------------------
+# --- books that nobody edits ---------------------------------------------------------------------
 
 
 def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None) -> str:
-    """Return a row per student, a column per task; empty: waits to be read, or not graded."""
+    """Return a row per student and a column per task, which is empty if there are no points yet."""
     tasks = columns(results)
     labs = list(dict.fromkeys(lab for lab, _ in tasks))
     totals = labs if len(labs) > 1 else []
@@ -50,12 +50,13 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
         points = [*_points_of(own_results, tasks), *_totals_of(own_results, totals)]
         points += [number(total(own_results)), number(most_of(own_results))]
         by_hand = [task for result in own_results for task in result.open]
-        rows.append([student, *points, " ".join(by_hand), "; ".join(dict.fromkeys(texts))])
+        cell = "; ".join(text.rstrip(".") for text in dict.fromkeys(texts))
+        rows.append([student, *points, " ".join(by_hand), cell])
     return table(rows)
 
 
 def _task_names(tasks: list[tuple[str, str]]) -> list[str]:
-    """Return the tasks' numbers, with the lab where two labs have the same."""
+    """Return the tasks' numbers, preceded by the lab if two labs use the same number."""
     often = Counter(task for _, task in tasks)
     return [task if often[task] == 1 else f"{lab} {task}" for lab, task in tasks]
 
@@ -67,7 +68,7 @@ def _points_of(results: list[Result], tasks: list[tuple[str, str]]) -> list[str]
 
 
 def _totals_of(results: list[Result], labs: list[str]) -> list[str]:
-    """Return the points of one student in each lab; nothing for one that was not handed in."""
+    """Return the points of one student in each lab; "" for a lab without a submission."""
     points = {result.lab: total([result]) for result in results}
     return [number(points.get(lab)) for lab in labs]
 
@@ -78,7 +79,7 @@ def _remarks(result: Result) -> list[str]:
 
 
 def moodle(results: list[Result]) -> str:
-    """Return a grading worksheet: Moodle knows a student by the number in the folder's name."""
+    """Return a grading worksheet, in which Moodle finds a student by the number from the folder."""
     rows = [["Identifier", "Full name", "Grade", "Maximum grade"]]
     for student, own_results in by_student(results).items():
         identifier = own_results[0].lms.get("id", "")
@@ -89,7 +90,7 @@ def moodle(results: list[Result]) -> str:
 
 
 def canvas(results: list[Result]) -> str:
-    """Return a gradebook to import: a column per lab, and the row of possible points."""
+    """Return a gradebook to import, with a column per lab and a row of possible points."""
     labs = {result.lab: result.most for result in sorted(results, key=lambda one: one.lab)}
     rows = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *labs]]
     rows.append(["Points Possible", "", "", "", "", *map(number, labs.values())])
@@ -103,7 +104,7 @@ FORMATS = {"moodle": moodle, "canvas": canvas}
 
 
 def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -> None:
-    """Write a zip for Moodle's "upload multiple feedback files", with the names that it gave."""
+    """Write a zip for Moodle's "upload multiple feedback files", using Moodle's own file names."""
     temporary = path.with_name(f".{path.name}.tmp")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for student, own_results in by_student(results).items():
@@ -115,7 +116,7 @@ def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -
 
 
 def table(rows: list[list[str]]) -> str:
-    """Return CSV in which no cell is a formula: names and remarks come from students."""
+    """Return CSV in which no cell is a formula, because names and remarks come from students."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     for row in rows:
@@ -124,7 +125,7 @@ def table(rows: list[list[str]]) -> str:
 
 
 def harmless(cell: str) -> str:
-    """Return a cell that a spreadsheet does not calculate."""
+    """Return the cell with a quote before a formula, so that no spreadsheet calculates it."""
     return f"'{cell}" if cell[:1] in FORMULA else cell
 
 
@@ -134,7 +135,7 @@ def write_books(
     formats: list[str],
     remarks: dict[str, list[str]] | None = None,
 ) -> None:
-    """Write gradebook.csv, and gradebook-FORMAT.csv for each format asked for."""
+    """Write gradebook.csv, and gradebook-FORMAT.csv for each requested format."""
     write_text(out / "gradebook.csv", gradebook(results, remarks))
     for name in formats:
         write_text(out / f"gradebook-{name}.csv", FORMATS[name](results))
@@ -148,11 +149,11 @@ class ExplainError(NotebookError):
 
 
 class RowError(Exception):
-    """A row is not a grade; the message names the line and what to do."""
+    """A row is not a grade; the message names the line and the problem."""
 
 
 class Grades(dict[Key, "Grade"]):
-    """Grades by (student, lab, task). bad: what is wrong with each row that was skipped."""
+    """Grades by (student, lab, task). bad: the problem with each row that was skipped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,11 +162,11 @@ class Grades(dict[Key, "Grade"]):
 
 @dataclass
 class Grade:
-    """What a person gave for an answer.
+    """The points and the comment that a person gave for an answer.
 
     Attributes:
-        answer: The mark of the text that was there when points were given, see `mark`.
-        more: Columns of the person's own.
+        answer: The mark of the graded text, see `mark`.
+        more: Cells in columns that the person has added.
     """
 
     points: float | None
@@ -177,15 +178,15 @@ class Grade:
 
     @property
     def entered(self) -> bool:
-        """Would anything be lost without this row?"""
+        """Return whether a person has entered anything in this row."""
         return self.points is not None or bool(self.comment) or any(self.more.values())
 
 
 def read_explain(path: Path) -> Grades:
-    """Return the grades in explain.csv; nothing if there is no file.
+    """Return the grades in explain.csv; no grades if there is no file.
 
-    Spreadsheets write ';' or tabs for ',' and 1,5 for 1.5 in some countries, and UTF-16 or
-    Windows-1252 for UTF-8: all are read. A row that is not a grade is skipped and noted.
+    In some countries spreadsheets write ';' or tabs instead of ',', 1,5 instead of 1.5, and UTF-16
+    or Windows-1252 instead of UTF-8. All are read. A row that is not a grade is skipped and noted.
 
     Raises:
         ExplainError: No row can be read.
@@ -195,11 +196,11 @@ def read_explain(path: Path) -> Grades:
         return grades
     lines = list(_lines(path))
     if not lines:
-        raise ExplainError(f"{path.name} is empty: delete it, or restore it from a dated copy")
+        raise ExplainError(f"{path.name} is empty. Delete it, or restore it from a dated copy.")
     names = [name.strip().casefold() for name in lines[0][1]]
     missing = set(NEEDED) - set(names)
     if missing:
-        raise ExplainError(f"{path.name}: it has no column {', '.join(sorted(missing))}")
+        raise ExplainError(f"{path.name} has no column {', '.join(sorted(missing))}.")
     seen: dict[Key, int] = {}
     for line, cells in lines[1:]:
         row = dict(zip(names, map(_plain, cells), strict=False))
@@ -210,8 +211,8 @@ def read_explain(path: Path) -> Grades:
             if key in seen:
                 grades.pop(key, None)
                 raise RowError(
-                    f"{path.name}, lines {seen[key]} and {line}: both are for {', '.join(key)}: "
-                    "delete one"
+                    f"{path.name}, lines {seen[key]} and {line} are both for {', '.join(key)} "
+                    "(delete one)."
                 )
             seen[key] = line
             grades[key] = _grade(row, line, f"{path.name}, line {line}")
@@ -222,11 +223,11 @@ def read_explain(path: Path) -> Grades:
 
 def _require_columns(cells: list[str], count: int, where: str) -> None:
     if "".join(cells[count:]).strip():
-        raise RowError(f"{where}: more cells than columns: put text with a comma in quotes")
+        raise RowError(f"{where}: more cells than columns. Put text with a comma in quotes.")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield number and cells of each row that is not empty."""
+    """Yield the line number and the cells of each row that is not empty."""
     text = _decoded(path).lstrip("\ufeff")
     first = text.lstrip("\n").split("\n", 1)[0]
     delimiter = max(",;\t", key=first.count)
@@ -242,7 +243,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _decoded(path: Path) -> str:
-    """Return the text: UTF-16 begins with a mark, and what is no UTF-8 is Excel's old code."""
+    """Return the text, from UTF-16 with its mark, from UTF-8, or otherwise from Windows-1252."""
     try:
         data = path.read_bytes()
         if data[:2] in {b"\xff\xfe", b"\xfe\xff"}:
@@ -253,12 +254,12 @@ def _decoded(path: Path) -> str:
             return data.decode("cp1252")
     except (OSError, UnicodeDecodeError) as error:
         raise ExplainError(
-            f"{path.name} can't be read ({error}): save it as CSV in UTF-8"
+            f"{path.name} can't be read ({error}). Save it as CSV in UTF-8."
         ) from error
 
 
 def _plain(cell: str) -> str:
-    """Return a cell without the mark that keeps spreadsheets from calculating it."""
+    """Return a cell without the quote that `harmless` added."""
     return cell[1:] if cell[:1] == "'" and cell[1:2] in FORMULA else cell
 
 
@@ -276,14 +277,14 @@ def _points(text: str, most_text: str, where: str) -> float:
         points = float(text)
         most = float(most_text)
     except ValueError:
-        raise RowError(f"{where}: {text!r} of {most_text!r} is not a number of points") from None
+        raise RowError(f"{where}: {text!r} of {most_text!r} is not a number of points.") from None
     if not 0 <= points <= most:
-        raise RowError(f"{where}: {text} points; there are 0 to {number(most)}")
+        raise RowError(f"{where}: {text} points are not between 0 and {number(most)}.")
     return points
 
 
 def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
-    """Put the points that a person gave into the results; return what fits no result, in words."""
+    """Put the points given by hand into the results; return remarks on rows that don't fit."""
     used = set()
     remarks: list[str] = []
     for result in results:
@@ -295,22 +296,23 @@ def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
     for key, grade in grades.items():
         if grade.entered and key not in used:
             misfit = _misfit(key, results)
-            remarks.append(f"line {grade.line}: {misfit}; kept, but counts for nobody")
+            remarks.append(f"line {grade.line}: {misfit} The row is kept, but doesn't count.")
     return [f"explain.csv, {text}" for text in remarks]
 
 
 def _enter(grade: Grade, task: TaskResult, student: str) -> Iterator[str]:
-    """Put a grade into a result; yield what a person should look at."""
+    """Put a grade into a result; yield remarks for a person."""
     task.note = grade.comment or task.note
     if grade.points is None:
         return
     task.points = min(grade.points, task.most)
     if grade.points > task.most:
-        yield f"line {grade.line}: only {number(task.most)} points are left"
+        most = number(task.most)
+        yield f"line {grade.line}: the task now has only {most} points, so {most} points count."
     if grade.answer not in {"", mark(task.code)}:
         yield (
-            f"line {grade.line}: {student} has changed the answer to {task.task} since: read it "
-            "again, then empty the cell 'answer'"
+            f"line {grade.line}: {student} has changed the answer to task {task.task} since you "
+            "graded it. Read it again, then empty the cell 'answer'."
         )
 
 
@@ -319,22 +321,23 @@ def _misfit(key: Key, results: list[Result]) -> str:
     students = sorted({result.student for result in results})
     if student not in students:
         near = difflib.get_close_matches(student, students, 1, 0.75)
-        return f"nobody here is called {student!r}" + (f" ({near[0]!r}?)" if near else "")
+        hint = f" Do you mean {near[0]!r}?" if near else ""
+        return f"there is no student {student!r}.{hint}"
     answers = {
         (result.student, result.lab, answer.task): answer
         for result in results
         for answer in result.tasks
     }
     if key not in answers:
-        return f"{student} has no task {task!r} in {lab!r}"
+        return f"{student} has no task {task!r} in {lab!r}."
     status = answers[key].status
-    return f"the answer of {student} to task {task} in {lab} is {status}, not read by hand"
+    return f"the answer of {student} to task {task} in {lab} isn't graded by hand ({status})."
 
 
 def write_explain(results: list[Result], path: Path, grades: Grades | None = None) -> None:
-    """Write all written answers, those that wait without points; then rows that fit nobody.
+    """Write a row for each written answer, then the rows that match no answer.
 
-    With a mark by which Excel knows UTF-8: names that it read as something else come back wrong.
+    The file begins with a byte order mark, so that Excel reads it as UTF-8 and keeps names intact.
     """
     left = dict(grades or {})
     more = list(dict.fromkeys(name for grade in left.values() for name in grade.more))
@@ -348,7 +351,7 @@ def write_explain(results: list[Result], path: Path, grades: Grades | None = Non
 
 
 def _entries(results: list[Result], left: dict[Key, Grade]) -> dict[Key, Grade]:
-    """Return the rows of explain.csv as grades; those that fit no answer come last."""
+    """Return the rows of explain.csv as grades; rows that match no answer come last."""
     entries: dict[Key, Grade] = {}
     for result in sorted(results, key=lambda one: (one.lab, one.student.casefold())):
         for task in result.written:
@@ -361,12 +364,12 @@ def _entries(results: list[Result], left: dict[Key, Grade]) -> dict[Key, Grade]:
 
 
 def mark(text: str) -> str:
-    """Return the same for the same answer; its letter keeps spreadsheets from reading a number."""
+    """Return a short hash of an answer; its first letter keeps it from being read as a number."""
     return "a" + hashlib.sha256(" ".join(text.split()).encode(errors="replace")).hexdigest()[:7]
 
 
 def _keep_copy(path: Path, text: str) -> None:
-    """Make a dated copy of a file that is about to be written otherwise."""
+    """Make a dated copy of a file if the new text differs from it."""
     if not path.exists() or path.read_bytes() == text.encode(errors="replace"):
         return
     stem = f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
@@ -379,5 +382,5 @@ def _keep_copy(path: Path, text: str) -> None:
 
 
 def open_elsewhere(path: Path) -> bool:
-    """Does LibreOffice or Excel have the file open? Saving there would undo what we write."""
+    """Return whether LibreOffice or Excel has the file open; saving there would undo our write."""
     return any(path.with_name(name).exists() for name in (f".~lock.{path.name}#", f"~${path.name}"))

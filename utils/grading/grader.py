@@ -1,4 +1,4 @@
-"""One submission: run it, again without what hung, and give points for explicit passes only."""
+"""Grades one submission: runs it, reruns it without what hung, and counts explicit passes only."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ MOST_STARTS = 3
 #: Seconds that must be left for another run to make sense.
 LEAST = 15.0
 
-#: What the end of a run makes of the task that it ended at, and the words for it.
+#: For each end of a run: the status of the task at which the run ended, and its description.
 WHY: dict[str, tuple[Status, str]] = {
-    End.CELL_TIME: ("hung", "was still running after {cell:g} s and was ended"),
-    End.TOTAL_TIME: ("hung", "was running when the time for the whole notebook was up"),
-    End.MEMORY: ("lost", "used more than {memory:.1f} GB of memory and was ended"),
-    End.OUTPUT: ("lost", "printed more than can be read"),
+    End.CELL_TIME: ("hung", "was still running after {cell:g} s and was stopped"),
+    End.TOTAL_TIME: ("hung", "was still running when the time for the whole notebook was over"),
+    End.MEMORY: ("lost", "used more than {memory:.1f} GB of memory and was stopped"),
+    End.OUTPUT: ("lost", "printed more than grading can read"),
     End.MACHINE_MEMORY: ("lost", "used more memory than this machine has, in each of three runs"),
     End.KERNEL: ("lost", "ended the notebook's kernel"),
     End.RANKS: ("lost", "ended or blocked the ranks"),
@@ -44,11 +44,11 @@ WHY: dict[str, tuple[Status, str]] = {
 
 
 class InterruptedGradingError(Exception):
-    """The user gave up; there is no result."""
+    """The user has interrupted grading, so there is no result."""
 
 
 class MachineError(Exception):
-    """What this machine did, again and again, says nothing of the answers."""
+    """This machine failed several times, so the runs say nothing about the answers."""
 
 
 def grade(
@@ -63,7 +63,7 @@ def grade(
     """Grade one submission; the runs' notebooks and JUnit reports stay in `folder`.
 
     Raises:
-        InterruptedGradingError: `stop` was set meanwhile.
+        InterruptedGradingError: `stop` was set while the submission was graded.
     """
     grading = Grading(assemble(reference, file), box, folder, slot, stop)
     if grading.assembled.is_begun:
@@ -96,7 +96,7 @@ class Grading:
     # -- runs -------------------------------------------------------------------------------------
 
     def run_all(self) -> None:
-        """Run; and what failed once more, where other cells can have done no harm."""
+        """Judge every task, and judge a failed task again without cells that may have harmed it."""
         self._run_until_judged()
         if self.assembled.is_spread:
             self._judge_again(replace(self.view, own=False), "without the student's own cells")
@@ -108,11 +108,12 @@ class Grading:
         if wrong:
             self.view = replace(self.view, given=frozenset(wrong))
             names = ", ".join(sorted(wrong))
-            self._judge_again(self.view, f"with the reference's answer to task {names}", but=wrong)
+            how = f"with the reference's answer to task {names}"
+            self._judge_again(self.view, how, except_for=wrong)
         self._judge_each_alone()
 
     def _run_until_judged(self) -> None:
-        """Run until every task has a verdict, or nothing more can be found out."""
+        """Run until every task has a verdict, or further runs can't find out more."""
         failed_starts = 0
         while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
             done = self._run_once(self._without(self.blanked))
@@ -124,14 +125,14 @@ class Grading:
                 if not self._passes_without_suspects(culprit, done):
                     self._blame(culprit, at, done)
             elif not self._leaves_own_cells_out(done):
-                failed_starts += 1  # no answer has run yet: a busy machine, most likely
+                failed_starts += 1  # no answer has run yet, so the machine is probably busy
                 self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
-                    raise MachineError(f"the notebook could not be started: {done.end}")
+                    raise MachineError(f"The notebook could not be started ({done.end}).")
 
-    def _judge_again(self, view: View, how: str, but: Collection[str] = ()) -> None:
-        """Give what did not pass another run; what passes now counts."""
-        lost = [task for task in self._lost() if task not in but]
+    def _judge_again(self, view: View, how: str, except_for: Collection[str] = ()) -> None:
+        """Run the tasks that did not pass again; a task that passes now counts."""
+        lost = [task for task in self._lost() if task not in except_for]
         if not lost:
             return
         verdicts_before = dict(self.verdicts)
@@ -144,9 +145,9 @@ class Grading:
         self._keep(verdicts_before, [task for task in lost if self._passed(task)], how)
 
     def _judge_each_alone(self) -> None:
-        """Judge what did not pass with the reference's answers in all other tasks.
+        """Judge each task that did not pass with the reference's answers to all other tasks.
 
-        An answer above may have done harm that outlives it: a closed stdout, a lost group.
+        An earlier answer may have done lasting harm, such as a closed stdout or a lost group.
         """
         before = dict(self.verdicts)
         everything = frozenset(self.reference.tasks)
@@ -177,23 +178,23 @@ class Grading:
         return verdict is not None and verdict.status == "passed"
 
     def _keep(self, before: dict[str, TaskResult], passed: list[str], how: str) -> None:
-        """Go back to the verdicts of before, but for what has passed now."""
+        """Restore the earlier verdicts, except for tasks that have passed now."""
         self.verdicts = before | {task: self.verdicts[task] for task in passed}
         if passed:
-            self.remarks.append(f"Task {', '.join(passed)}: judged {how}")
+            self.remarks.append(f"Task {', '.join(passed)}: The check passed {how}.")
 
     def _leaves_own_cells_out(self, done: Run) -> bool:
-        """Return whether the next run is without the student's own cells for the first time.
+        """Leave the student's own cells out of the next run; return False if they already are.
 
-        A run that ends before the first answer is the machine's fault only without them.
+        Only without them is a run that ends before the first answer the machine's fault.
         """
         if not (self.view.own and self.assembled.own):
             return False
         at = self._where(done)
         if at.startswith(OWN):
-            remark = f"a cell of the student's own {self._why(done)[1]}: left out"
+            remark = f"A cell of the student {self._why(done)[1]}, so added cells were left out."
         else:
-            remark = f"the run ended before the first task ({done.end}): own cells left out"
+            remark = f"The run ended before the first task ({done.end}). Added cells were left out."
         self.view = replace(self.view, own=False)
         self.remarks.append(remark)
         return True
@@ -202,13 +203,13 @@ class Grading:
         return replace(self.view, blanked=frozenset(tasks))
 
     def _run_once(self, view: View) -> Run | None:
-        """Run once more, in the time that is left; None if that is too little.
+        """Run once more in the time that is left; return None if too little is left.
 
-        Raises MachineError when the machine spoilt it, and two repetitions as well.
+        Raises MachineError if the machine spoiled this run and two repetitions.
         """
         left = self.box.limits.total - self.seconds
         if left < min(LEAST, self.box.limits.total / 2):
-            self.remarks.append("the time for this submission was up")
+            self.remarks.append("The time for this submission ended before all tasks were judged.")
             return None
         self.runs += 1
         ended_at = set()
@@ -220,18 +221,18 @@ class Grading:
         else:
             at = ended_at.pop()
             if ended_at or not self._is_the_students(at):
-                raise MachineError(f"tried {MOST_STARTS} times: {done.fault}")
+                raise MachineError(f"The machine failed in {MOST_STARTS} runs: {done.fault}")
             done.end = End.MACHINE_MEMORY
         self.seconds += done.seconds
         self._read(done, view)
         return done
 
     def _is_the_students(self, cell: str) -> bool:
-        """Return whether a cell belongs to a task, or is the student's own."""
+        """Return whether a cell belongs to a task or was added by the student."""
         return cell.startswith(OWN) or bool(self.reference.owners.get(cell))
 
     def _attempt(self, view: View, left: float) -> Run:
-        """Run in an empty folder, with fresh ranks; the system's refusals are the run's `fault`."""
+        """Run in an empty folder with fresh ranks; an OSError becomes the run's `fault`."""
         job = self.folder / f"run-{self.runs}"
         shutil.rmtree(job, ignore_errors=True)
         nb = self.assembled.notebook(view)
@@ -240,15 +241,15 @@ class Grading:
         try:
             done = run(nb, box, job, slot=self.slot, stop=self.stop)
         except OSError as error:
-            return Run(fault=f"the run could not be made: {error}")
+            return Run(fault=f"The run could not be started: {error}")
         if done.end == End.STOPPED:
             raise InterruptedGradingError
         return done
 
     def _passes_without_suspects(self, culprit: str, done: Run) -> bool:
-        """Give a task that lost its ranks a run without the answers above that have failed.
+        """Run a task that lost its ranks without failed earlier answers; return whether it passes.
 
-        One of them may have done the harm: a full disk, a thread that goes on.
+        One of them may have done the harm, for example with a full disk or a running thread.
         """
         suspects = self._failed_above(culprit) - self.blanked
         if not suspects or culprit in self.blanked or self._why(done)[0] != "lost":
@@ -259,10 +260,11 @@ class Grading:
         if self._passed(culprit):
             self.blanked |= suspects
             self.remarks.append(
-                f"Task {culprit} passes only without task {', '.join(sorted(suspects))}"
+                f"Task {culprit} passes only without the answer to task "
+                f"{', '.join(sorted(suspects))}."
             )
             return True
-        # What others lacked in this run is not their fault.
+        # Other tasks may have failed because this run left answers out, so only passes count.
         self.verdicts = before | {
             task: verdict for task, verdict in self.verdicts.items() if self._passed(task)
         }
@@ -274,7 +276,7 @@ class Grading:
         return {task for task in judged if not self._passed(task)}
 
     def _start_without(self, suspects: set[str]) -> None:
-        """Run without the answers to these tasks, again for as long as no answer has run."""
+        """Run without the answers to these tasks, and again if no answer has run."""
         end: str | None = ""
         for _ in range(MOST_STARTS):
             again = self._run_once(self._without(self.blanked | suspects))
@@ -284,7 +286,7 @@ class Grading:
                 return
             end = again.end
             self._leaves_own_cells_out(again)
-        raise MachineError(f"the notebook could not be started: {end}")
+        raise MachineError(f"The notebook could not be started ({end}).")
 
     def _where(self, done: Run) -> str:
         """Return the cell at which a run ended early; "" if no cell has run."""
@@ -295,26 +297,27 @@ class Grading:
         return self.ids[min(len(done.records), len(self.ids) - 1)]
 
     def _why(self, done: Run) -> tuple[Status, str]:
-        """Return what the end of a run makes of the task that it ended at, and the words for it."""
+        """Return the status of the task at which a run ended, and a description of the end."""
         end = done.end or ""
         limits = self.box.limits
         status, text = WHY.get(end, ("lost", end))
         return status, text.format(cell=limits.cell, memory=limits.memory / (1 << 30))
 
     def _blame(self, culprit: str, at: str, done: Run) -> None:
-        """Note what happened; the next run goes without that answer."""
+        """Note why the run ended at this task; the next run leaves an answer out."""
         status, text = self._why(done)
         name = name_of(at, self.reference)
+        sentence = f"{name[0].upper()}{name[1:]} {text}."
         if culprit not in self.verdicts:
             task = self.reference.tasks[culprit]
             self.verdicts[culprit] = self._verdict(task, status, done)
         verdict = self.verdicts[culprit]
         if verdict.points == 0:
-            verdict.note = verdict.note or f"{name[0].upper()}{name[1:]} {text}."
+            verdict.note = verdict.note or sentence
             if verdict.status in {"wrong", "failed"}:
                 verdict.status = status
-        self.remarks.append(f"Task {culprit}: {name} {text}")
-        # Already without it: then an earlier answer still does something in the background.
+        self.remarks.append(f"Task {culprit}: {sentence}")
+        # If this answer was left out already, an earlier one still runs in the background.
         order = list(self.reference.tasks)
         above = order[: order.index(culprit) + 1]
         left = [number for number in above if number not in self.blanked]
@@ -327,7 +330,7 @@ class Grading:
         return [task for task in tasks if task.number not in self.verdicts]
 
     def _read(self, done: Run, view: View) -> None:
-        """Take the verdicts of the tasks whose checks have all come to an end in this run."""
+        """Store the verdicts of the tasks whose checks have all ended in this run."""
         records = {record["cell"]: record for record in done.records}
         for task in self._to_judge():
             checks = [records[cell] for cell in task.checks if cell in records]
@@ -340,7 +343,7 @@ class Grading:
         passes = [check for check in checks if explicit_pass(check, self.reference, limits)]
         if len(passes) == len(checks):
             return self._verdict(task, "passed", done, task.points)
-        # Checks with points of their own count one by one.
+        # If the checks of a task have separate points, they count one by one.
         points = sum(task.checks[check["cell"]] for check in passes)
         return self._verdict(task, failure(checks), done, points)
 
@@ -364,7 +367,7 @@ class Grading:
         return result
 
     def result(self) -> Result:
-        """Return what is known at the end; no verdict, no points; after an error not even that."""
+        """Return the result. A task without a verdict gets 0 points, and after an error none."""
         remarks = list(dict.fromkeys(self.remarks))
         result = Result("", self.reference.lab, "", remarks=remarks, error=self.error)
         result.runs = self.runs
@@ -379,7 +382,7 @@ class Grading:
         return result
 
     def _with_answer(self, task: Task, verdict: TaskResult) -> TaskResult:
-        """Say of an answer that isn't there that it isn't."""
+        """Return the verdict with its status set if the answer is missing, a stub or by hand."""
         answers = [self.assembled.answers[grade_id] for grade_id in task.answers]
         if all(one.source is None and not one.elsewhere for one in answers):
             verdict.status = "missing"

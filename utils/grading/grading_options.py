@@ -1,4 +1,4 @@
-"""The options of ``ddl-labs grade`` and ``rerun``; imports nothing that is slow."""
+"""The options of ``ddl-labs grade`` and ``rerun``, without any slow import."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class SandboxOptions:
-    """What a submission may use and see: seconds, gigabytes, and folders to import from.
+    """The limits of a submission (seconds and gigabytes) and the folders that it may import from.
 
     Attributes:
-        walls: Whether there is a sandbox around the submission.
+        walls: Whether submissions run in a sandbox.
     """
 
     cell_timeout: float
@@ -25,7 +25,7 @@ class SandboxOptions:
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:
-        """Return the options that a parser of this module has read."""
+        """Return the options as a parser of this module has read them."""
         options: dict[str, Any] = {}
         for field in fields(cls):
             value = getattr(arguments, field.name)
@@ -35,12 +35,12 @@ class SandboxOptions:
 
 @dataclass(frozen=True)
 class GradingOptions(SandboxOptions):
-    """What ``ddl-labs grade`` is asked to do.
+    """The options of ``ddl-labs grade``.
 
     Attributes:
-        submissions: A folder or a zip; None if none was named.
+        submissions: A folder or a zip; None if the user named none.
         only: Labs to grade, by number or name; empty for all.
-        formats: Formats of the books that are asked for besides gradebook.csv.
+        formats: Formats in which to write the gradebook in addition to gradebook.csv.
         command: The command line, as a person would type it.
     """
 
@@ -58,7 +58,7 @@ class GradingOptions(SandboxOptions):
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace, command: str = "") -> Self:
-        """Return the options that were read from the line `command`; who watches also resumes."""
+        """Return the options that were read from the line `command`; --watch implies --resume."""
         more = {"command": command, "resume": arguments.resume or arguments.watch}
         return super().from_arguments(argparse.Namespace(**vars(arguments) | more))
 
@@ -71,21 +71,21 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         type=Path,
         nargs="?",
         metavar="SUBMISSIONS",
-        help="a folder of notebooks or of one folder per student, or a zip of Moodle or Canvas",
+        help="a folder with notebooks or with one folder per student, or a zip of Moodle or Canvas",
     )
     add("-o", "--out", type=Path, required=True, metavar="RESULTS", help="folder for the results")
-    add("-j", "--jobs", type=_count, default=1, metavar="N", help="submissions at the same time: 1")
-    add("--only", action="append", default=[], metavar="LAB", help="only this lab: 01, or 01_c10d")
-    add("--resume", action="store_true", help="keep what was graded before and has not changed")
+    add("-j", "--jobs", type=_count, default=1, metavar="N", help="grade N submissions at once: 1")
+    add("--only", action="append", default=[], metavar="LAB", help="grade only 01, or 01_c10d")
+    add("--resume", action="store_true", help="keep the grades of unchanged submissions")
     add(
         "--watch",
         action="store_true",
-        help="stay, and grade what is handed in or changed, until Ctrl-C; implies --resume",
+        help="keep running and grade new and changed submissions until Ctrl-C; implies --resume",
     )
     add(
         "--merge",
         action="store_true",
-        help="grade nothing: put the points of explain.csv into gradebook and pages",
+        help="don't grade: put the points from explain.csv into gradebook and pages",
     )
     add(
         "--format",
@@ -93,8 +93,8 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         action="append",
         choices=["moodle", "canvas", "github"],
         default=[],
-        help="also write gradebook-FORMAT.csv to import there; "
-        "github: points into the summary of a job of GitHub Actions",
+        help="also write gradebook-FORMAT.csv for an import; "
+        "github: write the points into the summary of a GitHub Actions job",
     )
     add_sandbox_options(parser)
     add(
@@ -102,33 +102,33 @@ def add_options(parser: argparse.ArgumentParser, root: Path) -> None:
         type=Path,
         default=root / "solutions",
         metavar="FOLDER",
-        help="the references: solutions/",
+        help="folder with the reference notebooks: solutions/",
     )
-    add("--quiet", action="store_true", help="no progress bar")
+    add("--quiet", action="store_true", help="show no progress bar")
 
 
 def add_rerun_options(parser: argparse.ArgumentParser) -> None:
-    """Add the notebook, and in what it is run."""
+    """Add the notebook, and the options of the sandbox."""
     parser.add_argument(
         "notebook",
         type=Path,
         metavar="NOTEBOOK",
-        help="RESULTS/students/NAME/LAB/run-1/notebook.ipynb, or the folder that it lies in",
+        help="RESULTS/students/NAME/LAB/run-1/notebook.ipynb, or its folder",
     )
     add_sandbox_options(parser)
 
 
 def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
-    """Add what a submission may use and see."""
+    """Add the options that limit a submission and say what it may see."""
     add = parser.add_argument
-    add("--cell-timeout", type=_seconds, default=120, metavar="S", help="for each cell: 120")
-    add("--timeout", type=_seconds, default=900, metavar="S", help="for each submission: 900")
-    add("--memory", type=float, default=6, metavar="GB", help="for each submission: 6")
+    add("--cell-timeout", type=_seconds, default=120, metavar="S", help="limit for a cell: 120")
+    add("--timeout", type=_seconds, default=900, metavar="S", help="limit for a submission: 900")
+    add("--memory", type=float, default=6, metavar="GB", help="limit for a submission: 6")
     add(
         "--no-sandbox",
         dest="walls",
         action="store_false",
-        help="run submissions with all rights that you have: only if you trust every one",
+        help="run submissions with your permissions and no sandbox; only if you trust every one",
     )
     add(
         "--path",
@@ -137,14 +137,14 @@ def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FOLDER",
-        help="a folder that notebooks may read and import from, besides the course's own",
+        help="another folder that notebooks may read and import from",
     )
 
 
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: seconds, more than 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return value
 
 
@@ -152,6 +152,6 @@ def _count(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 4 * (os.cpu_count() or 1):
         raise argparse.ArgumentTypeError(
-            f"{text}: 1 to {4 * (os.cpu_count() or 1)} on this machine"
+            f"{text} is not between 1 and {4 * (os.cpu_count() or 1)}, the limit on this machine"
         )
     return value

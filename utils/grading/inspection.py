@@ -1,13 +1,13 @@
-"""Inspection of answers that no check has refused: what should a person look at?
+"""Inspects answers that passed their checks, and finds answers that a person should look at.
 
-An answer shares its process with the probe of its check, so it can deceive the check. A remark
+An answer runs in the same process as the probe of its check, so it can deceive the check. A remark
 costs no points; the instructor reads it in the summary and in the gradebook.
 
-The rule is an allow-list of words. An answer may use the words of its lab's stubs and solutions,
-and public ones of tensors, of Python's types, and of modules that only compute. So it finds
-forgeries that nobody has thought of. It also finds answers that are too small. :func:`look` runs
-:func:`main` in a process of its own with limits of time and memory, because a student's code may be
-as long and as nested as the student likes. That process imports nothing else of grading.
+The inspection uses an allow-list of words. An answer may use the words of its lab's stubs and
+solutions, and public words of tensors, of Python's types, and of modules that only compute. An
+allow-list finds even forgeries that we haven't thought of. Answers that are too small are found,
+too. :func:`look` runs :func:`main` in a separate process with limits of time and memory, because a
+student's code may be arbitrarily long and nested. No other module of grading is imported there.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from .reference import Reference
     from .results import Result
 
-#: How a remark on an answer begins, where it does not stand under such a heading.
+#: The beginning of a remark on an answer, left out below a heading that says the same.
 LOOK = "look at this answer: "
 #: Characters of an answer that are kept, and so inspected.
 MOST_CODE = 20_000
-#: Kinds of results without an answer that a program could read.
+#: Statuses of results without an answer that a program could read.
 UNREAD = {"by hand", "missing", "unchanged", "not graded"}
-#: Seconds until an inspection is ended. It takes less than one; a busy machine may need more.
+#: Seconds until an inspection is stopped. It needs less than one, but a machine may be busy.
 DEADLINE = 90.0
 INSPECT = "from utils.grading.inspection import main\nmain()"
-#: Limits of the process that inspects: bytes of memory, seconds of CPU time.
+#: Limits of the inspecting process: bytes of memory, seconds of CPU time.
 MEMORY = 2 << 30
 SECONDS = 30
 #: Types and modules that only compute, and modules for the answers of a lab that uses `os`.
@@ -50,7 +50,7 @@ TYPES = list, dict, set, str, bytes, float, re.Match
 COMPUTING = "__future__ collections collections.abc contextlib copy datetime functools hashlib"
 COMPUTING += " itertools math numpy random re statistics time typing"
 FILES = {"io", "os", "pathlib", "tempfile"}
-#: PyTorch's words are read from its files, because importing it takes longer than the inspection.
+#: PyTorch's words are read from its files, because importing it would be slower than inspecting.
 DECLARING = "_C/__init__.pyi _C/_Var*.pyi _tensor.py return_types.pyi functional.py linalg/*.py"
 DECLARING += " nn/functional.py nn/modules/*.py nn/utils/*.py optim/*.py autograd/grad_mode.py"
 DECLARED = re.compile(r'^(?: {4})?(?:def |class |")?(\w+)(?:\(|: [^,\n]*$| = _add|",$)', re.M)
@@ -60,29 +60,29 @@ OTHERS = (
     "hexdigest inf irecv is_completed isend linalg nn now optim random recv result send then "
     "tobytes total_seconds utils value wait"
 )
-#: Public words that open files, change settings, run annotations, keep things or communicate.
+#: Public words that open files, change settings, run annotations, store state or communicate.
 SPECIAL = re.compile(
     r"_|all_|broadcast|cache|dump|fromregex|gather|get_state|init_process|new_\w*group|reduce|save"
     r"|scatter|set(_|err|buf)|share_|single|update_w|(load|lru_cache|open|wraps)$"
     r"|.*(ctypes|file|hints|memmap|rng_state|seed|txt)"
 )
-#: A lab that uses one word of a family may use all of them.
+#: If a lab uses one word of a family, its answers may use the whole family.
 FAMILIES = re.compile(r"(all_|broadcast|gather|reduce|scatter)\w*"), re.compile(r"new_\w*group\w*")
-#: Builtin functions that run text, open files or find names; ASKING may do so where one sees it.
+#: Builtin functions that run text, open files or find names. ASKING may do so in a plain call.
 REACHING = {"compile", "delattr", "dir", "eval", "exec", "globals", "locals", "open", "vars"}
 REACHING |= {"breakpoint", "exit", "help", "input", "quit"}
 ASKING = {"getattr", "setattr", "type"}
 BUILTINS = {name for name in dir(builtins) if name[0] != "_"} - REACHING - ASKING
-#: What every class may have and inherit from.
+#: Special methods and base classes that every class may use.
 DUNDER = re.compile(r"__\w+__")
 METHODS = {"__init__", "__call__", "__len__", "__iter__"}
 BASES = {"object", "Exception", "nn.Module", "torch.nn.Module"}
-#: IPython's lines, and those of them that change nothing.
+#: Lines for IPython, and magics among them that change nothing.
 MAGIC = re.compile(r"^[ \t]*[!%]", re.MULTILINE)
 HARMLESS = re.compile(r"^%timeit\s+(?!-)|^%time\s+|^%(?:matplotlib|precision|pprint)\b.*", re.M)
-#: By these an answer can recognize the call of a check that looks at something else.
+#: With these words an answer can recognize which call a check judges.
 TELLING = {"dtype", "element_size", "itemsize", "nbytes", "is_floating_point", "unique", "float64"}
-#: The smallest right answer of another form has 0.43 of its solution's nodes (tests/labs/answers).
+#: The smallest alternative right answer has 0.43 of its solution's nodes (tests/labs/answers).
 LEAST_SHARE = 0.35
 DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 CHANGING = ast.Call | ast.List | ast.Dict | ast.Set | ast.comprehension | ast.For
@@ -93,7 +93,7 @@ WORKING = ast.Call | ast.BinOp | ast.Subscript | ast.Compare | ast.comprehension
 
 
 def look(result: Result, reference: Reference) -> list[str]:
-    """Return what a person should look at in a result, one line for each remark."""
+    """Return remarks on what a person should look at in a result, one line each."""
     lines = list(_forgeries(result))
     codes = {task.task: task.code for task in result.tasks if task.status not in UNREAD}
     if not any(result.task(number).points for number in codes):
@@ -101,10 +101,10 @@ def look(result: Result, reference: Reference) -> list[str]:
     codes["own"] = result.own
     for part, code in codes.items():
         if len(code) >= MOST_CODE:
-            lines.append(f"{_head(part)}only its first {MOST_CODE} characters are kept")
+            lines.append(f"{_head(part)}only the first {MOST_CODE} characters are kept")
     remarks = _inspected(codes, result, reference)
     if remarks is None:
-        return [*lines, "look at this submission: its code is too long or too nested to inspect"]
+        return [*lines, "look at this submission: its code is too long or nested for an inspection"]
     return lines + [f"{_head(part)}{text}" for part, texts in remarks.items() for text in texts]
 
 
@@ -124,7 +124,7 @@ def _forgeries(result: Result) -> Iterator[str]:
 def _inspected(
     codes: dict[str, str], result: Result, reference: Reference
 ) -> dict[str, list[str]] | None:
-    """Return what there is to say of each part of a submission; None if that came to no end."""
+    """Return the remarks on each part of a submission; None if the inspection didn't finish."""
     answers: dict[str, dict[str, Any]] = {
         "own": {"code": codes["own"], "passed": False, "stub": "", "model": ""}
     }
@@ -139,7 +139,7 @@ def _inspected(
     lab = {"answers": answers, "provided": reference.provided}
     text = json.dumps({"parts": list(codes), "lab": lab})
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
-        command = [sys.executable, "-P", "-c", INSPECT]  # -P: not from the current folder
+        command = [sys.executable, "-P", "-c", INSPECT]  # -P: don't import from the current folder
         done = subprocess.run(
             command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
         )
@@ -148,7 +148,7 @@ def _inspected(
 
 
 def main() -> None:
-    """Read a submission as JSON from standard input; write what there is to say of its parts."""
+    """Read a submission as JSON from standard input; write the remarks on its parts."""
     for limit, most in ((resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CPU, SECONDS)):
         with contextlib.suppress(OSError, ValueError):  # macOS does not limit memory
             resource.setrlimit(limit, (most, most))
@@ -156,21 +156,21 @@ def main() -> None:
     json.dump({part: list(inspect(part, **asked["lab"])) for part in asked["parts"]}, sys.stdout)
 
 
-# --- trees of programs ---------------------------------------------------------------------------
+# --- syntax trees --------------------------------------------------------------------------------
 
 
 @cache
 def parsed(source: str) -> ast.Module | None:
-    """Return the tree of a cell; None if it is not Python, or is too deep to be read."""
+    """Return the syntax tree of a cell; None if it is not Python, or is too deeply nested."""
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
         tree = ast.parse(HARMLESS.sub("", source))
-        scopes(tree)  # a name that is both global and nonlocal is an error, too
+        scopes(tree)  # raises an error for a name that is both global and nonlocal
         return tree
     return None
 
 
 def trusted(source: str) -> ast.Module:
-    """Return the tree of a stub or a solution. Raises ValueError if it is not Python."""
+    """Return the syntax tree of a stub or a solution. Raises ValueError if it is not Python."""
     tree = parsed(source)
     if tree is None:
         raise ValueError(f"the lab's own source is not Python: {source[:80]}")
@@ -196,7 +196,7 @@ def functions_of(tree: ast.Module) -> dict[str, Any]:
 
 
 def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield each import: the name that it binds, and what that really is."""
+    """Yield for each import the name that it binds and the full name of what it imports."""
     for node in every(ast.Import | ast.ImportFrom, *trees):
         module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
         for one in node.names:
@@ -204,13 +204,13 @@ def imported(*trees: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def bases_of(*trees: ast.AST) -> set[str]:
-    """Return what the classes in some trees inherit from."""
+    """Return the base classes of the classes in some trees, as text."""
     return {ast.unparse(base) for node in every(ast.ClassDef, *trees) for base in node.bases}
 
 
 @cache
 def scopes(tree: ast.Module) -> tuple[set[str], set[str]]:
-    """Return the global names that a source looks up, and those that it binds."""
+    """Return the global names that a source looks up, and the global names that it binds."""
     looked_up = set()
     bound = set()
     tables = [top := symtable.symtable(ast.unparse(tree), "answer", "exec")]
@@ -227,7 +227,7 @@ def scopes(tree: ast.Module) -> tuple[set[str], set[str]]:
 
 
 def public(*owners: object) -> set[str]:
-    """Return the words of modules and types, without the modules that they have imported."""
+    """Return the words of modules and types, without the modules that they import."""
     members = [pair for owner in owners for pair in vars(owner).items()]
     return {word for word, value in members if type(value) is not type(ast)}
 
@@ -246,14 +246,14 @@ def ordinary() -> set[str]:
 
 
 class Allowed:
-    """What the answers of a lab may use.
+    """The words, modules and names that the answers of a lab may use.
 
     Only an answer that has not passed may use the names and collectives of the provided cells.
 
     Args:
         sources: The lab's stubs and solutions.
-        provided: The other cells that it runs on the ranks.
-        classes: Whether an answer may define some.
+        provided: The other cells that the lab runs on the ranks.
+        classes: Whether an answer may define classes.
     """
 
     def __init__(self, sources: list[str], provided: list[str], passed: bool, classes: bool):
@@ -270,7 +270,7 @@ class Allowed:
         self.names |= BUILTINS | {name for name, real in imports if self.imports(real)}
 
     def _allow_modules(self, imports: list[tuple[str, str]]) -> None:
-        """Allow what the lab imports, and where it comes from."""
+        """Allow what the lab imports, and the modules that it imports from."""
         reals = {real for name, real in imports if name in self.names}
         self.modules = reals | {real.rpartition(".")[0] for real in reals} - {""}
         self.modules |= {"torch", "torch.distributed", *COMPUTING.split()}
@@ -299,7 +299,7 @@ class Allowed:
 
 
 def foreign(tree: ast.Module, allowed: Allowed) -> Iterator[str]:
-    """Yield what a source uses beyond what is allowed."""
+    """Yield everything in a source that is not allowed, as text."""
     looked_up, bound = scopes(tree)
     calls = every(ast.Call, tree)
     plain = {id(call.func) for call in calls if asks_plainly(call, allowed)}
@@ -326,7 +326,7 @@ def foreign_attribute(node: ast.Attribute, allowed: Allowed, looked_up: set[str]
         case ast.Attribute(ast.Call(ast.Attribute(_, "Generator")), "manual_seed"):
             return ""
         case ast.Attribute(owner, "format" | "format_map"):
-            # A field such as {0.gi_frame} reads attributes of what it is given.
+            # A field such as {0.gi_frame} reads attributes of the argument.
             fits = isinstance(owner, ast.Constant) and not re.search(
                 r"\{[^{}]*[.\[][^{}]*\}", re.sub(r":[^{}]*\}", "}", str(owner.value))
             )
@@ -353,7 +353,7 @@ def foreign_name(node: ast.AST, allowed: Allowed) -> str:
 
 
 def asks_plainly(call: ast.Call, allowed: Allowed) -> bool:
-    """Return whether a call of type, getattr or setattr does only what one sees in it."""
+    """Return whether a call of type, getattr or setattr plainly shows that it is allowed."""
     match call.func, call.args:
         case (ast.Name("type"), [one]) if not isinstance(one, ast.Starred):
             return True
@@ -365,7 +365,7 @@ def asks_plainly(call: ast.Call, allowed: Allowed) -> bool:
 
 
 def kept(tree: ast.Module) -> Iterator[str]:
-    """Yield names in which functions can keep something from one call to the next."""
+    """Yield names in which functions can store something from one call to the next."""
     yield from (name for node in every(ast.Global, tree) for name in node.names)
     yield from kept_in_signatures(tree)
     others = [n for n in tree.body if not isinstance(n, DEFINING) and every(CHANGING, n)]
@@ -375,7 +375,7 @@ def kept(tree: ast.Module) -> Iterator[str]:
 
 
 def kept_in_signatures(tree: ast.Module) -> Iterator[str]:
-    """Yield defaults that can change, and decorators that the answer has made."""
+    """Yield mutable defaults, and decorators that the answer defines itself."""
     signatures = every(ast.arguments, tree)
     defaults = [value for one in signatures for value in one.defaults + one.kw_defaults if value]
     changing = [value for value in defaults if every(CHANGING, value)]
@@ -384,13 +384,13 @@ def kept_in_signatures(tree: ast.Module) -> Iterator[str]:
 
 
 def own_decorators(tree: ast.Module) -> list[ast.expr]:
-    """Return the decorators that the answer has made."""
+    """Return the decorators that the answer defines itself."""
     marks = [mark for node in every(DEFINING, tree) for mark in node.decorator_list]
     return [mark for mark in marks if words(ast.Name, mark) & functions_of(tree).keys()]
 
 
 def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
-    """Yield why an answer is less, or other, than what could solve its task."""
+    """Yield signs that an answer is too little to solve its task, or solves a different one."""
     mine = functions_of(tree)
     models = functions_of(model)
     for name in sorted(functions_of(stub).keys() & models.keys()):
@@ -401,7 +401,7 @@ def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterato
         elif unused := unused_arguments(mine[name], models[name]):
             yield f"{name} does not use its argument {', '.join(unused)}"
     if telling := sorted((deciding_words(tree) - deciding_words(model)) & TELLING):
-        yield f"it decides by {', '.join(telling)}"
+        yield f"it makes decisions by {', '.join(telling)}"
     size = size_of(tree)
     model_size = size_of(model)
     if size < LEAST_SHARE * model_size:
@@ -409,7 +409,7 @@ def too_little(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterato
 
 
 def unused_arguments(function: Any, model: Any) -> list[str]:
-    """Return the arguments that a function does not use, although the solution's uses them."""
+    """Return the arguments that a function does not use although the solution uses them."""
     if not isinstance(model, ast.FunctionDef) or isinstance(function, ast.ClassDef):
         return []
     pairs = zip(function.args.args, model.args.args, strict=False)
@@ -418,21 +418,21 @@ def unused_arguments(function: Any, model: Any) -> list[str]:
 
 
 def deciding_words(tree: ast.Module) -> set[str]:
-    """Return the attributes by which a program decides."""
+    """Return the attributes in a program's conditions."""
     choices = every(ast.If | ast.IfExp | ast.Compare, tree)
     return words(ast.Attribute, *(getattr(node, "test", node) for node in choices))
 
 
 def size_of(tree: ast.AST) -> int:
-    """Return how many nodes a program has without its texts."""
+    """Return how many nodes a program has without docstrings and other constant statements."""
     texts = [one for one in every(ast.Expr, tree) if isinstance(one.value, ast.Constant)]
     return len(every(ast.AST, tree)) - 2 * len(texts)
 
 
 def with_helpers(tree: ast.Module, others: list[dict[str, Any]]) -> ast.Module:
-    """Return an answer with what it uses from other cells, or what they define in its place.
+    """Return an answer together with the code in other cells that it uses or that replaces it.
 
-    What the solution of the other cell defines as well is not a helper, but the other answer.
+    Names that the other cell's solution defines, too, belong to the other answer: no helpers.
     """
     parts = [(getattr(parsed(one["code"]), "body", ()), trusted(one["model"])) for one in others]
     nodes = [
@@ -449,12 +449,12 @@ def with_helpers(tree: ast.Module, others: list[dict[str, Any]]) -> ast.Module:
 
 
 def inspect(part: str, answers: dict[str, dict[str, Any]], provided: list[str]) -> Iterator[str]:
-    """Yield what there is to say of the answer to a task, or of the student's own cells ("own").
+    """Yield remarks on the answer to a task, or on the student's own cells ("own").
 
     Args:
         part: The task's number, or "own".
         answers: For each part its code, stub, model (the solution), and whether it passed.
-        provided: What the lab itself runs on the ranks.
+        provided: The code that the lab itself runs on the ranks.
     """
     about = answers[part]
     passed = about["passed"]
@@ -462,7 +462,7 @@ def inspect(part: str, answers: dict[str, dict[str, Any]], provided: list[str]) 
     if MAGIC.search(HARMLESS.sub("", about["code"])):
         yield "it uses a line that begins with ! or %"
     elif passed and about["code"].split() == about["stub"].split():
-        yield "it is as it was handed out"
+        yield "it is still the stub, but its check passed"
     elif passed and not tree:
         yield "it can't be read as Python"
     elif tree:
@@ -472,7 +472,7 @@ def inspect(part: str, answers: dict[str, dict[str, Any]], provided: list[str]) 
 def program_remarks(
     tree: ast.Module, part: str, answers: dict[str, dict[str, Any]], provided: list[str]
 ) -> Iterator[str]:
-    """Yield what there is to say of the program in an answer, see `inspect`."""
+    """Yield remarks on the program in an answer, see `inspect`."""
     stub = trusted(answers[part]["stub"])
     model = trusted(answers[part]["model"])
     passed = answers[part]["passed"]
@@ -489,12 +489,12 @@ def program_remarks(
 
 
 def keeping(tree: ast.Module, stub: ast.Module, model: ast.Module) -> Iterator[str]:
-    """Yield what an answer can keep between two calls, where its stub and solution keep nothing."""
+    """Yield a remark if an answer can store something between calls, unlike stub and solution."""
     may_keep = any(kept(stub)) or any(kept(model))
     if not may_keep and (names := dict.fromkeys(kept(tree))):
-        yield f"it can keep something between two calls, in {listed(names)}"
+        yield f"it can store something between two calls, in {listed(names)}"
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as text, which ends before it is long."""
+    """Return names as text, shortened to 200 characters."""
     return textwrap.shorten(", ".join(names), 200, placeholder=" and more")

@@ -1,14 +1,14 @@
-"""The kernel of a graded notebook: an IPython kernel that submissions have no hold on.
+"""The kernel of a graded notebook: an IPython kernel that submissions can't control.
 
-Answers run on the ranks, in processes of the same user beside the kernel. What would let them
-reach into it is taken away before the first cell: its connection file, its memory (ptrace and
-/proc), the pickles by which a rank's reply could bring code along, and modules that an answer
-leaves where the kernel would import them.
+Answers run on the ranks, which are processes of the kernel's user. Before the first cell, the
+kernel closes every way by which an answer could reach it: its connection file, its memory (ptrace
+and /proc), pickles, with which a rank's reply could bring code along, and modules that an answer
+writes where the kernel would import them.
 
-Jupyter runs ``kernel.py launch FILE COMMAND…`` outside of the kernel's sandbox. The file names the
-kernel's ports and the key with which anyone could run code in it, so it is deleted at once; the
-command gets its content on standard input. For that, this module is run as a file, with ``-I -S``,
-and imports nothing of the course at its top. The command is, inside of the sandbox,
+Jupyter runs ``kernel.py launch FILE COMMAND…`` outside the kernel's sandbox. The file contains the
+kernel's ports and the key with which anyone could run code in it. So the file is deleted at once,
+and the command reads its content from standard input. This module is run as a file with ``-I -S``,
+so it imports nothing of the course at its top. The command in the sandbox is
 ``python -P -m utils.grading.kernel serve '{"uid": 61000, "processes": 512, …}'``.
 """
 
@@ -27,11 +27,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-#: Of Linux's prctl.
+#: Options of Linux's prctl.
 PR_SET_DUMPABLE = 4
 PR_SET_NO_NEW_PRIVS = 38
 
-#: What a rank may send besides numbers, text, lists and dicts.
+#: Types that a rank may send in addition to numbers, text, lists and dicts.
 HARMLESS = {
     "builtins": ("complex", "set", "frozenset", "range", "slice", "bytearray"),
     "collections": ("OrderedDict",),
@@ -44,12 +44,12 @@ HARMLESS = {
 
 
 def launch(path: str, *command: str) -> None:
-    """Become the command, with the file's content as standard input."""
+    """Replace this process by the command, with the file's content as standard input."""
     with open(path, "rb") as file:
         content = file.read()
     os.unlink(path)
     reading, writing = os.pipe()
-    os.write(writing, content)  # a pipe takes 64 kB without a reader
+    os.write(writing, content)  # a pipe holds 64 kB without a reader
     os.close(writing)
     os.dup2(reading, 0)
     os.execv(command[0], command)
@@ -59,19 +59,19 @@ def launch(path: str, *command: str) -> None:
 
 
 class HarmlessUnpickler(pickle.Unpickler):
-    """A reader of data, which refuses everything that could run code."""
+    """An unpickler for plain data that refuses everything that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the class if it is harmless."""
+        """Return the class if it is harmless. Raises UnpicklingError otherwise."""
         if name not in HARMLESS.get(module, ()):
-            raise pickle.UnpicklingError(f"a rank sent {module}.{name}: refused while grading")
+            raise pickle.UnpicklingError(f"A rank sent {module}.{name}, which grading refuses.")
         return super().find_class(module, name)
 
 
 class Refused:
-    """A stand-in for what a rank sent and nobody reads: a tensor, mostly, for a picture.
+    """A stand-in for a refused object, usually a tensor for a picture that grading doesn't need.
 
-    An error instead would be one of ipyparallel's thread, and the cell would wait for ever.
+    An error would be raised in ipyparallel's thread, and the cell would wait forever.
     """
 
     def __init__(self, why: Exception):
@@ -82,45 +82,45 @@ class Refused:
 
 
 class HarmlessPickle:
-    """A stand-in for the module `pickle` where ipyparallel reads what ranks send."""
+    """A replacement for the module `pickle` with which ipyparallel reads what ranks send."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pickle, name)
 
     @staticmethod
     def loads(data: bytes | bytearray | memoryview, **_: object) -> Any:
-        """Return what `pickle.loads` does, for data; `Refused` for all else, and for no pickle."""
+        """Return the object in a pickle; a `Refused` if it isn't plain data or not a pickle."""
         try:
             return HarmlessUnpickler(BytesIO(bytes(data))).load()
-        except Exception as error:  # whatever a made-up pickle leads to
+        except Exception as error:  # a forged pickle can raise any exception
             return Refused(error)
 
 
 def refuse_pickles() -> None:
-    """Let nothing that a rank sends to this kernel run code here."""
+    """Prevent messages from ranks from running code in this kernel."""
     from ipyparallel.serialize import canning, serialize
 
     serialize.pickle = canning.pickle = HarmlessPickle()
 
 
 # --- imports -------------------------------------------------------------------------------------
-# IPython imports modules long after the first cell: at the first traceback, at the first table.
-# Answers run beside it as the same user. A file `stack_data.py` that one of them puts into the
-# current folder would be imported by the kernel, and all points would be its author's.
+# IPython imports some modules long after the first cell, for example at the first traceback. An
+# answer runs as the same user, so it could write `stack_data.py` into the current folder. The
+# kernel would import that file, and its author could give themselves all points.
 
 
 class Nothing:
     """A finder that finds no module, for a folder that an answer can write to."""
 
     def find_spec(self, *_: object) -> None:
-        """Find nothing."""
+        """Return None: no module is found."""
 
 
 def out_of_reach(path: str) -> bool:
-    """Return whether nobody in the sandbox can change what lies there: a read-only mount.
+    """Return whether nobody in the sandbox can change this path, because its mount is read-only.
 
-    Permissions would not do: who owns a folder can open it again. A path that does not exist
-    counts as the folder above it, where it may appear.
+    Checking permissions isn't enough, because the owner of a folder can change them. A path that
+    doesn't exist counts as the folder above it, because it may appear there.
     """
     while path and not os.path.exists(path):
         path = os.path.dirname(path)
@@ -130,16 +130,20 @@ def out_of_reach(path: str) -> bool:
 
 
 def refuse_writable(path: str) -> Nothing:
-    """Raise ImportError if the next of `sys.path_hooks` shall decide."""
+    """Return a finder that finds nothing if answers can write to this path.
+
+    Raises:
+        ImportError: They can't, so the next of `sys.path_hooks` shall decide.
+    """
     if out_of_reach(path):
         raise ImportError(f"{path} is read in the usual way")
     return Nothing()
 
 
 def only_out_of_reach() -> None:
-    """Import from folders out of reach only from now on, whatever comes into `sys.path` later.
+    """Import only from read-only folders from now on, whatever is added to `sys.path` later.
 
-    Also from the folders of packages, which are looked up by the same hooks.
+    The folders of packages are restricted, too, because the same hooks look them up.
     """
     sys.path_hooks.insert(0, refuse_writable)
     sys.path_importer_cache.clear()
@@ -165,7 +169,7 @@ def limit(settings: dict[str, Any]) -> None:
 
 
 def become(uid: int | None) -> None:
-    """Be that user for good, without a capability left; None: stay who it is."""
+    """Become this user permanently, without any capability; None: stay the same user."""
     if uid is None:
         return
     os.setgroups([])
@@ -174,13 +178,13 @@ def become(uid: int | None) -> None:
 
 
 def prctl(option: int, value: int) -> None:
-    """Call Linux's prctl; other systems have none."""
+    """Call Linux's prctl; do nothing on other systems."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 def settle(settings: dict[str, Any]) -> None:
-    """Make the home folder; matplotlib's list of fonts takes seconds to make anew."""
+    """Make the home folder, with matplotlib's font lists, which would take seconds to rebuild."""
     if not settings.get("home"):
         return
     fonts = Path(settings["home"], ".cache", "matplotlib")
@@ -192,10 +196,10 @@ def settle(settings: dict[str, Any]) -> None:
 
 
 def serve(options: str) -> None:
-    """Read the connection, give up what isn't needed, serve.
+    """Read the connection file's content, drop privileges, and run the kernel.
 
     Args:
-        options: JSON: the limits, the user, the home folder and others, see `Box.inner`.
+        options: JSON with the limits, the user, the home folder and more, see `Box.inner`.
     """
     from utils.jobs.forkserver.client import LATER_VARIABLE
 
@@ -210,13 +214,13 @@ def serve(options: str) -> None:
     if later := settings.get("later"):
         os.environ[LATER_VARIABLE] = later
 
-    if settings.get("home"):  # in the sandbox, where all that answers can't change is read-only
+    if settings.get("home"):  # only in the sandbox are the folders of the course read-only
         only_out_of_reach()
     from ipykernel.kernelapp import IPKernelApp
 
     refuse_pickles()
     with contextlib.suppress(ImportError):
-        import matplotlib as _  # noqa: F401 - reads a matplotlibrc of the current folder
+        import matplotlib as _  # noqa: F401 - reads a matplotlibrc before answers can write one
     handle, path = tempfile.mkstemp(suffix=".json")
     with open(handle, "wb") as file:
         file.write(connection)

@@ -1,7 +1,7 @@
-"""One run of an assembled notebook under nbval, inside of the sandbox, with a deadline.
+"""One run of an assembled notebook under nbval, in the sandbox and with a deadline.
 
-Also ``ddl-labs rerun``: a notebook of a result holds a student's code. Under JupyterLab or nbval it
-could do all that the instructor can; here it can do no more than it could while it was graded.
+``ddl-labs rerun`` is here, too. The notebook of a result holds a student's code, which under
+JupyterLab or nbval has the instructor's permissions. Here it has no more than while it was graded.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ from .results import End, Record
 from .sandbox import LAUNCHER, Box, make_box, require
 from .submissions import MB
 
-#: Lines of one output that a rerun prints.
+#: Lines of a cell's output that a rerun prints.
 MOST_LINES = 40
 KERNEL_NAME = "graded"
-#: With less free space a run's reports, and without walls its answers, fail for want of it.
+#: With fewer free bytes a run's reports fail, and without a sandbox its answers may fail, too.
 LEAST_FREE = 32 * MB
-#: Seconds between two looks at what a run uses.
+#: Seconds between two looks at the memory of a run.
 LOOK = 0.4
-#: For these PyTorch imports its compiler, in every rank if not in the fork server before.
+#: PyTorch imports its compiler for these: once in the fork server, or otherwise in every rank.
 TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel|pipelining)\b")
 
 
 @dataclass
 class Run:
-    """What one run gave.
+    """The records of one run, and how it ended.
 
     Attributes:
         end: Why it ended early; None if it did not.
-        fault: What this machine did to it; then it says nothing of the answers and does not count.
-        out_of_memory: Whether the system ended a process meanwhile because memory ran out.
+        fault: How this machine made the run fail; then the run says nothing about the answers.
+        out_of_memory: Whether the system killed a process during the run because memory ran out.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -65,10 +65,10 @@ class Run:
 
 
 def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | None = None) -> Run:
-    """Run a notebook; everything that it started has ended when this returns.
+    """Run a notebook, and return when every process that it started has ended.
 
-    The folder `job` is empty; `report.xml` (JUnit) and `notebook.ipynb` stay there. A run ends at
-    once when `stop` is set.
+    The folder `job` is empty at first, and `report.xml` (JUnit) and `notebook.ipynb` stay there. If
+    `stop` is set, the run ends at once.
     """
     job.mkdir(parents=True, exist_ok=True)
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
@@ -107,7 +107,7 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | N
 
 
 def _pytest(job: Path, box: Box) -> list[str]:
-    """Return the command of nbval, with our plugin and no other."""
+    """Return the command that runs nbval with no plugin except ours."""
     return [
         *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={job}"),
         *("-p", "utils.grading.plugin", "-p", "nbval.plugin"),
@@ -120,7 +120,7 @@ def _pytest(job: Path, box: Box) -> list[str]:
 
 
 def later(nb: NotebookNode) -> str:
-    """Return when the fork server, which serves this notebook only, imports the compiler."""
+    """Return when this notebook's fork server imports PyTorch's compiler: "first" or "never"."""
     sources = [cell.source for cell in nb.cells if cell.cell_type == "code"]
     return "first" if any(map(TRAINING.search, sources)) else "never"
 
@@ -155,32 +155,32 @@ def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
 
 
 def fault(result: Run, cells: list[str], status: int, killed: int, free: int) -> str:
-    """Return what this machine did to a run that ended by itself; "" where the run counts.
+    """Return how this machine made a run fail that ended by itself; "" if the run counts.
 
     Args:
         result: The run.
         cells: Ids of the code cells.
-        status: Pytest's, which bubblewrap passes on: 0 or 1 when it went through all of them;
-            another one is ours when the last record says why the session was ended.
-        killed: Processes that the system has ended for want of memory meanwhile.
+        status: Pytest's exit status, which bubblewrap passes on. It is 0 or 1 if pytest ran all
+            cells; another status is ours if the last record says why the session ended.
+        killed: Number of processes that the system killed during the run to free memory.
         free: Bytes left on the disk.
     """
     if free < LEAST_FREE:
-        return f"the disk with the results is full ({free // MB} MB left)"
+        return f"The disk with the results is full ({free // MB} MB left)."
     if result.end:
         died = killed > 0 and result.end in {End.KERNEL, End.RANKS}
-        return "the system ended a process because memory ran out: fewer -j?" if died else ""
+        return "The system killed a process to free memory. Use a smaller -j." if died else ""
     if status not in (0, 1):
         last = (result.log.strip().splitlines() or ["it printed nothing"])[-1]
         return f"pytest ended with {_status(status)}: {last[:200]}"
     missing = set(cells) - {record["cell"] for record in result.records}
     if missing:
-        return f"pytest has told nothing of {len(missing)} of {len(cells)} cells"
+        return f"pytest reported nothing about {len(missing)} of {len(cells)} cells."
     return ""
 
 
 def _status(status: int) -> str:
-    """Return a signal's name, or the number; bubblewrap says 128 + n for signal n."""
+    """Return the name of a signal or the exit status; bubblewrap's status is 128 + the signal."""
     number = -status if status < 0 else status - 128
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
@@ -188,14 +188,14 @@ def _status(status: int) -> str:
 
 
 def oom_kills() -> int:
-    """Return how many processes this machine has killed since its start for memory (Linux)."""
+    """Return how many processes Linux has killed for lack of memory since the machine started."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split()[0])
     return 0
 
 
 def _records(path: Path) -> list[Record]:
-    """Return what the plugin wrote; a run that was killed may leave half a line."""
+    """Return the records that the plugin wrote; a killed run may leave half a line."""
     records = []
     with contextlib.suppress(OSError):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -210,7 +210,7 @@ def _records(path: Path) -> list[Record]:
 def _watch(
     process: subprocess.Popen[bytes], box: Box, mark: str, start: float, stop: Event | None
 ) -> str | None:
-    """Wait for the end of the run; return why it was ended before, or None."""
+    """Wait for the end of the run; return why it was ended early, or None."""
     why = None
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -226,7 +226,7 @@ def _watch(
 
 
 def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
-    """Return all of a run. Without walls the fork server and its ranks are not its descendants."""
+    """Return all processes of a run; without a sandbox, forked ranks are not its descendants."""
     processes = set(watchdog.family(pid))
     if not box.walls:
         processes |= set(watchdog.members(mark, variable=RUN_VARIABLE))
@@ -234,16 +234,16 @@ def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
 
 
 def _use_more(processes: list[psutil.Process], limit: int) -> bool:
-    """Return whether these processes have more bytes, which they share with no one else.
+    """Return whether these processes use more bytes of memory that they share with nobody else.
 
-    Linux counts the parts of shared memory anew whenever it is asked, which takes as long as all
-    else here: it is asked only when all that the processes have written is more than the limit.
+    Linux counts the shares of shared memory at every request, which is slow. So we ask only if the
+    processes have written more than the limit, counting shared memory for each of them.
     """
     return sum(map(_written, processes)) > limit and sum(map(_own_memory, processes)) > limit
 
 
 def _written(process: psutil.Process) -> int:
-    """Return what memory a process has written, with all that it shares with those it forked."""
+    """Return the bytes that a process has written, with all memory shared with its forks."""
     with contextlib.suppress(psutil.Error):
         memory = process.memory_info()
         return int(max(0, memory.rss - getattr(memory, "shared", 0)))
@@ -251,9 +251,9 @@ def _written(process: psutil.Process) -> int:
 
 
 def _own_memory(process: psutil.Process) -> int:
-    """Return what memory a process has written, its part of what it shares with its forks.
+    """Return the bytes that a process has written, with its share of the memory of its forks.
 
-    Where the system does not tell about parts, shared memory counts for each: too much.
+    If the system doesn't report shares, shared memory counts for each process, which is too much.
     """
     with contextlib.suppress(OSError, IndexError, ValueError):
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
@@ -262,7 +262,7 @@ def _own_memory(process: psutil.Process) -> int:
 
 
 def _end_kernel(pid: int) -> None:
-    """Kill what pytest has started: nbval says which cell it was, and the report is written."""
+    """Kill the kernel, but not pytest: nbval then reports the cell and writes its report."""
     for process in watchdog.family(pid):
         with contextlib.suppress(psutil.Error):
             if "--nbval" in process.cmdline() and process.name() != "bwrap":
@@ -272,7 +272,7 @@ def _end_kernel(pid: int) -> None:
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """End the run and whatever it has started, also what left the family."""
+    """End the run and every process that it has started, even if the parent is gone."""
     family = watchdog.family(process.pid)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -283,11 +283,11 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
     watchdog.end_all(mark, grace=0, limit=10, variable=RUN_VARIABLE)
 
 
-# --- once more, for a person ----------------------------------------------------------------------
+# --- running a notebook again for a person --------------------------------------------------------
 
 
 def rerun(path: Path, options: SandboxOptions) -> int:
-    """Run a notebook and print what its cells said; return 0 if every check has passed, else 1."""
+    """Run a notebook and print its outputs; return 0 if every check has passed, 1 otherwise."""
     nb = notebook(path)
     box = make_box(options)
     with tempfile.TemporaryDirectory(prefix="grading-") as scratch:
@@ -300,13 +300,14 @@ def rerun(path: Path, options: SandboxOptions) -> int:
 
 
 def notebook(path: Path) -> NotebookNode:
-    """Return the notebook in a file, or in a folder `run-1`; NotebookError if none is."""
+    """Return the notebook in a file or a folder `run-1`. Raises NotebookError if there is none."""
     path = path / "notebook.ipynb" if path.is_dir() else path
     try:
         nb: NotebookNode = nbformat.read(path, as_version=4)
     except OSError as error:
         raise NotebookError(
-            f"{path}: {error.strerror}; give RESULTS/students/NAME/LAB/run-1/notebook.ipynb"
+            f"{path} can't be read: {error.strerror}. Give a path such as "
+            "RESULTS/students/NAME/LAB/run-1/notebook.ipynb."
         ) from error
     except (ValueError, AttributeError, nbformat.ValidationError) as error:
         raise NotebookError(f"{path} is not a notebook: {error}") from error
@@ -314,19 +315,19 @@ def notebook(path: Path) -> NotebookNode:
 
 
 def harmless(line: str) -> str:
-    """Return the line without what a terminal would obey: students have printed it."""
+    """Return the line without control characters, because a student has printed it."""
     return "".join(one if one.isprintable() or one == "\t" else "�" for one in line)
 
 
 def outcomes(done: Run) -> Iterator[str]:
-    """Yield in lines each cell's outcome, with its outputs if it has failed or is a check."""
+    """Yield a line for each cell's outcome, and its outputs if it failed or is a check."""
     for record in done.records:
         passed = record["outcome"] == "passed"
         yield f"{'✓' if passed else '✗'} cell '{record['cell']}'"
         if not passed or record["verdicts"]:
             yield from _printed(record)
     if done.end or done.fault:
-        yield f"ended early: {done.end or done.fault}"
+        yield f"The run ended early: {done.end or done.fault}"
     yield f"{len(done.records)} cells, {done.seconds:.0f} s"
 
 

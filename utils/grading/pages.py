@@ -1,6 +1,6 @@
-"""What people read of a class: feedback for each student, a summary, written answers to grade.
+"""The pages for people: feedback for each student, the class's summary, and written answers.
 
-Also a table for GitHub Actions, of ``--format github``.
+``--format github`` writes a table for GitHub Actions, too.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from .results import (
 )
 
 TEMPLATES = Path(__file__).with_name("templates")
-#: Names beside a problem.
+#: Names next to a problem; the remaining names are folded.
 MOST_NAMES = 12
-#: Lines of a check at the top of a feedback.
+#: Lines of a check's message at the top of the feedback.
 MOST_LINES = 8
-#: Bars of the picture of points.
+#: Bars in the picture of points.
 BINS = 10
-#: Nodes beyond the stub's from which nobody comes upon the very program of the solution alone:
-#: four lines or more. What is shorter, many find.
+#: Syntax nodes (about four lines) that a solution adds to its stub, from which an equal answer is
+#: probably a copy. Many students find a shorter solution themselves.
 LEAST_OF_MODEL = 60
-#: Answers shorter than this, in nodes of their syntax tree or in words, look alike by nature.
+#: Answers shorter than this, in syntax nodes or in words, are similar without copying.
 LEAST_NODES = 25
 LEAST_WORDS = 12
 #: The file to which a job of GitHub Actions appends its summary.
 GITHUB_VARIABLE = "GITHUB_STEP_SUMMARY"
-#: GitHub refuses summaries of more than 1 MiB; characters take up to 4 bytes.
+#: GitHub refuses summaries of more than 1 MiB, and a character has up to 4 bytes.
 MOST_OF_GITHUB = 200_000
 
 
@@ -88,7 +88,7 @@ def _rendered(template: str, **values: object) -> str:
 
 
 def feedback(student: str, results: list[Result]) -> str:
-    """Return what one student gets back: points, what the checks said, and what to do next."""
+    """Return a student's feedback page: points, messages of the checks, and what to do next."""
     return _rendered(
         "feedback.html.j2",
         student=student,
@@ -101,14 +101,14 @@ def feedback(student: str, results: list[Result]) -> str:
 
 
 def _remarks(result: Result) -> Iterator[str]:
-    """Yield remarks that don't repeat what a task's own note says."""
+    """Yield the remarks that don't repeat a task's note."""
     noted = tuple(f"Task {task.task}: " for task in result.tasks if task.note)
     yield from (text for text in result.remarks if not text.startswith(noted))
 
 
 @dataclass
 class Step:
-    """What a student best does next: the task, and the beginning of what its check said."""
+    """The next task for a student, and the beginning of its check's message."""
 
     lab: str
     task: TaskResult
@@ -116,7 +116,7 @@ class Step:
 
 
 def next_step(results: list[Result]) -> Step | None:
-    """Return the first task that has no points yet and could; None if none is left."""
+    """Return the first task in which the student can still get points; None if there is none."""
     for result in results:
         if result.error or not result.file:
             continue
@@ -127,7 +127,7 @@ def next_step(results: list[Result]) -> Step | None:
 
 
 def _beginning(task: TaskResult) -> str:
-    """Return the first lines of what was said of an answer, and its advice, without its task."""
+    """Return the first lines of the message about an answer, and its advice, without the title."""
     texts = [task.said, *(shown.text for shown in task.shown)]
     lines = next((text.strip().splitlines() for text in texts if text.strip()), [])
     if lines and lines[0].startswith("✗ Task") and len(lines) > 1:
@@ -144,7 +144,7 @@ def _beginning(task: TaskResult) -> str:
 
 @dataclass
 class TaskSummary:
-    """How a class did in one task."""
+    """The results of a class in one task."""
 
     lab: str
     task: str
@@ -162,7 +162,7 @@ def summary(
     links: dict[str, str],
     provenance: dict[str, str] | None = None,
 ) -> str:
-    """Return the page with what the instructor wants to know of the class."""
+    """Return the instructor's page about the class."""
     students = by_student(results)
     points = {name: total(own_results) for name, own_results in students.items()}
     known = [value for value in points.values() if value is not None]
@@ -202,7 +202,7 @@ def _commonest(summaries: list[TaskSummary]) -> list[tuple[TaskSummary, Common]]
 
 
 def task_summary(results: list[Result], lab: str, task_number: str) -> TaskSummary:
-    """Return counts and the commonest problems of one task, of those who could be graded."""
+    """Return counts and the commonest problems of one task, without ungraded submissions."""
     pairs = answers_to(results, lab, task_number)
     answers = [(result.student, task) for result, task in pairs if not result.error]
     counts = Counter(kind(task) for _, task in answers)
@@ -226,7 +226,7 @@ def histogram(totals: list[float], most: float) -> list[tuple[str, int, float]]:
 
 
 def _to_look_at(students: dict[str, list[Result]]) -> dict[str, list[str]]:
-    """Return by student what a person should look at; nobody of whom there is nothing."""
+    """Return for each student what a person should look at, without students that have nothing."""
     looks = {
         name: _lines((one.lab, text.replace(LOOK, "", 1)) for one in own for text in one.look)
         for name, own in students.items()
@@ -237,7 +237,7 @@ def _to_look_at(students: dict[str, list[Result]]) -> dict[str, list[str]]:
 def _all_remarks(
     students: dict[str, list[Result]], remarks: dict[str, list[str]]
 ) -> dict[str, list[str]]:
-    """Return by student the remarks on the class and on each result; nobody without any."""
+    """Return for each student the remarks on the class and on each result, if there are any."""
     lines = {name: list(dict.fromkeys(texts)) for name, texts in remarks.items()}
     for name, own in students.items():
         of_results = _lines((one.lab, text) for one in own for text in one.remarks)
@@ -246,7 +246,7 @@ def _all_remarks(
 
 
 def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return each remark of (lab, text) once: with all tasks that it is of, else with the lab."""
+    """Return each remark (lab, text) once, with all tasks that it applies to or with the lab."""
     tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
     for lab, text in remarks:
         if match := re.fullmatch(r"Task (\S+): (.*)", text, re.DOTALL):
@@ -261,7 +261,7 @@ def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
     return lines
 
 
-# --- answers that are near-identical --------------------------------------------------------------
+# --- near-identical answers -----------------------------------------------------------------------
 
 
 @dataclass
@@ -273,7 +273,7 @@ class Alike:
 
 
 def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
-    """Return students who share answers that are not the model's, most shared tasks first."""
+    """Return students who share answers that differ from the model, most shared tasks first."""
     models = {reference.lab: _models(reference) for reference in references}
     same: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     for student, lab, task, shape in _shapes(results):
@@ -284,7 +284,7 @@ def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
 
 
 def copies(results: list[Result], references: list[Reference]) -> list[Alike]:
-    """Return students whose longer answers are the published solution's, most tasks first."""
+    """Return students whose longer answers equal the published solution, most tasks first."""
     models = {reference.lab: _long_models(reference) for reference in references}
     return _alike(
         ((student,), task)
@@ -311,7 +311,7 @@ def _shapes(results: list[Result]) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _long_models(reference: Reference) -> dict[str, str]:
-    """Return the shapes of the solutions that nobody has by coincidence, by task."""
+    """Return by task the shapes of the solutions that nobody finds by coincidence."""
     shapes = {}
     for task in reference.tasks.values():
         if task.by_hand:
@@ -330,7 +330,7 @@ def _models(reference: Reference) -> set[str]:
 
 
 class _Rename(ast.NodeTransformer):
-    """Gives names and arguments numbers in the order of their appearance."""
+    """Replaces names and arguments by numbers in the order of their appearance."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, str] = {}
@@ -354,13 +354,13 @@ class _Rename(ast.NodeTransformer):
 
 
 def size(source: str) -> int:
-    """Return how many nodes a program has; 0 for what is none."""
+    """Return how many syntax nodes a program has; 0 if the source can't be parsed."""
     tree = parsed(source)
     return len(list(ast.walk(tree))) if tree else 0
 
 
 def code_shape(source: str) -> str:
-    """Return the same for programs that differ in names, layout and comments; "" if short."""
+    """Return a text without names, layout and comments, equal for renamed copies; "" if short."""
     if tree := parsed(source):
         if size(source) < LEAST_NODES:
             return ""
@@ -382,7 +382,7 @@ def _worded(words: list[str]) -> str:
 
 
 def explain(results: list[Result], references: list[Reference]) -> str:
-    """Return the page with every written answer beside the model's, task by task."""
+    """Return the page with every written answer next to the model answer, task by task."""
     sections = [
         (reference.lab, task, *_texts(reference, task), _written(results, reference.lab, task))
         for reference in references
@@ -393,7 +393,7 @@ def explain(results: list[Result], references: list[Reference]) -> str:
 
 
 def _texts(reference: Reference, task: Task) -> tuple[str, str, str]:
-    """Return the question of a written answer, the model's answer, and the rubric."""
+    """Return the question of a written answer, the model answer, and the rubric."""
     cells = reference.nb.cells
     cell = reference.answer_cells[task.answers[0]]
     question = cells[cells.index(cell) - 1].source
@@ -401,7 +401,7 @@ def _texts(reference: Reference, task: Task) -> tuple[str, str, str]:
 
 
 def _written(results: list[Result], lab: str, task: Task) -> list[tuple[str, TaskResult]]:
-    """Return the students who have answered a task in words, and what, by name."""
+    """Return the students' written answers to a task, sorted by the students' names."""
     answers = [
         (result.student, answer)
         for result, answer in answers_to(results, lab, task.number)
@@ -414,7 +414,7 @@ def _written(results: list[Result], lab: str, task: Task) -> list[tuple[str, Tas
 
 
 def append_for_github(results: list[Result]) -> None:
-    """Append a table to the file that GitHub names; print it where there is none."""
+    """Append a table to the file that GitHub names, or print it outside GitHub Actions."""
     text = markdown(results)[:MOST_OF_GITHUB]
     if not os.environ.get(GITHUB_VARIABLE):
         print(text)
@@ -424,7 +424,7 @@ def append_for_github(results: list[Result]) -> None:
 
 
 def markdown(results: list[Result]) -> str:
-    """Return for each student: points, a row for each task, and what to do next."""
+    """Return for each student the points, a row for each task, and what to do next."""
     parts = []
     for student, student_results in by_student(results).items():
         points = total(student_results)
@@ -452,12 +452,12 @@ def _markdown_of(result: Result) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return the text in one line of Markdown: nothing is a link, a picture or a column."""
+    """Return the text as one line of Markdown without links, pictures and columns."""
     text = " ".join(text.split())
     return re.sub(r"[^\w\s.,;–-]|_", lambda match: f"&#{ord(match[0])};", text)
 
 
 def _escaped(text: str) -> str:
-    """Return nothing that HTML or Markdown obeys; no blank line, which would end a `<pre>`."""
+    """Return the text escaped for HTML and Markdown; a blank line would end a `<pre>`."""
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(" " * (len(line) - len(line.lstrip())) + _plain(line) for line in lines)

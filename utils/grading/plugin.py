@@ -1,7 +1,7 @@
-"""A pytest plugin beside nbval: writes down each cell's outcome and outputs, ends a lost session.
+"""A pytest plugin for nbval that records each cell's outcome and ends a session that is lost.
 
-nbval keeps what the cells printed to itself, passes a cell that was interrupted, and goes on when
-nothing can work any more. Loaded with ``-p``; it runs outside of the kernel's sandbox.
+nbval alone doesn't report what the cells printed, passes a cell that was interrupted, and continues
+even if no later cell can work. The plugin is loaded with ``-p``, outside the kernel's sandbox.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from utils.checks import verdict
 
 from .results import End, Record
 
-#: Outputs of a cell that are kept, characters of a text, and of a picture.
+#: The outputs of a cell that are kept, and the characters of a text and of a picture.
 MOST_OUTPUTS = 50
 MOST_TEXT = 20_000
 MOST_PICTURE = 400_000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-#: Seconds between two looks at whether the kernel lives.
+#: Seconds between two looks at whether the kernel is alive.
 LOOK = 0.5
-#: Seconds for each cell before the first task: no student has written it, and ranks start there.
+#: Seconds for each cell before the first task. No student wrote these cells, and they start ranks.
 START = 120.0
-#: Names of the errors after which only fresh ranks help: of a cell on the ranks, of a question.
+#: Names of the errors after which only fresh ranks help: from a %%px cell, and from a question.
 LOST = {"RanksLostError", "DeadRankError"}
-#: How a reader sees a verdict. Its data decide, so a reference may be older than its look.
+#: The part of a verdict for readers. It isn't compared, so a reference may have an older design.
 HTML = "text/html"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that says where to write."""
+    """Add the option with the file for the records."""
     parser.addoption("--grading-log", help="one line of JSON for each cell")
 
 
 class KernelDiedError(RuntimeError):
-    """nbval would wait for the whole of the cell's time."""
+    """The kernel is dead; without this error nbval would wait until the cell's time is over."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    """Have nbval notice within a second that the kernel is gone, and give start-up its time."""
+    """Make nbval notice a dead kernel within a second, and give the start of the ranks its time."""
     if not isinstance(item, IPyNbCell):
         return
     if not hasattr(item.parent.kernel, "watched"):
@@ -87,7 +87,7 @@ def _watch(kernel: RunningKernel) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the cell; end the session after a cell from which there is no going on."""
+    """Record the cell, and end the session if no later cell can be judged."""
     report = yield
     if isinstance(item, IPyNbCell) and (call.when == "call" or (call.excinfo and call.when)):
         why = _end(item, call)
@@ -98,7 +98,7 @@ def pytest_runtest_makereport(
 
 
 def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
-    """Return why nothing after this cell can be judged in this run; None if it can."""
+    """Return why no later cell can be judged in this run; None if they can."""
     if call.when == "setup":
         return "the kernel did not start"
     error = _error(call)
@@ -112,10 +112,10 @@ def _end(item: IPyNbCell, call: pytest.CallInfo[None]) -> str | None:
         return End.KERNEL
     if _ranks_are_lost(item):
         return End.RANKS
-    # The error of a student's own cell is no matter of the machine's.
+    # An error in a student's own cell is not the machine's fault.
     begun = item.cell.metadata.get("own") or getattr(item.parent, "tasks_begun", False)
     if error and not begun:
-        return f"cell '{item.cell.get('id')}', before all tasks, failed"
+        return f"cell '{item.cell.get('id')}' before the first task failed"
     return None
 
 
@@ -124,8 +124,8 @@ def _error(call: pytest.CallInfo[None]) -> BaseException | None:
 
 
 def _ranks_are_lost(item: IPyNbCell) -> bool:
-    """Return whether the kernel says that no later cell can work; ranks can't say so."""
-    # A cell of lab 13 kills a rank to show what happens, and the next one restarts the ranks.
+    """Return whether the kernel reports that no later cell can work; a rank can't fake that."""
+    # A cell of lab 13 kills a rank to show what happens, and the next cell restarts the ranks.
     metadata = item.cell.metadata
     if "raises-exception" in metadata.get("tags", []) and not metadata.get("own"):
         return False
@@ -136,7 +136,7 @@ def _ranks_are_lost(item: IPyNbCell) -> bool:
 
 
 def _verdicts(item: IPyNbCell) -> list[verdict.Verdict]:
-    """Return a check's verdicts: what other cells display as verdicts is a student's."""
+    """Return a check's verdicts; in any other cell a verdict may be a student's forgery."""
     return verdict.read(item.test_outputs or []) if _is_check(item) else []
 
 
@@ -158,13 +158,13 @@ def _note(
         "verdicts": [one.data() for one in _verdicts(item)],
         "message": "" if error is None else str(error)[:MOST_TEXT],
     }
-    item.test_outputs = None  # a notebook's outputs need not all be in memory
+    item.test_outputs = None  # so that not all outputs of a notebook stay in memory
     with open(item.config.getoption("--grading-log"), "a", encoding="utf-8") as file:
         file.write(json.dumps(record) + "\n")
 
 
 def _cut(output: NotebookNode) -> dict[str, str]:
-    """Return an output of bearable size, without colours; pictures only as PNG."""
+    """Return an output, shortened and without ANSI colors; pictures only as PNG."""
     kept = {"type": output.output_type}
     if output.output_type == "stream":
         kept |= {"name": output.name, "text": _short(output.text)}

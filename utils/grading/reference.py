@@ -1,6 +1,6 @@
-"""What is graded: the tasks of a solution, their cells and the verdicts of their checks.
+"""The reference notebook: the tasks of a solution, their cells, and the verdicts of their checks.
 
-Also what a cell's source is made of, without its magics: what it defines, sets and imports.
+The functions at the end read a cell's source: what it defines, binds and imports.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from utils.checks import verdict
 from utils.course.notebook import ONLY_DRAWS, NotebookError, dumps, is_named, lab, notebooks, read
 from utils.course.release import is_solution, rubric_cells, student_version, without_notes
 
-#: Characters of a source that is parsed: a megabyte of it takes a gigabyte of memory.
+#: Longer sources are not parsed, because parsing a megabyte needs a gigabyte of memory.
 MOST_SOURCE = 200_000
 
 
 class LabError(NotebookError):
-    """A solution that can't be graded against; the message names the cell and the cure."""
+    """Grading can't use a solution; the message names the cell and says what to do."""
 
 
 @dataclass
@@ -36,10 +36,10 @@ class Task:
     Attributes:
         by_hand: Whether it is a written answer.
         answers: The grade_ids of its answers.
-        checks: Points by the id of each check cell.
-        foundation: Whether other tasks stand on it, such as joining the process group.
+        checks: The points of each check cell, by the cell's id.
+        foundation: Whether other tasks need it, such as joining the process group.
         model: Its solution as one text.
-        stub: What is handed out, as one text.
+        stub: The stub in the student's notebook, as one text.
     """
 
     number: str
@@ -54,7 +54,7 @@ class Task:
 
 
 class Reference:
-    """A solution, as grading sees it."""
+    """The executed solution of a lab, against which submissions are graded."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -72,13 +72,13 @@ class Reference:
         self.answer_cells: dict[str, NotebookNode] = {
             cell.metadata.nbgrader.grade_id: cell for cell in self.nb.cells if is_solution(cell)
         }
-        #: The ids and grade_ids by which a notebook of this lab is known.
+        #: The ids and grade_ids that identify a notebook of this lab.
         self.ids: set[str] = {cell.id for cell in self.nb.cells} | set(self.answer_cells)
-        #: The ids of the cells that a grading run leaves out.
+        #: The ids of the cells that a grading run skips, because they only draw.
         self.drawings = self._tagged(ONLY_DRAWS)
         #: The ids of the cells whose error the lab shows on purpose.
         self.deliberate = self._tagged("raises-exception")
-        #: The verdicts of each check when it passes (there is one), by cell id.
+        #: The verdicts of each check if it passes (there is one), by cell id.
         self.expected: dict[str, list[dict[str, Any]]] = {
             cell.id: [one.data() for one in verdict.read(cell.outputs)]
             for cell in self.nb.cells
@@ -92,7 +92,7 @@ class Reference:
 
     @cached_property
     def owners(self) -> dict[str, str | None]:
-        """Return the task of each code cell: its own, else that of the last answer above it."""
+        """Return the task of each code cell: its own, or the task of the last answer above it."""
         task = None
         owners = {}
         for cell in self.nb.cells:
@@ -103,7 +103,7 @@ class Reference:
 
     @cached_property
     def unprotected(self) -> list[str]:
-        """Return the tasks whose answer runs in the kernel, beside its own check."""
+        """Return the tasks whose answer runs in the kernel, in the same process as its check."""
         return [
             lab(cell)["task"]
             for cell in self.answer_cells.values()
@@ -117,7 +117,7 @@ class Reference:
         return [body(cell.source) for cell in cells if not is_solution(cell)]
 
     def fingerprint(self) -> str:
-        """Return what changes with anything that the grade may depend on; notes are not."""
+        """Return a hash of everything that a grade may depend on, which leaves out the notes."""
         return hashlib.sha256(dumps(self.nb).encode()).hexdigest()
 
     def _find_tasks(self) -> dict[str, Task]:
@@ -148,29 +148,29 @@ class Reference:
     def _require_verdicts(self) -> None:
         for task in self.tasks.values():
             if not task.by_hand and not task.checks:
-                raise LabError(f"{self.path.name}: task {task.number} has no check cell")
+                raise LabError(f"{self.path.name}: task {task.number} has no check cell. Add one.")
             for cell_id in task.checks:
                 verdicts = [(one["task"], one["passed"]) for one in self.expected[cell_id]]
                 if verdicts != [(task.number, True)]:
                     raise LabError(
-                        f"{self.path.name}: cell '{cell_id}': its stored output is no "
-                        f"'✓ Task {task.number} …': make solutions"
+                        f"{self.path.name}: the stored output of cell '{cell_id}' is not "
+                        f"'✓ Task {task.number} …'. Run make solutions."
                     )
 
 
 def _named(paths: list[Path], names: Collection[str], folder: Path) -> list[Path]:
-    """Return the labs of these names; all if there are no names."""
+    """Return the labs with these names; all labs if there are no names."""
     unknown = [name for name in names if not any(is_named(name, path) for path in paths)]
     if unknown:
-        raise LabError(f"no such lab in {folder}: {', '.join(unknown)}")
+        raise LabError(f"There is no lab {', '.join(unknown)} in {folder}.")
     return [p for p in paths if not names or any(is_named(name, p) for name in names)]
 
 
 def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference], dict[str, str]]:
-    """Return the labs to grade against, and those that can't be: name → why.
+    """Return the references, and for each lab that can't be graded its name and the reason.
 
     Raises:
-        LabError: A name in `only` is no lab, or there is nothing to grade.
+        LabError: `only` names an unknown lab, or no lab can be graded.
     """
     paths = _named(notebooks(folder), only, folder)
     refs = []
@@ -184,11 +184,11 @@ def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference
             broken[path.stem] = str(error)
     if not refs:
         why = "".join(f"\n  {text}" for text in broken.values())
-        raise LabError(f"there is no lab that can be graded in {folder}{why}")
+        raise LabError(f"There is no lab in {folder} that can be graded.{why}")
     return refs, broken
 
 
-# --- what stands in a cell's source ---------------------------------------------------------------
+# --- the source of a cell -------------------------------------------------------------------------
 
 
 def body(source: str) -> str:
@@ -202,13 +202,13 @@ def _is_magic(line: str) -> bool:
 
 
 def on_ranks(source: str) -> bool:
-    """Return whether all ranks run a cell; it is graded there, also where the kernel ran it."""
+    """Return whether all ranks run a cell, with or without the kernel; grading runs it on ranks."""
     first = source.lstrip().split("\n", 1)[0].split()
     return first in (["%%px"], ["%%px", "--local"])
 
 
 def parsed(source: str) -> ast.Module | None:
-    """Return the program; None for what is no Python, or too long or deep to be parsed."""
+    """Return the syntax tree; None if the source isn't Python, or is too long or deep to parse."""
     if len(source) > MOST_SOURCE:
         return None
     try:  # shell commands and line magics become empty lines
@@ -218,18 +218,18 @@ def parsed(source: str) -> ast.Module | None:
 
 
 def _statements(source: str) -> list[ast.stmt]:
-    """Return the statements at the top level; none for what is no Python."""
+    """Return the statements at the top level; an empty list if the source can't be parsed."""
     tree = parsed(source)
     return tree.body if tree else []
 
 
 def defined(source: str) -> frozenset[str]:
     """Return the functions and classes that a source defines at its top level."""
-    # A source of many megabytes is not kept in the cache, either.
+    # The cache must not keep a source of many megabytes.
     return _defined(source) if len(source) <= MOST_SOURCE else _searched(source)
 
 
-@lru_cache(maxsize=1_000)  # each of a notebook's cells is asked for each of its answers
+@lru_cache(maxsize=1_000)  # each cell of a notebook is looked up for each answer
 def _defined(source: str) -> frozenset[str]:
     tree = parsed(source)
     if tree is None:
@@ -238,18 +238,18 @@ def _defined(source: str) -> frozenset[str]:
 
 
 def _searched(source: str) -> frozenset[str]:
-    """Return what `defined` returns, for a source that is not parsed."""
+    """Return what `defined` returns, for a source that can't be parsed."""
     return frozenset(re.findall(r"^(?:def|class)\s+(\w+)", source, re.MULTILINE))
 
 
 def bound(source: str) -> frozenset[str]:
-    """Return what `defined` returns, and the variables that are set at the top level."""
+    """Return what `defined` returns, and the variables that are assigned at the top level."""
     assigned = [node for node in _statements(source) if isinstance(node, ast.Assign)]
     targets = [target for node in assigned for target in node.targets]
     return defined(source) | {t.id for t in targets if isinstance(t, ast.Name)}
 
 
 def imports(source: str) -> str:
-    """Return the imports at the top level; none of a source with an error."""
+    """Return the imports at the top level; "" for a source with a syntax error."""
     nodes = _statements(source)
     return "\n".join(ast.unparse(n) for n in nodes if isinstance(n, ast.Import | ast.ImportFrom))

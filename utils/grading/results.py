@@ -1,7 +1,7 @@
-"""What grading one submission gave, as data: written in one step, read again by --resume.
+"""The result of grading one submission, as data that --resume reads again.
 
-Also what became of an answer, in words, and what a run's records say of a task: did it pass, what
-was said, which errors are shown.
+The functions below describe the state of an answer in words, and read from a run's records whether
+a task passed, what its check said, and which errors the feedback shows.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from utils.checks.verdict import Verdict
 from utils.course.files import write_text
 from utils.course.notebook import lab
 
-if TYPE_CHECKING:  # the plugin reads this module in each run, and needs no reference
+if TYPE_CHECKING:  # the plugin imports this module in each run, and needs no reference
     from .reference import Reference
     from .sandbox import Limits
 
 Status = Literal[
     "passed",  # the check said so
     "wrong",  # the check ran and found problems
-    "failed",  # the check ended with an error of its own
+    "failed",  # the check itself ended with an error
     "hung",  # out of time
     "lost",  # the ranks or the kernel were gone
     "unchanged",  # the stub is still there
     "missing",  # there is no answer
     "not reached",  # no run came this far
-    "not graded",  # the machine failed, not the answer: no points, not even none
+    "not graded",  # the machine failed, not the answer: neither points nor a zero
     "by hand",  # a written answer
 ]
 
-#: Of each state of an answer the kind, which is its color, and the words.
+#: For each state of an answer its kind, which decides the color, and its label.
 STATES = {
     "passed": ("good", "passed"),
     "wrong": ("bad", "not yet right"),
@@ -48,57 +48,57 @@ STATES = {
     "not reached": ("stuck", "not reached"),
     "not graded": ("ungraded", "not graded"),
     "unchanged": ("none", "not answered"),
-    "missing": ("none", "no such cell"),
-    "read": ("hand", "read by a person"),
-    "waits": ("waits", "awaits a person"),
+    "missing": ("none", "cell missing"),
+    "read": ("hand", "graded by hand"),
+    "waits": ("waits", "awaits grading"),
 }
-#: Of each kind a mark, as colours alone tell nothing to whoever does not see them, and the words.
+#: For each kind a mark, because not every reader can distinguish colors, and its label.
 KINDS = {
     "good": ("✓", "passed"),
     "bad": ("✗", "wrong"),
     "stuck": ("!", "hung, or ended the run"),
     "none": ("–", "no answer"),
-    "hand": ("✎", "read by a person"),
-    "waits": ("…", "awaits a person"),
+    "hand": ("✎", "graded by hand"),
+    "waits": ("…", "awaits grading"),
     "ungraded": ("?", "not graded"),
 }
 MARKS = {key: mark for key, (mark, _) in KINDS.items()}
 KIND_LABELS = {key: words for key, (_, words) in KINDS.items()}
 NO_ANSWER = {
-    "unchanged": "The cell is still as it was handed out.",
-    "missing": "No cell with this task's mark was found. Where the file could be read at all, "
-    "keep the cells of the lab: copying or deleting them loses the mark.",
-    "not reached": "What happened in another task kept this one from being run.",
+    "unchanged": "The cell still holds only the stub.",
+    "missing": "The notebook has no cell with this task's mark. Keep the cells of the lab: a cell "
+    "that you copy or delete loses its mark.",
+    "not reached": "This task was not run, because another task ended the run before it.",
 }
-#: Statuses of answers with which nothing is wrong, or which are not there.
+#: Statuses of answers that are right, need a person, or don't exist.
 NOTHING_WRONG = {"passed", "by hand", "missing", "unchanged"}
 #: How many of the commonest problems of a task are shown.
 MOST_COMMON = 3
 
-#: A problem of several students: its text, how many they are, and who.
+#: A problem of several students: its text, their number, and their names.
 Common = tuple[str, int, list[str]]
-#: Goes up when the same submission could be graded otherwise than before.
+#: Increase this number if the same submission may now be graded differently.
 FORMAT = 4
-#: Errors of a task that are shown.
+#: How many errors of a task are shown.
 MOST_SHOWN = 3
-#: Begins the advice in a report of a deadlock.
+#: The advice in the report of a deadlock begins with these words.
 ADVICE = "What to try"
 #: Errors of the kernel that explain what went wrong on the ranks.
 OF_RANKS = {"CellFailed", "RanksLostError"}
 #: A check interrupts ranks that do not answer.
-STILL_RUNNING = "did not come to an end and was interrupted "
+STILL_RUNNING = "did not finish and was interrupted "
 
-#: What the plugin writes of a cell that nbval has run, in the types of JSON. `cell` is its id,
-#: `outcome` pytest's word, `seconds` its time, `end` why the run ended there (or None), `outputs`
-#: what it has shown, `verdicts` those of a check as data, and `message` what nbval said of it.
+#: The plugin's record of a cell, in the types of JSON: `cell` (its id), `outcome` (pytest's word),
+#: `seconds`, `end` (why the run ended there, or None), `outputs`, `verdicts` (of a check, as data),
+#: and `message` (what nbval says about the cell).
 Record = dict[str, Any]
 
 
 class End(StrEnum):
-    """Why a run ended before its last cell, where that says something of the answers."""
+    """Why a run ended before its last cell, if the reason says something about the answers."""
 
     CELL_TIME = "out of time"
-    TOTAL_TIME = "out of time in all"
+    TOTAL_TIME = "out of time for the notebook"
     MEMORY = "too much memory"
     OUTPUT = "too much output"
     MACHINE_MEMORY = "out of memory"
@@ -121,8 +121,8 @@ class TaskResult:
     """One task of one student.
 
     Attributes:
-        points: None until a written answer has been read, and where grading failed.
-        problems: What its check found, as data of :class:`utils.checks.verdict.Problem`.
+        points: None if grading failed, or until a written answer has been graded by hand.
+        problems: The problems found by its check, data of :class:`utils.checks.verdict.Problem`.
     """
 
     task: str
@@ -139,12 +139,12 @@ class TaskResult:
 
 @dataclass
 class Result:
-    """One submission.
+    """The result of one submission.
 
     Attributes:
-        error: Why it could not be graded; then its points are no grade.
+        error: Why it could not be graded; then its points don't count.
         look: What a person should look at, see `inspection`; for the instructor only.
-        own: The code of the student's own cells, which is run beside the answers.
+        own: The code of the student's own cells, which the ranks run, too.
     """
 
     student: str
@@ -162,12 +162,12 @@ class Result:
 
     @property
     def points(self) -> float:
-        """Return the sum of what is known."""
+        """Return the sum of the points so far."""
         return sum(task.points or 0 for task in self.tasks)
 
     @property
     def most(self) -> float:
-        """Return what could be reached."""
+        """Return the possible points."""
         return sum(task.most for task in self.tasks)
 
     @property
@@ -186,17 +186,17 @@ class Result:
 
 
 def total(results: list[Result]) -> float | None:
-    """Return the points in all; None if a part could not be graded: the rest is no grade."""
+    """Return the points in all results; None if one of them could not be graded."""
     return None if any(one.error for one in results) else sum(one.points for one in results)
 
 
 def most_of(results: list[Result]) -> float:
-    """Return what could be reached in all."""
+    """Return the possible points in all results."""
     return sum(one.most for one in results)
 
 
 def by_student(results: list[Result]) -> dict[str, list[Result]]:
-    """Return the results of each student, students and labs in order."""
+    """Return the results of each student, sorted by student and lab."""
     students: dict[str, list[Result]] = {}
     for result in sorted(results, key=lambda one: (one.student.casefold(), one.student, one.lab)):
         students.setdefault(result.student, []).append(result)
@@ -210,25 +210,25 @@ def columns(results: list[Result]) -> list[tuple[str, str]]:
 
 
 def answers_to(results: list[Result], lab: str, number: str) -> list[tuple[Result, TaskResult]]:
-    """Return all answers to a task; a result of an older version of the lab may be without it."""
+    """Return all answers to a task; a result from an older version of the lab may not have it."""
     of_lab = [result for result in results if result.lab == lab]
     return [(result, task) for result in of_lab for task in result.tasks if task.task == number]
 
 
 def file_key(path: Path, most: int) -> str:
-    """Return a submission's key; what lies beyond the limit is never read."""
+    """Return a hash of a submission; bytes beyond the limit are never read."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return hashlib.sha256(file.read(most + 1)).hexdigest()
     return "unreadable"
 
 
 def save(result: Result, path: Path) -> None:
-    """Write in one step: after an interruption there is the whole file, or none."""
+    """Write a result in one step, so that an interruption never leaves half a file."""
     write_text(path, json.dumps(dataclasses.asdict(result), ensure_ascii=False, indent=1))
 
 
 def load(path: Path) -> Result | None:
-    """Return the result in a file; None if there is none, or one that can't be read."""
+    """Return the result in a file; None if there is no file or it can't be read."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         tasks = [
@@ -240,11 +240,11 @@ def load(path: Path) -> Result | None:
         return None
 
 
-# --- what became of an answer, in words -----------------------------------------------------------
+# --- the state of an answer in words --------------------------------------------------------------
 
 
 def _state(task: TaskResult) -> str:
-    """Return the status; a written answer was read when it has points, and waits before."""
+    """Return the status; for a written answer "read" if it has points, and "waits" otherwise."""
     if task.status != "by hand":
         return task.status
     return "waits" if task.points is None else "read"
@@ -256,14 +256,14 @@ def label(task: TaskResult) -> str:
 
 
 def kind(task: TaskResult) -> str:
-    """Return which color and mark an answer has."""
+    """Return the kind of an answer, which decides its color and mark."""
     return STATES[_state(task)][0]
 
 
 def problems(task: TaskResult) -> list[str]:
-    """Return what was wrong with an answer, each problem once.
+    """Return the problems of an answer, each of them once.
 
-    If the run ended at this task, its note says what the check repeats.
+    If the run ended at this task, its note already says what the check would repeat.
     """
     if task.status in NOTHING_WRONG:
         return []
@@ -278,7 +278,7 @@ def problems(task: TaskResult) -> list[str]:
 
 
 def _listed(said: list[str]) -> list[str]:
-    """Return the problems that a check has listed, without the ranks that have them."""
+    """Return the problems that a check has listed, without their ranks."""
     lines = [line[4:] for line in said if line.startswith("  - ")]
     return [re.sub(r"^ranks? \d[\d–, and]*: ", "", line) for line in lines]
 
@@ -302,16 +302,16 @@ def common(answers: list[tuple[str, TaskResult]]) -> list[Common]:
 
 
 def blurred(text: str) -> str:
-    """Return the same for problems that differ in numbers only."""
+    """Return the text with # for numbers, so that problems with other numbers count as equal."""
     text = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", text)
     return re.sub(r"#(, #)+", "#", text)
 
 
-# --- what records say of a task -------------------------------------------------------------------
+# --- what records say about a task ----------------------------------------------------------------
 
 
 def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
-    """Return whether nbval passed a check in time, with no verdict but the reference's."""
+    """Return whether nbval passed a check in time, and its verdict equals the reference's."""
     return (
         record["outcome"] == "passed"
         and record["end"] is None
@@ -321,7 +321,7 @@ def explicit_pass(record: Record, reference: Reference, limits: Limits) -> bool:
 
 
 def failure(checks: list[Record]) -> Status:
-    """Return why a task has failed: only a check that shows a verdict has judged."""
+    """Return why a task failed: "hung", "wrong" (its checks showed verdicts), or "failed"."""
     if any(problem["kind"] == "interrupted" for problem in problems_in(checks)):
         return "hung"
     return "wrong" if all(record["verdicts"] for record in checks) else "failed"
@@ -334,7 +334,7 @@ def problems_in(checks: list[Record]) -> list[dict[str, Any]]:
 
 
 def shown(records: list[Record], reference: Reference) -> list[Shown]:
-    """Return errors of a task's cells for the feedback: never the source of a check."""
+    """Return errors of a task's cells for the feedback, without the source of a check."""
     errors = []
     hidden = reference.deliberate.union(*(task.checks for task in reference.tasks.values()))
     for record in records:
@@ -344,7 +344,7 @@ def shown(records: list[Record], reference: Reference) -> list[Shown]:
         if error := _error(record, title):
             errors.append(error)
             if title == "the answer":
-                break  # what comes after it can't work
+                break  # later cells need the answer
     return (errors or _pictures(records, reference))[:MOST_SHOWN]
 
 
@@ -375,14 +375,14 @@ def _error(record: Record, title: str) -> Shown | None:
 
 
 def tidied(text: str) -> str:
-    """Return an error without the frames of libraries, the rule above them, and cell numbers."""
+    """Return an error without library frames, the line of dashes above them, and cell numbers."""
     blocks = re.sub(r"^-{20,}\n", "", _without_cell_numbers(text).strip()).split("\n\n")
     kept = [block for block in blocks if not block.lstrip().startswith("File /")]
     return "\n\n".join(kept).strip()
 
 
 def _without_cell_numbers(text: str) -> str:
-    """Return a text without the numbers of cells in the run, which a student has never seen."""
+    """Return a text without the run's cell numbers, which a student has never seen."""
     colors = r"(?:\x1b\[[\d;]*m)*"
     return re.sub(rf"(?:Cell {colors}|\b)In\s?\[\d+\]{colors}", "the cell", text)
 
@@ -398,7 +398,7 @@ def shortened(text: str, most: int = 2000) -> str:
 
 
 def words(record: Record) -> str:
-    """Return what a check said; without its traceback, which shows its source."""
+    """Return what a check said, without a traceback, because it would show the check's source."""
     text = _said(record)
     errors = _errors(record)
     if text or not errors:
@@ -408,7 +408,7 @@ def words(record: Record) -> str:
 
 
 def _said(record: Record) -> str:
-    """Return a check's verdicts, or what it has printed."""
+    """Return a check's verdicts as text, or what it has printed."""
     if record["verdicts"]:
         return "\n".join(str(Verdict.from_data(data)) for data in record["verdicts"])
     outputs = [output for output in record["outputs"] if output.get("name") == "stdout"]
@@ -416,7 +416,7 @@ def _said(record: Record) -> str:
 
 
 def name_of(cell_id: str, reference: Reference) -> str:
-    """Return what a cell is to its task, in words."""
+    """Return a cell's role in its task: "the check", "the answer" or "the cell that runs it"."""
     cell = next(one for one in reference.nb.cells if one.id == cell_id)
     if lab(cell).get("check"):
         return "the check"

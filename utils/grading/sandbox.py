@@ -1,9 +1,9 @@
-"""The walls around a graded notebook, built by bubblewrap.
+"""The sandbox around a graded notebook, built by bubblewrap.
 
-Two rooms. The outer one is round pytest: processes and a network of its own, with nothing but
-loopback in it; when it ends, everything in it ends. The inner one is round the kernel and its
-ranks: a file system with Python, the course's `utils` and the data sets to read, and a scratch
-folder of limited size to write. Solutions, other submissions and results are not in it.
+It consists of two boxes. The outer box contains pytest and has separate processes and a network
+with only loopback; when it ends, everything in it ends. The inner box contains the kernel and its
+ranks. They can read Python, the course's `utils` and the data sets, and write to a scratch folder
+of limited size. Solutions, other submissions and results are not visible there.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from .grading_options import SandboxOptions
 
 GB = 1 << 30
 HOME = "/tmp/home"
-#: Of one submission: processes, and bytes of files in the scratch folder and in shared memory.
+#: Limits of one submission: processes, and bytes in the scratch folder and in shared memory.
 PROCESSES = 600
 SCRATCH = 1 * GB
 SHARED = 1 * GB
-#: Parts of /etc that programs need, and that tell nothing of this machine's users.
+#: Parts of /etc that programs need and that reveal nothing about this machine's users.
 ETC = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime"),
     *("mime.types", "openmpi", "openmpi-mca-params.conf", "prte.conf", "pmix-mca-params.conf"),
@@ -41,28 +41,28 @@ ETC = (
 #: Variables that a notebook gets from the instructor's environment.
 KEPT = ("LANG", "TZ", "LD_LIBRARY_PATH", "OPAL_PREFIX", "MPI4PY_LIBMPI")
 KEPT_PREFIXES = ("LC_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_")
-#: Variables by which PYTEST_ADDOPTS and its like would change every grade.
+#: Prefixes of variables, such as PYTEST_ADDOPTS, that could change every grade.
 CHANGING_PREFIXES = ("PYTEST_", "PYTHON", "IPYTHON", "JUPYTER_", "NBVAL_", "COV_", "COVERAGE_")
-#: Users of jobs that root starts: RLIMIT_NPROC does not hold for root.
+#: User ids for jobs that root starts, because RLIMIT_NPROC doesn't limit root.
 FIRST_UID = 61_000
 LAST_UID = 64_900
 
-#: What Jupyter starts: it is run as a file, see there.
+#: The command that Jupyter starts. `kernel.py` says why it is run as a file.
 LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("kernel.py")), "launch")
 
 
 class SandboxError(NotebookError):
-    """There is no sandbox here; the message says what to do."""
+    """This machine can't build a sandbox; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one submission may use.
+    """The limits of one submission.
 
     Attributes:
         cell: Seconds for one cell.
         total: Seconds for one run of the notebook.
-        memory: Bytes of all processes together.
+        memory: Bytes of memory for all processes together.
     """
 
     cell: float = 120.0
@@ -72,9 +72,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Box:
-    """How notebooks are run: with or without walls, and what lies inside.
+    """The settings with which notebooks are run, with or without a sandbox.
 
     Attributes:
+        walls: Whether there is a sandbox.
         paths: Folders that notebooks may read; they are on PYTHONPATH, too.
         data: The data sets' folder, or None.
     """
@@ -85,7 +86,7 @@ class Box:
     data: Path | None = None
 
     def outer(self, job: Path, command: list[str]) -> list[str]:
-        """Return the command inside of the outer room: it can write in `job` only."""
+        """Return the command that runs `command` in the outer box, where only `job` is writable."""
         if not self.walls:
             return command
         return [
@@ -95,14 +96,15 @@ class Box:
         ]
 
     def inner(self, job: Path, slot: int, **more: str) -> list[str]:
-        """Return the command of the kernel, which reads its connection from standard input.
+        """Return the kernel's command in the inner box; it reads its connection from stdin.
 
         Args:
             job: The folder of the run.
-            slot: The number of this run among those at the same time.
+            slot: The number of this run among all runs at the same time.
             more: Settings of the kernel that depend on the notebook.
         """
-        # -P: not from the current folder, which answers write to. No variable, or ranks had it too.
+        # -P: don't import from the current folder, where answers can write. As a variable, it would
+        # change the ranks, too.
         python = [sys.executable, "-P", "-m", "utils.grading.kernel", "serve"]
         if not self.walls:
             return [*python, json.dumps(self._settings(slot) | more)]
@@ -127,9 +129,9 @@ class Box:
         ]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of pytest and kernel where there are no walls.
+        """Return the variables of pytest and the kernel if there is no sandbox.
 
-        None that tells pytest, Python or Jupyter to do otherwise than they do for everybody.
+        Variables that change the behavior of pytest, Python or Jupyter are left out.
         """
         kept = {
             name: value
@@ -142,7 +144,7 @@ class Box:
         limits = self.limits
         settings: dict[str, Any] = {
             "uid": uid,
-            # Mapped isn't used: MPI and PyTorch map more than they touch.
+            # MPI and PyTorch map more memory than they use.
             "address_space": limits.memory + 4 * GB,
             "cpu_seconds": int(limits.total * 2),
         }
@@ -152,7 +154,7 @@ class Box:
         return settings
 
     def _privileges(self) -> list[str]:
-        """Let root's kernel become another user, and no more; others have nothing to give."""
+        """Return options that allow root's kernel only to change its user, and others nothing."""
         if os.geteuid() == 0:
             return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
@@ -165,14 +167,14 @@ class Box:
                 options += ["--symlink", os.readlink(path), str(path)]
             elif path.is_dir():
                 options += ["--ro-bind", str(path), str(path)]
-        for folder in ("/sys/devices/system", "/sys/fs/cgroup"):  # cores, and their arrangement
+        for folder in ("/sys/devices/system", "/sys/fs/cgroup"):  # the number of cores, and sockets
             options += ["--ro-bind-try", folder, folder]
         for path in self._read_only():
             options += ["--ro-bind", str(path), str(path)]
         return options
 
     def _read_only(self) -> list[Path]:
-        """Return Python, the course, the MPI, the data; parents before what lies in them."""
+        """Return the folders of Python, the course, MPI and the data, without nested ones."""
         wanted = {Path(sys.prefix), Path(sys.base_prefix).resolve(), Path(sys.base_prefix)}
         wanted.add(Path(utils.__file__).parent)
         if mpiexec := shutil.which("mpiexec"):
@@ -186,7 +188,7 @@ class Box:
         return kept
 
     def _etc(self, job: Path, uid: int | None) -> list[str]:
-        """Write a small /etc with one user in it; return its mounts."""
+        """Write a small /etc with a single user, and return its mounts."""
         number = os.geteuid() if uid is None else uid
         texts = {
             "passwd": f"student:x:{number}:{number}::{HOME}:/bin/sh\n",
@@ -212,7 +214,7 @@ class Box:
             kept["FASHION_MNIST_ROOT"] = str(self.data)
         if self.paths:
             kept["PYTHONPATH"] = os.pathsep.join(map(str, self.paths))
-        # The site's MPI, the environment's programs, the system's.
+        # First the site's MPI, then the environment's programs, then the system's programs.
         programs = [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"]
         if mpiexec := shutil.which("mpiexec"):
             programs.insert(0, str(Path(mpiexec).parent))
@@ -230,7 +232,7 @@ class Box:
 
 
 def make_box(options: SandboxOptions) -> Box:
-    """Return the sandbox that the options ask for."""
+    """Return the sandbox with the limits in the options."""
     limits = Limits(
         cell=options.cell_timeout, total=options.timeout, memory=int(options.memory * GB)
     )
@@ -245,19 +247,19 @@ def make_box(options: SandboxOptions) -> Box:
 
 
 def bwrap() -> str:
-    """Return where bubblewrap is. Raises SandboxError if it is nowhere."""
+    """Return the path of bubblewrap. Raises SandboxError if it isn't installed."""
     path = shutil.which("bwrap")
     if path is None:
         raise SandboxError(
-            "bubblewrap is not installed, so submissions could read and change everything that "
-            "you can. Install it (Debian, Ubuntu: apt-get install bubblewrap), or give "
-            "--no-sandbox if you trust every submission."
+            "bubblewrap is not installed, so submissions could read and change everything that you "
+            "can. Install it (Debian, Ubuntu: apt-get install bubblewrap), or use --no-sandbox if "
+            "you trust every submission."
         )
     return path
 
 
 def require(box: Box, folder: Path) -> None:
-    """Raise SandboxError unless a command runs inside of both rooms."""
+    """Raise SandboxError unless a command runs in both boxes."""
     if not box.walls:
         return
     probe = box.inner(folder, 0)
@@ -266,16 +268,15 @@ def require(box: Box, folder: Path) -> None:
         box.outer(folder, probe), capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        reason = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
         raise SandboxError(
-            f"bubblewrap can't build a sandbox on this machine: {reason}\nWhere users may not make "
-            "namespaces, an administrator can allow it; or give --no-sandbox if you trust "
-            "every submission."
+            f"bubblewrap can't build a sandbox on this machine: {reason}\nAsk an administrator to "
+            "allow user namespaces, or use --no-sandbox if you trust every submission."
         )
 
 
 def job_uid(slot: int) -> int:
-    """Return a user for a job that root starts: nobody's, and no other job's."""
+    """Return a user id for a job that root starts, which no user and no other job has."""
     room = LAST_UID - FIRST_UID
     for shift in range(room):
         uid = FIRST_UID + (os.getpid() * 16 + slot + shift) % room
@@ -283,11 +284,11 @@ def job_uid(slot: int) -> int:
             pwd.getpwuid(uid)
         except KeyError:
             return uid
-    raise SandboxError(f"no free user id between {FIRST_UID} and {LAST_UID}")
+    raise SandboxError(f"There is no free user id between {FIRST_UID} and {LAST_UID}.")
 
 
 def font_lists() -> Iterator[Path]:
-    """Yield matplotlib's lists of this machine's fonts, where it has made them."""
+    """Yield the files in which matplotlib has listed this machine's fonts."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get("MPLCONFIGDIR") or Path(cache, "matplotlib"))
     yield from sorted(folder.glob("fontlist-v*.json"))
@@ -299,7 +300,7 @@ def _knows(option: str) -> bool:
 
 
 def _with_parents(mounts: list[str]) -> list[str]:
-    """Return the mounts behind the folders above them: bubblewrap's are closed to other users."""
+    """Return mounts after their parent folders, which bubblewrap would close to other users."""
     options = []
     made = {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
     for kind, source, target in zip(*[iter(mounts)] * 3, strict=True):
@@ -312,7 +313,7 @@ def _with_parents(mounts: list[str]) -> list[str]:
 
 
 def _threads_of_user() -> int:
-    """Return the threads that RLIMIT_NPROC counts: older kernels count those outside as well."""
+    """Return how many threads this user has: older kernels count all for RLIMIT_NPROC."""
     about = [process.info for process in psutil.process_iter(["uids", "num_threads"])]
     return sum(
         info["num_threads"] or 0

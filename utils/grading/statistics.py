@@ -1,7 +1,7 @@
-"""A graded class in numbers, without names: who solved what, and which mistakes come how often.
+"""A graded class in numbers without names: solved tasks, and the mistakes with their frequencies.
 
-:func:`read` takes a results folder of ``ddl-labs grade``; the notebook that ``ddl-labs statistics``
-writes draws the rest, see :mod:`utils.grading.class_pictures`.
+:func:`read` reads a results folder of ``ddl-labs grade``. The notebook that ``ddl-labs statistics``
+writes draws the numbers with :mod:`utils.grading.class_pictures`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from utils.course.notebook import NotebookError, normalise, write
 from .results import NOTHING_WRONG, Result, TaskResult, answers_to, blurred, kind, load, problems
 
 TEMPLATE = Path(__file__).with_name("templates") / "statistics.ipynb"
-#: Before why there is nothing to judge yet, in the first line of a verdict.
+#: The beginning of a verdict's first line, if the rest says why there is nothing to judge yet.
 _OPEN = re.compile(r"^✗ Task \S+ · .+ · ")
-#: Seconds for a cell of it.
+#: Seconds for a cell of the statistics notebook.
 TIMEOUT = 120
 
 
 @dataclass(frozen=True)
 class Task:
-    """How a class did in a task.
+    """The results of a class in a task.
 
     Attributes:
         lab: Such as "01_c10d".
         number: Such as "1.4".
-        states: How many answers are "good", "bad", "stuck", "none", "hand", "waits".
+        states: How many answers are "good", "bad", "stuck", "none", "hand" and "waits".
     """
 
     lab: str
@@ -44,19 +44,19 @@ class Task:
 
     @property
     def answers(self) -> int:
-        """Return how many students have one."""
+        """Return how many students have an answer to this task."""
         return self.states.total()
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """What was said of answers to a task.
+    """A message of a check about answers to a task.
 
     Attributes:
-        text: As it was said to one of them; others may have other numbers in it.
-        kind: That of a :class:`utils.checks.verdict.Problem`; "" where the results are older.
-        students: How many were told.
-        share: Their part of those who did not solve the task.
+        text: The message to one student; other students may have got other numbers in it.
+        kind: The kind of the :class:`utils.checks.verdict.Problem`; "" in older results.
+        students: How many students got the message.
+        share: Their share of the students who did not solve the task.
     """
 
     lab: str
@@ -69,23 +69,23 @@ class Mistake:
 
 @dataclass(frozen=True)
 class ClassResults:
-    """A graded class. left_out: submissions that could not be graded, which count nowhere."""
+    """A graded class. left_out: the number of submissions that could not be graded."""
 
     results: list[Result]
     left_out: int
 
     @property
     def students(self) -> int:
-        """Return how many have at least one submission that was graded."""
+        """Return how many students have at least one graded submission."""
         return len({one.student for one in self.results})
 
     @property
     def labs(self) -> list[str]:
-        """Return the labs that were handed in, by name."""
+        """Return the names of the submitted labs, sorted."""
         return sorted({one.lab for one in self.results})
 
     def shares(self, lab: str) -> list[float]:
-        """Return each submission's share of the points, 0 to 1; what waits for a person is none."""
+        """Return each submission's share of the points, 0 to 1; ungraded written answers get 0."""
         of_lab = [one for one in self._of(lab) if one.most]
         return sorted(one.points / one.most for one in of_lab)
 
@@ -101,7 +101,7 @@ class ClassResults:
         ]
 
     def mistakes(self, lab: str, task: str, most: int = 3) -> list[Mistake]:
-        """Return the commonest of a task, most students first; a student counts once for each."""
+        """Return the commonest mistakes in a task; a student counts once for each mistake."""
         answers = [answer for _, answer in answers_to(self.results, lab, task)]
         unsolved = sum(answer.status not in {"passed", "by hand"} for answer in answers)
         counts: Counter[str] = Counter()
@@ -121,25 +121,25 @@ class ClassResults:
 
 
 def read(folder: Path) -> ClassResults:
-    """Return the class in a results folder.
+    """Return the class whose results are in a folder.
 
     Raises:
-        NotebookError: There is no result that could be graded.
+        NotebookError: The folder has no graded submission.
     """
     folder = Path(folder)
     stored = [load(path) for path in sorted(folder.glob("students/*/*/result.json"))]
     graded = [one for one in stored if one is not None and not one.error and one.file]
     if not graded:
         raise NotebookError(
-            f"{folder.resolve()} holds no graded submission "
-            f"({len(stored)} results, students/NAME/LAB/result.json): give the folder that "
-            "`ddl-labs grade submissions/ -o FOLDER` wrote"
+            f"{folder.resolve()} has no graded submission "
+            f"({len(stored)} results, students/NAME/LAB/result.json). Name the folder that "
+            "`ddl-labs grade submissions/ -o FOLDER` wrote."
         )
     return ClassResults(graded, len(stored) - len(graded))
 
 
 def problems_of(answer: TaskResult) -> list[Problem]:
-    """Return what was wrong with an answer; nothing where it was right, open or written."""
+    """Return the problems of an answer; an empty list if it is right, not begun, or written."""
     if answer.status in NOTHING_WRONG | {"not graded"}:
         return []
     if answer.problems:
@@ -149,12 +149,12 @@ def problems_of(answer: TaskResult) -> list[Problem]:
 
 
 def _with_known_kind(problem: Problem) -> Problem:
-    """Return a problem as pictures know it: an interrupt and lost ranks are errors there."""
+    """Return a problem with a kind that pictures know: interrupts and lost ranks become errors."""
     return replace(problem, kind="error") if problem.kind in {"interrupted", "lost"} else problem
 
 
 def main(folder: Path) -> int:
-    """Write ``statistics.ipynb`` into a results folder and run it; one that is there runs again."""
+    """Write ``statistics.ipynb`` into a results folder, unless it is already there, and run it."""
     read(folder)
     require_kernel()
     path = folder / TEMPLATE.name
@@ -162,5 +162,5 @@ def main(folder: Path) -> int:
     if error := run_cells(nb, folder, TIMEOUT):
         raise NotebookError(f"{path}: {error}")
     write(normalise(nb), path)
-    print(f"wrote {path}: open it in JupyterLab, change it, run it again")
+    print(f"The statistics are in {path}. Open it in JupyterLab, change it, and run it again.")
     return 0

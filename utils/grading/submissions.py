@@ -1,7 +1,7 @@
-"""Whose notebooks there are: in a folder, one folder per student, or an LMS's zip.
+"""Finds the students' notebooks in a folder, in one folder per student, or in an LMS's zip.
 
-Nothing here trusts what it reads. Links are not followed, a zip can't write outside of its
-folder, and sizes are limited; what is left out is said in a remark.
+Nothing that is read here is trusted. Links are not followed, a zip can't write outside its folder,
+and sizes are limited. A remark says what was left out.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from pathlib import Path, PurePosixPath
 from utils.course.notebook import NotebookError
 
 MB = 1 << 20
-#: A notebook with its outputs: one that prints in a loop gets large.
+#: A notebook with its outputs gets large if it prints in a loop.
 MOST_FILE = 200 * MB
 MOST_UNPACKED = 4096 * MB
 MOST_FILES = 20_000
-#: The same for all that one student has zipped: no bomb may fill the disk for the others.
+#: The same limits for one student's zips, so that a zip bomb leaves room for other students.
 MOST_OF_ONE = 512 * MB
 MOST_FILES_OF_ONE = 500
-#: How deep a student's folder lies at most, in a folder that was zipped.
+#: A student's folder is at most so deep in a zipped folder.
 MOST_ABOVE = 2
-#: Files of others than notebooks that are told of.
+#: How many files that aren't notebooks are listed.
 MOST_LISTED = 8
-#: Bytes of a name, with what writing in one step adds to it.
+#: Bytes of a file's name, including what `write_text` adds to a temporary file.
 MOST_NAME = 220
-#: Students pack notebooks with these, too; not looked into, but for `.zip`.
+#: Formats in which students pack notebooks; only `.zip` is unpacked.
 ARCHIVES = {*(".rar", ".7z", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".zipx", ".zip")}
-#: What reading an entry raises: damaged, encrypted, packed in a way that Python does not know.
+#: Reading an entry raises these if it is damaged, encrypted, or packed in an unknown way.
 UNREADABLE = (zipfile.BadZipFile, EOFError, RuntimeError, NotImplementedError, zlib.error)
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 #: Browsers and Windows lengthen a notebook's name.
 NOTEBOOK = re.compile(r"\.ipynb(\.(json|txt|download))?$", re.IGNORECASE)
-#: Zips in zips that are looked into.
+#: Nested zips are unpacked to this depth.
 MOST_DEPTH = 2
-#: What lies beside a folder's notebooks and is nobody's submission.
+#: Files next to a folder's notebooks with these suffixes are not submissions.
 LITTER = {".csv", ".json", ".log", ".ini", ".db", ".yml", ".toml"}
 
-#: Full Name_12345_assignsubmission_file_; what follows in a file's name is the student's.
+#: Full Name_12345_assignsubmission_file_, followed by the student's own file name.
 MOODLE = re.compile(r"(?P<name>.+?)_(?P<id>\d+)_assignsubmission_(?:file|onlinetext)_?")
 #: lastname_LATE_userid_attemptid_original-1.ipynb
 CANVAS = re.compile(
@@ -59,13 +59,13 @@ IGNORED = {".ipynb_checkpoints", "__MACOSX", ".git", ".Trash", "@eaDir"}
 
 
 class SubmissionsError(NotebookError):
-    """There are no submissions to be found; the message says where they were looked for."""
+    """There are no submissions to grade; the message says where we searched."""
 
 
 def clean(name: str) -> str:
-    """Return a name as a person writes it: composed characters, single spaces, nothing invisible.
+    """Return a name as a person writes it, with composed characters and without invisible ones.
 
-    No semicolon: where a spreadsheet takes it for the end of a cell, a formula could follow.
+    A comma replaces each semicolon, because in some spreadsheets a formula could follow one.
     """
     name = unicodedata.normalize("NFC", name).replace(";", ",")
     name = "".join(char if char.isprintable() else " " for char in name)
@@ -74,7 +74,7 @@ def clean(name: str) -> str:
 
 @dataclass(frozen=True)
 class Student:
-    """Who handed in. `lms` has what an LMS needs to know the student again: system, id, folder."""
+    """A student. `lms` has what an LMS needs to identify the student: system, id, folder."""
 
     name: str
     lms: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
@@ -82,9 +82,9 @@ class Student:
 
 @dataclass(frozen=True)
 class File:
-    """A notebook that a student handed in; `name` as the student called it.
+    """A notebook that a student submitted; `name` is the student's own file name.
 
-    error: why it can't be read at all.
+    error: why it can't be read at all; "" if it can.
     """
 
     student: Student
@@ -96,13 +96,14 @@ class File:
 
 @dataclass
 class Found:
-    """All files of a class, and every student, also those without a file.
+    """All files and students of a class, including students without a file.
 
     Attributes:
-        remarks: By student's name; those that belong to nobody have the name "".
-        others: Files that aren't notebooks, by student's name.
-        closed: What can't be looked into, so that nobody knows what was handed in, by name.
-        damaged: Files that did not come out of a zip whole, and why.
+        remarks: Remarks by the student's name; remarks about no student have the name "".
+        others: Files that aren't notebooks, by the student's name.
+        closed: Files and folders that can't be read, so that nobody knows what was submitted, by
+            the student's name.
+        damaged: Files that could not be unpacked completely, and the reasons.
     """
 
     files: list[File] = field(default_factory=list)
@@ -121,18 +122,18 @@ class Found:
             remarks.append(text)
 
     def close(self, text: str, name: str) -> None:
-        """Note what can't be looked into."""
+        """Note a file or folder that can't be read."""
         self.closed.setdefault(name, []).append(clean(text))
 
     def student(self, name: str, lms: dict[str, str] | None = None) -> Student:
-        """Return the student of a name; one whom the LMS tells from a namesake has a number."""
+        """Return the student with a name; the LMS's id is added if two students share the name."""
         name = clean(name)
         if lms and name in self.students and self.students[name].lms.get("id") != lms["id"]:
             name = f"{name} ({lms['id']})"
         return self.students.setdefault(name, Student(name, lms or {}))
 
     def owner(self, folder: str) -> Student:
-        """Return the student of a folder. Two folders are two students, even if of one name."""
+        """Return the student of a folder. Two folders are two students, even with equal names."""
         name = clean(folder)
         count = 1
         while name in self.folders:
@@ -140,15 +141,15 @@ class Found:
             name = f"{clean(folder)} ({count})"
         self.folders.add(name)
         if count > 1:
-            self.remark(f"{count} folders have this name, but for blanks or accents", name)
+            self.remark(f"{count} folders have this name, except for blanks or accents.", name)
         return self.student(name)
 
 
 def find(source: Path, scratch: Path, labs: list[str]) -> Found:
     """Return every submission in a folder, a zip or a single notebook.
 
-    What comes out of a zip goes to the folder `scratch`. A file's name may contain one of `labs`,
-    such as "01_c10d", beside the student's.
+    Zips are unpacked into the folder `scratch`. A file's name may contain one of `labs`, such as
+    "01_c10d", in addition to the student's name.
     """
     submissions = Found()
     search = Search(submissions, labs, scratch)
@@ -161,21 +162,21 @@ def find(source: Path, scratch: Path, labs: list[str]) -> Found:
         folder = scratch / "unpacked"
         unpack(source, folder, Room(MOST_UNPACKED, MOST_FILES, MOST_FILES), submissions)
     elif not source.is_dir():
-        raise SubmissionsError(f"{source}: no folder, no .zip and no .ipynb")
+        raise SubmissionsError(f"{source} is not a folder, a .zip or an .ipynb.")
     try:
         search.add_all(_only_folder(folder))
     except OSError as error:
-        raise SubmissionsError(f"{source}: can't be read: {error.strerror}") from error
+        raise SubmissionsError(f"{source} can't be read: {error.strerror}") from error
     if not submissions.students:
         lines = "".join(f"\n  {text}" for text in submissions.remarks.get("", [])[:10])
-        raise SubmissionsError(f"{source}: there is no notebook (.ipynb) in it{lines}")
+        raise SubmissionsError(f"There is no notebook (.ipynb) in {source}.{lines}")
     return submissions
 
 
 def _only_folder(folder: Path) -> Path:
-    """Go through folders that hold one folder and nothing else: what zipping a folder gives.
+    """Return the folder inside folders that hold just one folder, as zipping a folder makes them.
 
-    Not into that of the only student whom nbgrader has collected, with a folder per assignment.
+    A folder of nbgrader's only student stays as it is, because it has a folder per assignment.
     """
     entries = [path for path in _entries(folder) if not path.is_symlink()]
     if len(entries) != 1 or not entries[0].is_dir():
@@ -192,7 +193,7 @@ def _entries(folder: Path) -> list[Path]:
 
 @dataclass
 class Search:
-    """A walk through a folder, which adds to `found` what is in it."""
+    """A search through a folder, which adds students and files to `found`."""
 
     found: Found
     labs: list[str]
@@ -205,26 +206,26 @@ class Search:
         flat = not any(path.is_dir() for path in paths)
         for path in paths:
             if path.is_symlink():
-                self.found.remark(f"{path.name}: a link, not followed")
+                self.found.remark(f"{path.name} is a link and was not followed.")
             elif path.is_dir():
                 self._add_folder(path)
             elif path.is_file() and _is_students(path, flat):
                 self.add_flat(path)
             else:
-                self.found.remark(f"{clean(path.name)}: nobody's submission, not looked at")
+                self.found.remark(f"{clean(path.name)} belongs to no student and was ignored.")
 
     def add_flat(self, path: Path) -> None:
-        """Add a file beside others: the student is in its name."""
+        """Add a file in the top folder, whose name contains the student's name."""
         attempt = 0
         name = path.name
         stem = NOTEBOOK.sub("", name) if NOTEBOOK.search(name) else path.stem
-        if match := CANVAS.fullmatch(stem):  # first: the rest of its names is the student's, too
+        if match := CANVAS.fullmatch(stem):  # first, because the file part may look like Moodle's
             lms = {"system": "canvas", "id": match["id"]}
             student = self.found.student(match["name"], lms)
             name = re.sub(r"-\d+$", "", match["file"]) + name[len(stem) :]
             attempt = int(match["attempt"])
             if match["late"]:
-                self.found.remark("handed in late", student.name)
+                self.found.remark("The submission was late.", student.name)
         elif match := MOODLE.match(stem):
             lms = {"system": "moodle", "id": match["id"], "prefix": match[0]}
             student = self.found.student(match["name"], lms)
@@ -245,18 +246,18 @@ class Search:
         try:
             for path in _entries(folder):
                 if path.is_symlink():
-                    self.found.remark(f"{path.name}: a link, not followed", student.name)
+                    self.found.remark(f"{path.name} is a link and was not followed.", student.name)
                 elif path.is_dir():
                     self._walk(student, path, depth)
                 elif path.is_file():
                     self._add_file(student, path, clean(path.name), depth=depth)
         except OSError as error:
-            self.found.close(f"{clean(folder.name)} can't be read: {error.strerror}", student.name)
+            self.found.close(f"{clean(folder.name)} can't be read: {error.strerror}.", student.name)
 
     def _add_file(
         self, student: Student, path: Path, name: str, attempt: int = 0, depth: int = 0
     ) -> None:
-        """Add a notebook, a zip of notebooks, or something else to be told of."""
+        """Add a notebook or the notebooks in a zip; list any other file by its name."""
         suffix = path.suffix.lower()
         error = self.found.damaged.get(path, "")
         if NOTEBOOK.search(path.name):
@@ -264,7 +265,7 @@ class Search:
         elif suffix == ".zip" and not error and depth < MOST_DEPTH:
             self._add_zip(student, path, name, depth + 1)
         elif error or suffix in ARCHIVES:
-            why = error or f"{name}: unpack it by hand, {suffix} is not looked into"
+            why = error or f"{name} is a {suffix} archive, which grading can't open. Unpack it."
             self.found.close(why, student.name)
         else:
             self.found.others.setdefault(student.name, []).append(name)
@@ -277,12 +278,12 @@ class Search:
         if why := unpack(path, target, room, self.found, student.name):
             self.found.close(why, student.name)
         if not _entries(target):
-            self.found.others.setdefault(student.name, []).append(f"{name}, with nothing in it")
+            self.found.others.setdefault(student.name, []).append(f"{name} (empty)")
         self._walk(student, target, depth)
 
 
 def _is_students(path: Path, flat: bool) -> bool:
-    """Return whether a file can be a submission: beside folders only what an LMS names."""
+    """Return whether a file can be a submission; next to folders only a notebook or LMS file."""
     if NOTEBOOK.search(path.name) or MOODLE.match(path.stem) or CANVAS.fullmatch(path.stem):
         return True
     return flat and path.suffix.lower() not in LITTER and not path.name.startswith(".")
@@ -299,7 +300,7 @@ def _without_lab(stem: str, labs: list[str]) -> str:
 
 
 def student_folders(names: list[str], out: Path) -> dict[str, Path]:
-    """Return a folder for each student, also where a file system sees no difference in names."""
+    """Return a separate folder for each student, even on file systems that ignore case."""
     folders: dict[str, Path] = {}
     used = set()
     for name in names:
@@ -323,7 +324,7 @@ def _folder_name(name: str) -> str:
 
 @dataclass
 class Room:
-    """What may still be unpacked: bytes, files, and folders and files with nothing in them."""
+    """The room that is left for unpacking: bytes, files, and empty files and folders."""
 
     left: int
     files: int
@@ -331,18 +332,18 @@ class Room:
 
 
 def unpack(source: Path, target: Path, room: Room, notes: Found, name: str = "") -> str:
-    """Unpack the notebooks and zips of a zip, and a few empty files in place of others.
+    """Unpack the notebooks and zips in a zip, and make empty files for a few other entries.
 
-    It uses up `room`, and writes into `notes` what was left out or did not come out whole.
+    It reduces `room`, and notes in `notes` which files were left out or damaged.
 
     Args:
-        name: The student to whom remarks belong; "" for nobody.
+        name: The student whom the remarks concern; "" for none.
 
     Returns:
         Why the zip itself can't be read; "" if it can.
 
     Raises:
-        SubmissionsError: There is no room for it, which is no student's fault.
+        SubmissionsError: The disk has no room for it, which is not a student's fault.
     """
     target.mkdir(parents=True, exist_ok=True)
     unpacking = Unpacking(source, target, room, notes, name)
@@ -353,7 +354,7 @@ def unpack(source: Path, target: Path, room: Room, notes: Found, name: str = "")
     except SubmissionsError:
         raise
     except (*UNREADABLE, OSError, ValueError) as error:
-        why = f"{source.name}: not a zip that can be read ({error})"
+        why = f"{source.name} is a zip that can't be read ({error})."
         notes.remark(why, name)
         return why
     return ""
@@ -361,7 +362,7 @@ def unpack(source: Path, target: Path, room: Room, notes: Found, name: str = "")
 
 @dataclass
 class Unpacking:
-    """What has come out of a zip so far. What the zip says of sizes is not believed."""
+    """The unpacking of one zip, which counts sizes itself instead of trusting the zip."""
 
     source: Path
     target: Path
@@ -371,10 +372,10 @@ class Unpacking:
     listed: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
     def add(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """Unpack an entry. Whatever it is, its student's folder or file is there afterwards."""
+        """Unpack an entry, or at least leave a folder or file that shows the student."""
         name = clean(entry.filename)
         if why := _refused(entry):
-            self.found.remark(f"{name}: {why}", self.student)
+            self.found.remark(f"{name} was left out, because it {why}.", self.student)
             return
         inside = PurePosixPath(entry.filename.replace("\\", "/"))
         path = self.target.joinpath(*map(_short, inside.parts))
@@ -388,28 +389,28 @@ class Unpacking:
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise SubmissionsError(
-                    f"{self.source.name}: no room to unpack it: {error}"
+                    f"There is no room to unpack {self.source.name}: {error}"
                 ) from error
-            self._spoil(path, f"{name}: can't be unpacked ({error.strerror})")
+            self._spoil(path, f"{name} can't be unpacked ({error.strerror}).")
 
     def _make_folder(self, path: Path) -> None:
-        """Make a folder that may be a student's, so that who has handed in nothing has a row.
+        """Make a folder that may be a student's, so that a student without files gets a row.
 
-        Others are made for the files in them: a `.git` has thousands, a bomb has millions.
+        Deeper folders are made only for their files, because a `.git` has thousands of them.
         """
         if len(path.relative_to(self.target).parts) <= MOST_ABOVE and self.room.empty > 0:
             self.room.empty -= 1
             path.mkdir(parents=True, exist_ok=True)
 
     def _list(self, path: Path) -> None:
-        """Put an empty file in place of what is not looked into: it tells what was handed in.
+        """Make an empty file that shows the name of a file that isn't unpacked.
 
-        Of an archive always, as the notebook may be in there: nobody knows, so it is no zero.
+        Archives are always shown, because the notebook may be inside, so a 0 would be wrong.
         """
         owner = path.relative_to(self.target).parts[:MOST_ABOVE]
         self.listed[owner] += 1
-        is_told = self.listed[owner] <= MOST_LISTED or path.suffix.lower() in ARCHIVES
-        if is_told and self.room.empty > 0:
+        is_listed = self.listed[owner] <= MOST_LISTED or path.suffix.lower() in ARCHIVES
+        if is_listed and self.room.empty > 0:
             self.room.empty -= 1
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
@@ -422,10 +423,11 @@ class Unpacking:
             path.touch()
 
     def _extract(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> None:
-        """Write one file, no more than a notebook may have: enough of a larger one to tell so."""
+        """Write one file, but of a too large one only enough bytes to show that it is too large."""
         self.room.files -= 1
         if self.room.files < 0 or self.room.left <= 0:
-            self._spoil(path, f"{clean(entry.filename)}: more than fits; it was left out")
+            why = "was left out, because the zip is over the limit of files or bytes"
+            self._spoil(path, f"{clean(entry.filename)} {why}.")
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         most = MOST_FILE + 1
@@ -436,15 +438,15 @@ class Unpacking:
                     file.write(block)
                     written += len(block)
         except UNREADABLE as error:
-            self._spoil(path, f"{clean(entry.filename)}: can't be unpacked ({error})")
+            self._spoil(path, f"{clean(entry.filename)} can't be unpacked ({error}).")
         self.room.left -= written
         with contextlib.suppress(OSError, ValueError, OverflowError):
-            date = time.mktime((*entry.date_time, 0, 0, -1))  # of several files the youngest counts
+            date = time.mktime((*entry.date_time, 0, 0, -1))  # the newest of several files counts
             os.utime(path, (date, date))
 
 
 def _short(part: str) -> str:
-    """Return a part of a path as every file system takes it, with its beginning and its end."""
+    """Return a part of a path, shortened in the middle if it is too long for a file system."""
     suffix = PurePosixPath(part).suffix[:10]
     if len(part.encode()) <= MOST_NAME:
         return part
@@ -457,12 +459,12 @@ def _refused(entry: zipfile.ZipInfo) -> str | None:
     """Return why an entry is not unpacked, or None."""
     path = PurePosixPath(entry.filename.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or re.match(r"[A-Za-z]:", entry.filename):
-        return "leads out of its folder, left out"
+        return "points outside its folder"
     if not path.parts or "\0" in entry.filename:
-        return "has no name, left out"
+        return "has no valid name"
     mode = entry.external_attr >> 16
     if stat.S_ISLNK(mode):
-        return "a link, left out"
+        return "is a link"
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
-        return "no ordinary file, left out"
+        return "is not an ordinary file"
     return None

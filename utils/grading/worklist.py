@@ -1,7 +1,7 @@
-"""A job for each student and lab of a class: what is to be graded, and its result.
+"""The jobs of a class: for each student and lab the submission to grade, and its result.
 
-:func:`plan` makes the jobs of submissions, :func:`work` grades several at a time, and
-:func:`stored_results` returns what a results folder holds of the class.
+:func:`plan` makes the jobs, :func:`work` grades several at a time, and :func:`stored_results`
+returns the class's results from a results folder.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from .results import FORMAT, Result, Status, TaskResult, file_key, load, save
 from .sandbox import Box
 from .submissions import MOST_FILE, File, Found, Student, student_folders
 
-#: Why there is no result of a job that a stopped run did not come to.
-NOT_YET = "not graded yet: --resume goes on"
+#: The error of a job that grading had not reached when it was interrupted.
+NOT_YET = "The grading was interrupted before this submission. Continue with --resume."
 
 
 @dataclass
 class Job:
-    """A submission to grade: whose, against what, where the result goes.
+    """A submission to grade, with its student, its reference, and the folder for the result.
 
     Attributes:
-        file: The file that counts; None if nothing was handed in.
-        error: Why it can't be graded, which is known before.
-        instead: What was handed in instead of a notebook.
-        result: What grading gave, once there is something.
+        file: The file that counts; None if the student submitted nothing.
+        error: Why it can't be graded, if that is known before the first run.
+        instead: The names of files that the student submitted instead of a notebook.
+        result: The result, after grading.
     """
 
     student: Student
@@ -59,7 +59,7 @@ class Job:
     result: Result | None = None
 
     def ungraded(self, why: str) -> Result:
-        """Return what stands in for a result where grading has failed."""
+        """Return a result without points for a job that could not be graded."""
         return stand_in(self.student, self.reference.lab, self.reference, error=why)
 
 
@@ -70,11 +70,10 @@ def plan(
     options: GradingOptions,
     out: Path,
 ) -> list[Job]:
-    """Return a job for each student and lab; of several files for one lab, one is taken.
+    """Return a job for each student and lab, with one of the student's files for this lab.
 
     Raises:
-        LabError: Something was handed in for a lab that can't be graded, or no file tells which
-            lab it is of.
+        LabError: A student submitted a lab that can't be graded, or no file belongs to a known lab.
     """
     taken = _sort_files(submissions, refs, broken, _other_labs(options.solutions, refs))
     if not options.only and len(refs) > 1:
@@ -91,7 +90,7 @@ def plan(
             if files := taken.get((student.name, ref.lab), []):
                 _take(job, files, circumstances)
             else:
-                job.error = "; ".join(submissions.closed.get(student.name, []))
+                job.error = " ".join(submissions.closed.get(student.name, []))
                 job.instead = submissions.others.get(student.name, [])
             jobs.append(job)
     return jobs
@@ -100,11 +99,11 @@ def plan(
 def _nothing_known(submissions: Found) -> str:
     remarks = [text for texts in submissions.remarks.values() for text in texts]
     lines = "".join(f"\n  {text}" for text in remarks[:10])
-    return f"no file is known for a lab's; --only LAB says which is graded{lines}"
+    return f"No file belongs to a known lab. Name the lab with --only LAB.{lines}"
 
 
 def _circumstances(options: SandboxOptions) -> tuple[str, str]:
-    """Return what else a grade depends on: the course's code, and the limits."""
+    """Return what else a grade depends on: the code of the course, and the limits."""
     house = Path(utils.__file__).parent
     course = folder_key([*(house / room for room in ("checks", "labs")), *options.paths])
     return course, f"{options.cell_timeout:g} {options.timeout:g} {options.memory:g}"
@@ -113,7 +112,7 @@ def _circumstances(options: SandboxOptions) -> tuple[str, str]:
 def _sort_files(
     submissions: Found, refs: list[Reference], broken: dict[str, str], others: dict[str, set[str]]
 ) -> dict[tuple[str, str], list[File]]:
-    """Return the files of each student and lab; what can't be told is closed, not a zero."""
+    """Return the files of each student and lab; a file of an unknown lab is set aside."""
     taken: dict[tuple[str, str], list[File]] = {}
     for file in submissions.files:
         lab = match(file, refs, others)
@@ -127,37 +126,37 @@ def _sort_files(
 
 
 def _set_aside(submissions: Found, file: File) -> None:
-    """Note a file of no known lab. It is not graded if it can't be read; otherwise it is a 0."""
+    """Note a file of no known lab: NOT GRADED if it can't be read, and 0 points otherwise."""
     name = file.student.name
-    question = f"{file.name}: which lab is this?"
-    submissions.remark(f"{question} It has no cell of a lab that is graded", name)
+    unknown = f"The lab of {file.name} is unknown"
+    submissions.remark(f"{unknown}, because it has no cell of a lab that is graded.", name)
     try:
         read_cells(file.path, [])
     except (OSError, UnreadableError) as error:
-        submissions.close(f"{question} {error}", name)
+        submissions.close(f"{unknown}: {error}", name)
     else:
         submissions.others.setdefault(name, []).append(file.name)
 
 
 def _take(job: Job, files: list[File], circumstances: tuple[str, str]) -> None:
-    """Choose the file that counts: one with an answer, if there is any, for it lies with others."""
+    """Choose the file that counts: the newest with an answer, or the newest if none has one."""
     answered = [file for file in files if len(files) == 1 or _is_begun(file, job.reference)]
     job.file = newest(answered or files, job.reference.lab)
     job.error = job.file.error
     if len(files) > 1:
-        job.remarks.append(f"{len(files)} files for this lab; {job.file.name} counts")
+        job.remarks.append(f"This lab has {len(files)} files, and {job.file.name} counts.")
     file = file_key(job.file.path, MOST_FILE)
     job.key = key(file, job.reference.fingerprint(), *circumstances, version=FORMAT)
 
 
 def _is_begun(file: File, reference: Reference) -> bool:
-    """Return whether a notebook has more in it than the handout, or can't be read."""
+    """Return whether a notebook has an answer or can't be read."""
     assembled = assemble(reference, file.path)
     return bool(file.error or assembled.error) or assembled.is_begun
 
 
 def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str | None:
-    """Return the lab of a file: by its name, unless its cells are clearly those of another."""
+    """Return the lab of a file: by its name, unless its cells clearly belong to another lab."""
     known = {ref.lab: ref.ids for ref in refs} | others
     named = next((lab for lab in known if lab.casefold() in file.name.casefold()), None)
     own_ids = _ids(file.path)
@@ -171,7 +170,7 @@ def match(file: File, refs: list[Reference], others: dict[str, set[str]]) -> str
 
 
 def _other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
-    """Return the ids of the labs that are not graded now, so that their files are told apart."""
+    """Return the cell ids of labs that are not graded now, which identify files of these labs."""
     graded = {ref.lab for ref in refs}
     known = set[str]().union(*(ref.ids for ref in refs))
     paths = [path for path in notebooks(folder) if path.stem not in graded]
@@ -179,7 +178,7 @@ def _other_labs(folder: Path, refs: list[Reference]) -> dict[str, set[str]]:
 
 
 def _ids(path: Path) -> set[str]:
-    """Return the ids and grade_ids in a file; none if it can't be read, which grading says."""
+    """Return the ids and grade_ids in a file; an empty set if it can't be read."""
     cells = None
     with contextlib.suppress(OSError, UnreadableError):
         cells = read_cells(path, [])
@@ -187,7 +186,7 @@ def _ids(path: Path) -> set[str]:
 
 
 def newest(files: list[File], lab: str) -> File:
-    """Return the last attempt; among equals the one named as the lab is, then the youngest."""
+    """Return the last attempt; among equals a file named like the lab, then the newest file."""
 
     def order(file: File) -> tuple[int, bool, float, str]:
         named = Path(file.name).stem.casefold() == lab.casefold()
@@ -205,9 +204,9 @@ def newest(files: list[File], lab: str) -> File:
 def work(
     jobs: list[Job], box: Box, options: GradingOptions, finish: Callable[[], None]
 ) -> tuple[list[Result], bool]:
-    """Grade what has to be graded; return a result for every job, and whether the user stopped it.
+    """Grade all jobs; return a result for each of them, and whether the user interrupted.
 
-    It calls `finish` when there is no more work that a Ctrl-C could end.
+    It calls `finish` when all work is over, so that a Ctrl-C can't interrupt anything.
     """
     stop = Event()
     slots: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -224,7 +223,7 @@ def work(
             future.result()
     except KeyboardInterrupt:
         interrupted = True
-        print("\nstopped; what was graded is kept, --resume goes on from there", file=sys.stderr)
+        print("\nStopped. No grade is lost: continue with --resume.", file=sys.stderr)
     finally:
         finish()
         stop.set()
@@ -233,21 +232,21 @@ def work(
 
 
 def _outcome(job: Job) -> Result:
-    """Return what grading gave, now or before; else that it has not come to this job."""
+    """Return the job's result from now or before, or a result that says that it is missing."""
     return job.result or _usable(job) or job.ungraded(NOT_YET)
 
 
 def _usable(job: Job) -> Result | None:
-    """Return the result of an earlier run, if it would come out the same now."""
+    """Return the result of an earlier run if grading would give the same now; None otherwise."""
     stored = load(job.folder / "result.json") if job.file and not job.error else None
     if stored is None or stored.error or stored.key != job.key:
         return None
-    # Two students whose names a file system does not tell apart may have changed places.
+    # Two students whose names are equal for the file system may have exchanged their folders.
     return stored if stored.student == job.student.name else None
 
 
 def _needs_no_run(job: Job, resume: bool) -> bool:
-    """Give a job its result if it takes no run: known, hopeless, or nothing handed in."""
+    """Give a job its result if it needs no run; return whether it needs none."""
     if resume and (stored := _usable(job)):
         stored.lms = job.student.lms
         job.result = stored
@@ -259,20 +258,22 @@ def _needs_no_run(job: Job, resume: bool) -> bool:
 
 
 def _absent(job: Job) -> Result:
-    """Return what stands in for a result if nothing was handed in for this lab: no points."""
+    """Return a result with 0 points for a student who submitted nothing for this lab."""
     others = ", ".join(job.instead[:8])
-    remark = f"no notebook was handed in, but {others}" if others else "nothing was handed in"
+    remark = "Nothing was submitted."
+    if others:
+        remark = f"No notebook was submitted, but {others}."
     return stand_in(job.student, job.reference.lab, job.reference, remarks=[remark])
 
 
 def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Event) -> Result:
-    """Grade a submission. What goes wrong here is this submission's result, not the class's end."""
+    """Grade a submission. An error here makes only this submission NOT GRADED."""
     slot = slots.get()
     try:
         if stop.is_set():
             raise InterruptedGradingError
         if job.file is None:
-            raise ValueError("nothing was handed in")
+            raise ValueError("nothing was submitted")
         shutil.rmtree(job.folder, ignore_errors=True)
         result = grade(job.file.path, job.reference, box, job.folder, slot=slot, stop=stop)
         result.look = inspection.look(result, job.reference)
@@ -286,7 +287,7 @@ def do(job: Job, box: Box, slots: queue.SimpleQueue[int], stop: Event) -> Result
 
 
 def _keep(result: Result, job: Job) -> Result:
-    """Complete a result and store it; one that can't be stored is none."""
+    """Complete a result and store it; if that fails, the submission is NOT GRADED."""
     result.student = job.student.name
     result.lab = job.reference.lab
     result.key = job.key
@@ -296,13 +297,13 @@ def _keep(result: Result, job: Job) -> Result:
     try:
         save(result, job.folder / "result.json")
     except OSError as error:
-        result = job.ungraded(f"its result can't be stored: {error}")
+        result = job.ungraded(f"The result can't be stored: {error}")
     job.result = result
     return result
 
 
 def stand_in(student: Student, lab: str, reference: Reference | None, **about: Any) -> Result:
-    """Return a result without answers: zeros, or after an error neither points nor a zero."""
+    """Return a result without answers, with zeros or, after an error, without points."""
     status: Status = "not graded" if "error" in about else "missing"
     points = None if status == "not graded" else 0.0
     tasks = reference.tasks.values() if reference else ()
@@ -315,12 +316,12 @@ def stand_in(student: Student, lab: str, reference: Reference | None, **about: A
 
 @dataclass
 class Class:
-    """Who was to be graded in what: a run that was killed, or a result that is broken, shows.
+    """The students and labs of a class, so that a missing or damaged result is noticed.
 
     Attributes:
-        students: Name → folder and what the LMS knows them by.
-        remarks: By student's name.
-        command: The line by which they were graded.
+        students: For each name the folder, and the student's data in the LMS.
+        remarks: Remarks by the student's name.
+        command: The command line by which the class was graded.
     """
 
     students: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -330,7 +331,7 @@ class Class:
 
 
 def save_class(jobs: list[Job], remarks: dict[str, list[str]], command: str, out: Path) -> None:
-    """Store who is to be graded. Raises LabError if nothing can be written."""
+    """Store the students and labs that will be graded. Raises LabError if that fails."""
     students = {
         job.student.name: {"folder": job.folder.parent.name, "lms": job.student.lms} for job in jobs
     }
@@ -339,20 +340,20 @@ def save_class(jobs: list[Job], remarks: dict[str, list[str]], command: str, out
     try:
         write_text(out / "class.json", json.dumps(about, ensure_ascii=False, indent=1))
     except OSError as error:
-        raise LabError(f"{out}: can't be written: {error}") from error
+        raise LabError(f"{out} can't be written: {error}") from error
 
 
 def load_class(out: Path) -> Class:
-    """Return what `save_class` wrote."""
+    """Return the class that `save_class` wrote; an empty one if there is none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Class(**json.loads((out / "class.json").read_text(encoding="utf-8")))
     return Class()
 
 
 def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
-    """Return all results in the folder; in place of one that is missing or broken, what it lacks.
+    """Return all results in the folder, and an error for each that is missing or damaged.
 
-    A student whose folder was another one before has one result for a lab all the same.
+    Even if a student's folder has changed, there is only one result for each lab.
     """
     about = load_class(out)
     known = {ref.lab: ref for ref in refs}
@@ -366,7 +367,7 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
             continue
         name = names.get(folder, folder)
         student = Student(name, about.students.get(name, {}).get("lms", {}))
-        broken = "its result.json can't be read: --resume grades it again"
+        broken = "The file result.json can't be read. Grade the submission again with --resume."
         why = broken if path.exists() else NOT_YET
         results.setdefault((name, lab), stand_in(student, lab, known.get(lab), error=why))
     return list(results.values())
@@ -379,7 +380,7 @@ def _stored_places(out: Path, known: Collection[str]) -> set[tuple[str, str]]:
 
 
 def folders(results: list[Result], out: Path) -> dict[str, Path]:
-    """Return where each student's page goes."""
+    """Return the folder of each student's page."""
     about = load_class(out).students
     places: dict[str, Path] = {}
     for path in sorted(out.glob("students/*/*/result.json")):

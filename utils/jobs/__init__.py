@@ -1,7 +1,7 @@
-"""Jobs of ranks as processes. Here: their errors, and how a fresh Python runs the course.
+"""Jobs of ranks as processes. This file has their errors, and the command for a fresh Python.
 
-``python -m utils`` and ``python -c`` look into the current folder first, where a user's own
-``utils.py`` would be imported instead of the course.
+``python -m utils`` and ``python -c`` search the current folder first, and would import a user's
+own ``utils.py`` instead of the course. The commands made here avoid that.
 """
 
 import sys
@@ -15,24 +15,24 @@ class RanksError(RuntimeError):
     """The ranks can't be started or used; the message says why and what to do."""
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the message says it all, the frames are ours."""
+        """Return the lines that a notebook shows: only the message, because the frames are ours."""
         return [f"RanksError: {self}"]
 
 
 class DeadRankError(RanksError):
-    """A rank that was asked is dead, or can't communicate any more: only fresh ranks help."""
+    """A rank is dead or can't communicate any more; the user has to start fresh ranks."""
 
 
 def python_words(code: str, *arguments: str) -> list[str]:
-    """Return what follows `python` to run `code`, in which `utils` is this one.
+    """Return the words after `python` that run `code` with the course as its `utils`.
 
-    `sys.argv[1:]` are the arguments. The path is then as it was, so that all other modules come
-    from where they always do.
+    `sys.argv[1:]` has the arguments. `sys.path` is restored after the import of `utils`, so that
+    Python finds all other modules as usual.
     """
     first = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import utils; del sys.path[0]"
     return ["-c", f"{first}\n{code}", *arguments]
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """Return the command that runs `code` as `python_words` says."""
+    """Return the full command that runs `code`, with the words of `python_words`."""
     return [sys.executable, *python_words(code, *arguments)]

@@ -1,6 +1,6 @@
-"""``ddl-labs bench``: its options, and its ranks where there are none yet.
+"""``ddl-labs bench``: its options, and the start of its ranks.
 
-From a plain shell the ranks are started here. Under mpiexec they are there already.
+From a plain shell the command starts its ranks. Under mpiexec the ranks are already running.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from utils.jobs import python_words
 from utils.mpi.benchmark import KI, MI, OPERATIONS
 
-# One of these is set on every rank: by Open MPI, by MPICH and Intel MPI, by srun with PMIx.
+# Every rank has one of these, set by Open MPI, by MPICH and Intel MPI, or by srun with PMIx.
 RANK_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
-# The ranks watch the deadline themselves and say where they are; mpiexec gets this much longer.
+# The ranks watch the deadline themselves and report where they are, so mpiexec gets more time.
 GRACE = 15.0
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, on the ranks of this job or on ranks of its own; return the exit status."""
+    """Measure on the ranks of this job, or start ranks to measure on; return the exit status."""
     if not any(name in os.environ for name in RANK_VARIABLES):
         return _start_ranks(options)
     from torch_mpi.library import name_library
@@ -40,7 +40,7 @@ def _start_ranks(options: argparse.Namespace) -> int:
 
     n = options.n or 2
     if n < 2:
-        print("bench: -n must be at least 2, one rank has nobody to talk to", file=sys.stderr)
+        print("bench: one rank has no partner to talk to. Use -n 2 or more.", file=sys.stderr)
         return 2
     try:
         plan = Plan(n, timeout=60.0, launcher="mpiexec")
@@ -56,7 +56,7 @@ def _start_ranks(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     if ended.status == mpi_job.LATE:
-        print(f"bench: the ranks were not done after {seconds:g} s: ended", file=sys.stderr)
+        print(f"bench: the ranks were stopped after {seconds:g} s.", file=sys.stderr)
     return ended.status
 
 
@@ -64,16 +64,16 @@ def _start_ranks(options: argparse.Namespace) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give `parser` the options of this command."""
-    parser.add_argument("-n", type=_positive, metavar="N", help="ranks to start: 2")
+    """Add the options of this command to `parser`."""
+    parser.add_argument("-n", type=_positive, metavar="N", help="number of ranks to start: 2")
     parser.add_argument(
         "--sizes", type=_sizes, metavar="SIZES", help="such as 4,1K,1M: 4 B to 64 MiB, × 4 each"
     )
-    parser.add_argument("--rounds", type=_positive, metavar="R", help="medians of R rounds: 5")
+    parser.add_argument("--rounds", type=_positive, metavar="R", help="take medians of R rounds: 5")
     names = ",".join(OPERATIONS)
     parser.add_argument("--only", type=_operations, metavar="PARTS", help=f"some of {names}")
-    parser.add_argument("--quick", action="store_true", help="few sizes, 2 rounds")
-    parser.add_argument("--json", type=_file, metavar="FILE", help="write every number there")
+    parser.add_argument("--quick", action="store_true", help="measure few sizes in 2 rounds")
+    parser.add_argument("--json", type=_file, metavar="FILE", help="write every number to FILE")
     parser.add_argument(
         "--deadline", type=_positive, default=600, metavar="S", help="end the ranks after: 600 s"
     )
@@ -95,7 +95,7 @@ def _size(word: str) -> int:
         raise argparse.ArgumentTypeError(f"{word!r} is not a size such as 4, 16K or 64MiB")
     nbytes = int(match[1]) * {"": 1, "K": KI, "M": MI, "G": KI * MI}[match[2].upper()]
     if nbytes < 4 or nbytes % 4:
-        raise argparse.ArgumentTypeError(f"{word!r}: float32 takes 4, 8, 12 … bytes")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a multiple of 4 bytes (float32)")
     return nbytes
 
 
@@ -103,12 +103,12 @@ def _operations(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in OPERATIONS:
-            raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(OPERATIONS)}")
+            raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(OPERATIONS)}")
     return [name for name in OPERATIONS if name in words]
 
 
 def _file(text: str) -> Path:
     path = Path(text).absolute()
     if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r}: no file can be written there")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a file that you can write")
     return path

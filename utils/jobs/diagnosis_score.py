@@ -1,4 +1,4 @@
-"""``ddl-labs diagnosis``: recall and precision for each class of wrong programs."""
+"""``ddl-labs diagnosis``: measures which wrong programs the diagnosis finds, class by class."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from utils.mpi.labelled import PAIRS
 from utils.mpi.labelled.judge import NAME, Trial, judged
 from utils.mpi.labelled.programs import BY_LUCK, KINDS, Pair
 
-#: Seconds that a wait may last: what takes as long was found by nothing but the clock.
+#: Seconds that a wait may last. A report after that time was found only by the timeout.
 PATIENCE = 10.0
-#: Seconds after which a job that does not end by itself is ended.
+#: Seconds after which a job is stopped that does not end by itself.
 DEADLINE = 60.0
 
 HEADS = ("class", "wrong programs", "reported", "rank, line, class named", "right, silent", "s")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the set on each backend asked for; status 1 where a right program was reported."""
+    """Run the programs on each requested backend; return 1 if a right program was reported."""
     pairs = chosen(options.only)
     if not pairs:
-        print(f"no program has {options.only!r} in its name or class", file=sys.stderr)
+        print(f"No program has {options.only!r} in its name or class.", file=sys.stderr)
         return 2
     status = 0
     for backend in options.backends:
@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def chosen(words: str) -> list[Pair]:
-    """Return the pairs whose name or class holds these words; all of them for no words."""
+    """Return the pairs whose name or class contains these words; all pairs if there are none."""
     return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
 
 
@@ -64,7 +64,7 @@ def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
 
 
 def rows(trials: Iterable[Trial]) -> list[list[object]]:
-    """Return a row per class, and one for all: counts, and the median of a wrong one's seconds."""
+    """Return a row per class and one for all: counts, and the wrong programs' median seconds."""
     trials = list(trials)
     classes = {kind: [trial for trial in trials if trial.pair.kind == kind] for kind in KINDS}
     filled = {kind: members for kind, members in classes.items() if members}
@@ -86,7 +86,7 @@ def _row(name: str, trials: list[Trial]) -> list[object]:
 
 def _how(trial: Trial) -> str:
     if trial.right:
-        return "reported, though nothing is wrong"
+        return "reported, although it is right"
     if not trial.reported:
         return "not reported"
     parts = (("rank and line", trial.named_rank_and_line), ("what is wrong", trial.named_class))
@@ -94,7 +94,7 @@ def _how(trial: Trial) -> str:
 
 
 def run(pair: Pair, right: bool, backend: str) -> Trial:
-    """Run one program of a pair on ranks of its own.
+    """Run one program of a pair on fresh ranks.
 
     Raises:
         ValueError, RanksError: no ranks can be started here.

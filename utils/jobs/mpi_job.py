@@ -1,4 +1,4 @@
-"""A job of ranks from its start to its end: a deadline, and none of its processes is left."""
+"""Runs a job of ranks to its end, with a deadline and without leaving any process behind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from utils.jobs.session import Session
 from utils.jobs.site import settings
 from utils.jobs.start_plan import Plan
 
-# On a machine that is very busy, Open MPI may give up before it has started a rank.
+# On a very busy machine, Open MPI may give up before it has started a rank.
 ATTEMPTS = 3
 NOT_STARTED = "listener thread failed to start"
 
-# Exit status of a job that was not done in time, as of coreutils' `timeout`.
+# Exit status of a job that missed its deadline, the same as in coreutils' `timeout`.
 LATE = 124
-# Seconds between two looks at what a job has printed.
+# Seconds between two looks at the output of a job.
 LOOK = 0.3
 
 Watch = Callable[[str], object]
@@ -32,7 +32,7 @@ Stream = IO[str] | None
 
 
 class Python:
-    """The `python` on the ranks of a plan: the fork server's stub, or Python itself.
+    """The `python` that the ranks of a plan run: the fork server's stub, or Python itself.
 
     It holds a lease on the fork server until it is closed.
 
@@ -53,7 +53,7 @@ class Python:
 
     @property
     def command(self) -> list[str]:
-        """Return what stands for `python`, as in `[*command, "train.py"]`."""
+        """Return the command to use instead of `python`, as in `[*command, "train.py"]`."""
         return self._lease.python if self._lease else [sys.executable]
 
     def job(self, *words: str) -> list[str]:
@@ -64,23 +64,23 @@ class Python:
     def _why_not(self, environment: Mapping[str, str]) -> str:
         way = self._plan.way
         if way.launcher != "mpiexec":
-            return f"{way.launcher} starts them"
+            return f"the fork server works with mpiexec only, and {way.launcher} starts the ranks"
         if way.many_hosts:
-            return "they may be on several hosts"
+            return "the fork server works on one host only, and the ranks may be on several"
         if not settings().fork_server:
-            return "the site's settings say so"
+            return "the site's settings turn the fork server off"
         return client.why_not(environment)
 
     def outside_mpiexec(self) -> dict[str, str]:
-        """Return variables for a process that is no rank, and is started with `command`."""
+        """Return variables for a process that isn't a rank but is started with `command`."""
         if self._lease is None:
             return {}
         return self._lease.settings | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
     def describe(self, reasons: Iterable[str] = ()) -> str:
-        """Return a sentence for the user; the ranks gave these reasons for not being forked."""
+        """Return a sentence for the user. reasons: why ranks were not forked, from these ranks."""
         if reason := self.reason or "; ".join(sorted(reasons)):
-            return f"Each rank is a Python process of its own: {reason}."
+            return f"Each rank is a separate Python process: {reason}."
         return "The ranks were forked from a process that had imported PyTorch (the fork server)."
 
     def close(self) -> None:
@@ -94,8 +94,8 @@ class Ended:
     """A job that has ended."""
 
     status: int  # exit status of mpiexec, `LATE` after the deadline
-    out: str  # what it printed; "" if that was not captured
-    err: str  # the same of its standard error
+    out: str  # its standard output; "" if it was not captured
+    err: str  # its standard error; "" if it was not captured
     seconds: float  # from its start to its end
 
 
@@ -109,13 +109,13 @@ def run(
 ) -> Ended:
     """Run a command that starts ranks, at most for `deadline` seconds.
 
-    However it ends, none of its processes is left, not even if this process is killed (see
-    `utils.jobs.watchdog`). An mpiexec that gave up on a busy machine is tried again.
+    No process of the command survives its end, even if this process is killed (see
+    `utils.jobs.watchdog`). If mpiexec gives up on a busy machine, the command runs again.
 
     Args:
-        environment: all its variables.
-        capture: keep what it prints; otherwise it prints where this process does.
-        watch: called now and then, and at the end, with all of the standard error so far; it needs
+        environment: all variables of the command.
+        capture: keep its output; otherwise it prints to the same terminal as this process.
+        watch: called now and then, and at the end, with the whole standard error so far; it needs
             `capture`.
     """
     for _ in range(ATTEMPTS):
@@ -139,8 +139,8 @@ def run_on(
     """Run a program on the ranks of a plan, as `run` does.
 
     Args:
-        words: what follows `python` on a command line, such as `["train.py", "-v"]`.
-        environment: variables to be added to the plan's.
+        words: the words after `python` on a command line, such as `["train.py", "-v"]`.
+        environment: variables to add to the plan's variables.
     """
     variables = os.environ | plan.environment | dict(environment or {})
     with contextlib.closing(Python(plan)) as python:
@@ -149,7 +149,7 @@ def run_on(
 
 @contextlib.contextmanager
 def _streams(capture: bool) -> Iterator[tuple[Stream, Stream]]:
-    """Yield files, not pipes: a process that keeps a pipe open can't stall us."""
+    """Yield files for the output; with pipes, a process that keeps one open could block us."""
     if not capture:
         yield None, None
         return
@@ -164,7 +164,7 @@ def _status(
     streams: tuple[Stream, Stream],
     watch: Watch | None,
 ) -> int:
-    """Run a command in a session of its own, and return its exit status."""
+    """Run a command in a new session, and return its exit status."""
     with contextlib.closing(Session()) as session:
         process = subprocess.Popen(
             command,
@@ -193,7 +193,7 @@ def _status(
 
 
 def _text(stream: Stream) -> str:
-    """Return all of a file that others write to, whose place in it must stay."""
+    """Return the whole content of a file without moving the position at which others write."""
     if stream is None:
         return ""
     size = os.fstat(stream.fileno()).st_size

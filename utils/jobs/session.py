@@ -26,12 +26,13 @@ from utils.jobs.site import settings
 class Session:
     """A private folder for connection files, logs and stacks, and the watchdog over its processes.
 
-    The folder is locked while the kernel lives: the system drops the lock when the kernel dies, so
-    a free lock means left-overs. All processes of the session carry its name, the mark.
+    The folder is locked while the kernel is alive. The system releases the lock when the kernel
+    dies, so a folder with a free lock is left over. Every process of the session has the session's
+    name, the mark, in its environment.
 
     Args:
-        shared: ranks on other hosts must see the folder.
-        job: the ranks have a Slurm job, named like the session.
+        shared: whether ranks on other hosts must see the folder.
+        job: whether the ranks have a Slurm job, which has the same name as the session.
     """
 
     def __init__(self, shared: bool = False, job: bool = False):
@@ -62,9 +63,10 @@ class Session:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return variables of all that is started for this session: its mark, and MPI's folders.
+        """Return variables for every process of this session: its mark, and MPI's folders.
 
-        What was killed removes nothing itself. Ranks on other hosts have no such folders.
+        MPI's files are put there because a killed process can't remove them. Ranks on other hosts
+        don't get these folders.
         """
         mark = {watchdog.VARIABLE: self.mark}
         if self._shared:
@@ -77,7 +79,7 @@ class Session:
         return mark | {name: value for name, value in folders.items() if name not in os.environ}
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Send the watchdog the processes that ranks descend from; some may have ended already."""
+        """Send the watchdog the ancestors of the ranks, some of which may have ended already."""
         roots = []
         for pid in pids:
             with contextlib.suppress(psutil.Error):
@@ -87,7 +89,7 @@ class Session:
             self._pipe.flush()
 
     def close(self) -> None:
-        """Have the watchdog end what is left, or do its work; then remove the files."""
+        """End all processes that are left, by the watchdog if it works; then remove the files."""
         with contextlib.suppress(BrokenPipeError):
             self._pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -101,10 +103,10 @@ def base_folder(shared: bool = False) -> Path:
     """Return this user's folder for all sessions.
 
     Args:
-        shared: not in this host's temporary folder, but where every node of the cluster sees it.
+        shared: return a folder that every node of the cluster sees, not one on this host.
 
     Raises:
-        RanksError: it can't be made, or others can open it.
+        RanksError: the folder can't be made, or other users can open it.
     """
     name = f"ddl-labs-{os.getuid()}"
     base = Path(tempfile.gettempdir()) / name
@@ -115,26 +117,26 @@ def base_folder(shared: bool = False) -> Path:
         base.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise RanksError(
-            f"{base} can't be made, for the ranks' connection files: {error}"
+            f"The folder {base} for the ranks' connection files can't be made: {error}"
         ) from None
     status = base.lstat()
     if base.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise RanksError(f"{base} must be a folder that only you can open; remove it.")
+        raise RanksError(f"{base} must be a folder that only you can open. Remove it.")
     return base
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of this file, which processes of this user share."""
+    """Hold the lock of this file, which all processes of this user share."""
     with path.open("w") as file:
         _flock(file)
         yield
 
 
 def _flock(file: IO[str]) -> None:
-    """Lock a file, where its file system can: Lustre may be mounted without, NFS may have no lockd.
+    """Lock a file if its file system can: Lustre may be mounted without locks, NFS without lockd.
 
-    Without, two notebooks that start at once do not wait for each other, and left-overs stay.
+    Without locks, notebooks that start together don't wait for each other, and left-overs stay.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -144,12 +146,12 @@ def _flock(file: IO[str]) -> None:
 
 
 def _own_sessions() -> str:
-    """Return how names of this host's sessions begin: other hosts' locks may not be seen here."""
+    """Return the prefix of this host's sessions; locks of other hosts may be invisible here."""
     return f"kernel-{socket.gethostname()}-"
 
 
 def _clear_left_overs(base: Path) -> None:
-    """End ranks whose kernel is dead, where even the watchdog was killed; no one else's."""
+    """End ranks of dead kernels whose watchdog was killed, too, and remove their folders."""
     for folder in base.glob(f"{_own_sessions()}*"):
         with contextlib.suppress(OSError), (folder / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -159,7 +161,7 @@ def _clear_left_overs(base: Path) -> None:
 
 
 def not_in_forked_children(file: IO[Any] | socket.socket) -> None:
-    """Close a pipe, lock or socket in every child that the student's code forks."""
+    """Close this pipe, lock or socket in every child that the student's code forks."""
     number = file.fileno()
 
     def close() -> None:

@@ -1,8 +1,8 @@
-"""What starts ranks at this site: mpiexec or Slurm (`decide`), and which mpiexec (`find_launcher`).
+"""Decides how this site starts ranks: by mpiexec or Slurm (`decide`), and with which mpiexec.
 
-On a laptop mpiexec starts the ranks. In a Slurm job with room for them mpiexec spreads them over
-its nodes. From a login node, or a small job that only holds JupyterLab, they get a Slurm job of
-their own.
+On a laptop mpiexec starts the ranks. In a Slurm job that is large enough, mpiexec spreads them over
+the job's nodes. From a login node, or from a small job that only runs JupyterLab, the ranks get a
+separate Slurm job.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ LAUNCHERS = ("auto", "mpiexec", "srun", "slurm")
 class DDLLabs(Configurable):
     """An administrator's settings for all users, ``c.DDLLabs.…`` in ipcluster_config.py.
 
-    The file lies in /etc/ipython, or in etc/ipython of the Python environment, which wins.
+    The file is in /etc/ipython, or in etc/ipython of the Python environment, which has priority.
     """
 
-    launcher = Enum(LAUNCHERS, "auto", help="as of cluster.start")
-    fork_server = Bool(True, help="may ranks be forked from a process of the user?")
-    partition = Unicode(help="of the ranks' own jobs; empty: Slurm's default")
-    time = Unicode("60", help="limit of the ranks' own jobs, as sbatch takes it")
-    account = Unicode(help="that the ranks' own jobs are charged to")
-    ranks_per_node = Int(0, help="of the ranks' own jobs; 0: as Slurm likes")
-    options = List(Unicode(), help="further options of srun for those jobs")
-    srun_mpi = Unicode(help="for srun's --mpi; empty: pmix where there is one")
+    launcher = Enum(LAUNCHERS, "auto", help="default of cluster.start's launcher")
+    fork_server = Bool(True, help="whether ranks may be forked from a process of the user")
+    partition = Unicode(help="partition of the ranks' jobs; empty: Slurm's default")
+    time = Unicode("60", help="time limit of the ranks' jobs, in a format of sbatch")
+    account = Unicode(help="account that the ranks' jobs are charged to")
+    ranks_per_node = Int(0, help="ranks per node in the ranks' jobs; 0: Slurm decides")
+    options = List(Unicode(), help="further options of srun for the ranks' jobs")
+    srun_mpi = Unicode(help="value of srun's --mpi; empty: pmix if it is available")
     shared_folder = Unicode(
-        help="seen by all nodes, for connection files; empty: the user's cache folder"
+        help="folder for connection files that all nodes see; empty: the user's cache folder"
     )
     controller_ip = Unicode(
-        help="address of this node that ranks on other nodes reach; empty: the host name's"
+        help="address of this node for ranks on other nodes; empty: the host name's address"
     )
 
 
@@ -67,14 +67,14 @@ def settings() -> DDLLabs:
     """Return the site's settings.
 
     Raises:
-        RanksError: a file can't be read; names it.
+        RanksError: a file can't be read; the message names it.
     """
     config = Config()
     for folder in dict.fromkeys([*reversed(SYSTEM_CONFIG_DIRS), *reversed(ENV_CONFIG_DIRS)]):
         if (Path(folder) / CONFIG_FILE).is_file():
             try:
                 config.merge(PyFileConfigLoader(CONFIG_FILE, path=folder).load_config())
-            except Exception as error:  # any code may stand there
+            except Exception as error:  # the file may contain any code
                 raise RanksError(
                     f"{Path(folder) / CONFIG_FILE}: {type(error).__name__}: {error}"
                 ) from error
@@ -89,9 +89,9 @@ class Way:
     """A way to start ranks.
 
     Attributes:
-        launcher: "mpiexec"; "srun", within the present job; "slurm", as a job of their own.
-        reason: a sentence for the user.
-        allocation: the present job, if there is one.
+        launcher: "mpiexec"; "srun", within the current job; "slurm", in a separate job.
+        reason: why, for the user.
+        allocation: the current job, if there is one.
     """
 
     launcher: str
@@ -100,24 +100,25 @@ class Way:
 
     @property
     def own_job(self) -> bool:
-        """Return whether the ranks get a Slurm job of their own."""
+        """Return whether the ranks get a separate Slurm job."""
         return self.launcher == "slurm"
 
     @property
     def many_hosts(self) -> bool:
-        """Return whether ranks may be on other hosts than this process."""
+        """Return whether ranks may run on other hosts than this process."""
         return self.own_job or (self.allocation is not None and self.allocation.hosts > 1)
 
 
 def decide(cpus: int, asked: str | None, site: DDLLabs) -> Way:
-    """Return how to start ranks that need so many CPUs in all.
+    """Return how to start ranks that need this number of CPUs in total.
 
     Args:
-        asked: a launcher by the user; None or "auto": by the site, DDL_LABS_LAUNCHER, or the place.
-        site: its settings.
+        asked: the user's launcher; if it is None or "auto", DDL_LABS_LAUNCHER, the site's settings
+            or the kind of host decides.
+        site: the site's settings.
 
     Raises:
-        ValueError: there is no such launcher.
+        ValueError: the name of the launcher is unknown.
         RanksError: the launcher can't work here.
     """
     allocation = Allocation.of(os.environ)
@@ -127,18 +128,18 @@ def decide(cpus: int, asked: str | None, site: DDLLabs) -> Way:
         ("the site's settings", site.launcher),
     ):
         if name and name != "auto":
-            return Way(_possible(name, source, allocation), f"by {source}", allocation)
+            return Way(_possible(name, source, allocation), f"chosen by {source}", allocation)
     if allocation is None:
         if has_slurm():
-            return Way("slurm", "a job of their own, as this host is not part of one")
-        return Way("mpiexec", "on this machine, as there is no Slurm")
+            return Way("slurm", "the ranks get a separate job, because this host isn't part of one")
+        return Way("mpiexec", "this machine has no Slurm")
     where = f"Slurm job {allocation.job} on {allocation.nodes}"
     if allocation.cpus >= cpus:
         return Way("mpiexec", f"{where} has {allocation.cpus} CPUs, which is enough", allocation)
     if has_slurm():
-        reason = f"a job of their own, as {where} has {allocation.cpus} CPUs of the {cpus} needed"
-        return Way("slurm", reason, allocation)
-    return Way("mpiexec", f"{where} is small, but no other can be had", allocation)
+        has = f"{where} has only {allocation.cpus} of the {cpus} CPUs needed"
+        return Way("slurm", f"the ranks get a separate job, because {has}", allocation)
+    return Way("mpiexec", f"{where} is small, but no other job can be submitted", allocation)
 
 
 def _possible(name: str, source: str, allocation: Allocation | None) -> str:
@@ -146,23 +147,23 @@ def _possible(name: str, source: str, allocation: Allocation | None) -> str:
         raise ValueError(f"{source}: expected one of {', '.join(LAUNCHERS)}, not {name!r}")
     if name == "srun" and allocation is None:
         raise RanksError(
-            f'{source}: srun works within a Slurm job, and this is none. "slurm" gives the ranks a '
-            "job of their own."
+            f"{source}: srun works only within a Slurm job, and this process isn't part of one. "
+            'Use "slurm" to give the ranks a separate job.'
         )
     if name == "slurm" and not has_slurm():
         raise RanksError(
             f"{source}: Slurm does not answer here (`sinfo` names no partition), so no job can be "
-            'submitted. launcher="mpiexec" starts the ranks on this machine.'
+            'submitted. Use launcher="mpiexec" to start the ranks on this machine.'
         )
     return name
 
 
-# --- which mpiexec: a loaded module's, else the environment's ---------------------------------
+# --- which mpiexec: from a loaded module, or from the environment -----------------------------
 
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A site's mpiexec that has no library for mpi4py: why, and what to do to have it used."""
+    """A site's mpiexec without a library for mpi4py, with the reason and a remedy."""
 
     path: str
     reason: str
@@ -171,13 +172,13 @@ class PassedOver:
 
 @dataclass(frozen=True)
 class Launcher:
-    """An mpiexec, and what follows from the choice of it.
+    """An mpiexec and its library.
 
     Attributes:
-        path: of the program.
-        version: as it says itself.
-        library: of the site's MPI; mpi4py must be told, as it would load the environment's own.
-        passed_over: the site's, which comes first, if this one is used instead.
+        path: path of the program.
+        version: the version that it prints.
+        library: library of the site's MPI, because mpi4py would load the environment's by default.
+        passed_over: the site's mpiexec, if it comes first but this one is used instead.
     """
 
     path: str
@@ -187,16 +188,16 @@ class Launcher:
 
     @property
     def is_open_mpi(self) -> bool:
-        """Return whether it takes Open MPI's options."""
+        """Return whether this is Open MPI, with Open MPI's options."""
         return libraries.is_open_mpi(self.version)
 
     @property
     def release(self) -> tuple[int, ...]:
-        """Return the release, such as (4, 1) of 4.1.4; () if it does not tell."""
+        """Return the release, such as (4, 1) for 4.1.4; () if it is unknown."""
         return _release(self.version)
 
     def belongs_to(self, library: str) -> bool:
-        """Return whether a library, such as "MPICH 4.0.2", is of the same MPI and release."""
+        """Return whether a library, such as "MPICH 4.0.2", belongs to the same MPI and release."""
         if self.is_open_mpi != library.startswith("Open MPI"):
             return False
         same_family = self.is_open_mpi or (
@@ -205,17 +206,17 @@ class Launcher:
         return not same_family or self.release == _release(library)
 
     def doubt(self) -> str:
-        """Return what speaks against the library that MPI4PY_LIBMPI names; "" if nothing does."""
+        """Return why the library in MPI4PY_LIBMPI may be wrong; "" if there is no doubt."""
         named = os.environ.get(LIBRARY_VARIABLE)
         beside = library_beside(self.path, self.is_open_mpi)
         if not named or (beside and Path(beside).resolve() == Path(named).resolve()):
             return ""
-        other = f"which is not beside {self.path}"
+        other = f"which doesn't belong to {self.path}"
         if beside:
-            other = f"but {beside} is beside {self.path}"
+            other = f"but {beside} belongs to {self.path}"
         return (
-            f"{LIBRARY_VARIABLE} names {named}, {other}: unset it, or load the module that both "
-            "belong to."
+            f"{LIBRARY_VARIABLE} names {named}, {other}. Unset the variable, or load the module of "
+            "this library."
         )
 
 
@@ -226,12 +227,12 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def find_launcher() -> Launcher:
-    """Return the mpiexec to start ranks with: a site's, or the one of this Python environment.
+    """Return the mpiexec to start ranks with, from the site or from this Python environment.
 
-    A site's wins, since its MPI knows the network, unless the environment's own comes before it on
-    PATH and no module has brought the site's. It doesn't win if the site's library isn't found
-    (mpi4py would load the environment's, and each rank would be alone), or if MPI4PY_LIBMPI names
-    the environment's.
+    The site's mpiexec has priority because its MPI knows the network, unless the environment's
+    comes first on PATH and no module was loaded. The environment's is used, too, if the site's
+    library isn't found (mpi4py would load the environment's library, and each rank would be alone),
+    or if MPI4PY_LIBMPI names the environment's.
 
     Raises:
         RanksError: there is no mpiexec, or it does not run.
@@ -251,7 +252,7 @@ def _launcher() -> Launcher:
     if site is not None:
         launcher = Launcher(site, libraries.version(site))
         library = library_beside(site, launcher.is_open_mpi)
-        # Who names a library in MPI4PY_LIBMPI has found it; it stays in the ranks' environment.
+        # A library in MPI4PY_LIBMPI is the user's choice, and stays in the ranks' environment.
         if library or named:
             return replace(launcher, library=library)
         passed_over = _without_library(launcher)
@@ -259,14 +260,14 @@ def _launcher() -> Launcher:
             if _is_debians_mpich(launcher):
                 raise LauncherError(
                     f"{site} can't be used: {passed_over.reason}. {passed_over.remedy}\n"
-                    f"Or take an MPI from pip: {INSTALL_MPI}"
+                    f"Or install an MPI with pip: {INSTALL_MPI}"
                 )
-            return launcher  # mpi4py may find its library elsewhere, by LD_LIBRARY_PATH
+            return launcher  # mpi4py may find the library by LD_LIBRARY_PATH
     if not environments.exists():
         raise LauncherError(
-            f"there is no mpiexec, neither on PATH nor in {environments.parent}. Install an MPI "
-            f"library: {INSTALL_MPI}. On a cluster, load the site's MPI (such as `module load "
-            "openmpi`) before the notebook starts."
+            f"There is no mpiexec, neither on PATH nor in {environments.parent}. Install an MPI "
+            f"library: {INSTALL_MPI}. On a cluster, load the site's MPI (for example with `module "
+            "load openmpi`) before the notebook starts."
         )
     path = str(environments)
     return Launcher(path, libraries.version(path), passed_over=passed_over)
@@ -280,20 +281,20 @@ def _without_library(launcher: Launcher) -> PassedOver:
     reinstall = "pip install --force-reinstall --no-binary mpi4py mpi4py"
     if _is_debians_mpich(launcher):
         reason = (
-            "the library of Debian's MPICH is called libmpich.so.12, and this mpi4py, a wheel, "
-            "asks for libmpi.so.12"
+            "Debian calls the library of MPICH libmpich.so.12, but the mpi4py wheel loads "
+            "libmpi.so.12"
         )
         remedy = (
-            "To use it, build mpi4py for it: apt-get install libmpich-dev python3-dev, then "
+            "To use MPICH, build mpi4py for it: apt-get install libmpich-dev python3-dev, then "
             f"MPICC=mpicc.mpich {reinstall}"
         )
     elif standard := libmpi_abi(launcher.path):
         reason = (
-            f"its library, {Path(standard).name}, has the binary interface of MPI 5, for which "
-            "this mpi4py, a wheel, was not built"
+            f"its library, {Path(standard).name}, has the binary interface of MPI 5, for which the "
+            "mpi4py wheel was not built"
         )
-        remedy = f"To use it, build mpi4py for it: MPICC=mpicc_abi {reinstall}"
+        remedy = f"To use this MPI, build mpi4py for it: MPICC=mpicc_abi {reinstall}"
     else:
-        reason = "no library that mpi4py can load lies beside it"
+        reason = "no library that mpi4py can load belongs to it"
         remedy = f"To use it, name its library: export {LIBRARY_VARIABLE}=/path/of/its/libmpi.so"
     return PassedOver(launcher.path, reason, remedy)

@@ -1,4 +1,4 @@
-"""Questions to Slurm: what this process was given, what there is, how a job of ranks fares."""
+"""Asks Slurm about this process's allocation, the site's partitions, and the ranks' job."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from utils.jobs import RanksError
 
-# Where Slurm's commands look for their configuration, the last one where it came from slurmctld.
+# Slurm's commands look for their configuration here; slurmctld provides the last file.
 CONFS = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf", "/run/slurm/conf/slurm.conf")
 
-# Seconds for Slurm to answer a question.
+# Seconds that Slurm has to answer a question.
 PATIENCE = 20
 
 
@@ -37,7 +37,7 @@ class Allocation:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> Allocation | None:
-        """Return the allocation that the environment tells of."""
+        """Return the allocation that the environment describes; None outside a job."""
         if not env.get("SLURM_JOB_ID"):
             return None
         return cls(
@@ -50,34 +50,35 @@ class Allocation:
 
 
 def per_node_sum(text: str) -> int:
-    """Return the sum of Slurm's numbers per node: 10 for "4(x2),2"."""
+    """Return the sum of Slurm's numbers per node, such as 10 for "4(x2),2"."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return sum(int(number) * int(times or 1) for number, times in parts)
 
 
 def has_slurm() -> bool:
-    """Return whether jobs can be submitted: Slurm's commands may be there without a cluster."""
+    """Return whether jobs can be submitted; Slurm's commands may exist without a cluster."""
     configured = "SLURM_CONF" in os.environ or any(Path(conf).exists() for conf in CONFS)
     return configured and shutil.which("srun") is not None and bool(partitions())
 
 
 def partitions() -> list[str]:
-    """Return names of the partitions, the default one first; none where Slurm does not answer."""
+    """Return the names of the partitions, the default first; [] if Slurm does not answer."""
     lines = _answer("sinfo", "--noheader", "--format=%P").split()
     return [line.rstrip("*") for line in sorted(lines, key=lambda line: not line.endswith("*"))]
 
 
 def shortfall(asked: Mapping[str, str]) -> str:
-    """Return what of a batch script's request its partition lacks, even when it is empty.
+    """Return why a batch script's request exceeds its partition, even if the partition is empty.
 
-    The text is "" if nothing is lacking, or if Slurm does not tell. Of several partitions, one
-    that has all is enough. Nodes that are down count: they will come back.
+    The text is "" if the request fits, or if Slurm does not answer. If the script names several
+    partitions, the request must fit one of them. Nodes that are down count, because they will
+    return.
 
     Args:
         asked: values of --partition, --nodes, --cpus-per-task, --ntasks-per-node and --time, as
             `utils.labs.shared.slurm_script.request` reads them.
     """
-    # Hidden partitions too: to give jobs to them is allowed.
+    # Jobs may be submitted to hidden partitions, so these are included.
     lines = _answer("sinfo", "--all", "--noheader", "--format=%P|%D|%c|%l").split()
     rows: dict[str, list[list[str]]] = {}
     default = ""
@@ -94,36 +95,36 @@ def shortfall(asked: Mapping[str, str]) -> str:
 
 
 def _lack(name: str, rows: Mapping[str, list[list[str]]], asked: Mapping[str, str]) -> str:
-    """Return what of a request the partition of that name lacks.
+    """Return why a request exceeds the partition of this name; "" if it fits.
 
     Args:
-        rows: nodes, CPUs of each, and time limit, as sinfo writes them; some rows per partition.
+        rows: for each partition, rows of sinfo with nodes, CPUs per node, and time limit.
     """
     if name not in rows:
-        return f"there is no partition {name!r} here, only {', '.join(rows)}"
+        return f"there is no partition {name!r}, only {', '.join(rows)}"
     has_nodes = sum(int(row[0]) for row in rows[name])
     has_cpus = max(int(row[1].rstrip("+")) for row in rows[name])
     limits = [row[2] for row in rows[name]]
     nodes = least(asked.get("--nodes", ""))
     cpus = least(asked.get("--ntasks-per-node", "")) * least(asked.get("--cpus-per-task", ""))
-    there = f"partition {name} has"
+    there = f"but partition {name} has"
     if nodes > has_nodes:
-        return f"--nodes={nodes}, and {there} {has_nodes}"
+        return f"--nodes={nodes}, {there} only {has_nodes}"
     if cpus > has_cpus:
-        return f"{cpus} CPUs on a node (tasks × CPUs of each), and {there} {has_cpus} on each"
+        return f"{cpus} CPUs on a node (tasks × CPUs of each), {there} only {has_cpus} on each"
     if minutes(asked.get("--time", "0")) > max(map(minutes, limits)):
-        return f"--time={asked['--time']}, and {there} a limit of {limits[0]}"
+        return f"--time={asked['--time']}, {there} a limit of {limits[0]}"
     return ""
 
 
 def least(text: str, default: int = 1) -> int:
-    """Return the smaller number of "2-4", the default for no number."""
+    """Return the smaller number of "2-4"; the default if there is no number."""
     number = re.match(r"\d+", text)
     return int(number[0]) if number else default
 
 
 def minutes(text: str) -> float:
-    """Return Slurm's "90", "1:30:00" or "2-12:00:00" in minutes; infinite for no such time."""
+    """Return Slurm's "90", "1:30:00" or "2-12:00:00" in minutes; infinity for other text."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if not match:
         return math.inf
@@ -138,7 +139,7 @@ def minutes(text: str) -> float:
 
 @functools.cache
 def mpi_plugins() -> list[str]:
-    """Return the values that `srun --mpi` takes here."""
+    """Return the values that `srun --mpi` accepts here."""
     words = re.findall(r"^\s*(\w+)\s*$", _answer("srun", "--mpi=list"), re.MULTILINE)
     return [word for word in words if word != "none"]
 
@@ -147,7 +148,7 @@ def srun_mpi(open_mpi: bool) -> str:
     """Return the value for `srun --mpi`.
 
     Raises:
-        RanksError: ranks would each be alone.
+        RanksError: there is no suitable plugin, so each rank would be alone.
     """
     known = mpi_plugins()
     for plugin in ("pmix",) if open_mpi else ("pmix", "pmi2"):
@@ -155,8 +156,8 @@ def srun_mpi(open_mpi: bool) -> str:
             return plugin
     raise RanksError(
         f"srun can't start MPI ranks here: `srun --mpi=list` names {', '.join(known) or 'nothing'},"
-        " and Open MPI needs pmix. Each rank would be alone. Ask for Slurm's PMIx plugin, or start "
-        'the notebook in a job with enough tasks and say start(…, launcher="mpiexec").'
+        " but Open MPI needs pmix. Ask an administrator for Slurm's PMIx plugin, or start the "
+        'notebook in a job with enough tasks and call start(…, launcher="mpiexec").'
     )
 
 
@@ -174,28 +175,27 @@ def _answer(*command: str) -> str:
 
 # Seconds between two questions, so that many students don't keep Slurm busy.
 PERIOD = 2.0
-# Reasons of a job that waits for nothing that will come: `man squeue`, JOB REASON CODES. Not among
-# them is PartitionConfig: with nodes that are down it says that they are missing now. The hub has
-# the same, hpc/spawner.py.
+# Reasons for which a job can never start, from `man squeue`, JOB REASON CODES. PartitionConfig is
+# left out, because Slurm gives this reason for nodes that are down, too. The hub uses this table.
 NEVER = {
     "AccountNotAllowed": "this account may not use that partition",
-    "BadConstraints": "no node is as the job wants it",
+    "BadConstraints": "no node satisfies the constraints of the job",
     "InvalidAccount": "Slurm does not know that account",
     "InvalidQOS": "Slurm does not know that quality of service",
-    "PartitionNodeLimit": "the partition does not give so many nodes to a job",
-    "PartitionTimeLimit": "the partition does not give so much time to a job",
-    "AssocMaxCpuPerJobLimit": "your account does not get so many CPUs in a job",
-    "AssocMaxNodePerJobLimit": "your account does not get so many nodes in a job",
-    "AssocMaxWallDurationPerJobLimit": "your account does not get so much time in a job",
-    "QOSMaxCpuPerJobLimit": "its quality of service does not give so many CPUs to a job",
-    "QOSMaxNodePerJobLimit": "its quality of service does not give so many nodes to a job",
-    "QOSMaxWallDurationPerJobLimit": "its quality of service does not give so much time to a job",
+    "PartitionNodeLimit": "the partition doesn't allow so many nodes for a job",
+    "PartitionTimeLimit": "the partition doesn't allow so much time for a job",
+    "AssocMaxCpuPerJobLimit": "your account may not use so many CPUs in a job",
+    "AssocMaxNodePerJobLimit": "your account may not use so many nodes in a job",
+    "AssocMaxWallDurationPerJobLimit": "your account may not use so much time for a job",
+    "QOSMaxCpuPerJobLimit": "its quality of service doesn't allow so many CPUs in a job",
+    "QOSMaxNodePerJobLimit": "its quality of service doesn't allow so many nodes for a job",
+    "QOSMaxWallDurationPerJobLimit": "its quality of service doesn't allow so much time for a job",
 }
 BEFORE_START = {"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED"}
 
 
 class Job(NamedTuple):
-    """A job as squeue writes it; nodes: "node[1-2]", or "" before the start."""
+    """A job as squeue prints it; nodes: "node[1-2]", or "" before the start."""
 
     id: str
     state: str
@@ -204,22 +204,22 @@ class Job(NamedTuple):
 
 
 def find(name: str) -> Job | None:
-    """Return this user's job of that name; None if there is none, or Slurm does not answer."""
+    """Return this user's job with this name; None if there is none, or Slurm does not answer."""
     mine = ("--user", getpass.getuser(), "--name", name)
     fields = _answer("squeue", "--noheader", *mine, "--format=%i|%T|%r|%N").strip().split("|")
     return Job(*fields) if len(fields) == 4 else None
 
 
 def state(job: str) -> str:
-    """Return the state of a job that may be over: RUNNING, TIMEOUT, …; "" if Slurm forgot it."""
+    """Return the state of a job, such as RUNNING or TIMEOUT; "" if Slurm has forgotten the job."""
     match = re.search(r"\bJobState=(\w+)", _answer("scontrol", "--oneliner", "show", "job", job))
     return match[1] if match else ""
 
 
 def why_never(job: str, seconds: float = 5.0) -> str:
-    """Return why a job that was just submitted can't start; "" as soon as nothing says so.
+    """Return why a job that was just submitted can never start; "" if it may start.
 
-    It takes at most so long: Slurm has no reason until it has looked at the job.
+    It waits up to `seconds`, because Slurm has no reason until it has looked at the job.
     """
     late = time.monotonic() + seconds
     while time.monotonic() < late:
@@ -234,7 +234,7 @@ def why_never(job: str, seconds: float = 5.0) -> str:
 
 
 class Waiting:
-    """A line that shows how a job of that name waits, until it runs; it goes with the context."""
+    """A context that shows a line about a waiting job, until the job runs or the context ends."""
 
     def __init__(self, name: str):
         self._name = name
@@ -249,10 +249,10 @@ class Waiting:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.clear()
         if kind is KeyboardInterrupt and self.job is not None:
-            print(f"Slurm job {self.job.id} is cancelled.")
+            print(f"You stopped the start, so Slurm job {self.job.id} is canceled.")
 
     def begun(self) -> bool:
-        """Return whether the job has begun, as far as is known. Ask Slurm every 2 s at most.
+        """Return whether the job has begun, as far as we know; ask Slurm at most every 2 s.
 
         Raises:
             RanksError: the job can never start.
@@ -269,32 +269,32 @@ class Waiting:
         if self.job.reason in NEVER:
             self.clear()
             raise RanksError(
-                f"Slurm job {self.job.id} can never start: {NEVER[self.job.reason]} "
-                f"({self.job.reason}). It was cancelled. Ask for less, or say partition=, time=, "
-                "nodes= in start()."
+                f"Slurm job {self.job.id} was canceled, because it could never start: "
+                f"{NEVER[self.job.reason]} ({self.job.reason}). Ask for less, or set partition=, "
+                "time= or nodes= in start()."
             )
         waited = int(time.monotonic() - self._since)
         self._show(
-            f"Slurm job {self.job.id} waits in the queue ({self.job.reason}), "
-            f"{waited // 60}:{waited % 60:02d} so far. The stop button cancels it."
+            f"Slurm job {self.job.id} has been waiting in the queue ({self.job.reason}) for "
+            f"{waited // 60}:{waited % 60:02d}. Press the stop button to cancel it."
         )
         return False
 
     def refused(self, output: str) -> RanksError | None:
-        """Return the error for an srun that ended with these words before there was a job."""
+        """Return the error for an srun that ended with this output before it had a job."""
         errors = re.findall(r"^srun: error: (?:Unable to allocate resources: )?(.+)$", output, re.M)
         if self.job is not None or not errors:
             return None
         text = (
-            f"Slurm refused the job of the ranks: {errors[-1].strip()}. Partitions here: "
-            f"{', '.join(partitions()) or 'none that answer'}. Say partition=, time=, nodes= in "
-            "start(), or ask for fewer ranks."
+            f"Slurm refused the job of the ranks: {errors[-1].strip()}. Ask for fewer ranks, or "
+            "set partition=, time= or nodes= in start() (partitions: "
+            f"{', '.join(partitions()) or 'none that answer'})."
         )
         if Allocation.of(os.environ):
             text += (
-                f" It was asked for on {socket.gethostname()}, a compute node. Some sites let no "
-                "job be submitted there: then start a server with room for the ranks in its own "
-                "job, and they need no other one."
+                f" This is {socket.gethostname()}, a compute node, and some sites allow no job to "
+                "be submitted from there. If so, start your server in a job that is large enough "
+                "for the ranks."
             )
         return RanksError(text)
 
@@ -303,7 +303,7 @@ class Waiting:
         self._shown = len(text)
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._shown:
             print(f"\r{'':{self._shown}}\r", end="", flush=True)
         self._shown = 0

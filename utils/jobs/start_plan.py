@@ -1,4 +1,4 @@
-"""How ranks are started: checked arguments, cores, environment, and the right command."""
+"""Plans a start of ranks: checks the arguments, and chooses cores, environment and command."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import psutil
 from utils.jobs import RanksError, slurm, watchdog
 from utils.jobs.site import Launcher, Way, decide, find_launcher, settings
 
-# More ranks than this don't fit on one machine: each takes 100 MB before it imports torch.
+# More ranks don't fit on one machine, because each needs 100 MB before it imports torch.
 MOST_RANKS = 64
 
 
 class Plan:
-    """A plan to start ranks: the way, the command, the environment.
+    """A plan to start ranks, with the launcher, the command and the environment.
 
-    `cluster.start` documents the arguments, and says what is raised.
+    `cluster.start` documents the arguments and the exceptions.
 
     Attributes:
-        n, threads, bind, fault_tolerant: as they were asked for, or chosen.
-        way: whether mpiexec or Slurm starts them, and why.
+        n, threads, bind, fault_tolerant: the arguments, or the values chosen for them.
+        way: whether mpiexec or Slurm starts the ranks, and why.
         launcher: the mpiexec that was found.
-        environment: variables to be added to those of this process.
-        mpi_args: options of what starts the ranks.
+        environment: variables for the ranks, in addition to the variables of this process.
+        mpi_args: options of the launcher.
         notes: sentences for the user.
     """
 
@@ -73,17 +73,17 @@ class Plan:
 
     @property
     def command(self) -> list[str]:
-        """Return what starts the ranks, up to the options."""
+        """Return the command that starts the ranks, without its options."""
         program = self.launcher.path if self.way.launcher == "mpiexec" else "srun"
         gone = [name for name in os.environ if self._must_go(name)]
-        # A launcher of ipyparallel can add to the environment, but take nothing from it.
+        # A launcher of ipyparallel can add variables, but it can't remove any.
         return ["env", *(f"--unset={name}" for name in gone), program] if gone else [program]
 
     def _must_go(self, name: str) -> bool:
-        # `sbatch --export=LIST` leaves it behind, and srun and mpiexec in the job would drop PATH.
+        # `sbatch --export=LIST` sets it, and srun and mpiexec in the job would then drop PATH.
         if name == "SLURM_EXPORT_ENV":
             return True
-        # For a job of its own, srun must not see the job that this process is part of.
+        # If the ranks get a separate job, srun must not see the job of this process.
         inside = name.startswith(("SLURM_", "SBATCH_", "SLURMD_")) and name != "SLURM_CONF"
         return self.way.own_job and inside
 
@@ -91,12 +91,12 @@ class Plan:
         needed = self.n * self.threads
         if self.n > MOST_RANKS and not self.way.many_hosts:
             raise ValueError(
-                f"n={self.n}: this machine gets at most {MOST_RANKS} ranks (it has "
-                f"{usable_cores()} cores). More belong in a batch job on a cluster."
+                f"n={self.n}: at most {MOST_RANKS} ranks can run on this machine, which has "
+                f"{usable_cores()} cores. Use a batch job on a cluster for more."
             )
         if bind and cores is not None and needed > cores:
             raise ValueError(
-                f"bind=True: {self.n} ranks of {self.threads} threads need {needed} cores, and "
+                f"bind=True: {self.n} ranks of {self.threads} threads need {needed} cores, but "
                 f"this machine has {cores}. Start fewer ranks, or leave `bind` out."
             )
 
@@ -110,13 +110,13 @@ class Plan:
             lacks = f"{self.launcher.path} is {self.launcher.version}"
         if lacks:
             raise ValueError(
-                f"fault_tolerant=True: that takes mpiexec of Open MPI 5 on one host, and {lacks}. "
-                "Leave it out: the first dead rank then ends all, and ranks.restart() gives fresh "
-                "ones."
+                f"fault_tolerant=True needs mpiexec of Open MPI 5 on one host, but {lacks}. Leave "
+                "the option out: then the first dead rank ends all ranks, and ranks.restart() "
+                "starts fresh ones."
             )
 
     def _mpiexec_options(self) -> list[str]:
-        """Return options of mpiexec; the environment says that ranks may outnumber cores."""
+        """Return options of mpiexec; the environment allows more ranks than cores."""
         if not self.bind:
             return ["--bind-to", "none"]
         threads = self.threads
@@ -125,7 +125,7 @@ class Plan:
         return ["--bind-to", "core" if threads == 1 else f"core:{threads}"]
 
     def _srun_options(self) -> list[str]:
-        """Return options of srun, within a job or for a job of its own."""
+        """Return options of srun, within a job or for a separate job."""
         plugin = settings().srun_mpi or slurm.srun_mpi(self.launcher.is_open_mpi)
         options = [
             f"--mpi={plugin}",
@@ -141,7 +141,7 @@ class Plan:
         site = settings()
         nodes = self._job["nodes"]
         per_node = math.ceil(self.n / nodes) if nodes else site.ranks_per_node
-        # What the user chose for the server's job, on the hub's page: further jobs have the same.
+        # Further jobs inherit what the user chose for the server's job on the hub's page.
         chosen = os.environ.get
         values = {
             "partition": self._job["partition"] or chosen("SBATCH_PARTITION") or site.partition,
@@ -151,43 +151,43 @@ class Plan:
             "ntasks-per-node": min(per_node, self.n),
         }
         options = [f"--{name}={value}" for name, value in values.items() if value] + site.options
-        # The site has its own among `options`, and srun takes the last one.
+        # The site's `options` may have a reservation, too, and srun uses the last one.
         reservation = chosen("SBATCH_RESERVATION")
         return [*options, f"--reservation={reservation}"] if reservation else options
 
     def _environment(self, timeout: float) -> dict[str, str]:
-        """Return variables for the ranks; what the user has set for MPI stays."""
+        """Return variables for the ranks; MPI variables that the user has set stay unchanged."""
         folder = Path(self.launcher.path).parent
         fixed = {
             "OMP_NUM_THREADS": str(self.threads),
             "MKL_NUM_THREADS": str(self.threads),
             "OPENBLAS_NUM_THREADS": str(self.threads),
             "MPI_BACKEND_TIMEOUT": f"{timeout:g}",
-            # JupyterLab starts kernels without it on PATH; scripts that ranks start need it.
+            # Scripts that ranks start need mpiexec on PATH, but JupyterLab's kernels don't have it.
             "PATH": f"{folder}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
         unless_set = {
-            # Open MPI's OFI transport costs 1 s of every MPI_Init; ranks here talk by memory.
+            # Open MPI's OFI transport costs 1 s in every MPI_Init, and these ranks use memory.
             "OMPI_MCA_btl": "^ofi",
-            # Between machines, larger messages than this first ask, and wait for an answer that
-            # stands behind the data of the other direction: 4 MiB instead of 64 KiB.
+            # Between machines, a message above this size first asks its receiver, and the answer
+            # queues behind data in the other direction. So use 4 MiB instead of 64 KiB.
             "OMPI_MCA_btl_tcp_eager_limit": str(4 * 1024**2),
-            # More ranks than cores are allowed: Open MPI 5, then 4. `slot`: in a batch job on
-            # several machines the ranks must not all land on the first one.
+            # Allow more ranks than cores, in Open MPI 5 and in 4. `slot` keeps the ranks of a batch
+            # job on several machines from all starting on the first one.
             "PRTE_MCA_rmaps_default_mapping_policy": "slot:oversubscribe",
             "OMPI_MCA_rmaps_base_oversubscribe": "1",
-            # PyTorch's profiler would print two lines of its own per rank at every use.
+            # Otherwise PyTorch's profiler prints two lines per rank at every use.
             "KINETO_LOG_LEVEL": "6",
         }
         if not self.way.many_hosts:
-            # Where there is no fabric, Open MPI's windows complain of one on each rank.
+            # Without a fabric, Open MPI's windows print a warning about UCX on each rank.
             unless_set["OMPI_MCA_osc"] = "^ucx"
         elif self.way.launcher == "mpiexec":
-            # It reaches the other nodes by a step of the Slurm job. That of a second mpiexec, for a
-            # program beside a notebook's ranks, would wait until the ranks are gone.
+            # mpiexec reaches other nodes by a step of the Slurm job. Without overlap, a second
+            # mpiexec for a program would wait until the notebook's ranks are gone.
             unless_set["SLURM_OVERLAP"] = "1"
         if self.way.launcher != "mpiexec":
-            # Slurm's PMIx offers munge, which the wheel's lacks and complains of on each rank.
+            # Slurm's PMIx offers munge, which the wheel's PMIx lacks, with a warning on each rank.
             unless_set["PMIX_MCA_psec"] = "native"
         if self.launcher.library:
             unless_set["MPI4PY_LIBMPI"] = self.launcher.library
@@ -201,15 +201,15 @@ class Plan:
         notes = [f"Started with {Path(command).name}: {self.way.reason}."]
         if cores is not None and self.n * self.threads > cores:
             notes.append(
-                f"{self.n} ranks of {self.threads} thread(s) share {cores} cores: "
-                "fine for learning, not for measuring."
+                f"{self.n} ranks of {self.threads} thread(s) share {cores} cores, which is fine "
+                "for learning, but not for measuring."
             )
         if is_root() and self.launcher.is_open_mpi:
-            notes.append("Running as root: Open MPI is told to allow it.")
+            notes.append("You are root, so the ranks allow Open MPI to run as root.")
         if other := self.launcher.passed_over:
             notes.append(
-                f"{other.path} is not used: {other.reason}. This environment's own MPI is. "
-                f"{other.remedy}"
+                f"The ranks use this environment's MPI instead of {other.path}, because "
+                f"{other.reason}. {other.remedy}"
             )
         return notes
 
@@ -229,33 +229,33 @@ def _check_count(name: str, value: object, meaning: str, example: str) -> None:
 
 def _check_timeout(timeout: object) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout={timeout!r}: must be a number of seconds, such as 20.0")
+        raise TypeError(f"timeout={timeout!r}: timeout must be a number of seconds, such as 20.0")
     if not 0 < timeout < math.inf:
-        raise ValueError(f"timeout={timeout}: must be more than 0 seconds, and finite")
+        raise ValueError(f"timeout={timeout}: timeout must be more than 0 seconds, and finite")
 
 
 def _check_env(env: dict[str, str] | None) -> None:
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"env: names and values must be text, not {name!r}: {value!r}")
+            raise TypeError(f"env: names and values must be text, not {name!r} and {value!r}")
 
 
 def _check_job(options: dict[str, object], way: Way) -> None:
-    """Refuse options of a Slurm job where there will be none: they would be silently lost."""
+    """Raise ValueError for options of a Slurm job if the ranks get no separate job."""
     lost = [name for name, value in options.items() if value is not None]
     if lost and not way.own_job:
         raise ValueError(
-            f"{', '.join(lost)}: only for ranks that get a Slurm job of their own, and these are "
-            f'started with {way.launcher} ({way.reason}). Leave it out, or say launcher="slurm".'
+            f"{', '.join(lost)} needs ranks in a separate Slurm job, but {way.launcher} starts the "
+            f'ranks ({way.reason}). Leave the option out, or use launcher="slurm".'
         )
 
 
 def refuse_on_a_rank() -> None:
-    """Raise RanksError where this process is an MPI rank itself."""
+    """Raise RanksError if this process is an MPI rank itself."""
     sizes = [os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")]
     if watchdog.VARIABLE in os.environ or any(size not in ("", "0", "1") for size in sizes):
         raise RanksError(
-            "this code already runs on an MPI rank, and ranks can't start ranks. Call start() "
+            "This code already runs on an MPI rank, and a rank can't start ranks. Call start() "
             "in an ordinary cell, without %%px."
         )
 
@@ -264,12 +264,12 @@ def refuse_on_a_rank() -> None:
 
 
 def is_root() -> bool:
-    """Return whether this process runs as root, whom Open MPI refuses until told otherwise."""
+    """Return whether this process runs as root, which Open MPI refuses by default."""
     return os.geteuid() == 0
 
 
 def _cores(way: Way) -> int | None:
-    """Return how many cores the ranks have; None for a job of their own, which gets enough."""
+    """Return how many cores the ranks have; None for a separate job, which gets enough."""
     if way.own_job:
         return None
     job = way.allocation
@@ -279,14 +279,14 @@ def _cores(way: Way) -> int | None:
 def _shares_cores(way: Way) -> bool:
     """Return whether other jobs may run on the cores that mpiexec would bind to.
 
-    They may without cgroups: mpiexec begins with the node's first core in each job.
+    This happens without cgroups, because in each job mpiexec begins with the node's first core.
     """
     job = way.allocation
     return job is not None and not way.own_job and 0 < job.cpus_here < usable_cores()
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use: affinity, without hyper-threads, and quota."""
+    """Return how many cores this process may use, by affinity (without hyper-threads) and quota."""
     if not hasattr(os, "sched_getaffinity"):
         return psutil.cpu_count(logical=False) or os.cpu_count() or 1
     cores = set()
@@ -300,7 +300,7 @@ def usable_cores() -> int:
 
 
 def _quota() -> int:
-    """Return a container's limit in cores (cgroup 2), or very many."""
+    """Return a container's limit in cores (cgroup 2), or a very large number without a limit."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return max(1, int(quota) // int(period))

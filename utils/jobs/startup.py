@@ -1,8 +1,8 @@
-"""``python -m utils.jobs.startup``: how long until ranks compute, forked and as processes.
+"""``python -m utils.jobs.startup``: measures how soon ranks compute, forked and as processes.
 
-Each way is measured in turn, several rounds in one run; the medians are shown, and their ratio.
-Each measurement is a fresh Python, as a fresh kernel would be. "nothing warm" has a temporary
-folder of its own, so that there is no server yet.
+A run measures both ways in turn for several rounds, and prints the medians and their ratio. Each
+measurement starts a fresh Python, like a fresh kernel. "nothing warm" uses a new temporary folder,
+so that there is no fork server yet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from utils.jobs.forkserver.client import VARIABLE
 WAYS = {"processes": {VARIABLE: "off"}, "forked": {}}
 DEADLINE = 300.0
 
-# Each prints one JSON object: seconds, or bytes, by the name of what was measured.
+# Each program prints a JSON object with seconds or bytes by the name of the measurement.
 _FIRST_REDUCE = (
     "import torch, torch.distributed as dist; dist.init_process_group('mpi');"
     "x = torch.ones(1); dist.all_reduce(x); dist.barrier()"
@@ -67,7 +67,7 @@ from utils import cluster
 print(json.dumps({"kernel": time.perf_counter() - begin}))
 """
 
-# Name: program, its arguments, and what it measures.
+# For each name: the program, its arguments, and the key in its output.
 _COLD = "the same, nothing warm"
 MEASUREMENTS = {
     "cluster.start(4), import torch, init, all_reduce": (_NOTEBOOK, ("4",), "start"),
@@ -116,10 +116,10 @@ def _row(name: str, values: dict[tuple[str, str], list[float]]) -> list[str]:
 
 
 def measured(names: list[str], rounds: int) -> dict[tuple[str, str], list[float]]:
-    """Return all measurements, way after way, round after round; by name and way."""
+    """Return all measurements by name and way, taken in turn for several rounds."""
     turns = [(name, way) for name in names for way in WAYS] * rounds
     values: dict[tuple[str, str], list[float]] = {turn: [] for turn in turns}
-    # The first of each way warms the server and the files of the system.
+    # A first measurement of each way warms up the server and the system's file cache.
     for way in WAYS:
         measure(next(iter(MEASUREMENTS)), way)
     for name, way in tqdm(turns, unit="measurement"):
@@ -128,10 +128,10 @@ def measured(names: list[str], rounds: int) -> dict[tuple[str, str], list[float]
 
 
 def main() -> int:
-    """Measure and print; the exit status."""
+    """Measure, print a table, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m utils.jobs.startup", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="medians of R rounds: 5")
-    parser.add_argument("--only", nargs="+", metavar="WORD", help="what has one of these words")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="names with one of these words")
     options = parser.parse_args()
     words = options.only or [""]
     names = [name for name in MEASUREMENTS if any(word in name for word in words)]

@@ -1,8 +1,8 @@
-"""``python -m utils.jobs.warm_up``: have the fork server ready before a notebook wants ranks.
+"""``python -m utils.jobs.warm_up``: starts the fork server before a notebook needs ranks.
 
-`make lab` starts it beside JupyterLab. It holds a lease while its parent lives, so that restarted
-kernels find the server as well; the lease is lost with this process, and the server ends. Where
-there can be no fork server, it ends without a word.
+`make lab` starts this process together with JupyterLab. It holds a lease while its parent is alive,
+so that restarted kernels find the server, too. When this process ends, the lease is lost and the
+server ends. If there can be no fork server here, it ends without a message.
 """
 
 import contextlib

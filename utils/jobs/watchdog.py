@@ -1,11 +1,11 @@
-"""Ends a notebook's ranks when its kernel is gone, however it went.
+"""Ends a notebook's ranks when its kernel is gone, for whatever reason.
 
-nbval and a full memory end a kernel with SIGKILL: no clean-up of its own runs, and engines,
-controller and mpiexec would live on, deadlocked ranks at 100 % CPU. So `cluster.start` starts
-this file as a process of its own. Its standard input is a pipe whose other end only the kernel
-holds: end of file means that the kernel is gone (or has called `stop`), whatever the reason.
+nbval and a lack of memory end a kernel with SIGKILL, so the kernel can't clean up. Its engines,
+controller and mpiexec would keep running, and deadlocked ranks use 100 % CPU. Therefore
+`cluster.start` starts this file as a separate process. Its standard input is a pipe whose other end
+only the kernel holds, so end of file means that the kernel is gone or has called `stop`.
 
-Run as a file: it must not import the course's package, nor anything that is slow or prints.
+This module is run as a file: it must not import the course, or anything that is slow or prints.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from collections.abc import Sequence
 
 import psutil
 
-# Every process that a kernel starts for its ranks, and all that those start, carry this variable
-# in their environment: it survives a parent's death, a new session and a new process group.
+# Every process that a kernel starts for its ranks has this variable, and so do all its descendants:
+# a variable survives a parent's death, a new session and a new process group.
 VARIABLE = "DDL_LABS_RANKS"
 
-# In the folder of ranks that have a Slurm job of their own, which has the mark as its name.
+# This file marks a session folder whose ranks have a Slurm job. The job's name is the mark.
 JOB = "slurm-job"
 
-# Processes are named by (process id, creation time): ids are used again. The clock may be set
-# while ranks run, so times are compared with this tolerance, in seconds.
+# Process ids are reused, so a process is identified by (process id, creation time). The clock may
+# be set while ranks run, so creation times are compared with this tolerance, in seconds.
 CLOCK_STEP = 2.0
 
 Root = tuple[int, float]
 
 
 def alive(process: psutil.Process) -> bool:
-    """Return whether a process runs. A zombie does not: it only waits for its parent."""
+    """Return whether a process runs. A zombie does not run: it only waits for its parent."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -45,15 +45,15 @@ def alive(process: psutil.Process) -> bool:
 
 
 def carries(process: psutil.Process, mark: str, variable: str = VARIABLE) -> bool:
-    """Return whether a process was started, however indirectly, for what has this mark."""
+    """Return whether a process was started, even indirectly, for the session with this mark."""
     try:
         return bool(process.environ().get(variable) == mark)
-    except (psutil.Error, OSError):  # also: another user's
+    except (psutil.Error, OSError):  # for example another user's process
         return False
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """Return the process and all that descend from it; an empty list when it has ended."""
+    """Return the process and all its descendants; an empty list if it has ended."""
     try:
         root = psutil.Process(pid)
         return [root, *root.children(recursive=True)]
@@ -71,7 +71,7 @@ def _began(pid: int, created: float) -> bool:
 def members(
     mark: str, roots: Sequence[Root] = (), variable: str = VARIABLE
 ) -> list[psutil.Process]:
-    """Return live processes that carry the mark or descend from a root; never the caller."""
+    """Return running processes that have the mark or descend from a root, except the caller."""
     processes = {p for p in psutil.process_iter() if carries(p, mark, variable)}
     for pid, created in roots:
         if _began(pid, created):
@@ -92,10 +92,10 @@ def end_all(
     limit: float = 15.0,
     variable: str = VARIABLE,
 ) -> bool:
-    """End every member: SIGTERM, after `grace` seconds SIGKILL. Return whether none is left.
+    """End all members: SIGTERM, then SIGKILL after `grace` seconds. Return whether none is left.
 
-    It looks again until two looks in a row find nothing, as a process may just be starting another;
-    it gives up after `limit` seconds.
+    A process may just be starting a new one, so it repeats until two searches in a row find
+    nothing, or until `limit` seconds have passed.
     """
     quiet = 0
     deadline = time.monotonic() + limit
@@ -118,26 +118,26 @@ def cancel_job(mark: str, folder: str | os.PathLike[str]) -> None:
 
 
 def cancel(*arguments: str) -> None:
-    """Run `scancel`, whatever comes of it."""
+    """Run `scancel`, and ignore errors."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["scancel", "--quiet", *arguments]
         subprocess.run(command, capture_output=True, timeout=20, check=False)
 
 
 def shared_memory(mark: str) -> str:
-    """Return the folder of these ranks' shared memory, on systems that have one."""
+    """Return the folder for the shared memory of these ranks, on systems that have /dev/shm."""
     return os.path.join("/dev/shm", f"ddl-labs-{mark}")
 
 
 def remove(mark: str, folder: str | os.PathLike[str]) -> None:
-    """Remove the files of a session: killed, neither MPI nor its launcher can."""
+    """Remove the files of a session, because a killed MPI or launcher can't."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(shared_memory(mark), ignore_errors=True)
 
 
 def main(mark: str, folder: str) -> None:
     """Read the root processes from standard input until its end, then end them all."""
-    # A Ctrl-C or a hang-up is for the kernel; its death is what reaches this process.
+    # Ctrl-C and hang-up are for the kernel. This process reacts only to the kernel's end.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     roots: list[Root] = []

@@ -1,4 +1,4 @@
-"""Ranks that need not import PyTorch: they are forked from a process that has it already.
+"""The fork server: ranks start faster because they are forked from a process with PyTorch.
 
-docs/fork-server.md has the processes, the messages, and what holds at all times with its tests.
+docs/fork-server.md describes the processes, the messages, and the invariants with their tests.
 """

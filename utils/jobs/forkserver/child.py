@@ -1,7 +1,7 @@
-"""A forked process becomes the rank: it takes over what its stub was given, then the program.
+"""Turns a forked process into a rank: it adopts the state of its stub, and runs the program.
 
-What a process of its own would have got from mpiexec, or made when it started, is set here: nothing
-that a program can see should tell the two apart (tests/jobs/test_forkserver.py compares them).
+An ordinary process would get this state from mpiexec, or create it when it starts. A program should
+not be able to see whether it was forked (tests/jobs/test_forkserver.py compares both).
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from typing import Any, NoReturn
 from torch_mpi import library
 from utils.jobs.forkserver.client import THREADS, load_time
 
-# Read by PyTorch at its import.
+# PyTorch reads this variable when it is imported.
 DEBUG = b"TORCH_DISTRIBUTED_DEBUG"
 DEBUG_LEVELS = (b"OFF", b"INFO", b"DETAIL")
-# In `man proc_pid_stat`, counted from 1: arg_start, arg_end, env_start, env_end.
+# The number of arg_start in `man proc_pid_stat`; then come arg_end, env_start and env_end.
 FIRST_FIELD = 48
 
 
 class CannotForkError(Exception):
-    """This rank must be a process of its own; the message says why."""
+    """This rank can't be forked and must be an ordinary process; the message says why."""
 
 
 # --- before the fork ---------------------------------------------------------------------------
 
 
 def check(wanted: dict[str, Any], settings: Mapping[str, str]) -> None:
-    """Raise CannotForkError for a request that a fork of this process can't be made to fit.
+    """Raise CannotForkError if a fork of this process can't become the requested rank.
 
     Args:
-        settings: the variables of the environment that libraries have read in this process.
+        settings: the environment variables that libraries have read in this process.
     """
     _check_environment(wanted["environment"], settings)
     threads = len(os.listdir("/proc/self/task"))
@@ -58,7 +58,7 @@ def check(wanted: dict[str, Any], settings: Mapping[str, str]) -> None:
     program = os.fsdecode(wanted["arguments"][0])
     path = os.path.join(os.fsdecode(wanted["folder"]), program)
     if program not in ("-c", "-m") and not os.path.isfile(path):
-        raise CannotForkError(f"{program} is an option of Python, or no file")
+        raise CannotForkError(f"{program} is an option of Python, or not a file")
     for number, _, hard in wanted["limits"]:
         if _as_number(hard) > _as_number(resource.getrlimit(number)[1]):
             raise CannotForkError(f"its resource limit {number} is above the fork server's")
@@ -67,17 +67,17 @@ def check(wanted: dict[str, Any], settings: Mapping[str, str]) -> None:
     if wanted["user"] != [list(os.getresuid()), list(os.getresgid()), sorted(os.getgroups())]:
         raise CannotForkError("it runs as another user or group")
     if hidden := shadowed(wanted):
-        raise CannotForkError(f"{hidden} comes before a module that is imported already")
+        raise CannotForkError(f"{hidden} hides a module that the fork server has imported")
 
 
 def _check_environment(environment: dict[bytes, bytes], settings: Mapping[str, str]) -> None:
     theirs = load_time({os.fsdecode(k): os.fsdecode(v) for k, v in environment.items()})
     for name in sorted(theirs.keys() | settings.keys()):
         if theirs.get(name) != settings.get(name):
-            raise CannotForkError(f"{name} is another one than in the fork server")
+            raise CannotForkError(f"the variable {name} differs from the fork server's")
     _threads(environment)
     if environment.get(DEBUG, b"OFF").upper() not in DEBUG_LEVELS:
-        raise CannotForkError(f"PyTorch refuses its {DEBUG.decode()}")
+        raise CannotForkError(f"PyTorch refuses the value of {DEBUG.decode()}")
 
 
 def _as_number(limit: int) -> float:
@@ -85,7 +85,7 @@ def _as_number(limit: int) -> float:
 
 
 def shadowed(wanted: dict[str, Any]) -> str:
-    """Return a file of the program's folder that hides a module we have imported; or ""."""
+    """Return a file in the program's folder that hides an imported module; "" if there is none."""
     first = _first_folder(wanted["arguments"])
     folder = os.path.join(os.fsdecode(wanted["folder"]), first)
     with contextlib.suppress(OSError):
@@ -99,7 +99,7 @@ def shadowed(wanted: dict[str, Any]) -> str:
 
 
 def _first_folder(arguments: list[bytes]) -> str:
-    """Return what Python puts first on its path: the script's folder, else the current one."""
+    """Return the first folder on Python's path: the script's folder, or "" for the current one."""
     if sys.flags.safe_path:
         return os.devnull
     if arguments[0] in (b"-c", b"-m"):
@@ -113,19 +113,19 @@ def _lies_in(module: ModuleType, folder: str) -> bool:
 
 
 def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
-    """Return the threads of PyTorch and of NumPy that this environment asks for.
+    """Return how many threads of PyTorch and of NumPy this environment requests.
 
-    PyTorch asks MKL, which takes MKL_NUM_THREADS before OMP_NUM_THREADS; NumPy's OpenBLAS takes
-    its own first. Without a number each library counts cores in its own way, when it is loaded.
+    PyTorch asks MKL, which prefers MKL_NUM_THREADS to OMP_NUM_THREADS, and NumPy's OpenBLAS prefers
+    OPENBLAS_NUM_THREADS. Without a number each library counts the cores when it is loaded.
 
     Raises:
-        CannotForkError: it asks for no number.
+        CannotForkError: the environment requests no number of threads.
     """
     asked = {name: environment.get(name.encode(), b"").decode() for name in THREADS}
     if not asked["OMP_NUM_THREADS"]:
         raise CannotForkError("OMP_NUM_THREADS is not set, so each library counts the cores itself")
     if not all(re.fullmatch("[0-9]*", value) for value in asked.values()):
-        raise CannotForkError(f"the number of threads is more than a number: {asked}")
+        raise CannotForkError(f"a number of threads is not a single number: {asked}")
     omp = int(asked["OMP_NUM_THREADS"])
     return {
         "torch": int(asked["MKL_NUM_THREADS"] or omp),
@@ -137,7 +137,7 @@ def _threads(environment: dict[bytes, bytes]) -> dict[str, int]:
 
 
 def become(wanted: dict[str, Any], descriptors: list[int]) -> None:
-    """Take over what the stub was given: its request, and the descriptors that came with it."""
+    """Adopt the state of the stub: everything in its request, and its file descriptors."""
     library.stand_in = wanted["stub"]
     _take_signals(wanted)
     _take_limits(wanted)
@@ -182,7 +182,7 @@ def _take_limits(wanted: dict[str, Any]) -> None:
 
 
 def _take_descriptors(numbers: list[int], descriptors: list[int]) -> None:
-    """Give each descriptor the number that it had in the stub; close all others."""
+    """Give each descriptor its number from the stub, and close all other descriptors."""
     above = max([*numbers, *descriptors]) + 1
     moved = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
     close_all_but(set(moved))
@@ -192,7 +192,7 @@ def _take_descriptors(numbers: list[int], descriptors: list[int]) -> None:
 
 
 def close_all_but(kept: set[int]) -> None:
-    """Close every other descriptor: of the server's sockets, and of other sessions'."""
+    """Close every other descriptor, such as sockets of the server and of other sessions."""
     for name in os.listdir("/proc/self/fd"):
         if int(name) not in kept:
             with contextlib.suppress(OSError):
@@ -200,14 +200,14 @@ def close_all_but(kept: set[int]) -> None:
 
 
 def _renew_streams() -> None:
-    """Make text streams on descriptors 0 to 2, as Python does when it starts."""
+    """Make text streams for descriptors 0 to 2, as Python does when it starts."""
     unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, f"__{name}__")
         try:
             os.fstat(number)
         except OSError:
-            new = None  # closed: Python has no stream there
+            new = None  # Python has no stream for a closed descriptor
         else:
             new = _stream(number, old, unbuffered)
         setattr(sys, name, new)
@@ -215,7 +215,7 @@ def _renew_streams() -> None:
 
 
 def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.TextIOWrapper:
-    """Return a stream as `create_stdio` of CPython's pylifecycle.c makes it."""
+    """Return a stream like `create_stdio` in CPython's pylifecycle.c."""
     mode = "w" if number else "r"
     through = unbuffered and number > 0
     buffering = 0 if through else -1
@@ -235,7 +235,7 @@ def _stream(number: int, old: io.TextIOWrapper | None, unbuffered: bool) -> io.T
 
 
 def _renew_random_numbers() -> None:
-    """Seed each generator from the system, as in a fresh process."""
+    """Seed each random number generator from the system, as in a fresh process."""
     random.seed()
     if numpy := sys.modules.get("numpy.random"):
         numpy.seed()
@@ -246,7 +246,7 @@ def _renew_random_numbers() -> None:
 
 
 def set_threads(environment: dict[bytes, bytes]) -> None:
-    """Give thread pools the size that the environment asks for; the server's have one thread."""
+    """Give thread pools the size that the environment requests; in the server they have size 1."""
     asked = _threads(environment)
     if asked["torch"] != 1 and (torch := sys.modules.get("torch")):
         torch.set_num_threads(asked["torch"])
@@ -255,7 +255,7 @@ def set_threads(environment: dict[bytes, bytes]) -> None:
 
 
 def _setter_of_openblas() -> Callable[[int], object] | None:
-    """Return `openblas_set_num_threads` of NumPy's library; None where it has another one."""
+    """Return OpenBLAS's function that sets the number of threads; None for another library."""
     with open("/proc/self/maps") as file:
         paths = {line.split()[-1] for line in file if "openblas" in line}
     for path in sorted(paths):
@@ -268,15 +268,15 @@ def _setter_of_openblas() -> Callable[[int], object] | None:
 
 
 def show_title(command: list[bytes], environment: Mapping[bytes, bytes] | None = None) -> None:
-    """Have /proc/PID/cmdline show this command, and environ this environment; what fits of them.
+    """Make /proc/PID/cmdline and /proc/PID/environ show this command and environment.
 
-    Linux reads both from the memory of the process, where they lie since its program was loaded: a
-    fork shows the server's. So the rank's are written over them. `ps` then shows the rank, and
-    whoever looks for the processes of a session finds it (`utils.jobs.watchdog`). The server makes
-    room when it is started (`client`). The method is that of `setproctitle`.
+    Linux reads both from the memory of the process, so a fork shows the server's. We overwrite that
+    memory, as far as there is room. Then `ps` shows the rank's command, and `utils.jobs.watchdog`
+    finds the rank by its environment. The server gets extra room when it is started (see `client`).
+    The method comes from `setproctitle`.
     """
     with open("/proc/self/stat", "rb") as file:
-        # The name, in parentheses, may hold spaces; field 3 comes after it.
+        # The name in parentheses may contain spaces, and field 3 comes after it.
         fields = file.read().rpartition(b")")[2].split()
     first = FIRST_FIELD - 3
     start, after, env_start, env_after = map(int, fields[first : first + 4])
@@ -284,14 +284,14 @@ def show_title(command: list[bytes], environment: Mapping[bytes, bytes] | None =
         return
     room = after - start
     text = b" ".join(command).replace(b"\0", b" ")[: room - 2]
-    # A last byte that is not 0 tells Linux that the text ends at its first 0.
+    # If the last byte is not 0, Linux ends the text at its first 0.
     ctypes.memmove(start, text.ljust(room - 1, b"\0") + b"\1", room)
     if environment is not None:
         ctypes.memmove(env_start, _block(environment, env_after - env_start), env_after - env_start)
 
 
 def _block(environment: Mapping[bytes, bytes], room: int) -> bytes:
-    """Return the variables as Linux lays them, whole ones only, filled up with 0."""
+    """Return as many whole variables as fit, in Linux's format, padded with 0."""
     block = b""
     for name, value in environment.items():
         entry = name + b"=" + value + b"\0"
@@ -304,11 +304,11 @@ def _block(environment: Mapping[bytes, bytes], room: int) -> bytes:
 
 
 def run_program(arguments: list[bytes]) -> NoReturn:
-    """Run `SCRIPT …`, `-c CODE …` or `-m MODULE …` as Python would, and end as it does."""
+    """Run `SCRIPT …`, `-c CODE …` or `-m MODULE …` as Python would, and exit like Python."""
     loaded = set(sys.modules)
     words = [os.fsdecode(word) for word in arguments]
     sys.orig_argv = [sys.executable, *words]
-    # For a module, what stands there while Python looks for it; its file's path comes later.
+    # For `-m`, Python has "-m" there until it has found the module's file.
     sys.argv = [words[0], *words[2:]] if words[0] in ("-m", "-c") else words
     _put_first(arguments)
     main = sys.modules["__main__"] = ModuleType("__main__")
@@ -333,7 +333,7 @@ def run_program(arguments: list[bytes]) -> NoReturn:
 
 
 def _is_beside(module: ModuleType) -> bool:
-    """Return whether it lies in the program's folder, and in none below."""
+    """Return whether the module's file is directly in the program's folder."""
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and os.path.dirname(file) == os.path.realpath(sys.path[0])
 
@@ -348,9 +348,9 @@ def _run(words: list[str], main: ModuleType) -> None:
 
 
 def _put_first(arguments: list[bytes]) -> None:
-    """Put the program's folder in the place of the server's own on `sys.path`."""
+    """Replace the server's folder on `sys.path` by the program's."""
     if not sys.flags.safe_path:
-        # `-m` puts the full path of the current folder there, `-c` leaves it open.
+        # `-m` puts the full path of the current folder there, and `-c` an empty string.
         sys.path[0] = os.getcwd() if arguments[0] == b"-m" else _first_folder(arguments)
 
 
@@ -370,7 +370,7 @@ def _run_script(path: str, main: ModuleType) -> None:
 
 
 def _status(code: object) -> int:
-    """Return the status for `sys.exit(code)`, as `handle_system_exit` of CPython's pythonrun.c."""
+    """Return the exit status for `sys.exit(code)`, like `handle_system_exit` in pythonrun.c."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -380,18 +380,18 @@ def _status(code: object) -> int:
 
 
 def _end(status: int, interrupted: bool, modules: list[ModuleType], ends_mpi: bool) -> NoReturn:
-    """End as `Py_FinalizeEx` does for the program, but leave what the server has loaded alone.
+    """End as `Py_FinalizeEx` does for the program, but keep the modules that the server loaded.
 
-    To take down PyTorch's modules copies most of the memory that is shared, for 0.3 s in each rank.
+    Clearing PyTorch's modules would copy most of the shared memory, which costs 0.3 s in each rank.
 
     Args:
-        interrupted: whether a KeyboardInterrupt ended it.
-        modules: the program, and modules that lie beside it.
+        interrupted: whether a KeyboardInterrupt ended the program.
+        modules: the program, and modules in its folder.
         ends_mpi: false in a child that the program has forked, which has none of MPI's threads.
     """
     threading._shutdown()  # type: ignore[attr-defined]  # as `Py_FinalizeEx` does
     atexit._run_exitfuncs()
-    # Daemon threads would stumble over what is gone.
+    # Daemon threads would fail on cleared names.
     if threading.active_count() == 1:
         _clear(modules)
     if ends_mpi:
@@ -407,9 +407,9 @@ def _end(status: int, interrupted: bool, modules: list[ModuleType], ends_mpi: bo
 
 
 def _clear(modules: list[ModuleType]) -> None:
-    """Have the destructors of a program's objects run."""
+    """Clear a program's names, so that the destructors of its objects run."""
     for module in modules:
-        # Underscored names first, as CPython does.
+        # Like CPython, clear names with an underscore first.
         names = [name for name in vars(module) if not name.startswith("__")]
         for name in sorted(names, key=lambda name: not name.startswith("_")):
             vars(module)[name] = None
@@ -417,7 +417,7 @@ def _clear(modules: list[ModuleType]) -> None:
 
 
 def _end_mpi() -> None:
-    """Do what mpi4py has the interpreter do at its end."""
+    """Finalize MPI, as mpi4py does when the interpreter ends."""
     MPI = sys.modules.get("mpi4py.MPI")
     if MPI is None or sys.modules["mpi4py"].rc.finalize is False:
         return

@@ -1,10 +1,10 @@
-"""The fork server: a process with PyTorch imported and one thread, whose forks become ranks.
+"""The fork server: a process with one thread that has imported PyTorch, and whose forks are ranks.
 
     python -m utils.jobs.forkserver.server LISTENER FOLDER
 
-LISTENER: number of a descriptor, a UNIX socket that listens. FOLDER: where its socket's name is.
+LISTENER is the number of a descriptor, a listening UNIX socket. FOLDER contains the socket's name.
 
-Its clients are stubs, which ask for a rank, and holders of a lease: a kernel, a test session. It
+Its clients are stubs, which request ranks, and lease holders, such as kernels and test sessions. It
 ends when the last lease is lost because its holder died, or after five minutes without use.
 """
 
@@ -31,17 +31,18 @@ from utils.jobs.forkserver import child, stub
 from utils.jobs.forkserver.client import LATER_VARIABLE, THREADS, load_time
 from utils.jobs.session import locked
 
-# Seconds without leases and ranks after which it ends; for a client to send its request.
+# Seconds without leases and ranks after which the server ends.
 IDLE = 300.0
+# Seconds that a client has to send its request.
 PATIENCE = 10.0
 
-# Bytes of a request, most of which are environment variables.
+# Most bytes of a request; environment variables are the largest part.
 MOST_OF_A_REQUEST = 2**24
 
-# Seconds between two looks at what has ended.
+# Seconds between two looks for ranks that have ended.
 TICK = 1.0
 
-# What ranks import first. mpi4py, but not mpi4py.MPI: the MPI library is a rank's own.
+# Modules that ranks import first. mpi4py.MPI is missing, because each rank must load MPI itself.
 PRELOADED = (
     *("numpy", "numpy.random", "torch", "torch.distributed", "torch.nn.parallel"),
     *("mpi4py", "psutil", "torch_mpi.protocol.diagnosis", "torch_mpi.network"),
@@ -50,10 +51,16 @@ PRELOADED = (
     *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),
     *("utils.cluster.rank_side", "utils.data", "utils.models"),
 )
+<<<<<<< HEAD
 # What PyTorch imports when a rank makes its first optimizer, DDP or profiler, and torchvision,
 # which its first data set needs (1.1 s of a core). The server imports both when it has nothing else
 # to do, because the first ranks need not wait for them. LATER_VARIABLE says otherwise.
 PRELOADED_LATER = ("torch._dynamo", "utils.data.fashion")
+=======
+# Modules that PyTorch imports with the first optimizer, DDP or profiler. The server imports them
+# when it is idle, so that the first ranks don't wait for them; LATER_VARIABLE can change that.
+PRELOADED_LATER = ("torch._dynamo",)
+>>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
 
 _PR_SET_PDEATHSIG = 1
 
@@ -62,21 +69,21 @@ _PR_SET_PDEATHSIG = 1
 class Server:
     """The state of the fork server."""
 
-    listener: socket.socket  # new clients come here
-    folder: Path  # of its socket
-    settings: dict[str, str]  # what libraries have read of the environment
+    listener: socket.socket  # accepts new clients
+    folder: Path  # of the socket
+    settings: dict[str, str]  # environment variables that libraries have read
     leases: list[socket.socket] = field(default_factory=list)  # connections of the holders
     keepers: set[int] = field(default_factory=set)  # process ids of the ranks' parents
-    lost: bool = False  # whether a holder of a lease has died
-    later: tuple[str, ...] = PRELOADED_LATER  # still to be imported
-    used: float = field(default_factory=time.monotonic)  # when it was last of use
+    lost: bool = False  # whether a lease holder has died
+    later: tuple[str, ...] = PRELOADED_LATER  # modules to import when idle
+    used: float = field(default_factory=time.monotonic)  # time of the last lease or rank
 
     def serve(self) -> tuple[dict[str, Any], socket.socket] | None:
-        """Serve clients until there is no more use for it.
+        """Serve clients until nobody needs the server.
 
         Returns:
-            None in the server, at its end; in a fresh fork of it, the request of a rank, and the
-            connection to its stub.
+            None in the server, when it ends; in a fresh fork, the request of a rank and the
+            connection to the rank's stub.
         """
         while True:
             ready, _, _ = select.select([self.listener, *self.leases], [], [], TICK)
@@ -94,7 +101,7 @@ class Server:
     # -- clients --------------------------------------------------------------------------------
 
     def _admit(self) -> tuple[dict[str, Any], socket.socket] | None:
-        """Take a new client; in the fork that shall be its rank, return what that needs."""
+        """Accept a client; in the fork that will be its rank, return the request and connection."""
         connection, _ = self.listener.accept()
         try:
             connection.settimeout(PATIENCE)
@@ -107,13 +114,13 @@ class Server:
                 return None
             if self._fork(wanted, connection):
                 return wanted, connection
-        except Exception as error:  # whatever a client sends, the others are served
-            print(f"a client was turned away: {error}", file=sys.stderr, flush=True)
+        except Exception as error:  # a bad client must not stop the server
+            print(f"The server refused a client: {error}", file=sys.stderr, flush=True)
         connection.close()
         return None
 
     def _fork(self, wanted: dict[str, Any], connection: socket.socket) -> bool:
-        """Fork a keeper for this request; True in the fork."""
+        """Fork a keeper for this request; return True in the fork."""
         try:
             child.check(wanted, self.settings)
         except child.CannotForkError as reason:
@@ -127,7 +134,7 @@ class Server:
         return False
 
     def _hear(self, lease: socket.socket) -> None:
-        """Note that a holder says goodbye, or has died."""
+        """Remove the lease of a holder that has given it back or died."""
         try:
             message = lease.recv(len(stub.BYE))
         except OSError:
@@ -152,11 +159,11 @@ class Server:
     def _useless(self) -> bool:
         if self.leases or self.keepers:
             return False
-        # Without its folder nobody finds it any more.
+        # Without the folder, no client can find the server.
         return self.lost or time.monotonic() - self.used > IDLE or not self.folder.exists()
 
     def _close(self) -> bool:
-        """Take its name away; False when a client came meanwhile, who connects under this lock."""
+        """Remove the socket's name under the clients' lock; return False if one has connected."""
         if not self.folder.exists():
             return True
         with locked(self.folder.parent / "lock"):
@@ -168,13 +175,13 @@ class Server:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Return the effective user of the process at the other end, which the system knows."""
+    """Return the effective user id of the process at the other end, as the system reports it."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
     return int(struct.unpack("3i", credentials)[1])
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:
-    """Return a message. Raise ValueError or EOFError for what is none."""
+    """Return a message. Raises ValueError or EOFError if the bytes aren't a message."""
     size = int.from_bytes(stub.receive_exactly(connection, stub.NUMBER), "big")
     if not 0 < size < MOST_OF_A_REQUEST:
         raise ValueError(f"a request of {size} bytes")
@@ -184,14 +191,14 @@ def _receive(connection: socket.socket) -> dict[str, Any]:
 
 # --- the keeper of a rank -----------------------------------------------------------------------
 #
-# The parent of a rank passes signals on, tells how the rank ended, and ends it with its stub. There
-# is one for each rank, so that the ranks live on when the server dies.
+# A rank's parent, its keeper, forwards signals, reports how the rank ended, and ends the rank when
+# the stub is gone. Each rank has its keeper, so that ranks keep running when the server dies.
 
 
 def fork_rank(connection: socket.socket) -> list[int]:
-    """Fork the rank in a fresh fork of the server, and keep it; in the rank return its descriptors.
+    """Fork the rank in a fresh fork of the server, which becomes its keeper and never returns.
 
-    They are in the order of the request.
+    In the rank, return its descriptors in the order of the request.
     """
     os.setsid()
     child.close_all_but({connection.fileno()})
@@ -204,7 +211,7 @@ def fork_rank(connection: socket.socket) -> list[int]:
     rank = os.fork()
     if rank == 0:
         _die_with(keeper)
-        # A group of its own, as below mpiexec: a signal to it is for this rank only.
+        # A separate process group, as below mpiexec, so that a signal to it reaches only this rank.
         os.setpgid(0, 0)
         for descriptor in (wake, woken):
             os.close(descriptor)
@@ -221,7 +228,7 @@ def fork_rank(connection: socket.socket) -> list[int]:
 
 
 def _receive_descriptors(connection: socket.socket) -> list[int] | None:
-    """Return what the stub gives its rank; None if it lost patience: it is the program itself."""
+    """Return the descriptors from the stub; None if it stopped waiting and became the program."""
     try:
         connection.sendall(stub.READY)
         answer, descriptors, _, _ = socket.recv_fds(connection, 1, stub.MOST_DESCRIPTORS)
@@ -231,14 +238,14 @@ def _receive_descriptors(connection: socket.socket) -> list[int] | None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the system kill this process when its parent ends."""
+    """Make the system kill this process when its parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
 def _keep(rank: int, connection: socket.socket, wake: int) -> None:
-    """Wait until the rank has ended; pass signals on meanwhile."""
+    """Wait until the rank has ended, and forward signals until then."""
     watched = select.poll()
     watched.register(connection, select.POLLIN)
     watched.register(wake, select.POLLIN)
@@ -256,12 +263,12 @@ def _keep(rank: int, connection: socket.socket, wake: int) -> None:
 
 
 def _pass_on(connection: socket.socket, rank: int) -> bool:
-    """Pass signals from the stub on. Return False if it has ended; the rank is then killed."""
+    """Forward signals from the stub. If the stub has ended, kill the rank and return False."""
     try:
         numbers = connection.recv(64)
     except OSError:
         numbers = b""
-    # The rank is not reaped yet: its number can't be another process's.
+    # The rank isn't reaped yet, so no other process can have its id.
     for number in numbers or (signal.SIGKILL,):
         os.kill(rank, number)
     return bool(numbers)
@@ -271,25 +278,25 @@ def _pass_on(connection: socket.socket, rank: int) -> bool:
 
 
 def preload(names: tuple[str, ...]) -> None:
-    """Import what ranks import; one that fails is told in the log, and imported by each rank."""
+    """Import modules for the ranks; a failure is logged, and each rank imports that module."""
     for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:
             print(f"{name} is not preloaded: {type(error).__name__}: {error}", file=sys.stderr)
     gc.collect()
-    # What is there now is never looked through again: forks share its memory.
+    # The garbage collector must not touch these objects again, because forks share their memory.
     gc.freeze()
 
 
 def main() -> None:
-    """Serve. In a fork, become the rank and run its program."""
+    """Run the server. In a fork, become the rank and run its program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     listener = socket.socket(fileno=int(sys.argv[1]))
     folder = Path(sys.argv[2])
     settings = load_time(os.environ)
-    # Without the spaces that make room for the command of a rank.
+    # Leave out the spaces that make room for a rank's command.
     child.show_title([
         os.fsencode(word) for word in [sys.executable, *sys.orig_argv[1:]] if word.strip()
     ])

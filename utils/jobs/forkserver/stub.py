@@ -1,10 +1,10 @@
-"""Stands below mpiexec for a rank that the fork server makes. Run as a file, `python -I -S`.
+"""The process that mpiexec starts for each forked rank. It is run as a file, `python -I -S`.
 
     stub.py SOCKET (SCRIPT | -c CODE | -m MODULE) [ARGUMENT …]
 
-Its own imports are the time that a rank takes to start, so they are built-in modules only. What
-the rank shall be like goes to the server as one message. Then signals are passed on, and the stub
-ends as the rank did. Where the server can't make the rank, the stub becomes it the ordinary way.
+A rank's start includes the stub's imports, so the stub imports only built-in modules. It sends the
+rank's properties to the server in one message, forwards signals, and ends in the same way as the
+rank. If the server can't fork the rank, the stub runs the program itself.
 """
 
 import _signal
@@ -13,27 +13,27 @@ import marshal
 import os
 import sys
 
-# Type checkers take it for true, and `typing` is not imported.
+# Type checkers treat this name as true, so that `typing` isn't imported at runtime.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Seconds for the server to answer; it may still be importing PyTorch on a very busy machine.
+# Seconds that the server has to answer. On a very busy machine it may still be importing PyTorch.
 PATIENCE = 45.0
 
-# Why a rank was started the ordinary way although it was meant to be forked.
+# Says why a rank was started as an ordinary process although it was meant to be forked.
 WHY_NOT_VARIABLE = "DDL_LABS_NOT_FORKED"
 
-# Set for each rank by `mpiexec --with-ft ulfm`: the other ranks live on when one dies.
+# `mpiexec --with-ft ulfm` sets it for each rank; then the other ranks survive when a rank dies.
 FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 
-# What server and keeper tell: there is a keeper; the rank's wait status follows; why there is no
-# rank. And what the stub answers to the first: it has waited, and wants the rank.
+# Messages to the stub: a keeper is ready, the rank has ended (its wait status follows), and the
+# server refuses (the reason follows). The stub answers the first with GO if it still waits.
 READY = b"K"
 ENDED = b"E"
 REFUSED = b"R"
 GO = b"G"
-# What the holder of a lease says when it gives the lease back.
+# The holder of a lease sends this to give the lease back.
 BYE = b"bye"
 NUMBER = 8  # bytes, big-endian
 
@@ -47,7 +47,7 @@ _NOT_PASSED_ON = {_signal.SIGKILL, _signal.SIGSTOP, _signal.SIGCHLD}
 
 
 def request(arguments: list[str]) -> "dict[str, Any]":
-    """Return all that a process of its own would have got from mpiexec, as values for marshal."""
+    """Return everything that an ordinary process would inherit from mpiexec, for marshal."""
     import resource
 
     dispositions = {n: _signal.getsignal(n) for n in _signal.valid_signals()}
@@ -83,31 +83,31 @@ def _read(path: str) -> bytes:
 
 
 def _descriptors() -> list[int]:
-    """Return those that are inherited: 0 to 2, and what MPICH's mpiexec gives its ranks."""
+    """Return the inheritable descriptors: 0 to 2, and descriptors from MPICH's mpiexec."""
     numbers = []
     for name in os.listdir("/proc/self/fd"):
         try:
             if os.get_inheritable(int(name)):
                 numbers.append(int(name))
         except OSError:
-            pass  # the descriptor of the listing itself
+            pass  # the listing's own descriptor is closed by now
     return sorted(numbers)
 
 
 def send(connection: _socket.socket, message: "dict[str, Any]") -> None:
-    """Write a message: its length, and what marshal makes of it."""
+    """Send a message, as its length and its marshal data."""
     body = marshal.dumps(message)
     connection.sendall(len(body).to_bytes(NUMBER, "big") + body)
 
 
 def give(connection: _socket.socket, descriptors: list[int]) -> None:
-    """Say that the rank is wanted, and pass on its descriptors."""
+    """Send GO with the descriptors of the rank."""
     packed = b"".join(n.to_bytes(4, sys.byteorder) for n in descriptors)
     connection.sendmsg([GO], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)] if packed else [])
 
 
 def receive_exactly(connection: _socket.socket, number: int) -> bytes:
-    """Return so many bytes; fewer if the other side has closed."""
+    """Return this number of bytes, or fewer if the other side has closed."""
     received = b""
     while len(received) < number and (part := connection.recv(number - len(received))):
         received += part
@@ -115,15 +115,15 @@ def receive_exactly(connection: _socket.socket, number: int) -> bytes:
 
 
 def start_plainly(arguments: list[str], reason: str) -> None:
-    """Become the program, as if mpiexec had started Python itself."""
+    """Replace this process by the program, as if mpiexec had started Python itself."""
     os.environ[WHY_NOT_VARIABLE] = reason
     os.execv(sys.executable, [sys.executable, *arguments])
 
 
 def end_as(status: int) -> None:
-    """End as the rank did: by the same exit status, or by the same signal."""
+    """End like the rank, with the same exit status or by the same signal."""
     if status and FAULT_TOLERANT in os.environ:
-        # Open MPI tells the other ranks of no process that ends by itself with another status.
+        # If a process exits with a nonzero status, Open MPI doesn't notify the other ranks.
         status = int(_signal.SIGKILL)
     if not os.WIFSIGNALED(status):
         os._exit(os.waitstatus_to_exitcode(status))
@@ -139,7 +139,7 @@ def end_as(status: int) -> None:
 
 
 def ask(path: str, wanted: "dict[str, Any]") -> _socket.socket:
-    """Return a connection on which the server has this request. Raise OSError without a server."""
+    """Send a request and return the connection. Raises OSError if there is no server."""
     connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
     connection.settimeout(PATIENCE)
     connection.connect(path)
@@ -148,14 +148,14 @@ def ask(path: str, wanted: "dict[str, Any]") -> _socket.socket:
 
 
 def main(path: str, arguments: list[str]) -> None:
-    """Be the rank, by way of the server or by becoming the program."""
+    """Stand in for the rank that the server forks, or run the program in this process."""
     wanted = request(arguments)
     if len(wanted["descriptors"]) > MOST_DESCRIPTORS:
-        start_plainly(arguments, f"mpiexec gave it {len(wanted['descriptors'])} descriptors")
+        start_plainly(arguments, f"mpiexec passed it {len(wanted['descriptors'])} descriptors")
     try:
         connection = ask(path, wanted)
         kind = connection.recv(1)
-    except OSError as error:  # also: no answer in time
+    except OSError as error:  # there is no server, or it did not answer in time
         start_plainly(arguments, f"the fork server did not answer ({error})")
     if kind == REFUSED:
         connection.settimeout(None)
@@ -168,18 +168,18 @@ def main(path: str, arguments: list[str]) -> None:
 
 
 def stand_for_the_rank(connection: _socket.socket) -> None:
-    """Pass signals on until the rank has ended, and end like it."""
+    """Forward signals until the rank has ended, and end in the same way."""
 
     def pass_on(number: int, frame: object) -> None:
         try:  # noqa: SIM105 - contextlib would cost a tenth of the start
             connection.send(bytes([number]))
         except OSError:
-            pass  # the rank has ended just now
+            pass  # the rank has just ended
 
     connection.settimeout(None)
     for number in _signal.valid_signals() - _NOT_PASSED_ON:
         _signal.signal(number, pass_on)
-    # What the rank holds open, this process must not: a reader waits for the end of its output.
+    # Close the rank's files here, because readers of its output wait until every copy is closed.
     for descriptor in _descriptors():
         os.close(descriptor)
     told = receive_exactly(connection, 1 + NUMBER)

@@ -389,7 +389,7 @@ ERRORS = [
     Fault(
         "the same error on all ranks",
         "def broken():\n    return undefined_name\nbroken()",
-        ("NameError: name 'undefined_name'", "The same on ranks 0, 1, 2, 3"),
+        ("NameError: name 'undefined_name'", "The same error occurred on ranks 0, 1, 2, 3"),
         never=("restart",),
     ),
     Fault(
@@ -644,7 +644,7 @@ def test_a_limit_that_is_none_is_refused_and_nothing_runs(course, given):
 
 DEADLY = [
     Fault("os._exit(3) on one rank", "if rank == 1:\n    os._exit(3)\ndist.barrier()",
-          (r"^rank 1 died \(.*3", "MPI ended ranks 0, 2, 3")),
+          (r"^rank 1 died \(.*3", "MPI then ended ranks 0, 2, 3")),
     Fault("kill -9 of one rank",
           "if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
           (r"^rank 2 died \(signal 9",)),

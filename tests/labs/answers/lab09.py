@@ -94,7 +94,7 @@ CHANGES = [
      "x = x.clone()\n        dist.all_reduce(x, group=group)\n        return x",
      "f does that backward only"),
     ("9.2", "does not wait", "dist.all_reduce(total, group=group)",
-     "dist.all_reduce(total, group=group, async_op=True)", "nobody called wait()"),
+     "dist.all_reduce(total, group=group, async_op=True)", "You never call wait()"),
     ("9.2", "f never sums", "        dist.all_reduce(total, group=ctx.group)\n", "",
      "f sums over the ranks backward"),
     ("9.2", "g never sums", "        dist.all_reduce(total, group=group)\n", "",
@@ -110,9 +110,9 @@ CHANGES = [
      "return total / dist.get_world_size(ctx.group), None", "this is the mean"),
     ("9.2", "g takes the mean", "return total\n",
      "return total / dist.get_world_size(group)\n", "this is the mean"),
-    ("9.2", "f forgets the group", "group=ctx.group", "", "pass group=group"),
+    ("9.2", "f forgets the group", "group=ctx.group", "", "Pass group=group"),
     ("9.2", "g forgets the group", "dist.all_reduce(total, group=group)", "dist.all_reduce(total)",
-     "pass group=group"),
+     "Pass group=group"),
     ("9.2", "f gathers and adds", "dist.all_reduce(total, group=ctx.group)",
      "parts = [torch.empty_like(total) for _ in range(dist.get_world_size(ctx.group))]\n"
      "        dist.all_gather(parts, total, group=ctx.group)\n        total = sum(parts)",
@@ -281,8 +281,8 @@ CHANGES = [
      "every = [None] * dist.get_world_size(group)\n    "
      "dist.all_gather_object(every, shards.item(), group=group)\n    shards.fill_(sum(every))",
      "uses all_gather"),
-    ("9.5", "forgets the group", _ALL_REDUCE, "dist.all_reduce(shards)", "pass group=group"),
-    ("9.5", "returns nothing", "return norm\n", "norm\n", "returned None: return the norm"),
+    ("9.5", "forgets the group", _ALL_REDUCE, "dist.all_reduce(shards)", "Pass group=group"),
+    ("9.5", "returns nothing", "return norm\n", "norm\n", "You returned None. Return the norm"),
     ("9.6", "forward only", "number = 4 * depth", "number = 2 * depth",
      "backward has as many"),
     ("9.6", "the bytes of one", "return number, number * 2", "return number, 2",
@@ -308,7 +308,7 @@ CHANGES = [
     ("9.6", "returns bytes only", "return number, number", "return number",
      "expected [4, "),
     ("9.6", "returns nothing", "return 2 * (p - 1) / p * 4 * parameters", "pass",
-     "returned None: return bytes that each rank sends"),
+     "You returned None. Return bytes that each rank sends"),
     ("9.6", "two blocks hard-coded", "number = 4 * depth", "number = 8", "expected ["),
     ("9.7", "sums over the samples", "(total.log() - target).mean()",
      "(total.log() - target).sum()", "take the mean"),
@@ -327,7 +327,7 @@ CHANGES = [
      "total = shifted.exp().sum(1)\n    dist.all_reduce(total.detach(), group=group)\n"
      "    target = picked.detach().clone()\n    dist.all_reduce(target, group=group)",
      "the exponentials' part only"),
-    ("9.7", "forgets the group", "picked]), group)", "picked]))", "pass group=group"),
+    ("9.7", "forgets the group", "picked]), group)", "picked]))", "Pass group=group"),
     ("9.7", "labels of this rank only", "(first <= labels) & (labels < first + count)",
      "(labels < count)", "compare them with first and first + count"),
     ("9.7", "never looks whose label it is", ".squeeze(1) * mine", ".squeeze(1)",
@@ -341,7 +341,7 @@ CHANGES = [
     ("9.7", "sums the maximum's copies", "logits.detach().max(1).values",
      "torch.zeros_like(logits)[:, 0].detach()", "subtract the largest logit"),
     ("9.7", "returns nothing", "return (total.log() - target).mean()", "pass",
-     "returned None: return the mean loss"),
+     "You returned None. Return the mean loss"),
     ("9.7", "a matrix of classes", _SUM,
      "g(torch.stack([shifted.exp().sum(1), picked]), group)\n"
      "    g(shifted.exp().sum(1, keepdim=True).repeat(1, 9), group)",
@@ -386,7 +386,7 @@ CHANGES = [
     ("9.9", "stays with the expert", _BACK, "outputs = expert(exchange(buffer, group))",
      "output, capacity 2"),
     ("9.9", "forgets the group", _BACK,
-     "outputs = exchange(expert(exchange(buffer)), group)", "pass group=group"),
+     "outputs = exchange(expert(exchange(buffer)), group)", "Pass group=group"),
     ("9.9", "comes back in the experts' order", "return torch.zeros_like(x).index_copy(0, "
      "kept.nonzero().squeeze(1), weighted)",
      "y = torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), weighted)\n"
@@ -680,7 +680,7 @@ CHANGES += [
         "computes in float32",
         "weight.chunk(p, 0)[r].clone()",
         "weight.chunk(p, 0)[r].float().double()",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
     (
         "9.1",

@@ -270,7 +270,7 @@ CHANGES = [
         "group forgotten",
         "dist.recv(x, group_src=s - 1, group=group)",
         "dist.recv(x, group_src=s - 1)",
-        "pass group=group",
+        "Pass group=group",
     ),
     (
         NAIVE,
@@ -367,7 +367,7 @@ CHANGES = [
         "        dist.send(y.detach(), group_dst=s + 1, group=group)\n",
         "waits in recv",
     ),
-    (NAIVE, "isend without wait", "dist.send(x.grad", "dist.isend(x.grad", "nobody called wait()"),
+    (NAIVE, "isend without wait", "dist.send(x.grad", "dist.isend(x.grad", "You never call wait()"),
     (
         GPIPE,
         "backwards in order",
@@ -411,7 +411,7 @@ CHANGES = [
         '("F", k) for k in reversed(range(m))',
         "the forwards are reversed",
     ),
-    (GPIPE, "returns nothing", "return [", "[", "returned None: return a list for each stage"),
+    (GPIPE, "returns nothing", "return [", "[", "You returned None. Return a list for each stage"),
     (
         PLAN,
         "the last stage's backward needs nothing",
@@ -719,11 +719,11 @@ CHANGES = [
         "0",
         "that of a gradient backward_tag(k)",
     ),
-    (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
+    (RUN, "no wait", "outbox.wait()", "pass", "You never call wait()"),
     (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
-    (RUN, "group forgotten", "group_src=s - 1, group=group", "group_src=s - 1", "pass group=group"),
+    (RUN, "group forgotten", "group_src=s - 1, group=group", "group_src=s - 1", "Pass group=group"),
     (RUN, "done is not called", "worker.done(k)", "pass", "worker.done was never called"),
     (
         RUN,

@@ -586,7 +586,7 @@ CHANGES = [
         "nobody waits",
         "dist.reduce_scatter_single(part, row, group=group)",
         "dist.reduce_scatter_single(part, row, group=group, async_op=True)",
-        "nobody called wait()",
+        "You never call wait()",
     ),
     (
         TWO,
@@ -659,7 +659,7 @@ CHANGES = [
         "group forgotten",
         "whole(shard, ctx.shape, ctx.group)",
         "whole(shard, ctx.shape)",
-        "pass group=group",
+        "Pass group=group",
     ),
     (
         OFFLOAD,
@@ -993,7 +993,7 @@ CHANGES += [
         "computes in float32",
         "row = torch.empty(p * len(shard), dtype=shard.dtype)",
         "row = torch.empty(p * len(shard), dtype=shard.dtype)\n    shard = shard.float().double()",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
 ]
 

@@ -209,7 +209,7 @@ def test_an_index_that_is_not_reached_ends_in_what_to_do_instead_of_a_long_wait(
     done = house.brings()
     assert time.monotonic() - begin < 20
     assert done.returncode == 1
-    assert f"{TORCH}+cpu could not be had from {nobody}: it cannot be reached" in done.stderr
+    assert f"{TORCH}+cpu can't be installed from {nobody}: it cannot be reached" in done.stderr
     for remedy in ("https_proxy", "TORCH_INDEX=https://", "--find-links", "TORCH_INDEX=pypi"):
         assert remedy in done.stderr
     assert "Traceback" not in done.stderr
@@ -281,7 +281,7 @@ def test_an_environment_of_uv_is_named_instead_of_a_traceback(house, tmp_path):
     (packages / "pip").unlink()
     done = house.brings()
     assert done.returncode == 1
-    assert "has no pip; uv makes such environments" in done.stderr
+    assert "has no pip, because uv made it" in done.stderr
 
 
 # --- one place -----------------------------------------------------------------------------------

@@ -208,7 +208,7 @@ def test_a_message_that_was_received_has_been_sent(changed, said):
         (call("all_reduce", nbytes="12"), "the record of all_reduce has no nbytes"),
         (call("all_reduce", group=[]), "the record of all_reduce names only the ranks []"),
         ({"op": "all_reduce"}, "the record of all_reduce has no group"),
-        ("all_reduce", "a record is 'all_reduce'"),
+        ("all_reduce", "a record is 'all_reduce' instead of a dict"),
     ],
 )
 def test_a_record_that_the_backend_would_not_make_is_forged(forged, said):
@@ -275,7 +275,7 @@ def test_a_collective_is_recorded_by_all_ranks_of_its_group(other, said):
 
 def test_that_records_do_not_agree_is_told_where_nothing_else_is_wrong():
     def find(report, wrong: bool):
-        report.doubt = "the ranks' records contradict each other"
+        report.doubt = "The ranks' records contradict each other"
         if wrong:
             report.problem("this is the sum", 0)
 

@@ -581,7 +581,7 @@ def test_online_one_is_told_that_a_lab_will_download_it(machine, tmp_path, monke
         finding = find("Fashion-MNIST", machine)
         server.shutdown()
     assert finding.status == "ok"
-    assert "downloads it" in finding.fact
+    assert "will download it" in finding.fact
 
 
 def test_a_folder_without_the_data_is_named(machine, tmp_path):

@@ -364,7 +364,7 @@ MISMATCHES = [
     ),
 ]  # fmt: skip
 
-ONE_RAISES = (r"ValueError: mine", "On rank 1", "Traceback", "raise ValueError")
+ONE_RAISES = (r"ValueError: mine", "on rank 1", "Traceback", "raise ValueError")
 ERRORS = [
     Fault(
         "one raises, others in a collective",
@@ -405,7 +405,7 @@ ERRORS = [
         "a, b = torch.ones(1_000_000), torch.zeros(7)\n"
         "kept = [dist.isend(a, (rank + 1) % 4), dist.irecv(b, (rank + 2) % 4)]\n"
         "dist.barrier()\nif rank == 0:\n    raise KeyError('gone')\ndist.barrier()",
-        ("KeyError: 'gone'", "On rank 0"),
+        ("KeyError: 'gone'", "on rank 0"),
         never=("restart",),
     ),
 ]  # fmt: skip

@@ -41,7 +41,7 @@ FIELDS = {
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
 # Collectives that no rank leaves before all ranks have called them.
 TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
-DISAGREE = "the ranks' records contradict each other"
+DISAGREE = "The ranks' records contradict each other"
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
@@ -56,7 +56,8 @@ def only(*ops: str) -> Rule:
         others = sorted({call["op"] for call in calls} - set(ops))
         if not others:
             return None
-        return f"You call {', '.join(others)}. Use only {' and '.join(ops) or 'computation'} here"
+        allowed = f"Use only {' and '.join(ops)} here" if ops else "Communicate nothing here"
+        return f"You call {', '.join(others)}. {allowed}"
 
     return rule
 

@@ -41,7 +41,7 @@ Group = dist.ProcessGroup | None
 def partitions(world: int) -> list[Partition]:
     """Return all ranks in one group, and in groups of 4, 2, 3, 1 (the last may be smaller).
 
-    The ranks of a group aren't neighbors, so that an answer can't guess their group ranks.
+    The ranks of a group aren't neighbors, so that only the group itself gives their group ranks.
     """
     sizes = [world, *(size for size in SIZES if size < world)]
     order = range(world)

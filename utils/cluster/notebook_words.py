@@ -18,9 +18,9 @@ from torch_mpi import settings
 Error = TypeVar("Error", bound=BaseException)
 
 FRESH_RANKS = "Call ranks.restart() for fresh ranks."
+WITHOUT_IT = "To continue without it, run:"
 # Students have not seen the files of the checks, so a line number in them would not help.
 _CHECKS = tuple(os.path.join("", "utils", room, "") for room in ("checks", "labs"))
-WITHOUT_IT = "To continue without it, run:"
 #: The text that `make release` writes into a stub: ``Task 9.3: one head of attention``.
 _STUB = re.compile(r"Task (?P<number>\d+\.\d+): (?P<title>.*)")
 # Dark letters on amber can be read whatever colors the page has.

@@ -152,7 +152,7 @@ def phases(record: dict, since: float, until: float) -> list[Part]:
     matched = record["matched"]
     last = max(since, until)
     if matched is None:
-        # It may have ended before anything could notice a match. Only without an end it is stuck.
+        # It may have ended before a match could be noticed. It is stuck only if it never ended.
         return [(since, last, STUCK if record["end"] is None else WAITING)]
     cut = min(max(since, matched), last)
     parts = [(since, cut, WAITING), (cut, last, COMMUNICATING)]

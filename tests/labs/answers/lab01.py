@@ -315,7 +315,7 @@ WRONG = [
                     dist.recv(ball, src=0)
             return (time.perf_counter() - start) / repeats if rank == 0 else None
         """, "expected 5 sends and 5 recvs"),
-    ("1.1", "forgets to call the function", "rank = dist.get_rank", "call it"),
+    ("1.1", "forgets to call the function", "rank = dist.get_rank", "Call the function"),
     ("1.1", "counts ranks from one", "rank = dist.get_rank() + 1", "You counted the ranks from 1"),
     ("1.1", "makes a text of it", "rank = str(dist.get_rank())", "the variable rank"),
     ("1.1", "takes the last rank for the size", "world_size = dist.get_world_size() - 1",
@@ -401,7 +401,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return work
-        """, "call it"),
+        """, "Call the function"),
     ("1.3", "receives into a new tensor", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -435,7 +435,7 @@ WRONG = [
             dist.recv(theirs, src=partner)
             request.wait()
             return theirs
-        """, "rank 2: expected no message"),
+        """, "rank 2: Expected no message"),
     ("1.6", "sums over the odd ranks", """
         even_ranks = dist.new_group([1, 3])
         def sum_over_even_ranks(tensor, group):

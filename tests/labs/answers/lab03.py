@@ -242,7 +242,7 @@ _CHANGES = [
     ("3.4", "optimizer.zero_grad()", "pass", "optimizer.zero_grad()"),
     ("3.4", "optimizer.step()", "pass", "The replica has not moved"),
     ("3.4", "return loss", "return loss_sum.item() / max(samples, 1)", "You returned the loss of"),
-    ("3.4", "return loss", "pass", "return the mean loss of the minibatch"),
+    ("3.4", "return loss", "pass", "Return the mean loss of the minibatch"),
     ("3.4", "images[part], labels[part]", "images, labels", "computes the whole minibatch"),
     (
         "3.4",
@@ -262,7 +262,7 @@ _CHANGES = [
     ("3.6", "reference = bits.clone()", "reference = bits", "You changed the model"),
     ("3.6", "return different.item() == 0", "return different == 0", "a Python bool"),
     ("3.6", ".view(torch.int32)", ".clone()", "NaN"),
-    ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst) is the group's first"),
+    ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst=0) for the first rank of the group"),
     ("3.6", "for parameter in model.parameters():",
      "for parameter in [p for p in model.parameters() if p.requires_grad]:", "1.bias (frozen)"),
     ("3.6", "for parameter in model.parameters():",
@@ -326,7 +326,7 @@ def average_gradients(model, group=None):
             "dist.all_gather(every, parameter.grad, group=group); "
             "parameter.grad = sum(every) / len(every)"
         ),
-        "uses all_gather",
+        "You call all_gather",
     ),
     (
         "3.1",
@@ -403,7 +403,7 @@ def average_gradients(model, group=None):
      "    flat /= dist.get_world_size(group)\n"
      "    for g in grads:\n"
      "        g.copy_(flat[: g.numel()].view_as(g))\n"
-     "        flat = flat[g.numel() :]\n", "expected 4 all_reduces: one for each parameter"),
+     "        flat = flat[g.numel() :]\n", "Expected 4 calls of all_reduce: one for each"),
     ("3.2", WEIGHTED.format(TOTAL, "1", ", group=group); parameter.grad *= (samples / total"),
      "weighted after the sum"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / total", ", group=group, async_op=True"),

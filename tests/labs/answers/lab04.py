@@ -118,7 +118,7 @@ _CHANGES = [
      "You returned the exposed share"),
     ("4.3", "divides by zero", "hidden / moving if moving else 0.0", "hidden / moving",
      "ZeroDivisionError"),
-    ("4.3", "returns nothing", "return hidden", "hidden", "return a number from 0 to 1"),
+    ("4.3", "returns nothing", "return hidden", "hidden", "Return a number from 0 to 1"),
     ("4.4", "does not compress", ".to(torch.float16)", "", "- ranks 0–3: in the group of ranks"),
     ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "- ranks 0–3: in the"),
     ("4.4", "does not divide", " / dist.get_world_size(group)", "",

@@ -599,7 +599,7 @@ _CHANGES = [
     ("6.9", "uses the library", """
         def halving_doubling(x, group=None):
             dist.all_reduce(x, group=group)
-        """, None, "uses all_reduce"),
+        """, None, "You call all_reduce"),
     ("6.9", "no way back", "    for partner, keep, give in reversed(trail):",
      "    for partner, keep, give in []:",
      "lack the part of rank"),

@@ -126,7 +126,7 @@ _CHANGES = [
     ("7.1", "broadcasts", "        for worker in here:\n            dist.send(weights, dst=worker)",
      "        dist.broadcast(weights, src=0)", "broadcast"),
     ("7.1", "serves three ranks", "list(workers), 0", "[1, 2, 3], 0", "workers = [1, 2, 3, 4, 5]"),
-    ("7.1", "returns nothing", "    return rounds", "    pass", "return the number of rounds"),
+    ("7.1", "returns nothing", "    return rounds", "    pass", "Return the number of rounds"),
     # -- asynchronous
     ("7.2", "a fixed order", """
         def serve_anyone(weights, workers, lr):

@@ -270,7 +270,7 @@ CHANGES = [
         "group forgotten",
         "dist.recv(x, group_src=s - 1, group=group)",
         "dist.recv(x, group_src=s - 1)",
-        "Pass group=group",
+        "pass group=group",
     ),
     (
         NAIVE,
@@ -312,7 +312,7 @@ CHANGES = [
         "no loss returned",
         "return loss.item() if s == p - 1 else None",
         "return None",
-        "return the loss on the last stage",
+        "Return the loss on the last stage",
     ),
     (
         NAIVE,
@@ -663,7 +663,7 @@ CHANGES = [
         "sends that block",
         "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=tag))",
         "dist.send(output, group_dst=s + 1, group=group, tag=tag)",
-        "uses dist.send",
+        "You call dist.send",
     ),
     (
         RUN,
@@ -723,7 +723,7 @@ CHANGES = [
     (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
-    (RUN, "group forgotten", "group_src=s - 1, group=group", "group_src=s - 1", "Pass group=group"),
+    (RUN, "group forgotten", "group_src=s - 1, group=group", "group_src=s - 1", "pass group=group"),
     (RUN, "done is not called", "worker.done(k)", "pass", "worker.done was never called"),
     (
         RUN,
@@ -859,7 +859,7 @@ CHANGES = [
         "sends the gradients round",
         "old = self.stash.pop(k)",
         "old = self.stash.pop(k)\n        dist.all_reduce(next(iter(old.values())).grad)",
-        "uses all_reduce",
+        "You call all_reduce",
     ),
 ]
 

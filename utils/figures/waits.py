@@ -71,7 +71,7 @@ def _draw_waits(axes: Axes, diagnosis: Diagnosis, places: list[Point]) -> None:
 
 def _in_words(diagnosis: Diagnosis, size: int) -> str:
     waits = "; ".join(
-        f"rank {rank} is waiting for {'itself' if rank == other else f'rank {other}'}"
+        f"rank {rank} waits for {'itself' if rank == other else f'rank {other}'}"
         for rank, other in diagnosis.edges
     )
     cycle = f" {arrows(diagnosis.cycle)} is a cycle." if diagnosis.cycle else ""

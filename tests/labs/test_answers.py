@@ -94,7 +94,8 @@ def table() -> Iterator[None]:
         with Path(path).open("a") as file:  # one table for each process of pytest-xdist
             file.write(tabulate(rows, heads, "github") + "\n\n")
             for task, said in sorted(messages.items()):
-                file.write(tabulate(said.items(), [task, "message"], "github") + "\n\n")
+                lines = [f"- **{about}:** {message}" for about, message in said.items()]
+                file.write("\n".join([f"## Messages of task {task}", "", *lines]) + "\n\n")
 
 
 def example(task: str) -> str:
@@ -107,7 +108,7 @@ def first_problem(printed: str) -> str:
     lines = printed.splitlines()
     first = next((k for k, line in enumerate(lines) if line.startswith("  - ")), 0)
     more = next((k for k in range(first + 1, len(lines)) if lines[k].startswith("  - ")), None)
-    return " ".join(" ".join(lines[first:more]).removeprefix("  - ").split()).replace("|", "\\|")
+    return " ".join(" ".join(lines[first:more]).removeprefix("  - ").split()).replace("|", r"\|")
 
 
 def cases(kind: str) -> list:

@@ -148,8 +148,8 @@ def waited(calls: Calls) -> str | None:
     if call["op"] in POINT_TO_POINT:
         name = f"the work of i{call['op']} (rank {call['peer']})"
     return (
-        f"You never call wait() on {name}, so the tensor may be read or overwritten before the "
-        "communication is complete. Wait first"
+        f"You never call wait() on {name}, so the tensor may be used before the communication is "
+        "complete. Call wait() first"
     )
 
 

@@ -1,7 +1,7 @@
-"""What the lab notebooks share: MPI ranks, the data, the models, the checks.
+"""The code that the lab notebooks share: MPI ranks, the data, the models, the checks.
 
-Nothing slow is imported here: each notebook imports what it needs. The backend is a package of its
-own, `torch_mpi`, because a program may have a `utils` of its own.
+This module imports nothing slow, because each notebook imports what it needs. The backend is a
+separate package, `torch_mpi`, because a program may have another package called `utils`.
 """
 
 from utils.labs import old_names

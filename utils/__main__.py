@@ -1,6 +1,6 @@
-"""``ddl-labs COMMAND``: what authors and instructors do with the labs.
+"""``ddl-labs COMMAND``: the commands for authors and instructors.
 
-``python -m utils COMMAND`` is the same, where the current folder has no ``utils`` of its own.
+``python -m utils COMMAND`` does the same, unless the current folder has another ``utils``.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from utils.grading.grading_options import add_options as add_grade_options
 from utils.grading.grading_options import add_rerun_options
 from utils.jobs.bench_ranks import add_options as add_bench_options
 
-#: What a command does; returns its exit status.
+#: The function of a command; it returns the exit status.
 Command = Callable[[argparse.Namespace], int]
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = ROOT / "solutions"
-#: Top-level modules that only the extra `course` brings.
+#: Top-level modules that only the extra `course` installs.
 COURSE_MODULES = {"jinja2", "jsonschema", "latex2mathml", "nbclient"}
 COURSE_MODULES |= {"nbconvert", "nbformat", "nbgrader", "nbval"}
 
 
-# --- commands; each one's text is its help -------------------------------------------------------
+# --- commands; the docstring of each is its help -------------------------------------------------
 
 
 def release(options: argparse.Namespace) -> int:
-    """Write labs/ from solutions/, or with --check only say what differs."""
+    """Write labs/ from solutions/; with --check, only say what differs."""
     from utils.course import release
 
     if options.check:
@@ -44,7 +44,7 @@ def release(options: argparse.Namespace) -> int:
 
 
 def draw_map(options: argparse.Namespace) -> int:
-    """Write the map of the course: its part of README.md."""
+    """Write the map of the course, which is a part of README.md."""
     from utils.course import about, map
 
     labs = about.labs(SOLUTIONS)
@@ -55,13 +55,13 @@ def draw_map(options: argparse.Namespace) -> int:
 
 
 def _drift(lines: list[str], fine: str) -> int:
-    """Print what differs, or that nothing does; return the status."""
+    """Print the differences, or `fine` if there are none; return the status."""
     print("\n".join(lines) or fine)
     return 1 if lines else 0
 
 
 def dist(options: argparse.Namespace) -> int:
-    """Write the bundle for students: one zip of what is committed, without solutions."""
+    """Write the bundle for students: a zip of the committed files, without solutions."""
     from importlib.metadata import version
 
     from utils.course.student_bundle import bundle
@@ -72,10 +72,10 @@ def dist(options: argparse.Namespace) -> int:
 
 
 def figures(options: argparse.Namespace) -> int:
-    """Write every picture of the labs as SVG and PNG, with its words: for slides.
+    """Write every picture of the labs as SVG and PNG, with its description, for slides.
 
-    The labs are run for that, up to two minutes each; a run is kept until something changes.
-    Status 1: a lab did not run to its end, and is missing.
+    The command runs the labs, up to two minutes each, and keeps a run until something changes.
+    Status 1: a lab did not run to its end, and its pictures are missing.
     """
     from utils.course.pictures import executed_copies, pictures_of, save
 
@@ -92,8 +92,8 @@ def figures(options: argparse.Namespace) -> int:
 def pack(options: argparse.Namespace) -> int:
     """Write the instructor's pages: minutes, questions, mistakes, rubrics, pictures.
 
-    The labs are run for that, up to two minutes each; a run is kept until something changes.
-    Status 1: a lab did not run to its end, and is missing.
+    The command runs the labs, up to two minutes each, and keeps a run until something changes.
+    Status 1: a lab did not run to its end, and its page is missing.
     """
     from utils.course import pack
     from utils.course.about import labs, number_of
@@ -111,7 +111,7 @@ def pack(options: argparse.Namespace) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Execute notebooks from top to bottom; print one line each."""
+    """Execute notebooks from top to bottom; print one line for each."""
     from utils.course.execute import execute
 
     failed = 0
@@ -123,9 +123,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _labs(options: argparse.Namespace) -> list[Path]:
-    """Return the notebooks that a command is about: those named, else all solutions.
+    """Return the notebooks that the user named, or else all solutions.
 
-    A lab is named by a path, or by its number or name, as grading takes them.
+    The user names a lab by a path, a number or a name, as in grading.
     """
     from utils.course.notebook import NotebookError, is_named, notebooks
 
@@ -138,7 +138,7 @@ def _labs(options: argparse.Namespace) -> list[Path]:
 
     paths = [named(name) for name in options.notebooks]
     if missing := [str(path) for path in paths if not path.is_file()]:
-        raise NotebookError(f"no such notebook: {', '.join(missing)}")
+        raise NotebookError(f"there is no notebook {', '.join(missing)}")
     if not paths and not solutions:
         raise NotebookError(f"there is no notebook in {SOLUTIONS}")
     return paths or solutions
@@ -159,9 +159,9 @@ def lint(options: argparse.Namespace) -> int:
 
 
 def grade(options: argparse.Namespace) -> int:
-    """Grade a folder or zip of submissions: gradebook, feedback, summary.
+    """Grade a folder or zip of submissions: write gradebook, feedback and summary.
 
-    Status 0: all were graded. Status 1: some could not be. Status 130: stopped by Ctrl-C.
+    Status 0: all were graded. Status 1: some could not be graded. Status 130: Ctrl-C stopped it.
     """
     from utils.grading.command import main
     from utils.grading.grading_options import GradingOptions
@@ -170,9 +170,9 @@ def grade(options: argparse.Namespace) -> int:
 
 
 def statistics(options: argparse.Namespace) -> int:
-    """Draw how a graded class did: a notebook in the results folder, without names.
+    """Write a notebook about the class, without names, into the results folder.
 
-    One that is there is run again, with what was changed in it.
+    If the notebook exists, it is run again, with all changes that you made in it.
     """
     from utils.grading.statistics import main
 
@@ -180,9 +180,9 @@ def statistics(options: argparse.Namespace) -> int:
 
 
 def rerun(options: argparse.Namespace) -> int:
-    """Run a notebook of a result once more, inside of the sandbox: it holds a student's code.
+    """Run a notebook of a result again, in the sandbox, because it has a student's code.
 
-    Status 0: every check passed. Status 1: not all did.
+    Status 0: every check passed. Status 1: a check did not pass.
     """
     from utils.grading.grading_options import SandboxOptions
     from utils.grading.notebook_run import rerun as main
@@ -191,16 +191,17 @@ def rerun(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure communication on this machine: mpi, mpi4py, gloo."""
+    """Measure communication on this machine with mpi, mpi4py and gloo."""
     from utils.jobs.bench_ranks import main
 
     return main(options)
 
 
 def diagnosis(options: argparse.Namespace) -> int:
-    """Run right and wrong programs: which of them does a backend report, and how well?
+    """Run right and wrong programs, and say which of them a backend reports, and how well.
 
-    Status 0: no right program was reported. Status 1: one was. Status 2: they can't be run.
+    Status 0: no right program was reported. Status 1: a right program was reported. Status 2: the
+    programs can't be run.
     """
     from utils.jobs.diagnosis_score import main
 
@@ -208,9 +209,9 @@ def diagnosis(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Say what on this machine would keep the labs from running, and what helps.
+    """Find what on this machine would keep the labs from running, and say what helps.
 
-    Status 0: the labs run, though there may be warnings. Status 1: there is something to repair.
+    Status 0: the labs run, maybe with warnings. Status 1: you have to repair something.
     """
     from utils.doctor import main
 
@@ -221,9 +222,9 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line; each command names its function as `command`."""
+    """Return the parser of the command line; each command has its function as `command`."""
     top = argparse.ArgumentParser(
-        prog="ddl-labs", description="What authors and instructors do with the labs."
+        prog="ddl-labs", description="The commands for authors and instructors of the labs."
     )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
@@ -245,14 +246,14 @@ def parser() -> argparse.ArgumentParser:
     sub = add("run", run)
     _add_notebooks(sub)
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
-    sub.add_argument("--timeout", type=float, default=120, metavar="S", help="per cell: 120")
+    sub.add_argument("--timeout", type=float, default=120, metavar="S", help="for each cell: 120")
     add("lint", lint)
     add_grade_options(add("grade", grade), ROOT)
     add_rerun_options(add("rerun", rerun))
     sub = add("statistics", statistics)
     sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
     sub = add("doctor", doctor)
-    sub.add_argument("--json", action="store_true", help="print the same as data")
+    sub.add_argument("--json", action="store_true", help="print the report as JSON")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
     add_bench_options(add("bench", bench))
     sub = add("diagnosis", diagnosis)
@@ -287,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
         if (error.name or "").partition(".")[0] not in COURSE_MODULES:
             raise
         print(
-            f"this command needs {error.name}, which the extra 'course' brings:\n"
+            f"this command needs {error.name}. Install it with the extra 'course':\n"
             "  pip install -e '.[course]' -c .ci/constraints.txt",
             file=sys.stderr,
         )

@@ -72,7 +72,7 @@ class Chooses:
 
 @pytest.mark.parametrize("value", [Chooses(), [Chooses()], {"a": Chooses()}])
 def test_an_object_that_chooses_what_a_check_is_shown_is_no_number(value):
-    with pytest.raises(TypeError, match="a Chooses; expected numbers"):
+    with pytest.raises(TypeError, match=r"a Chooses. Use numbers"):
         plain(value)
     assert same(plain(value, other=lambda one: type(one).__name__), 1) is False
 
@@ -87,12 +87,14 @@ def test_nan_passes_nowhere_and_no_number_is_near_infinity(got, expected):
 
 
 def test_a_function_that_was_not_called_is_told_so_with_the_name_it_was_given():
-    with pytest.raises(TypeError, match=r"^rank is the function get_rank itself: call it, get_r"):
+    with pytest.raises(
+        TypeError, match=r"^rank is the function get_rank itself\. Call the function"
+    ):
         plain({"rank": torch.distributed.get_rank})
 
 
 def test_what_cannot_be_told_is_named_with_its_type_and_place():
-    with pytest.raises(TypeError, match=r"^entry 1 of the result is an object; expected numbers"):
+    with pytest.raises(TypeError, match=r"^entry 1 of the result is an object. Use numbers"):
         plain([1, object()])
     assert plain([1, object()], other=lambda value: type(value).__name__) == [1, "object"]
 
@@ -116,7 +118,7 @@ def test_a_right_result_is_no_mistake_even_if_a_mistake_would_give_it_too():
 
 def test_who_returns_nothing_is_told_what_to_return():
     said, _ = recognise(None, [1], form="a list")
-    assert said == "returned None: return a list"
+    assert said == "You returned None. Return a list"
 
 
 def test_of_long_lists_the_first_difference_is_shown():
@@ -150,19 +152,19 @@ def call(op: str, **more) -> dict:
     ("rule", "good", "bad", "said"),
     [
         (comparison.only("send", "recv"), [call("recv")], [call("broadcast")],
-         "uses broadcast; this task is about send and recv only"),
+         "You call broadcast. Use only send and recv here"),
         (comparison.made("all_reduce", 1), [call("all_reduce")], [],
-         "expected 1 all_reduce, it made 0"),
+         "Expected 1 call of all_reduce, but your code made none"),
         (comparison.made("all_reduce", (2, 3)), [call("all_reduce")] * 3, [call("all_reduce")],
-         "expected 2 or 3 all_reduces, it made 1"),
+         "Expected 2 or 3 calls of all_reduce, but your code made 1"),
         (comparison.inside([0, 1]), [call("all_reduce")], [call("all_reduce", group=[0, 1, 2])],
-         "pass group=group"),
+         "Pass group=group"),
         (comparison.messages(("send", 1)), [call("send", peer=1)], [call("recv", peer=1)],
-         "expected send to rank 1, it made recv from rank 1"),
+         "Expected send to rank 1, but your code made recv from rank 1"),
         (comparison.blocking(False), [call("send", blocking=False)], [call("recv")],
-         "uses dist.recv; this task asks for dist.irecv"),
+         "You call dist.recv, but this task asks for dist.irecv"),
         (comparison.waited, [call("send")], [call("all_reduce", waited=False)],
-         "nobody called wait() on all_reduce(async_op=True)"),
+         "You never call wait() on all_reduce(async_op=True)"),
     ],
 )  # fmt: skip
 def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
@@ -177,10 +179,10 @@ def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
     ("changed", "said"),
     [
         ({}, None),
-        ({"message": [0, 2]}, "rank 1 has received 12 bytes of rank 0, which rank 0 has not sent"),
-        ({"message": None}, "which rank 0 has not sent"),
-        ({"nbytes": 16}, "rank 1 has received 16 bytes of rank 0, which rank 0 has not sent"),
-        ({"group": [0, 1, 2]}, "which rank 0 has not sent"),
+        ({"message": [0, 2]}, "rank 1 received 12 bytes from rank 0, which rank 0 did not send"),
+        ({"message": None}, "which rank 0 did not send"),
+        ({"nbytes": 16}, "rank 1 received 16 bytes from rank 0, which rank 0 did not send"),
+        ({"group": [0, 1, 2]}, "which rank 0 did not send"),
     ],
 )
 def test_a_message_that_was_received_has_been_sent(changed, said):
@@ -189,7 +191,7 @@ def test_a_message_that_was_received_has_been_sent(changed, said):
     told = {0: {"calls": [sent]}, 1: {"steps": [{"calls": [received]}]}, 2: {"calls": []}}
     found = comparison.disagreement(told)
     assert (said in found) if said else found is None
-    said = "rank 0 has sent 12 bytes to rank 1, which rank 1 has not received"
+    said = "rank 0 sent 12 bytes to rank 1, which rank 1 did not receive"
     assert said in comparison.disagreement({0: {"calls": [sent]}, 1: {"calls": []}})
     # A rank that tells of no records: what it has sent is the check's own.
     assert comparison.disagreement(told | {0: {"sum": 3}}) is None
@@ -204,9 +206,9 @@ def test_a_message_that_was_received_has_been_sent(changed, said):
         (call("all_reduce", sequence=None), "the record of all_reduce has no sequence number"),
         (call("all_reduce", end=0.5), "the record of all_reduce ends before it begins"),
         (call("all_reduce", nbytes="12"), "the record of all_reduce has no nbytes"),
-        (call("all_reduce", group=[]), "the record of all_reduce is of the ranks []"),
+        (call("all_reduce", group=[]), "the record of all_reduce names only the ranks []"),
         ({"op": "all_reduce"}, "the record of all_reduce has no group"),
-        ("all_reduce", "a record is 'all_reduce'"),
+        ("all_reduce", "a record is 'all_reduce' instead of a dict"),
     ],
 )
 def test_a_record_that_the_backend_would_not_make_is_forged(forged, said):
@@ -236,7 +238,7 @@ def _probe(user_ns: dict, *, rank: int) -> int:
     ("ranks", "kind", "said"),
     [
         (TamperedRanks([1]), "", "✓"),
-        (TamperedRanks([]), "error", "the check cannot read what the ranks replied"),
+        (TamperedRanks([]), "error", "The check can't read the ranks' replies"),
         (TamperedRanks([1], forged="two replies came instead of one"), "forged", "two replies"),
         (TamperedRanks([{"calls": [{"op": "send"}]}]), "forged", "the record of send has no group"),
     ],
@@ -258,10 +260,10 @@ def test_a_reply_that_was_tampered_with_passes_nothing_and_says_why(ranks, kind,
     ("other", "said"),
     [
         ([call("all_reduce")], None),
-        ([], "rank 0 has called all_reduce, and rank 1, of the same group, has not"),
-        ([call("all_reduce", nbytes=4)], "has not called the same"),
-        ([call("all_reduce", sequence=2)], "has not called the same"),
-        ([call("all_reduce"), call("barrier", sequence=2)], "rank 1 has called barrier"),
+        ([], "rank 0 called all_reduce, but rank 1 of the same group did not"),
+        ([call("all_reduce", nbytes=4)], "did not make the same call"),
+        ([call("all_reduce", sequence=2)], "did not make the same call"),
+        ([call("all_reduce"), call("barrier", sequence=2)], "rank 1 called barrier"),
     ],
 )
 def test_a_collective_is_recorded_by_all_ranks_of_its_group(other, said):
@@ -273,12 +275,12 @@ def test_a_collective_is_recorded_by_all_ranks_of_its_group(other, said):
 
 def test_that_records_do_not_agree_is_told_where_nothing_else_is_wrong():
     def find(report, wrong: bool):
-        report.doubt = "the records of the ranks do not agree"
+        report.doubt = "The ranks' records contradict each other"
         if wrong:
             report.problem("this is the sum", 0)
 
-    assert "do not agree" in judged(lambda report, _: find(report, False))
-    assert "do not agree" not in judged(lambda report, _: find(report, True))
+    assert "contradict each other" in judged(lambda report, _: find(report, False))
+    assert "contradict each other" not in judged(lambda report, _: find(report, True))
 
 
 def test_a_fingerprint_is_of_bits_dtype_and_shape():
@@ -354,7 +356,7 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
     assert judged(stub("9.1")) == "✗ Task 9.1 · a task · still open\n"
     needs = (
         "needs Task 8.2 (average), which is still open. "
-        'To go on without it: lab08.use_model(ranks, "8.2")'
+        'To continue without it, run: lab08.use_model(ranks, "8.2")'
     )
     assert judged(stub("8.2")) == f"✗ Task 9.1 · a task · {needs}\n"
 
@@ -362,8 +364,8 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
 @pytest.mark.parametrize(
     ("on_the_ranks", "said"),
     [
-        ({}, "mean is defined in the notebook itself, but not on the ranks"),
-        ({"mean": lambda x: x - 1}, "the notebook itself has another mean than the ranks"),
+        ({}, "You defined mean in the notebook itself, but not on the ranks"),
+        ({"mean": lambda x: x - 1}, "The notebook itself has a different mean than the ranks"),
         ({"mean": lambda x: x + 1}, ""),
     ],
     ids=["lacking", "older", "the same"],
@@ -448,8 +450,8 @@ def wrong(*problems: str) -> Verdict:
         (Verdict("0.1", "a <task>"), "✓ passed Task 0.1 · a <task>"),
         (
             Verdict("9.1", "a <task>", passed=False, open="still open"),
-            "○ open Task 9.1 · a <task> This task is still open: write it in the cell above. "
-            "Run All stops here.",
+            "○ open Task 9.1 · a <task> This task is still open, so Run All stops here. "
+            "Write it in the cell above.",
         ),
         (
             Verdict(
@@ -563,7 +565,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "CONTRIBUTING.md"
         ("total / 4", "✓ Task 9.1 · the mean over the ranks · 2 points\n"),
         ("total", "this is the sum: divide by dist.get_world_size()"),
         ("own", "rank 3: this is the rank's own tensor, unchanged"),
-        ("None", "ranks 0–3: returned None: return the mean"),
+        ("None", "ranks 0–3: You returned None. Return the mean"),
     ],
 )
 def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch, result, said):

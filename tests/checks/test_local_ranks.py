@@ -124,9 +124,9 @@ def given(user_ns: dict, *, rank: int, **arguments: int) -> dict:
 def test_a_rank_is_told_its_own_arguments_and_no_other_ones(local_ranks):
     replies = local_ranks.ask(f"{__name__}:given", common=1, each=[{"own": r} for r in range(3)])
     assert [reply.value for reply in replies] == [{"common": 1, "own": r} for r in range(3)]
-    with pytest.raises(ValueError, match="each must be 3 dicts"):
+    with pytest.raises(ValueError, match="each must be a list of 3 dicts"):
         local_ranks.ask(f"{__name__}:given", each=[{}])
-    with pytest.raises(ValueError, match="own is given to all ranks, and in each"):
+    with pytest.raises(ValueError, match="own is given to all ranks and in each"):
         local_ranks.ask(f"{__name__}:given", own=1, each=[{"own": 2}] * 3)
 
 

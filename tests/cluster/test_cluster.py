@@ -134,9 +134,9 @@ class TestFourRanksOnTwoCores:
     @pytest.mark.parametrize(
         ("each", "said"),
         [
-            ([{}] * 3, "each must be 4 dicts"),
-            ([{}, {}, {}, 3], "each must be 4 dicts"),
-            ([{"common": 2}] * 4, "common is given to all ranks, and in each"),
+            ([{}] * 3, "each must be a list of 4 dicts"),
+            ([{}, {}, {}, 3], "each must be a list of 4 dicts"),
+            ([{"common": 2}] * 4, "common is given to all ranks and in each"),
             ([{"own": object()}] * 4, "must be JSON values"),
         ],
     )
@@ -188,7 +188,7 @@ class TestFourRanksOnTwoCores:
 
     def test_what_is_not_json_is_an_error_not_a_pickle(self, four):
         four.view.execute("def odd(rank):\n    return {'key': [object()]}")
-        said = "TypeError: key[0] is an object; expected numbers, texts, or lists of them"
+        said = "TypeError: key[0] is an object. Use numbers, strings, or lists of them"
         assert four.ask(f"{HERE}:call", name="odd")[0].error == said
         assert four.ask(f"{HERE}:nothing_of_that_name")[0].status == "error"
         with pytest.raises(ValueError, match=r"package\.module:function"):
@@ -406,13 +406,13 @@ def test_a_notebook_shows_the_same_text_in_every_run():
     environment = os.environ | {"IPP_NONINTERACTIVE": "1"}
     NotebookClient(notebook, timeout=200).execute(env=environment)
     outputs = [cell.outputs for cell in notebook.cells]
-    assert [o.text for o in outputs[0]] == ["2 MPI ranks are up.\n"]
+    assert [o.text for o in outputs[0]] == ["2 MPI ranks have started.\n"]
     shown = [o.get("text") or o.data["text/plain"] for o in outputs[1]]
     assert "".join(shown[:-2]).split() == ["[stdout:0]", "hello", "0", "[stdout:1]", "hello", "1"]
     assert shown[-2:] == ["Out[0:1]: 0", "Out[1:1]: 10"]
     assert all(not o.metadata for o in outputs[1] if o.output_type == "display_data")
     assert [o.text for o in outputs[2]] == [
-        f"2 fresh MPI ranks are up. {lost_names.AFTER_A_RESTART}\n"
+        f"2 fresh MPI ranks have started. {lost_names.AFTER_A_RESTART}\n"
     ]
     assert ["False" in o.data["text/plain"] for o in outputs[3]] == [True, True]
     assert outputs[4] == []
@@ -432,7 +432,7 @@ def test_a_fresh_kernel_says_that_its_ranks_are_not_there_yet():
         assert "Run the cell with `ranks = cluster.start(…)`" in output.traceback[0]
     assert third.ename == "NameError"
     assert len(third.traceback) > 1
-    assert "If a cell above makes `something_else`, run that one first" in third.traceback[-1]
+    assert "Run the cell that makes `something_else` first" in third.traceback[-1]
 
 
 def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_run():
@@ -449,14 +449,14 @@ def test_a_picture_whose_run_cell_was_skipped_names_what_is_missing_and_what_to_
         cell.metadata["tags"] = ["raises-exception"]
     NotebookClient(notebook, timeout=200).execute()
     pulled, pulled_from_all, other, on_the_ranks = (c.outputs[-1] for c in notebook.cells[1:5])
-    advice = "there is no `losses` yet. A cell above makes it"
-    assert f"rank 0: {advice}" in pulled.traceback[0]
-    assert f"ranks 0, 1: {advice}" in pulled_from_all.traceback[0]
+    advice = "no `losses`, because the cell that makes it failed or was not run"
+    assert f"rank 0 has {advice}" in pulled.traceback[0]
+    assert f"ranks 0, 1 have {advice}" in pulled_from_all.traceback[0]
     assert len(pulled.traceback) == len(pulled_from_all.traceback) == 1, "frames of ipyparallel"
     assert "ZeroDivisionError" in "".join(other.traceback)
     own = "".join(on_the_ranks.traceback)
     assert advice not in own, "the student's own cell has its own words"
-    assert "If a cell above makes `losses`, it has failed or was not run." in own
+    assert "Run the cell that makes `losses` first, or run it again if it failed." in own
     number = notebook.cells[4].execution_count
     shown = re.sub(r"\x1b\[\d*m", "", own)
     assert f"In[{number}]" in shown, "not the number beside the cell"
@@ -481,9 +481,9 @@ def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_
     places = ("the cell above", "this cell", "the cell above")
     for cell, place in zip(notebook.cells[2:5], places, strict=True):
         first, *others = ANSI.sub("", "\n".join(cell.outputs[-1].traceback)).splitlines()
-        said = f"○ Task 1.4 is still open: write it in {place}. Run All stops here."
+        said = f"○ Task 1.4 is still open, so Run All stops here. Write it in {place}."
         assert first.strip() == said, "more than one line, or frames"
-        assert others == ['To go on without it: lab01.use_model(ranks, "1.4")']
+        assert others == ['To continue without it, run: lab01.use_model(ranks, "1.4")']
         assert "Task 1.4: all_reduce\nThis task is still open" in cell.outputs[-1].evalue
     on_ranks, in_kernel = (cell.outputs[-1] for cell in notebook.cells[2:4])
     assert [on_ranks.ename, in_kernel.ename] == ["CellFailed", "NotImplementedError"]
@@ -534,7 +534,7 @@ def test_a_report_is_no_wider_than_a_page_and_breaks_no_word():
 
 def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_is():
     assert cluster.busy_warning([1.0, 0.97, 1.0]) == ""
-    assert "gets a processor for 25 % of the time" in cluster.busy_warning([0.25, 1.0])
+    assert "gets a processor for only 25 % of the time" in cluster.busy_warning([0.25, 1.0])
     assert 0 < rank_side.processor_share({}, rank=0) <= 1.0
     assert rank_side.processor_share({}, rank=1) == 1.0
 
@@ -552,9 +552,9 @@ def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
     notebook.cells[4].metadata["tags"] = ["raises-exception"]
     NotebookClient(notebook, timeout=200).execute()
     outputs = [cell.outputs for cell in notebook.cells]
-    assert outputs[2][0].text.endswith("The task stays open: no points.\n")
+    assert outputs[2][0].text.endswith("which stays open (no points).\n")
     assert outputs[3][0].data["text/plain"] == "✓ Task 1.4 · all_reduce · 2 points"
-    assert "there are: 1.1, 1.2," in outputs[4][0].evalue
+    assert "Pass one of: 1.1, 1.2," in outputs[4][0].evalue
 
 
 # --- clear errors, without ranks --------------------------------------------------------------
@@ -622,7 +622,7 @@ def test_a_function_of_a_module_is_named_by_it():
 def test_a_function_that_ranks_cannot_import_is_refused_with_what_to_do(target, says):
     with pytest.raises(ValueError, match=says) as refused:
         questions.target_of(target)
-    assert 'pass the function or its name as "package.module:function"' in str(refused.value)
+    assert 'pass it or its name as "package.module:function"' in str(refused.value)
 
 
 @pytest.mark.parametrize("target", ["answer", "a:b:c"])
@@ -665,7 +665,7 @@ def first_on_path(monkeypatch, tmp_path) -> Path:
 
 def test_an_mpiexec_that_fails_is_quoted(first_on_path):
     fake_mpiexec(first_on_path, "echo 'no such fabric' >&2; exit 7")
-    with pytest.raises(RanksError, match=r"(?s)did not come up.*fake .*no such fabric"):
+    with pytest.raises(RanksError, match=r"(?s)did not start.*fake .*no such fabric"):
         cluster.start(2)
 
 
@@ -684,7 +684,9 @@ def test_an_mpiexec_of_another_mpi_is_not_taken_for_ranks(first_on_path):
         first_on_path,
         'while [ "$1" != "%s" ]; do shift; done\n"$@" & "$@" & wait' % sys.executable,  # noqa: UP031
     )
-    with pytest.raises(RanksError, match=r"see \[1\] ranks: the launcher .* does not belong"):
+    with pytest.raises(
+        RanksError, match=r"see \[1\] ranks, because the launcher .* does not belong"
+    ):
         cluster.start(2)
 
 
@@ -959,7 +961,7 @@ def test_a_rank_that_is_slow_on_its_way_out_of_a_cell_is_not_called_stuck(
 
 
 def test_an_engine_waits_for_a_connection_file_that_is_just_being_written(monkeypatch):
-    """The ranks would end, and the start with them: "the 4 MPI ranks did not come up"."""
+    """The ranks would end, and the start with them: "the 4 MPI ranks did not start"."""
     read = []
 
     def load(self) -> None:

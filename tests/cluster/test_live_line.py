@@ -39,7 +39,7 @@ else:
     dist.recv(torch.ones(1), 0)
 print("end", dist.get_rank())
 """
-WAITED_FOR = " · rank 0 computes, line {} · rank 1 waits in recv"
+WAITED_FOR = " · rank 0 is computing, line {} · rank 1 is waiting in recv"
 
 
 @dataclass
@@ -136,12 +136,12 @@ def test_a_restart_says_what_is_lost_until_a_cell_has_made_it_again(tmp_path):
         run(client, START, Frontend(tmp_path))
         shown = {name: run(client, cell, Frontend(tmp_path)) for name, cell in cells.items()}
     (said,) = shown["fresh"].outputs
-    assert "They have forgotten all earlier cells" in said["text"]
-    hint = "The ranks are fresh and have lost `made`: choose Run → Run All Above Selected Cell."
+    assert "They have lost everything that earlier cells made" in said["text"]
+    hint = "The ranks lost `made` in a restart. Choose Run → Run All Above Selected Cell."
     for name in ("lost", "pulled"):
         assert hint in shown[name].outputs[-1]["evalue"], name
     assert "lost" not in shown["typo"].outputs[-1]["evalue"]
-    assert "If a cell above makes `maid`" in shown["typo"].outputs[-1]["evalue"]
+    assert "Run the cell that makes `maid` first" in shown["typo"].outputs[-1]["evalue"]
     assert shown["again"].texts() == ["[stdout:0] 3\n", "[stdout:1] 3\n"]
 
 
@@ -160,7 +160,7 @@ def note(line: int | None = None, waits: str | None = None) -> dict[str, object]
     return {"line": line, "waits": waits}
 
 
-WAITS = " · rank 1 waits in recv"
+WAITS = " · rank 1 is waiting in recv"
 
 
 @pytest.mark.quick
@@ -170,12 +170,12 @@ WAITS = " · rank 1 waits in recv"
         (
             {0: note(4), 1: note(7, "recv")},
             {0, 1},
-            "rank 0 computes, line 4 · rank 1 waits in recv",
+            "rank 0 is computing, line 4 · rank 1 is waiting in recv",
         ),
-        ({0: note(4), 1: note(4)}, {0, 1}, "ranks 0, 1 compute, line 4"),
-        ({0: note(4), 1: note(4)}, {1}, "rank 1 computes, line 4 · rank 0 is done"),
-        ({}, {0, 1}, "ranks 0, 1 compute"),
-        ({0: "rubbish", 1: {"line": "x", "waits": 3}}, {0, 1}, "ranks 0, 1 compute"),
+        ({0: note(4), 1: note(4)}, {0, 1}, "ranks 0, 1 are computing, line 4"),
+        ({0: note(4), 1: note(4)}, {1}, "rank 1 is computing, line 4 · rank 0 is done"),
+        ({}, {0, 1}, "ranks 0, 1 are computing"),
+        ({0: "rubbish", 1: {"line": "x", "waits": 3}}, {0, 1}, "ranks 0, 1 are computing"),
     ],
 )
 def test_the_line_says_what_each_rank_does(tmp_path, notes, busy, said):
@@ -187,19 +187,19 @@ def test_many_different_lines_are_left_out(tmp_path):
     notes = {rank: note(rank) for rank in range(1, 9)}
     ranks = dict.fromkeys(notes) | {rank: rank for rank in notes}
     said = line_of(tmp_path, notes, ranks, set(ranks))
-    assert said == "12 s · ranks 1, 2, 3, 4, 5, 6, 7, 8 compute"
+    assert said == "12 s · ranks 1, 2, 3, 4, 5, 6, 7, 8 are computing"
 
 
 @pytest.mark.quick
 def test_survivors_have_the_numbers_that_they_have_now(tmp_path):
     said = line_of(tmp_path, {3: note(5)}, {0: 0, 1: 1, 3: 2}, {3})
-    assert said == "12 s · rank 2 computes, line 5 · ranks 0, 1 are done"
+    assert said == "12 s · rank 2 is computing, line 5 · ranks 0, 1 are done"
 
 
 @pytest.mark.quick
 def test_a_note_of_an_earlier_cell_counts_for_nothing(tmp_path):
     rank_notes.path_of(tmp_path, 0).write_text(json.dumps(note(4)))
-    assert line_of(tmp_path, {}, {0: 0}, {0}) == "12 s · rank 0 computes"
+    assert line_of(tmp_path, {}, {0: 0}, {0}) == "12 s · rank 0 is computing"
 
 
 @pytest.mark.quick

@@ -95,7 +95,7 @@ def test_a_solution_that_fails_gives_no_pictures_and_says_in_which_cell(tmp_path
 def test_a_picture_without_words_is_refused_with_its_cell(tmp_path):
     nb = pictures.executed(solution(tmp_path, DRAWS), tmp_path / "runs")
     nb.cells[1].outputs[0].metadata = {}
-    with pytest.raises(NotebookError, match="cell 'cell-0': a picture without alternative text"):
+    with pytest.raises(NotebookError, match="cell 'cell-0': a picture has no alternative text"):
         list(pictures_of(nb))
 
 
@@ -159,14 +159,14 @@ def test_notes_are_read_as_they_are_written():
     [
         ({"rubric": RUBRIC.replace("- **1** two", "")}, "add up to 1, but the answer 'why-answer'"),
         ({"rubric": RUBRIC.replace("**0**", "**3**")}, "more than the 2 points"),
-        ({"rubric": RUBRIC.partition("**Answers")[0]}, "says not both"),
-        ({"rubric": ""}, "cell 'why-answer': no rubric below it"),
+        ({"rubric": RUBRIC.partition("**Answers")[0]}, "must say both"),
+        ({"rubric": ""}, "cell 'why-answer': has no rubric below it"),
         ({"tags": []}, "with the tag 'remove-cell'"),
         ({"lab": {"instructor": "hints"}}, "instructor is 'hints': one of rubric"),
         ({"questions": QUESTIONS.replace("1. ", "- ")}, "3 questions"),
-        ({"questions": QUESTIONS.replace("waits?", "waits.")}, "is no question"),
-        ({"shorter": "nothing"}, "nothing to leave out"),
-        ({"shorter": "- **1.9**: why"}, "'1.9' is no task and no heading"),
+        ({"questions": QUESTIONS.replace("waits?", "waits.")}, "is not a question"),
+        ({"shorter": "nothing"}, "leaves nothing out"),
+        ({"shorter": "- **1.9**: why"}, "'1.9' is neither a task nor a heading"),
     ],
 )
 def test_what_is_missing_in_the_notes_is_said_with_its_cell(changed, said):

@@ -197,7 +197,7 @@ def test_a_text_that_says_nothing_measured_is_not_saved_by_the_letter_f():
         (
             'five_metrics.fill("Hogwild", **texts)',
             {"lab": {"predict": True}},
-            "gives five_metrics.fill its texts by **",
+            "passes texts to five_metrics.fill by **",
         ),
     ],
 )
@@ -270,7 +270,7 @@ def test_the_models_answers_lie_beside_the_labs_and_nobody_reads_one_by_accident
     assert unpack(text) == {"1.2": [SOLVED]}
     (labs / ".models" / "01_toy").write_text("another\n")
     assert release.drift(solutions, labs) == [
-        ".models/01_toy: differs from what its solution gives: make release"
+        ".models/01_toy: differs from its solution: run make release"
     ]
 
 
@@ -294,10 +294,10 @@ def test_every_changed_byte_is_drift(folders):
     for changed in (text + b"\n", text[:-1], text.replace(b"\n", b"\r\n"), text[:60] + text[61:]):
         target.write_bytes(changed)
         assert release.drift(solutions, labs) == [
-            "01_toy.ipynb: differs from what its solution gives: make release"
+            "01_toy.ipynb: differs from its solution: run make release"
         ]
     target.unlink()
-    assert release.drift(solutions, labs) == ["01_toy.ipynb: not released yet: make release"]
+    assert release.drift(solutions, labs) == ["01_toy.ipynb: is not released yet: run make release"]
 
 
 def test_a_lab_without_a_solution_is_drift_and_other_notebooks_are_not(folders):
@@ -333,7 +333,7 @@ BAD_CELLS = {
     ),
     "no nbgrader metadata": (
         new_code_cell(REGION, id="exchange"),
-        "has a solution region, but is no solution cell: add the nbgrader metadata",
+        "has a solution region, but isn't a solution cell: add the nbgrader metadata",
     ),
     "no region": (task_cell("pass"), "solution cell without a region"),
     "no title": (task_cell(REGION, lab={"task": "1.2"}), "lab metadata has no title"),
@@ -352,7 +352,7 @@ BAD_CELLS = {
     ),
     "hidden tests in the open": (
         new_code_cell("### BEGIN HIDDEN TESTS\n1\n### END HIDDEN TESTS", id="exchange"),
-        "has hidden tests, but is no grade cell",
+        "has hidden tests, but isn't a grade cell",
     ),
     "check without task": (
         new_code_cell("1", id="exchange", metadata={"lab": {"check": True}}),
@@ -399,7 +399,7 @@ def stored(tmp_path: Path, change) -> Path:
         (lambda nb: nb["cells"][1].pop("id"), "cell number 1 has no id"),
         (lambda nb: nb["cells"][2].update(id="exchange"), "share the id 'exchange'"),
         (lambda nb: nb.update(nbformat_minor=4), r"format 4\.4, but 4\.5 is needed"),
-        (lambda nb: nb["cells"][1].pop("outputs"), "not a valid notebook"),
+        (lambda nb: nb["cells"][1].pop("outputs"), "the notebook is not valid"),
     ],
 )
 def test_a_notebook_that_nbformat_would_silently_repair_is_refused(tmp_path, change, message):

@@ -66,7 +66,7 @@ def test_no_prediction_is_cut_by_the_axis(guess):
 @pytest.mark.parametrize("bad", ["3 s", True, float("nan"), None])
 def test_what_is_no_prediction_is_said(bad, capsys):
     assert predict("how long?", bad, unit="s").values == {"": None}
-    assert "is no prediction here: expected a number" in capsys.readouterr().out
+    assert "is not a prediction for this question. Give a number" in capsys.readouterr().out
 
 
 def test_a_choice_is_one_of_the_choices(capsys):

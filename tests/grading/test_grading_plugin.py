@@ -72,7 +72,7 @@ def test_ranks_are_lost_if_the_kernel_says_so_but_not_if_an_answer_does():
 def test_the_error_of_a_cell_says_whether_later_cells_can_work(changes, kind):
     error = Outcome(2, {0: ValueError("no")}, **changes).explain()
     assert type(error) is kind
-    assert ("Fresh ranks: ranks.restart()" in str(error)) == (kind is RanksLostError)
+    assert ("Call ranks.restart() for fresh ranks." in str(error)) == (kind is RanksLostError)
 
 
 def test_a_dead_rank_counts_as_lost():

@@ -214,8 +214,8 @@ def test_two_notebooks_share_one_job_over_two_nodes_and_ranks_restart_there(lab)
     cells = (START, BESIDE, "ranks.restart()", JOIN, SUM)
     shown = in_a_job(lab, *cells, options=["-N2", "--ntasks-per-node=2"])
     assert hosts(shown)[:8] == ["node1", "node1", "node2", "node2"] * 2, shown
-    assert re.search(r"second: .*?4 MPI ranks are up.*?0 1 2 3", shown, re.DOTALL), shown
-    assert "4 fresh MPI ranks are up." in shown
+    assert re.search(r"second: .*?4 MPI ranks have started.*?0 1 2 3", shown, re.DOTALL), shown
+    assert "4 fresh MPI ranks have started." in shown
     assert shown.count("sum 6.0") == 4
 
 
@@ -234,7 +234,7 @@ def test_a_rank_that_dies_on_another_node_is_named_and_restart_gives_fresh_ones(
     shown = notebook(lab, START_TWO, die, "ranks.restart()", JOIN, SUM)
     assert {"node1", "node2"} <= set(hosts(shown))
     assert "rank 1 died (its process ended with status 3)" in shown, shown
-    assert "2 fresh MPI ranks are up." in shown
+    assert "2 fresh MPI ranks have started." in shown
     assert shown.count("sum 1.0") == 2
 
 
@@ -249,7 +249,7 @@ def test_a_job_that_was_canceled_from_outside_is_reported(lab):
         lab, START, JOIN, "import subprocess", cancel, SUM, SUM, "ranks.restart()", JOIN, SUM
     )
     assert shown.count("Slurm ended the ranks: their job was cancelled") == 2, shown
-    assert "4 fresh MPI ranks are up." in shown
+    assert "4 fresh MPI ranks have started." in shown
     assert shown.count("sum 6.0") == 4
 
 

@@ -4,7 +4,8 @@ All of them run on ranks that are threads of this process. After one that left s
 error, a deadlock, messages, names) the solution must pass again; the right answers of a lab come
 after all of its wrong ones, on the same ranks. Checks draw from a seed, so that a test has one
 result; ``recorded_verdicts.py --seeds 200`` finds words that depend on the draw.
-``ANSWERS_TABLE=table.md`` writes how many there are of each task, and what became of them.
+``ANSWERS_TABLE=table.md`` writes how many there are of each task, what became of them, and the
+message that each wrong answer gets.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def nan_of(value):
 
 # Of each task: wrong ones that were named, and accepted; right ones that passed.
 counted: dict[str, list[int]] = {}
+# Of each task: what the student did, and the first problem that the check names.
+messages: dict[str, dict[str, str]] = {}
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +86,29 @@ def same_draws(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def table() -> Iterator[None]:
-    """Write what became of the answers where ``ANSWERS_TABLE`` says."""
+    """Write what became of the answers, and all messages, into the file that the variable names."""
     yield
     if path := os.environ.get("ANSWERS_TABLE"):
-        rows = [[task, *counts] for task, counts in sorted(counted.items())]
-        heads = ["task", "wrong", "accepted", "told their mistake", "right", "pass"]
+        rows = [[task, *counts, example(task)] for task, counts in sorted(counted.items())]
+        heads = ["task", "wrong", "accepted", "told their mistake", "right", "pass", "a message"]
         with Path(path).open("a") as file:  # one table for each process of pytest-xdist
             file.write(tabulate(rows, heads, "github") + "\n\n")
+            for task, said in sorted(messages.items()):
+                lines = [f"- **{about}:** {message}" for about, message in said.items()]
+                file.write("\n".join([f"## Messages of task {task}", "", *lines]) + "\n\n")
+
+
+def example(task: str) -> str:
+    """Return the message of the first wrong answer to a task; "" if none was tried."""
+    return next(iter(messages.get(task, {}).values()), "")
+
+
+def first_problem(printed: str) -> str:
+    """Return the first problem of a printed verdict, on one line and for a table of Markdown."""
+    lines = printed.splitlines()
+    first = next((k for k, line in enumerate(lines) if line.startswith("  - ")), 0)
+    more = next((k for k in range(first + 1, len(lines)) if lines[k].startswith("  - ")), None)
+    return " ".join(" ".join(lines[first:more]).removeprefix("  - ").split()).replace("|", r"\|")
 
 
 def cases(kind: str) -> list:
@@ -179,11 +198,13 @@ def test_an_answer_that_was_not_begun_is_still_open(lab, task):
 
 
 @each("lab, task, code, words", cases("wrong"))
-def test_a_wrong_answer_is_told_its_mistake(lab, task, code, words):
+def test_a_wrong_answer_is_told_its_mistake(lab, task, code, words, request):
     count(task, 0)
     slow = getattr(lab.tables, "SLOW", set()) | real(lab.tables)
     passed, printed = lab.try_out(task, code, again=False if task in slow else None)
     count(task, *([1] if passed else [2] if words in printed else []))
+    about = request.node.callspec.id.partition("-")[2].replace("-", " ")
+    messages.setdefault(task, {})[about] = first_problem(printed)
     assert not passed, "accepted"
     assert words in printed, printed
 

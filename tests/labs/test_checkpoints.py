@@ -286,7 +286,7 @@ def test_after_each_death_of_the_notebook_the_next_cell_runs(tmp_path):
         run("ranks-again", "job-define", "data-load", "shrink-define", "lab13-shrink-answer",
             "shrink-train")  # fmt: skip
         shown = book.run(cells["shrink-kill"])
-        assert "ranks 0, 1, 3 live on" in re.sub(r"\s+", " ", shown.message())
+        assert "ranks 0, 1, 3 survived" in re.sub(r"\s+", " ", shown.message())
         assert shown.streams.count("of 3, and goes on from step 12") == 3
         assert run("shrink-see").count("0 done again") == 3
         run("grow-restart")

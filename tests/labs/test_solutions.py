@@ -236,7 +236,7 @@ def test_a_wrong_answer_is_found_by_its_check_on_the_ranks(judge):
     found = judge(
         executed(
             "from utils import cluster\nfrom utils.labs import lab01\nranks = cluster.start(2)",
-            "2 MPI ranks are up.\n",
+            "2 MPI ranks have started.\n",
         ),
         executed('%%px\nimport torch.distributed as dist\ndist.init_process_group("mpi")'),
         executed(wrong),
@@ -250,7 +250,7 @@ def test_a_wrong_answer_is_found_by_its_check_on_the_ranks(judge):
 
 def test_ranks_that_a_notebook_leaves_behind_are_gone_all_the_same(judge):
     begin = "from utils import cluster\nranks = cluster.start(2)"
-    assert judge(executed(begin, "2 MPI ranks are up.\n")) == []
+    assert judge(executed(begin, "2 MPI ranks have started.\n")) == []
 
 
 @pytest.mark.parametrize(

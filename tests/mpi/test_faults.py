@@ -364,7 +364,7 @@ MISMATCHES = [
     ),
 ]  # fmt: skip
 
-ONE_RAISES = (r"ValueError: mine", "On rank 1", "Traceback", "raise ValueError")
+ONE_RAISES = (r"ValueError: mine", "on rank 1", "Traceback", "raise ValueError")
 ERRORS = [
     Fault(
         "one raises, others in a collective",
@@ -389,7 +389,7 @@ ERRORS = [
     Fault(
         "the same error on all ranks",
         "def broken():\n    return undefined_name\nbroken()",
-        ("NameError: name 'undefined_name'", "The same on ranks 0, 1, 2, 3"),
+        ("NameError: name 'undefined_name'", "The same error occurred on ranks 0, 1, 2, 3"),
         never=("restart",),
     ),
     Fault(
@@ -405,7 +405,7 @@ ERRORS = [
         "a, b = torch.ones(1_000_000), torch.zeros(7)\n"
         "kept = [dist.isend(a, (rank + 1) % 4), dist.irecv(b, (rank + 2) % 4)]\n"
         "dist.barrier()\nif rank == 0:\n    raise KeyError('gone')\ndist.barrier()",
-        ("KeyError: 'gone'", "On rank 0"),
+        ("KeyError: 'gone'", "on rank 0"),
         never=("restart",),
     ),
 ]  # fmt: skip
@@ -644,7 +644,7 @@ def test_a_limit_that_is_none_is_refused_and_nothing_runs(course, given):
 
 DEADLY = [
     Fault("os._exit(3) on one rank", "if rank == 1:\n    os._exit(3)\ndist.barrier()",
-          (r"^rank 1 died \(.*3", "MPI ended ranks 0, 2, 3")),
+          (r"^rank 1 died \(.*3", "MPI then ended ranks 0, 2, 3")),
     Fault("kill -9 of one rank",
           "if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ndist.barrier()",
           (r"^rank 2 died \(signal 9",)),

@@ -36,7 +36,7 @@ dist.recv(received, (rank - 1) % size)
 def test_a_notebook_with_many_ranks_reduces_passes_round_and_tells_a_deadlock(n):
     with notebook(IPP_NONINTERACTIVE="1") as opened:
         start = f"from utils import cluster\nranks = cluster.start({n}, timeout=60)"
-        assert opened.run(start, timeout=240).streams.strip() == f"{n} MPI ranks are up."
+        assert opened.run(start, timeout=240).streams.strip() == f"{n} MPI ranks have started."
         for cell in (SET_UP, WORK):
             assert not opened.run(cell, timeout=240).failed()
         assert f"sum {n} after a round 0" in opened.run(RING).streams

@@ -121,7 +121,7 @@ class TestNotebook:
         # Open MPI's mpiexec says which rank it was, MPICH's does not.
         assert re.match("\\s*(rank 1|one of ranks 0, 1) died", shown.message()), shown
         shown = opened.run("ranks.restart()")
-        assert "2 fresh MPI ranks are up" in shown.streams, shown
+        assert "2 fresh MPI ranks have started" in shown.streams, shown
         assert sums(opened) == SUMMED
 
 

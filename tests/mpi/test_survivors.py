@@ -312,9 +312,9 @@ def failed(book: Notebook, cell: str) -> str:
 def test_in_a_notebook_the_next_cell_runs_on_the_ranks_that_live(course):
     text = failed(course, die(2))
     assert text.startswith("rank 2 died"), text
-    assert "ranks 0, 1, 3 live on" in text
+    assert "ranks 0, 1, 3 survived" in text
     assert "torch_mpi.survivors.shrink()" in text
-    assert "MPI ended" not in text
+    assert "MPI then ended" not in text
     # Without it, a communication is an error that says what to do.
     assert "rank 2 is dead" in failed(course, "%%px\ndist.all_reduce(total)")
     shown = course.run(SHRINK)
@@ -329,7 +329,7 @@ def test_in_a_notebook_the_next_cell_runs_on_the_ranks_that_live(course):
     # A second death, of rank 0, which ends with a status of its own.
     text = failed(course, die(0, "os._exit(3)"))
     assert text.startswith("rank 0 died"), text
-    assert "ranks 1, 2 live on" in text
+    assert "ranks 1, 2 survived" in text
     shown = course.run(SHRINK)
     assert re.findall(r"rank \d of 2: 4", shown.streams) == ["rank 0 of 2: 4", "rank 1 of 2: 4"]
     shown = course.run("len(ranks.ask('os:nothing')), ranks.where()")
@@ -351,7 +351,7 @@ def test_in_a_notebook_the_next_cell_runs_on_the_ranks_that_live(course):
 @pytest.mark.parametrize("_again", range(20))
 def test_in_a_notebook_many_times(course, deaths, _again):
     for victim in deaths:
-        assert "live on" in failed(course, die(victim))
+        assert "survived" in failed(course, die(victim))
         shown = course.run(SHRINK)
         assert not shown.failed(), shown.everything()
     before = time.monotonic()

@@ -198,8 +198,8 @@ def test_an_untouched_lab_stops_at_the_first_task_and_says_which(untouched):
         red = lab.outputs(ERROR)
         assert list(red) == ["hello-answer"], red
         said = [
-            "○ Task 1.1 is still open: write it in this cell. Run All stops here.",
-            'To go on without it: lab01.use_model(ranks, "1.1")',
+            "○ Task 1.1 is still open, so Run All stops here. Write it in this cell.",
+            'To continue without it, run: lab01.use_model(ranks, "1.1")',
         ]
         assert [line.strip() for line in red["hello-answer"].splitlines()] == said
         assert "hello-check" not in lab.outputs(), "cells after the error were run"

@@ -1,6 +1,6 @@
-"""The engine of the checks: what a lab's `checks.py` is made of.
+"""The engine of the checks: the parts from which a lab's `checks.py` is built.
 
-A task asks every rank (`task`, `probe`), in groups of several sizes (`trials`), compares what was
-communicated and what came out (`comparison`), and shows a verdict (`verdict`). The checks
-themselves are in the labs' rooms: `utils/labs/lab06/checks.py`.
+A check asks every rank (`task`, `probe`), in groups of several sizes (`trials`). It compares the
+communication and the results with the expected ones (`comparison`), and shows a verdict
+(`verdict`). The checks themselves are in the labs' rooms, such as `utils/labs/lab06/checks.py`.
 """

@@ -1,6 +1,6 @@
-"""A verdict as HTML: a colored badge, the problems as a list, and what comes next.
+"""A verdict as HTML: a colored badge, the problems as a list, and the next step.
 
-The badge brings its own background, and all other text takes the color of the page around it. So a
+The badge has its own background, and all other text has the color of the page around it. So a
 card is readable on light and dark pages, and without the styles that JupyterLab removes from a
 notebook that it doesn't trust. Every badge says its state in a word, for screen readers.
 """
@@ -16,7 +16,7 @@ _CODE = re.compile(r"`([^`<]+)`")
 
 
 class Badge(NamedTuple):
-    """How a state looks, and the word that a screen reader says."""
+    """The look of a state, and the word that a screen reader reads out."""
 
     sign: str
     word: str
@@ -36,10 +36,10 @@ def card(
 
     Args:
         badge: the state.
-        task: such as "Task 1.4"; shown in bold.
+        task: the task, such as "Task 1.4"; shown in bold.
         title: the words after the task.
-        problems: what is wrong; a list.
-        notes: lines below the list; empty ones are left out.
+        problems: the entries of a list that says what is wrong.
+        notes: lines below the list; empty lines are left out.
     """
     look = f"background-color: {badge.paper}; color: {badge.ink}; border-radius: 4px"
     head = (
@@ -56,7 +56,7 @@ def card(
 
 
 def _escaped(text: str) -> str:
-    """Return a text for HTML: its line breaks, its indentation, and `code` between backticks."""
+    """Return a text as HTML that keeps line breaks, indentation, and `code` in backticks."""
     lines = []
     for line in text.splitlines():
         words = line.lstrip(" ")

@@ -1,7 +1,7 @@
-"""Clocks that a check moves on: what an answer measures then does not depend on the machine.
+"""Clocks that a check sets, so that the times an answer measures don't depend on the machine.
 
-An answer that takes times is run with :func:`moved_clocks`. Nobody sleeps: what the check says
-takes 20 s adds 20 s to every clock of the process.
+An answer that measures times runs inside :func:`moved_clocks`. Nothing sleeps: if the check decides
+that a call takes 20 s, it adds 20 s to every clock of the process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from unittest import mock
 
 @dataclass
 class Clock:
-    """By how many seconds the clocks of this process are ahead.
+    """The number of seconds by which the clocks of this process are ahead.
 
     Attributes:
-        ahead: by what the check let pass.
-        offset: besides; ranks on other machines have clocks that differ.
+        ahead: seconds that the check let pass.
+        offset: seconds in addition, because clocks of other machines differ.
     """
 
     ahead: float = 0.0
@@ -38,10 +38,10 @@ class Clock:
 
 @contextlib.contextmanager
 def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
-    """Let all clocks of this process run ahead by what the yielded :class:`Clock` says.
+    """Let all clocks of this process run ahead by the seconds of the yielded :class:`Clock`.
 
-    Those of :mod:`time`, ``timeit.default_timer``, ``datetime.now``, ``MPI.Wtime``; also where a
-    namespace has them by another name, or a function in it as the default of an argument.
+    The clocks are :mod:`time`, ``timeit.default_timer``, ``datetime.now`` and ``MPI.Wtime``, even
+    if a namespace has them by another name, or a function there has one as an argument's default.
     """
     clock = Clock()
     places = list(_places(clock))
@@ -59,8 +59,8 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
 
 
 def _places(clock: Clock) -> Iterator[tuple[object, str, Any, Any]]:
-    """Yield where clocks are (module and name), each of them, and the one that is ahead."""
-    from mpi4py import MPI  # on the ranks only: a kernel has no business with MPI
+    """Yield the module and the name of each clock, the clock itself, and its replacement."""
+    from mpi4py import MPI  # here, because only ranks may import MPI, not the kernel
 
     places: list[tuple[object, str, int]] = [(timeit, "default_timer", 1), (MPI, "Wtime", 1)]
     for name in ("perf_counter", "monotonic", "time"):
@@ -109,7 +109,7 @@ def _moved_defaults(function: types.FunctionType, moved: dict[int, Any]) -> Iter
 
 
 class NotEnded(RuntimeError):
-    """A call took longer than it may; the message says why that is likely."""
+    """A call took longer than allowed; the message names the probable reason."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{type(self).__name__}: {self}"]
@@ -119,15 +119,15 @@ class NotEnded(RuntimeError):
 def ends_within(seconds: float, likely: str) -> Iterator[None]:
     """Raise NotEnded in the block if it takes longer than this.
 
-    Only Python code of the main thread can be ended. On other threads there is no limit.
+    Only Python code of the main thread can be ended, so other threads have no limit.
 
     Args:
-        seconds: that the block may take.
+        seconds: time limit of the block.
         likely: a sentence that says what is probably wrong, and what to do.
     """
 
     def end(*_: object) -> None:
-        raise NotEnded(f"no end after {seconds:g} s. {likely}")
+        raise NotEnded(f"your code did not end within {seconds:g} s. {likely}")
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,20 +1,20 @@
-"""What an answer has communicated and returned, compared with what its task asks for.
+"""The comparison of an answer's communication and result with what its task asks for.
 
-A rule is made from what a task asks for. It gets the calls of one rank, as
-:func:`utils.checks.probe.as_dict` has them, and returns what is wrong, or ``None``::
+A rule states a requirement of a task. It gets the calls of one rank, as
+:func:`utils.checks.probe.as_dict` makes them, and returns a text about the problem, or ``None``::
 
     broken(calls, only("all_reduce"), inside(members), made("all_reduce", 1))
 
-The first rule that is broken is told: what comes after it follows from that, as a rule.
+A report names only the first broken rule, because later problems often follow from the first one.
 
-A task also lists the mistakes that students make: what each of them gives, and what to say then::
+A task also lists the mistakes that students make: the result of each mistake, and its text::
 
-    Mistake(total / n, "this is the mean: the task asks for the sum")
-    Mistake(is_nested, "this is a list of lists: make one flat list of it")
+    Mistake(total / n, "You returned the mean. The task asks for the sum")
+    Mistake(is_nested, "You returned a list of lists. Make one flat list of it")
 
-The first one that fits is told; without one, what was expected and what came. What to say is what
-is wrong, why, and what to try, in that order, and begins in small letters, as it may follow on
-something else.
+The report has the text of the first mistake that fits. Without one, it says what was expected and
+what the answer gave. A text says what is wrong, why, and what to try, in this order. It has no
+final period, because the expected value may follow.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ Calls = Sequence[dict[str, Any]]
 Rule = Callable[[Calls], str | None]
 
 POINT_TO_POINT = ("send", "recv")
-# What probes call the lists of records that they return.
+# The names of the lists of records that probes return.
 RECORDS = ("calls", "calls again", "forward", "backward")
-# What a record of any call has, by :func:`utils.checks.probe.as_dict`, and the types of it.
+# The fields and types of every record that :func:`utils.checks.probe.as_dict` makes.
 FIELDS = {
     **{"op": str, "group": list, "nbytes": int, "blocking": bool, "waited": bool},
     **{"any_source": bool, "sent": int, "received": int},
     **{"start": float | int, "matched": float | int, "end": float | int},
 }
-# Collectives of which every rank has a tensor of the same size.
+# Collectives in which every rank has a tensor of the same size.
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
-# Collectives that no rank leaves before all have come.
+# Collectives that no rank leaves before all ranks have called them.
 TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
-DISAGREE = "the records of the ranks do not agree"
+DISAGREE = "The ranks' records contradict each other"
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
-    """Return what the first broken rule says; `None` if the calls keep all rules."""
+    """Return the text of the first broken rule; `None` if the calls keep all rules."""
     return next((said for rule in rules if (said := rule(calls))), None)
 
 
@@ -56,34 +56,36 @@ def only(*ops: str) -> Rule:
         others = sorted({call["op"] for call in calls} - set(ops))
         if not others:
             return None
-        return f"uses {', '.join(others)}; this task is about {' and '.join(ops)} only"
+        allowed = f"Use only {' and '.join(ops)} here" if ops else "Communicate nothing here"
+        return f"You call {', '.join(others)}. {allowed}"
 
     return rule
 
 
 def made(op: str, times: int | Iterable[int], why: str = "") -> Rule:
-    """Return the rule that a rank calls an operation so many times."""
+    """Return the rule that a rank calls an operation this many times."""
     allowed = [times] if isinstance(times, int) else list(times)
 
     def rule(calls: Calls) -> str | None:
         count = sum(call["op"] == op for call in calls)
         if count in allowed:
             return None
-        wanted = " or ".join(map(str, allowed))
-        return f"expected {wanted} {op}{'s' * (allowed != [1])}{why}, it made {count}"
+        wanted = " or ".join(str(n or "no") for n in allowed)
+        calls_of = "call of" if allowed in ([0], [1]) else "calls of"
+        return f"Expected {wanted} {calls_of} {op}{why}, but your code made {count or 'none'}"
 
     return rule
 
 
 def some(members: Sequence[int]) -> Rule:
-    """Return the rule that a rank that is not alone communicates."""
+    """Return the rule that a rank communicates, unless it is alone in its group."""
 
     def rule(calls: Calls) -> str | None:
         if calls or len(members) == 1:
             return None
         return (
-            "makes no communication, although the result follows from what the other ranks of the "
-            "group have"
+            "You communicate nothing, although the result depends on the other ranks of the "
+            "group. Exchange their data first"
         )
 
     return rule
@@ -96,8 +98,8 @@ def inside(members: Sequence[int]) -> Rule:
         for call in calls:
             if call["group"] != list(members):
                 return (
-                    f"{call['op']} on the ranks {call['group']}, but the argument group was that "
-                    f"of ranks {list(members)}: pass group=group to every call"
+                    f"You call {call['op']} on the ranks {call['group']}, but the argument group "
+                    f"has the ranks {list(members)}. Pass group=group to every call"
                 )
         return None
 
@@ -105,14 +107,14 @@ def inside(members: Sequence[int]) -> Rule:
 
 
 def messages(*wanted: tuple[str, int], in_order: bool = True) -> Rule:
-    """Return the rule of these messages, such as ("send", 1): operation and other global rank."""
+    """Return the rule that a rank makes these messages, such as ("send", 1) to send to rank 1."""
 
     def rule(calls: Calls) -> str | None:
         passed = [(call["op"], call["peer"]) for call in calls if call["op"] in POINT_TO_POINT]
         order = list if in_order else sorted
         if order(passed) == order(wanted):
             return None
-        return f"expected {in_words(wanted)}, it made {in_words(passed)}"
+        return f"Expected {in_words(wanted)}, but your code made {in_words(passed)}"
 
     return rule
 
@@ -124,30 +126,30 @@ def in_words(pairs: Iterable[tuple[str, int]]) -> str:
 
 
 def blocking(wanted: bool) -> Rule:
-    """Return the rule that messages use `send` and `recv`, or, if not, `isend` and `irecv`."""
+    """Return the rule that messages use `send` and `recv`; if not wanted, `isend` and `irecv`."""
 
     def rule(calls: Calls) -> str | None:
         for call in calls:
             if call["op"] in POINT_TO_POINT and call["blocking"] != wanted:
                 plain, started = call["op"], f"i{call['op']}"
                 used, asked = (started, plain) if wanted else (plain, started)
-                return f"uses dist.{used}; this task asks for dist.{asked}"
+                return f"You call dist.{used}, but this task asks for dist.{asked}"
         return None
 
     return rule
 
 
 def waited(calls: Calls) -> str | None:
-    """Return what is wrong if a rank has not waited for a work that it started."""
+    """Return a text if a rank has not waited for a work that it started."""
     call = next((call for call in calls if not call["waited"]), None)
     if call is None:
         return None
     name = f"{call['op']}(async_op=True)"
     if call["op"] in POINT_TO_POINT:
-        name = f"the request of i{call['op']} (rank {call['peer']})"
+        name = f"the work of i{call['op']} (rank {call['peer']})"
     return (
-        f"nobody called wait() on {name}: the tensor may be read or overwritten before the "
-        "communication is complete"
+        f"You never call wait() on {name}, so the tensor may be used before the communication is "
+        "complete. Call wait() first"
     )
 
 
@@ -155,15 +157,15 @@ def waited(calls: Calls) -> str | None:
 
 
 def disagreement(replies: Mapping[int, Any]) -> str | None:
-    """Return what one rank's records say and another's do not; `None` if they agree.
+    """Return a contradiction between the records of two ranks; `None` if they agree.
 
-    Each message is recorded by its sender and by its receiver, with as many bytes; a collective is
-    recorded by all ranks of its group, under the same number.
+    Sender and receiver both record a message, with the same number of bytes. All ranks of a group
+    record a collective, under the same number.
 
     Args:
-        told: of each rank what its probe returned. Records are the lists in it that have a name of
-            :data:`RECORDS`, however deep. A rank without such a list is not compared: there it is
-            the check itself that communicates with the others.
+        replies: the result of each rank's probe. Its records are the lists that have a name of
+            :data:`RECORDS`, at any depth. A rank without such a list isn't compared, because there
+            the check itself communicates with the other ranks.
     """
     lists_of = {rank: list(_lists(value)) for rank, value in replies.items()}
     calls = {rank: list(itertools.chain(*lists)) for rank, lists in lists_of.items() if lists}
@@ -171,21 +173,21 @@ def disagreement(replies: Mapping[int, Any]) -> str | None:
 
 
 def forgery(rank: int, value: Any) -> str | None:
-    """Return what the backend never records, from a rank's reply; ``None`` if there is nothing.
+    """Return something in a rank's reply that the backend never records; ``None`` otherwise.
 
-    The backend fills in every field, numbers all messages and collectives, and does not end a call
+    The backend fills in every field, numbers all messages and collectives, and doesn't end a call
     before it begins.
     """
     for call in itertools.chain(*_lists(value)):
         if not isinstance(call, dict):
-            return f"a record is {call!r}"
+            return f"a record is {call!r} instead of a dict"
         for name, kind in FIELDS.items():
             if not isinstance(call.get(name), kind):
                 return f"the record of {call.get('op', 'a call')} has no {name}"
         if rank not in call["group"]:
-            return f"the record of {call['op']} is of the ranks {call['group']}"
+            return f"the record of {call['op']} names only the ranks {call['group']}"
         number = "message" if call["op"] in POINT_TO_POINT else "sequence"
-        # A receive learns the number of its message when that comes.
+        # A receive learns the number of its message only when the message arrives.
         if not call.get(number) and (call["end"] or call["op"] != "recv"):
             return f"the record of {call['op']} has no {number} number"
         if call["end"] and not call["start"] <= call["end"]:
@@ -194,7 +196,7 @@ def forgery(rank: int, value: Any) -> str | None:
 
 
 def _lists(value: Any) -> Iterator[list[Any]]:
-    """Yield the lists of records in a probe's result; a list of lists has one for each step."""
+    """Yield the lists of records in a probe's result; a list of lists has one list per step."""
     if isinstance(value, list):
         for inner in value if value and isinstance(value[0], dict | list) else ():
             yield from _lists(inner)
@@ -207,7 +209,7 @@ def _lists(value: Any) -> Iterator[list[Any]]:
 
 
 def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
-    """Return which message one rank has recorded, and the other has not."""
+    """Return a message that one rank has recorded, but the other rank has not."""
     sent, received = (
         {
             _message(call, *((rank, call["peer"]) if op == "send" else (call["peer"], rank)))
@@ -218,8 +220,8 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
         for op in POINT_TO_POINT
     )
     unmatched = {
-        "rank {1} has received {2} bytes of rank {0}, which rank {0} has not sent": received - sent,
-        "rank {0} has sent {2} bytes to rank {1}, which rank {1} has not received": sent - received,
+        "rank {1} received {2} bytes from rank {0}, which rank {0} did not send": received - sent,
+        "rank {0} sent {2} bytes to rank {1}, which rank {1} did not receive": sent - received,
     }
     for words, of_one_side in unmatched.items():
         if of_one_side:
@@ -229,12 +231,12 @@ def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
 
 
 def _message(call: dict[str, Any], source: int, to: int) -> tuple[Any, ...]:
-    """Return what both sides know of a message."""
+    """Return the properties of a message that both sides know."""
     return tuple(call["group"]), str(call["message"]), source, to, call["nbytes"]
 
 
 def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
-    """Return which collective only some ranks of its group have recorded."""
+    """Return a collective that only some ranks of its group have recorded."""
     made: dict[tuple[int, ...], dict[int, set[tuple[Any, ...]]]] = {}
     for rank, of_rank in calls.items():
         for call in of_rank:
@@ -248,29 +250,29 @@ def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
             if lacking := each[rank] - each[other]:
                 _, op, _ = min(lacking, key=str)
                 return (
-                    f"{DISAGREE}: rank {rank} has called {op}, and rank {other}, of the same "
-                    "group, has not called the same"
+                    f"{DISAGREE}: rank {rank} called {op}, but rank {other} of the same group "
+                    "did not make the same call"
                 )
     return None
 
 
 # -- what an answer has returned -------------------------------------------------------------------
 
-#: How far two numbers may be apart, as a share of the expected one.
+#: How far two numbers may be apart, relative to the expected number.
 TOLERANCE = 1e-5
-#: The same for double precision: what has passed through float32 is further off.
+#: The same for double precision, which a number that passed through float32 misses.
 EXACT = 1e-10
-#: Letters of a list that is shown whole.
+#: Most characters of a list that is shown completely.
 _WHOLE = 60
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One that students make.
+    """A mistake that students make.
 
     Attributes:
-        gives: the result that it leads to; or a function that recognises it.
-        said: what its author is told.
+        gives: the result that it leads to, or a function that recognizes this result.
+        said: the text that the student reads.
     """
 
     gives: Any | Callable[[Any], bool]
@@ -283,14 +285,14 @@ class Mistake:
         return same(result, self.gives, tolerance)
 
 
-#: What a task that asks for a number gets told of :func:`utils.checks.probe.number`.
+#: The mistake if :func:`utils.checks.probe.number` found something else than a number.
 NO_NUMBER = Mistake(
-    lambda v: isinstance(v, str), "return one number, not a tensor or a list: .item()"
+    lambda v: isinstance(v, str), "Return one number, not a tensor or a list. Use tensor.item()"
 )
 
 
 def table(wrong: Mapping[str, Any]) -> list[Mistake]:
-    """Return mistakes from a mapping of words to results; a result may be a tensor."""
+    """Return mistakes from a mapping of texts to results; a result may be a tensor."""
     return [
         Mistake(gives.tolist() if hasattr(gives, "tolist") else gives, said)
         for said, gives in wrong.items()
@@ -310,33 +312,34 @@ def recognise(
     form: str = "",
     tolerance: float = TOLERANCE,
 ) -> tuple[str, str] | None:
-    """Return what is wrong with a result, and of which kind it is; `None` for a right one.
+    """Return a text about a wrong result, and the kind of the problem; `None` for a right result.
 
     Args:
         result, expected: values of JSON.
-        mistakes: the first that fits is told. They are made only if something is wrong.
-        form: what has to be returned, in words; told where nothing was.
+        mistakes: known mistakes, of which the first that fits is used. They are computed only if
+            something is wrong.
+        form: the result that the task asks for, in words; used if the answer returned nothing.
 
     Returns:
-        The words, and "mistake" for a known one, or "value".
+        The text, and "mistake" for a known mistake, or "value".
     """
     if same(result, expected, tolerance):
         return None
     if result is None and form:
-        return f"returned None: return {form}", "mistake"
+        return f"You returned None. Return {form}", "mistake"
     for mistake in mistakes:
         if mistake.fits(result, tolerance):
             stop = "" if mistake.said.endswith(("?", ".")) else "."
             return f"{mistake.said}{stop} {difference(result, expected, tolerance)}", "mistake"
     if same(result, expected):
-        said = "right to six digits only: was something computed in float32? Keep the type of what "
-        return said + "was given", "mistake"
+        said = "Right to six digits only. Did you compute something in float32? Keep the dtype "
+        return said + "of the arguments", "mistake"
     text = difference(result, expected, tolerance)
     return text[0].lower() + text[1:], "value"
 
 
 def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
-    """Return both values in words; of long lists, the first entry that differs."""
+    """Return both values in words; for long lists, only the first entry that differs."""
     long = len(str(expected)) > _WHOLE or len(str(result)) > _WHOLE
     if not (long and isinstance(expected, list) and isinstance(result, list)):
         return "Expected {}, got {}".format(*_apart(expected, result))
@@ -348,8 +351,8 @@ def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:
 def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
     """Return texts of two values that show their difference.
 
-    If six digits don't tell them apart, all digits do; if their beginnings are equal, they begin
-    where they differ.
+    If six digits don't show it, the texts have all digits. If long texts begin equally, they start
+    near the difference.
     """
     for digits in (6, 17):
         texts = [str(_rounded(value, digits)) for value in (expected, result)]
@@ -363,7 +366,7 @@ def _apart(expected: Any, result: Any, most: int = 160) -> tuple[str, str]:
 
 
 def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
-    """Return whether values are equal: numbers within a relative tolerance; nan equals nothing."""
+    """Return whether two values are equal; numbers may differ by the tolerance, nan never fits."""
     if isinstance(expected, dict):
         if not isinstance(result, dict) or result.keys() != expected.keys():
             return False
@@ -378,7 +381,7 @@ def same(result: Any, expected: Any, tolerance: float = TOLERANCE) -> bool:
 
 
 def _near(result: Any, expected: Any, tolerance: float) -> bool:
-    """Return whether these are near numbers; every number is within a share of infinity."""
+    """Return whether both are numbers that differ by at most the tolerance; not for infinity."""
     if not (is_number(result) and is_number(expected)):
         return False
     try:
@@ -389,7 +392,7 @@ def _near(result: Any, expected: Any, tolerance: float) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number; a truth value is not, and nan is not."""
+    """Return whether a value is a number, but not a bool and not nan."""
     if isinstance(value, float):
         return not math.isnan(value)
     return isinstance(value, int) and not isinstance(value, bool)
@@ -407,7 +410,7 @@ def _cut(text: str, most: int) -> str:
 def _rounded(value: Any, digits: int) -> Any:
     if isinstance(value, float):
         if value.is_integer() and 1e6 <= abs(value) < 1e15:
-            return int(value)  # a count of bytes, such as 2097152, has no digit to lose
+            return int(value)  # keep all digits of a count of bytes, such as 2097152
         return float(f"{value:.{digits}g}")
     if isinstance(value, list | tuple):
         return [_rounded(v, digits) for v in value]

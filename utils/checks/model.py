@@ -1,7 +1,7 @@
-"""An earlier task's model answer, for who could not solve it and wants to go on.
+"""The model answer to an earlier task, for a student who wants to continue without solving it.
 
-``make release`` writes the answers beside the student's notebooks, in ``.models``, packed so that
-nobody reads one by accident. A sandbox of grading does not have that folder.
+``make release`` writes the answers into the folder ``.models`` beside the student's notebooks. They
+are packed, so that nobody reads one by accident. The grading sandbox doesn't have this folder.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ FOLDER = ".models"
 
 
 def pack(answers: dict[str, list[str]]) -> str:
-    """Return the text of a file that holds the cells of each task."""
+    """Return the text of a file with the cells of each task."""
     return base64.encodebytes(json.dumps(answers, sort_keys=True).encode()).decode()
 
 
 def unpack(text: str) -> dict[str, list[str]]:
-    """Return what :func:`pack` has packed."""
+    """Return the cells that :func:`pack` has packed."""
     answers: dict[str, list[str]] = json.loads(base64.b64decode(text))
     return answers
 
 
 def use_model(ranks: cluster.Ranks, task: str) -> None:
-    """Put the model's answer to a task on the ranks. The task stays open.
+    """Put the model answer to a task on the ranks. The task stays open.
 
     Args:
-        ranks: of :func:`utils.cluster.start`.
-        task: such as "4.1".
+        ranks: the ranks that :func:`utils.cluster.start` returned.
+        task: the number of the task, such as "4.1".
 
     Raises:
-        ValueError: no such task; says which there are.
-        FileNotFoundError: these notebooks came without models.
+        ValueError: there is no such task; the message lists the tasks.
+        FileNotFoundError: these notebooks came without model answers.
     """
     ranks.running()
     models: dict[str, list[str]] = {}
@@ -47,10 +47,10 @@ def use_model(ranks: cluster.Ranks, task: str) -> None:
         models |= unpack(file.read_text())
     if task not in models:
         there = ", ".join(models) or "none"
-        raise ValueError(f'no model for task {task!r}; there are: {there}. Expected such as "1.2"')
+        raise ValueError(f"There is no model answer for task {task!r}. Pass one of: {there}")
     for source in models[task]:
         get_ipython().run_cell(source, store_history=False).raise_error()
-    print(f"The ranks have the model's answer to task {task} now. The task stays open: no points.")
+    print(f"The ranks now have the model answer to task {task}, which stays open (no points).")
 
 
 def _files(task: str) -> list[Path]:
@@ -60,6 +60,6 @@ def _files(task: str) -> list[Path]:
         if (folder / FOLDER).is_dir():
             return sorted((folder / FOLDER).glob(f"{number}_*"))
     raise FileNotFoundError(
-        f"there is no folder {FOLDER} beside this notebook: copy it with the labs, or run "
-        "`make release` in the course's folder"
+        f"There is no folder {FOLDER} beside this notebook. Copy it together with the labs, or "
+        "run `make release` in the course's folder"
     )

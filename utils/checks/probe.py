@@ -1,4 +1,4 @@
-"""What checks use on the ranks: the student's functions, and what they communicate."""
+"""The tools of checks on the ranks: find the student's functions, and record what they send."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def answer_named(user_ns: dict[str, Any], name: str) -> Any:
     """Return what the student defined as `name` on this rank.
 
     Raises:
-        NameError: there is nothing; says what to do.
+        NameError: the name isn't defined; the message gives advice.
     """
     if name not in user_ns:
-        said = f"{name} is not defined on this rank: run the cell that defines it"
+        said = f"{name} is not defined on this rank. Run the cell that defines it"
         raise NameError(said, name=name)
     return user_ns[name]
 
@@ -38,17 +38,17 @@ class ArgumentChanged(Exception):
 def reading_answer(
     user_ns: dict[str, Any], name: str, *, changes: tuple[int, ...] = ()
 ) -> Callable[..., Any]:
-    """Return the student's function, guarded: it has to leave its arguments as they are.
+    """Return the student's function with a guard that it doesn't change its arguments.
 
-    Tensors, arrays, lists, sets and dicts are compared before and after each call, at any depth.
-    Modules, generators and other objects are not.
+    The guard compares tensors, arrays, lists, sets and dicts before and after each call, at any
+    depth. It ignores modules, generators and other objects.
 
     Args:
-        changes: places of the arguments that the task wants changed, from 0.
+        changes: positions of the arguments that the task wants changed, from 0.
 
     Raises:
         NameError: there is no such function.
-        ArgumentChanged: by the function that is returned; names the argument.
+        ArgumentChanged: raised by the returned function; the message names the argument.
     """
     function = answer_named(user_ns, name)
 
@@ -61,14 +61,14 @@ def reading_answer(
         for key, trace in before.items():
             if [trace] != [_trace(arguments[key])]:  # in lists, as NaN is not equal to itself
                 which = _parameter(function, key)
-                raise ArgumentChanged(f"{name} changed its argument {which}: work on a copy of it")
+                raise ArgumentChanged(f"{name} changed its argument {which}. Work on a copy of it")
         return result
 
     return reading
 
 
 def _parameter(function: Callable[..., Any], key: int | str) -> str:
-    """Return the student's name for an argument that was passed at a place or by name."""
+    """Return the student's name for an argument that was passed by position or by name."""
     if isinstance(key, str):
         return key
     names = list(inspect.signature(function).parameters)
@@ -76,12 +76,12 @@ def _parameter(function: Callable[..., Any], key: int | str) -> str:
 
 
 def _trace(value: Any) -> Any:
-    """Return what stays as it is while the value is not changed; other objects themselves."""
+    """Return a value that is equal as long as `value` isn't changed; other objects themselves."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return fingerprint(value)
-    numpy = sys.modules.get("numpy")  # where nobody has imported it, nothing is an array
+    numpy = sys.modules.get("numpy")  # if nobody has imported NumPy, no value is an array
     if numpy is not None and isinstance(value, numpy.ndarray):
         return value.tobytes()
     if isinstance(value, dict):
@@ -109,7 +109,7 @@ def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict
 
 
 def digest(function: types.FunctionType) -> str:
-    """Return a digest that is equal for functions of equal code, from whichever cells."""
+    """Return a digest that is equal for functions with equal code, even from different cells."""
     return hashlib.sha256(repr(_code(function.__code__)).encode()).hexdigest()
 
 
@@ -124,25 +124,25 @@ def told(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Return a number or None as it is, and `<Tensor>` even for a tensor with one entry."""
+    """Return a number or None unchanged, and `<Tensor>` even for a tensor with one entry."""
     return value if value is None or isinstance(value, int | float) else f"<{type(value).__name__}>"
 
 
 class ResultChanged(Exception):
-    """A call of an answer changed what an earlier call had returned."""
+    """A call of an answer changed the object that an earlier call had returned."""
 
 
 def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
-    """Return what ``again`` returns, which is another call of the answer ``name``.
+    """Return the result of ``again``, which calls the answer ``name`` another time.
 
     Raises:
-        ResultChanged: the call has changed the result of the one before.
+        ResultChanged: this call changed the result of the earlier call.
     """
     before = _trace(result)
     later = again()
     if [before] != [_trace(result)]:
         raise ResultChanged(
-            f"{name} changed what its earlier call had returned: make a new result in each call"
+            f"{name} changed what its earlier call had returned. Make a new result in each call"
         )
     return later
 
@@ -150,7 +150,7 @@ def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
 def recorded(
     function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """Call a function; return its result and what it communicated, as JSON-able records."""
+    """Call a function; return its result and its communication, as records for JSON."""
     from torch_mpi.record import log
 
     mark = log.mark()
@@ -159,10 +159,10 @@ def recorded(
 
 
 def as_dict(call: Call) -> dict[str, Any]:
-    """Return a :class:`~torch_mpi.record.Call` as a dict; its ranks are global.
+    """Return a :class:`~torch_mpi.record.Call` as a dict with global ranks.
 
-    ``sent`` and ``received`` are bytes by the definition of the operation, see
-    :mod:`torch_mpi.record`; times are seconds of the rank's ``time.perf_counter``.
+    ``sent`` and ``received`` are the bytes that the operation's definition implies, see
+    :mod:`torch_mpi.record`. Times are seconds of the rank's ``time.perf_counter``.
     """
     peer = call.peer
     return {
@@ -187,13 +187,13 @@ def as_dict(call: Call) -> dict[str, Any]:
 def fingerprint(value: Any) -> str:
     """Return a digest of a tensor's bits, dtype and shape; `<TypeName>` for another value.
 
-    A rank tells that of a long tensor: the kernel knows what it should be, and the rank does not.
+    A rank sends the digest of a long tensor. Only the kernel knows the right digest.
     """
     import torch
 
     if not isinstance(value, torch.Tensor):
         return f"<{type(value).__name__}>"
-    # The class's own method: an answer may have given this very tensor another one.
+    # The method of the class, because an answer may have given this tensor another method.
     row = torch.Tensor.detach(value).cpu().reshape(-1).contiguous().view(torch.uint8)
     about = f"{value.dtype} {list(value.shape)} ".encode()
     return hashlib.sha256(about + torch.Tensor.numpy(row).tobytes()).hexdigest()
@@ -202,11 +202,11 @@ def fingerprint(value: Any) -> str:
 def numbers(
     seed: int, *shape: int, low: int = -50, high: int = 50, double: bool = False
 ) -> torch.Tensor:
-    """Return eighths as float32: their sums are exact, and integers would lose digits.
+    """Return multiples of 1/8 as float32, whose sums are exact; the same seed gives the same.
 
-    The same for the same seed. In double precision with digits that float32 loses.
+    In double precision, the numbers have digits that float32 would lose.
     """
-    import torch  # the checks of a kernel that compare numbers only do without
+    import torch  # here, because a kernel's checks that only compare numbers don't need it
 
     generator = torch.Generator().manual_seed(seed)
     row = torch.randint(8 * low, 8 * high, shape, generator=generator) / 8

@@ -1,8 +1,8 @@
 """The score of this notebook: the points that its checks have given, and the next task.
 
-Every check is entered when its room is imported, so the points of a lab are written at its checks
-only. Verdicts count from the start of the kernel on, and a later verdict of a task replaces an
-earlier one. Grading reads none of this.
+Every check registers when its room is imported, so the points of a lab are only written there.
+Verdicts count from the start of the kernel, and a later verdict of a task replaces an earlier
+one. Grading doesn't use this score.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _passed: dict[str, set[str]] = defaultdict(set)
 
 
 def room_of(module: str) -> str:
-    """Return the room of a module with checks: its package, or itself where it has none."""
+    """Return the room of a module with checks: its package, or the module if it has none."""
     return module.rpartition(".")[0] or module
 
 
 def enter(room: str, number: str, points: int) -> None:
-    """Take a task into the list of its room."""
+    """Add a task to the list of its room."""
     _points[room][number] = points
 
 
 def note(room: str, number: str, passed: bool) -> None:
-    """Take in the latest verdict on a task."""
+    """Record the latest verdict on a task."""
     if passed:
         _passed[room].add(number)
     else:
@@ -33,7 +33,7 @@ def note(room: str, number: str, passed: bool) -> None:
 
 
 def in_words(room: str) -> str:
-    """Return "6 of 17 points · next: Task 1.3"; "" for a room whose tasks give no points."""
+    """Return "6 of 17 points · next: Task 1.3"; "" if the room's tasks give no points."""
     tasks, passed = _points[room], _passed[room]
     if not (all_points := sum(tasks.values())):
         return ""
@@ -43,5 +43,5 @@ def in_words(room: str) -> str:
 
 
 def _place(number: str) -> list[str]:
-    """Return what puts 6.10 after 6.9."""
+    """Return a key that sorts 6.10 after 6.9."""
     return [part.zfill(4) for part in number.split(".")]

@@ -1,15 +1,15 @@
-"""The machinery of a check: ask every rank, collect every problem, end in one line.
+"""The machinery of a check: it asks every rank, collects every problem, and shows one verdict.
 
-A check runs in the kernel. The answers run on the ranks, called by functions of the same
-checks module that :meth:`utils.cluster.Ranks.ask` runs there; JSON text is all that comes
-back. So the student's code has no hold on the verdict. CONTRIBUTING.md builds a check.
+A check runs in the kernel. The answers run on the ranks, where :meth:`utils.cluster.Ranks.ask` runs
+functions of the same checks module that call them. Only JSON text comes back, so the student's code
+can't change the verdict. CONTRIBUTING.md builds a check as an example.
 
-What has to be right is a generator of steps, so a step that follows a failed one is never computed:
-`Report.follow` takes them. The verbs `communication`, `value` and `facts` say what was
-communicated, what came out, and which facts hold.
+A generator of steps says what has to be right, so that no step after a failed step is computed:
+`Report.follow` runs them. The steps `communication`, `value` and `facts` check what was
+communicated, what was returned, and which facts hold.
 
-The student's code runs in the process of its rank, and may read there what the probe knows. So a
-rank is told nothing that a right answer gets from the others: the seed of its own data only.
+The student's code runs in its rank's process, and could read there everything that the probe knows.
+So a rank gets only the seed of its data, and nothing that a right answer gets from other ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from IPython import get_ipython
 
 from utils.checks.clock import NotEnded
 from utils.checks.verdict import STILL_OPEN, Problem, Verdict
-from utils.cluster.notebook_words import show_errors, way_on
+from utils.cluster.notebook_words import WITHOUT_IT, show_errors, way_on
 from utils.cluster.questions import Ranks, Reply
 
 from . import comparison, score
@@ -35,41 +35,41 @@ from .probe import definitions, digest
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
 PATIENCE = 45.0
-# The kind of error of a rank that waited for another one, which has failed.
+# The error of a rank that was waiting when another rank failed.
 STOPPED = "CommunicationStopped"
 
-# What a judge raises at a reply that is not what its probe makes.
+# The errors of a judge that gets a reply in another form than its probe makes.
 UNREADABLE = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 FORGED = (
-    "The check's own code does not make such a reply: does your answer change something of the "
-    "lab? Restart the ranks, and run your cells again"
+    "The check's own code never replies like this. Does your answer change a function of the lab? "
+    "Restart the ranks, and run your cells again"
 )
 
 
 class CheckFailed(AssertionError):
-    """A check found problems. They are printed already: the notebook shows no traceback."""
+    """A check found problems. It has shown them already, so the notebook shows no traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"CheckFailed: {self}"]
 
 
-#: Looks at one thing, adds a problem of a rank (`None`: of all together) to the report if there is
-#: one, and returns whether all is right.
+#: A step checks one thing and returns whether it is right. If not, it adds a problem to the report:
+#: a problem of a rank, or for `None`, a problem of all ranks together.
 Step = Callable[["Report", int | None], bool]
 
 
 @dataclass
 class Report:
-    """What a check found.
+    """The problems that a check found.
 
     Attributes:
-        seed: fresh for every run of the check, for what all ranks know of its inputs.
+        seed: fresh for every run of the check; for inputs that all ranks may know.
         found: text of each problem, its kind (see :class:`.verdict.Problem`), and the rank
-            that has it; ``None`` for all together.
+            that has it; ``None`` for all ranks together.
         open: number and title of a task whose stub was met.
         missing: names that ranks lack.
         kinds: names of the classes of the errors that ranks raised.
-        doubt: how the records of the ranks contradict each other, in words.
+        doubt: a contradiction between the ranks' records, in words.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
@@ -80,31 +80,32 @@ class Report:
     doubt: str | None = None
 
     def seeds(self, n: int) -> list[int]:
-        """Return fresh seeds, one for each of n ranks, that tell nothing of each other.
+        """Return independent fresh seeds, one for each of n ranks.
 
-        Each rank is told its own, see :func:`to_each`: what another one leads to can only come
-        from there.
+        Each rank gets only its seed, see :func:`to_each`. So the data of another rank's seed can
+        only come from this rank.
         """
         return [secrets.randbelow(2**31) for _ in range(n)]
 
     @property
     def problems(self) -> list[Problem]:
-        """Return the problems; what several ranks have in common is one problem."""
+        """Return the problems; equal problems of several ranks are one problem."""
         ranks: dict[tuple[str, str], list[int]] = {}
         for text, kind, rank in self.found:
             ranks.setdefault((text, kind), []).extend([] if rank is None else [rank])
         return [Problem(text, tuple(sorted(of)), kind) for (text, kind), of in ranks.items()]
 
     def problem(self, text: str, rank: int | None = None, kind: str = "mistake") -> None:
-        """Add a problem, of one rank or of all together."""
+        """Add a problem of one rank, or of all ranks together."""
         if (text, kind, rank) not in self.found:
             self.found.append((text, kind, rank))
 
     def behind_errors(self, explanations: Mapping[str, str]) -> str | None:
-        """Return what is behind an error that ranks raised; `None` if no explanation fits.
+        """Return the reason for an error that ranks raised; `None` if no explanation fits.
 
         Args:
-            explanations: by a part of the error's text; the first part that an error has counts.
+            explanations: explanation by a part of the error's text; the first part that occurs in
+                an error counts.
         """
         errors = [text for text, kind, _ in self.found if kind == "error"]
         for part, explanation in explanations.items():
@@ -113,7 +114,7 @@ class Report:
         return None
 
     def begin_with(self, hint: str) -> None:
-        """Put a hint in front of the problems: a long report is cut at its end."""
+        """Put a hint in front of the problems, because a long report is cut at its end."""
         self.found.insert(0, (hint, "mistake", None))
 
     def expect(self, rank: int | None, what: str, result: Any, expected: Any) -> bool:
@@ -135,9 +136,9 @@ class Report:
         form: str = "",
         tolerance: float = TOLERANCE,
     ) -> bool:
-        """Compare, and say which mistake it is: see :func:`utils.checks.comparison.recognise`.
+        """Compare, and name the mistake, as :func:`utils.checks.comparison.recognise` does.
 
-        ``what`` was computed, in words, where a task has several results.
+        ``what`` names the result, if a task has several results.
         """
         wrong = comparison.recognise(result, expected, mistakes, form=form, tolerance=tolerance)
         if wrong:
@@ -153,12 +154,12 @@ class Report:
         return problem is None
 
     def facts(self, rank: int | None, wrong: Mapping[str, object], kind: str = "mistake") -> bool:
-        """Return whether none of these is so; the first that is so becomes a problem.
+        """Return whether none of these facts is true; the first true fact becomes a problem.
 
         Args:
-            rank: the rank that has the problem; `None` for all together.
-            wrong: by the text that a student is told, whether it is so.
-            kind: of the problem, see :class:`.verdict.Problem`.
+            rank: the rank that has the problem; `None` for all ranks together.
+            wrong: by the text that a student reads, whether it is true.
+            kind: kind of the problem, see :class:`.verdict.Problem`.
         """
         problem = next((text for text, is_so in wrong.items() if is_so), None)
         if problem:
@@ -166,7 +167,7 @@ class Report:
         return problem is None
 
     def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:
-        """Take steps until one fails; return whether none did."""
+        """Run steps until one fails; return whether none failed."""
         return all(step(self, rank) for step in steps)
 
     def answers(
@@ -180,12 +181,12 @@ class Report:
     ) -> list[Reply]:
         """Run a probe on every rank; ``each`` has the arguments for one rank alone.
 
-        Their records are compared: where they do not agree, and nothing else is wrong, the check
-        ends with that.
+        The ranks' records are compared. If they contradict each other and nothing else is wrong,
+        this contradiction becomes the problem.
 
         Returns:
-            The replies of all ranks, in rank order; an empty list when one of them failed,
-            which is then among the problems.
+            The replies of all ranks, in rank order; an empty list if one of them failed, which
+            then becomes a problem.
         """
         replies = ranks.ask(probe, timeout=patience, each=each, **kwargs)
         if stub := next((reply.open for reply in replies if reply.open), None):
@@ -209,7 +210,7 @@ class Report:
         return replies
 
     def _is_forged(self, replies: list[Reply]) -> bool:
-        """Return whether a reply, of these or of earlier ones, shows that somebody forged it."""
+        """Return whether a reply, now or earlier, shows that somebody forged it."""
         for reply in replies:
             if words := reply.forged or comparison.forgery(reply.rank, reply.value):
                 self.problem(f"{words}. {FORGED}", reply.rank, "forged")
@@ -225,8 +226,8 @@ class Report:
         """Ask a probe in one case after the other, until a case has a problem.
 
         Args:
-            cases: arguments of the probe; of :meth:`answers`, `each` may be among them.
-            judge: the steps for the answer of one rank in one case.
+            cases: arguments of the probe; the argument `each` of :meth:`answers` may be among them.
+            judge: returns the steps for the answer of one rank in one case.
 
         Returns:
             Whether all cases are right.
@@ -240,30 +241,30 @@ class Report:
         return len(self.found) == before
 
     def _add_errors(self, failed: list[Reply], patience: float) -> None:
-        """Add the errors of ranks, then which ranks stopped because of them."""
+        """Add the ranks' errors, and then the ranks that stopped because of these errors."""
         failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
         is_caused = failed[0].kind != STOPPED
         for reply in failed:
             if is_caused and reply.kind == STOPPED:
-                self.problem("stopped waiting, because of that", reply.rank, "error")
+                self.problem("stopped waiting, because another rank failed", reply.rank, "error")
             else:
                 self.problem(_first_line(reply, patience), reply.rank, _kind_of(reply))
-        # After its first line an error of communication explains all ranks: shown once.
+        # The later lines of a communication error explain all ranks, so they are shown once.
         explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
         if any(explanations):
             self.problem(next(filter(None, explanations)), kind="error")
 
 
 def _first_line(reply: Reply, patience: float) -> str:
-    """Return what became of a rank that gave no value, and where."""
-    words = (reply.error or f"no answer within {patience:.0f} s").partition("\n")[0]
-    # A loop without an end was ended somewhere.
+    """Return what happened to a rank that gave no value, and at which line."""
+    words = (reply.error or f"the call did not return within {patience:.0f} s").partition("\n")[0]
+    # An endless loop was ended at an arbitrary line, which would not help.
     has_place = reply.line and reply.kind != NotEnded.__name__
     return f"{words} (at {reply.line})" if has_place else words
 
 
 def _kind_of(reply: Reply) -> str:
-    """Return the kind of problem that a rank has which gave no value."""
+    """Return the kind of problem of a rank that gave no value."""
     if reply.lost:
         return "lost"
     if reply.error is None:
@@ -275,7 +276,7 @@ def _kind_of(reply: Reply) -> str:
 
 
 def communication(calls: Calls, *rules: Rule) -> Step:
-    """Return the step that these calls keep all rules; the first broken one is the problem."""
+    """Return the step that these calls keep all rules; the first broken rule is the problem."""
     return lambda report, rank: report.communication(rank, calls, *rules)
 
 
@@ -288,19 +289,19 @@ def value(
     form: str = "",
     tolerance: float = TOLERANCE,
 ) -> Step:
-    """Return the step that a JSON value is the expected one; see `Report.judge`."""
+    """Return the step that a JSON value is the expected value; see `Report.judge`."""
     return lambda report, rank: report.judge(
         rank, result, expected, mistakes, what=what, form=form, tolerance=tolerance
     )
 
 
 def facts(wrong: Mapping[str, object], kind: str = "mistake") -> Step:
-    """Return the step that none of these is so, by the text that a student is told."""
+    """Return the step that none of these facts is true; the keys are the student's texts."""
     return lambda report, rank: report.facts(rank, wrong, kind)
 
 
 class Wrong(NamedTuple):
-    """A problem of a rank (`None`: of all together); `kind` as in `Report.problem`."""
+    """A problem of a rank (`None`: of all ranks together); `kind` is as in `Report.problem`."""
 
     text: str
     rank: int | None
@@ -308,7 +309,7 @@ class Wrong(NamedTuple):
 
 
 def none_of(problems: Iterable[Wrong]) -> Step:
-    """Return the step that there are no such problems; all of them are told."""
+    """Return the step that there are no such problems; the report gets all of them."""
 
     def step(report: Report, _: int | None) -> bool:
         listed = list(problems)
@@ -320,7 +321,7 @@ def none_of(problems: Iterable[Wrong]) -> Step:
 
 
 def each_of(*parts: Iterable[Step]) -> Step:
-    """Return the step that takes all parts; each of them tells its own first problem."""
+    """Return the step that follows all parts; each part adds its first problem."""
     return lambda report, rank: all([report.follow(rank, steps) for steps in parts])
 
 
@@ -333,13 +334,13 @@ def all_came(answers: Sequence[Reply]) -> bool:
 
 
 def to_each(**of_ranks: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the argument `each` of :meth:`Report.answers`, from lists with one entry per rank."""
+    """Return the argument `each` of :meth:`Report.answers` from lists with one entry per rank."""
     rows = zip(*of_ranks.values(), strict=True)
     return [dict(zip(of_ranks, row, strict=True)) for row in rows]
 
 
 class Check(Protocol):
-    """A check of one task: call it with the ranks."""
+    """The check of one task, which you call with the ranks."""
 
     number: str
     title: str
@@ -350,11 +351,10 @@ class Check(Protocol):
 
 
 def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]], Check]:
-    """Make a check of a function ``(ranks, report)`` that adds problems to the report.
+    """Make a check from a function ``(ranks, report)`` that adds problems to the report.
 
-    The check is called with the ranks, and shows a :class:`utils.checks.verdict.Verdict`:
-    ``✓ Task 1.4 · all_reduce · 3 points``, or the problems; of an answer that was not begun, that
-    it is still open.
+    You call the check with the ranks, and it shows a :class:`utils.checks.verdict.Verdict`:
+    ``✓ Task 1.4 · all_reduce · 3 points``, or the problems, or that the task is still open.
 
     Raises:
         CheckFailed: there were problems.
@@ -371,8 +371,8 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                 judge(ranks, report, **kwargs)
             except UNREADABLE as error:
                 report.problem(
-                    f"the check cannot read what the ranks replied ({type(error).__name__}: "
-                    f"{error}): does your answer return what the task asks for?",
+                    f"The check can't read the ranks' replies ({type(error).__name__}: {error}). "
+                    "Return a result of the form that the task asks for",
                     kind="error",
                 )
             if report.doubt and not report.found:
@@ -386,11 +386,9 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
             verdict.show(score.in_words(room), stops=True)
             if problems:
                 shell = get_ipython()
-                if shell is not None:  # the kernel ends the cell, and those that wait, in silence
+                if shell is not None:  # the kernel then ends this and all waiting cells silently
                     show_errors(shell, CheckFailed, lambda *_: None)
-                raise CheckFailed(
-                    f"Task {number} · {title}: {len(problems)} problem(s), listed above"
-                )
+                raise CheckFailed(f"Task {number} · {title}: {len(problems)} problem(s), see above")
 
         made = cast(Check, check)
         vars(made).update(number=number, title=title, points=points)
@@ -403,11 +401,11 @@ def _still_open(number: str, met: str, title: str) -> str:
     if met == number:
         return STILL_OPEN
     said = f"needs Task {met} ({title}), which is still open."
-    return f"{said} To go on without it: {way_on(met)}" if way_on(met) else said
+    return f"{said} {WITHOUT_IT} {way_on(met)}" if way_on(met) else said
 
 
 def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
-    """Say so where the kernel has what the ranks lack, or have in another version.
+    """Add a problem if the kernel has a function that the ranks lack, or have differently.
 
     A cell without ``%%px`` as its first line runs in the kernel only.
     """
@@ -422,18 +420,18 @@ def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
         there = {reply.value.get(name) for reply in replies}
         if name in report.missing and there == {None}:
             report.problem(
-                f"{name} is defined in the notebook itself, but not on the ranks: does its cell "
-                "begin with %%px?"
+                f"You defined {name} in the notebook itself, but not on the ranks. Begin its cell "
+                "with %%px"
             )
         elif None not in there and digest(function) not in there:
             report.problem(
-                f"the notebook itself has another {name} than the ranks, whose one is checked. "
-                "Did a cell that defines it lack %%px?"
+                f"The notebook itself has a different {name} than the ranks, and the check calls "
+                "the ranks' function. Begin each cell that defines it with %%px"
             )
 
 
 def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
-    """Return the functions that cells of the kernel have defined."""
+    """Return the functions that the kernel's cells have defined."""
     return {
         name: value
         for name, value in user_ns.items()

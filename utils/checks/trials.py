@@ -1,11 +1,11 @@
-"""Answers are tried: functions of numbers in several calls, answers with a `group` in groups.
+"""The trials of answers: functions of numbers in several calls, answers with a `group` in groups.
 
-Every rank is in some group of 1, 2, 3 or 4 ranks at any time, so that an answer that forgets
-`group` gives a wrong result instead of a deadlock. Groups are new for each question and have a
-short timeout.
+At any time every rank is in some group of 1, 2, 3 or 4 ranks, so that an answer that forgets
+`group` gives a wrong result instead of a deadlock. Each question makes new groups, with a short
+timeout.
 
-A partition is a list of groups, each a list of global ranks; `None` stands for no group at all: the
-answer gets `group=None`, which is all ranks.
+A partition is a list of groups, and a group is a list of global ranks. The partition `None` means
+that there is no group: the answer gets `group=None`, which is all ranks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .comparison import Mistake, short
 from .probe import reading_answer, told
 from .task import Report, Step
 
-# Seconds that a rank waits for the others of a group.
+# Seconds that a rank waits for the other ranks of a group.
 TIMEOUT = 20
 SIZES = (4, 2, 3, 1)
 # Ranks that labs 03 and 04 need.
@@ -39,9 +39,9 @@ Group = dist.ProcessGroup | None
 
 
 def partitions(world: int) -> list[Partition]:
-    """Return all ranks in one group, and in groups of 4, 2, 3, 1 (a last one may be smaller).
+    """Return all ranks in one group, and in groups of 4, 2, 3, 1 (the last may be smaller).
 
-    Ranks of a group are no neighbours: their places in it follow from the group alone.
+    The ranks of a group aren't neighbors, so that only the group itself gives their group ranks.
     """
     sizes = [world, *(size for size in SIZES if size < world)]
     order = range(world)
@@ -49,14 +49,14 @@ def partitions(world: int) -> list[Partition]:
     return [[sorted(mixed[k : k + size]) for k in range(0, world, size)] for size in sizes]
 
 
-# What most answers are tried in; None is no group.
+# The partitions in which most answers are tried; None is no group.
 PARTITIONS = partitions(WORLD)
 EVERYWHERE = (*PARTITIONS, None)
 
 
 @contextlib.contextmanager
 def group_of(partition: Partition, rank: int) -> Iterator[Group]:
-    """Make this rank's group for a block; all ranks do so. Without a partition there is none."""
+    """Make this rank's group for a block, which all ranks must do; None without a partition."""
     groups = {
         tuple(members): dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
         for members in partition or ()
@@ -70,9 +70,9 @@ def group_of(partition: Partition, rank: int) -> Iterator[Group]:
 
 
 def in_group(probe: Callable[..., Any]) -> Callable[..., Any]:
-    """Make of a probe one that is asked with a `partition`.
+    """Wrap a probe so that it can be asked with a `partition`.
 
-    It gets those of these keywords that it has: `group`, `partition`, and `named`, which is the
+    The probe gets these keywords if it has them: `group`, `partition`, and `named`, which has the
     argument `group` of an answer, or no argument if there is no partition.
     """
     wanted = inspect.signature(probe).parameters
@@ -96,14 +96,14 @@ def keywords(partition: Partition, group: Group) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _names_of_ranks_explained() -> Iterator[None]:
-    """Say in PyTorch's error for `src=0` in a group without rank 0 what to write."""
+    """Replace PyTorch's error for `src=0` in a group without rank 0 by advice."""
     try:
         yield
     except ValueError as error:
         if found := re.match(r"Global rank (\d+) is not part of group", str(error)):
             error.args = (
-                f"src={found[1]} (or dst=…) is a rank of the world, and is not in this group: "
-                "group_src=0 (or group_dst) is the group's first",
+                f"src={found[1]} (or dst=…) is a rank of the world, and is not in this group. Pass "
+                "group_src=0 (or group_dst=0) for the first rank of the group",
             )
         raise
 
@@ -121,7 +121,7 @@ def places(partition: Partition, world: int = WORLD) -> list[tuple[int, int]]:
 
 
 def on(members: Sequence[int]) -> str:
-    """Return where something happened, for a message."""
+    """Return the place of a problem, for a message."""
     if len(members) == 1:
         return f"in a group of rank {members[0]} alone"
     return f"in the group of ranks {', '.join(map(str, members))}"
@@ -139,11 +139,11 @@ def tried(
 
     Args:
         cases: arguments of the probe; ``partition`` is among them.
-        hint: of a case, what to say of it where the answer raised an error or did not come.
-        world: how many ranks the lab has.
+        hint: returns a text about a case, for an answer that raised an error or didn't return.
+        world: number of ranks that the lab needs.
 
     Yields:
-        The case, the ranks of a group, and what the probe told on each of them.
+        The case, the ranks of a group, and the probe's result on each of them.
     """
     if not enough(ranks, report, world):
         return
@@ -153,7 +153,7 @@ def tried(
             yield case, list(members), [answers[rank].value for rank in members]
         if report.found:
             if not answers and hint and (words := hint(case)):
-                # The hint first, then what concerns all ranks: a long report is cut at its end.
+                # A long report is cut at its end, so the hint and problems of all ranks come first.
                 report.found.sort(key=lambda found: found[2] is not None)
                 report.begin_with(f"({words})")
             return
@@ -161,13 +161,13 @@ def tried(
 
 @dataclass(frozen=True)
 class GroupAnswer:
-    """What a probe told on one rank of a group.
+    """The result of a probe on one rank of a group.
 
     Attributes:
-        case: the arguments that the probe was asked with.
+        case: the arguments of the probe.
         members: the global ranks of the group.
         place: the group rank.
-        values: what the probe told on each member.
+        values: the probe's result on each member.
     """
 
     case: dict[str, Any]
@@ -182,7 +182,7 @@ class GroupAnswer:
 
     @property
     def value(self) -> Any:
-        """Return what the probe told on this rank."""
+        """Return the probe's result on this rank."""
         return self.values[self.place]
 
 
@@ -199,7 +199,7 @@ def judge_groups(
 
     Args:
         cases, hint, world: see :func:`tried`.
-        judge: the steps for the answer of one rank.
+        judge: returns the steps for the answer of one rank.
 
     Returns:
         Whether all cases are right.
@@ -214,7 +214,7 @@ def judge_groups(
 def enough(ranks: Ranks, report: Report, n: int) -> bool:
     """Return whether there are exactly `n` ranks; if not, the report gets a problem."""
     if ranks.n != n:
-        report.problem(f"the check needs {n} ranks: ranks = cluster.start({n})")
+        report.problem(f"This check needs {n} ranks. Run ranks = cluster.start({n})")
     return ranks.n == n
 
 
@@ -225,11 +225,11 @@ class Case(NamedTuple):
     """One call of a student's function.
 
     Attributes:
-        name: of the function.
+        name: name of the function.
         arguments: values of JSON.
-        right: what it has to return.
-        mistakes: what it may return instead, and what to say then.
-        form: what it returns, in words.
+        right: the right result.
+        mistakes: known wrong results, with their texts.
+        form: the result in words.
     """
 
     name: str
@@ -243,7 +243,7 @@ def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list
     """Return the results of functions, one call (name, arguments) after the other.
 
     Raises:
-        ValueError: a function returned the very list or dict of another call.
+        ValueError: a function returned the same list or dict object as in another call.
     """
     returned = []
     results = Results()
@@ -257,16 +257,16 @@ def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list
 
 
 class Results:
-    """What functions have returned, so that nothing is returned a second time."""
+    """The objects that functions have returned, so that none is returned a second time."""
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}  # alive, so ids differ
 
     def add(self, name: str, result: Any) -> list[list[Any] | dict[Any, Any]]:
-        """Return what can be changed of a result: itself, or what is in it.
+        """Return the parts of a result that can be changed: the result itself, or its entries.
 
         Raises:
-            ValueError: an earlier call has returned one of them.
+            ValueError: an earlier call has returned one of these objects.
         """
         parts = result if isinstance(result, list | tuple) else ()
         parts_made = [part for part in (result, *parts) if isinstance(part, list | dict)]
@@ -274,15 +274,15 @@ class Results:
         if shared is not None:
             kind = type(shared).__name__
             raise ValueError(
-                f"{name} returned the same {kind} in two calls: who changes one changes the other, "
-                f"so make a new {kind} in each call"
+                f"{name} returned the same {kind} in two calls, so changing one changes the other. "
+                f"Make a new {kind} in each call"
             )
         self._seen |= {id(part): part for part in parts_made}
         return parts_made
 
 
 def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
-    """Compare the results of calls on every rank; the first wrong one of a rank is a problem.
+    """Compare the results of calls on every rank; a rank's first wrong result is a problem.
 
     Returns:
         Whether all results are right.

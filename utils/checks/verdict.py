@@ -1,10 +1,10 @@
-"""What a check says of an answer: data, and the words that a student reads.
+"""The verdict of a check on an answer: data, and the words that a student reads.
 
-In a notebook a verdict is one output with three forms: :data:`MIME`, which grading, ``make run``
-and statistics read, plain text, and HTML for the reader (``card.py``). If a check prints
-``✓ Task 1.4 · …`` instead, :func:`read` takes the printed line.
+In a notebook, a verdict is one output in three forms: :data:`MIME`, which grading, ``make run`` and
+statistics read; plain text; and HTML for the reader (``card.py``). If a check prints
+``✓ Task 1.4 · …`` instead, :func:`read` uses the printed line.
 
-All three depend on nothing but the verdict, because nbval and grading compare them. The score
+All three forms depend only on the verdict, because nbval and grading compare them. The score
 depends on earlier checks, so it comes as an update of the output, which nbval doesn't compare.
 """
 
@@ -21,10 +21,10 @@ from IPython.display import display
 
 from .card import OPEN, PASSED, WRONG, card
 
-#: Why there is nothing to judge in a task that was not begun.
+#: The reason if there is nothing to judge because a task was not begun.
 STILL_OPEN = "still open"
 MIME = "application/vnd.ddl-labs.verdict+json"
-#: Problems that are told; of more, how many.
+#: Most problems that a verdict lists; for the rest, it only says how many there are.
 MOST_LINES = 6
 
 _FIRST = re.compile(r"([✓✗]) Task (?:(\d+(?:\.\w+)*))?(.*)")
@@ -33,16 +33,16 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of an answer.
 
     Attributes:
-        text: what, and what to try.
-        ranks: those that have it; none of them where it is of all together.
-        kind: "mistake" (one that is known), "value" (another result than expected),
-            "communication", "error" (the answer raised), "interrupted" (it did not come to an
-            end), "lost" (only fresh ranks help), "silent" (no answer in time), "unreceived" (a
-            message that nobody has received), "open" (not begun), "forged" (a rank's reply or its
-            records are not what the check's own code makes).
+        text: what is wrong, and what to try.
+        ranks: the ranks that have the problem; empty if all ranks have it together.
+        kind: "mistake" (a known one), "value" (another result than expected), "communication",
+            "error" (the answer raised an error), "interrupted" (it did not end), "lost" (only
+            fresh ranks help), "silent" (no answer in time), "unreceived" (no rank received a
+            message), "open" (the task was not begun), "forged" (the check's own code never makes
+            such a reply or record).
     """
 
     text: str
@@ -55,13 +55,13 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one task.
+    """The verdict on one task.
 
     Attributes:
-        task, title, points: such as "1.4", "all_reduce", 2; the points of a right answer.
-        passed: whether it is right.
-        open: why there is nothing to judge yet: "still open", or which task it needs.
-        problems: what is wrong.
+        task, title, points: such as "1.4", "all_reduce", and 2 points for a right answer.
+        passed: whether the answer is right.
+        open: why there is nothing to judge yet: "still open", or the task that it needs.
+        problems: the problems that the check found.
     """
 
     task: str
@@ -103,8 +103,8 @@ class Verdict:
         """Return what to do about an open task."""
         if self.open != STILL_OPEN:
             return f"This task {self.open}"
-        end = " Run All stops here." if stops else ""
-        return f"This task is still open: write it in the cell above.{end}"
+        end = ", so Run All stops here" if stops else ""
+        return f"This task is still open{end}. Write it in the cell above."
 
     def _rest(self) -> list[str]:
         """Return how many problems are left out, if any are."""
@@ -121,7 +121,7 @@ class Verdict:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Verdict:
-        """Make a verdict of :meth:`data`. Raises TypeError or KeyError for anything else."""
+        """Return the verdict of :meth:`data`. Raises TypeError or KeyError for other data."""
         problems = tuple(
             replace(Problem(**problem), ranks=tuple(problem["ranks"]))
             for problem in data["problems"]
@@ -129,11 +129,11 @@ class Verdict:
         return cls(**{**data, "problems": problems})
 
     def show(self, score: str = "", *, stops: bool = False) -> None:
-        """Print it; in a notebook, display all its forms.
+        """Print the verdict; in a notebook, display all its forms.
 
         Args:
-            score: what all checks so far have led to (``score.py``); left out where
-                ``IPP_NONINTERACTIVE`` is set, so that it is in no stored output.
+            score: the score of all checks so far (``score.py``); left out if ``IPP_NONINTERACTIVE``
+                is set, so that no stored output has it.
             stops: whether the cell of an open task raises, so that no later cell runs.
         """
         if get_ipython() is None:
@@ -145,7 +145,7 @@ class Verdict:
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:
-    """Return the verdicts among a cell's outputs, which are in the form of nbformat."""
+    """Return the verdicts among a cell's outputs, which have the form of nbformat."""
     outputs = list(outputs)
     verdicts = []
     for output in outputs:
@@ -162,7 +162,7 @@ def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:
 
 
 def _trusted(data: Any) -> Verdict:
-    """Return the verdict; data that is not a verdict may be a student's, and passes nothing."""
+    """Return the verdict; other data may come from a student, and makes a failed verdict."""
     try:
         return Verdict.from_data(data)
     except (TypeError, KeyError, ValueError):

@@ -3,10 +3,10 @@
     from utils import cluster
     ranks = cluster.start(4)        # now `%%px` runs a cell on four MPI ranks
     ranks.where()                   # which line is each rank on, even when it is stuck inside C?
-    ranks.restart()                 # fresh ranks, also after a deadlock or a crash
+    ranks.restart()                 # fresh ranks, even after a deadlock or a crash
     ranks.stop()
 
-No rank outlives the kernel, whatever ends it: see `utils.jobs.watchdog`.
+No rank outlives the kernel, whatever ends the kernel: see `utils.jobs.watchdog`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = [
 
 _current: Ranks | None = None
 
-# Below this share of a processor a picture of times may turn over.
+# If a rank gets less than this share of a processor, measured times may change their order.
 _ENOUGH = 0.6
 
 
@@ -70,29 +70,29 @@ def start(
 ) -> Ranks:
     """Start `n` MPI ranks and make `%%px` run cells on them.
 
-    Ranks that this kernel already has are stopped first: running the cell again gives fresh ones.
+    Older ranks of this kernel are stopped first, so running the cell again gives fresh ranks.
 
     Args:
         n: number of ranks.
-        threads: number of threads of each rank (OMP_NUM_THREADS and its like).
-        bind: keep each rank on its own cores; None: if there are enough, n * threads <= cores, and
-            no other job may use them.
+        threads: number of threads of each rank (OMP_NUM_THREADS and similar variables).
+        bind: keep each rank on its own cores. With None, this happens if there are enough cores
+            (n * threads <= cores) and no other job may use them.
         timeout: seconds that a communication of the backend waits before it reports a deadlock.
         env: further environment variables of the ranks.
-        launcher: "mpiexec", here or over the nodes of the present Slurm job; "srun", the same with
-            Slurm's own launcher; "slurm", as a Slurm job of their own. None: chosen by what this
-            process runs in, or by the site; `describe` says which one it was, and why.
-        partition: of a Slurm job of their own.
-        time: limit of this job, in minutes, or as sbatch takes it.
+        launcher: "mpiexec" starts the ranks here or over the nodes of the present Slurm job;
+            "srun" does the same with Slurm's launcher; "slurm" starts them as a separate Slurm
+            job. None lets the surroundings or the site decide; `describe` says how, and why.
+        partition: partition of the separate Slurm job.
+        time: time limit of this job, in minutes or in a form that sbatch understands.
         nodes: number of nodes of this job.
-        fault_tolerant: the other ranks survive when one dies, and `torch_mpi.survivors.shrink()`
-            has them communicate again; `%%px` and `ask` then leave out the dead ranks. It needs
-            Open MPI 5 on one host.
+        fault_tolerant: let the other ranks survive when one dies. They communicate again after
+            `torch_mpi.survivors.shrink()`, and `%%px` and `ask` then leave out the dead ranks.
+            This needs Open MPI 5 on one host.
 
     Raises:
         TypeError, ValueError: the arguments can't work.
         RanksError: there is no usable mpiexec, this process is a rank, Slurm refuses the job, the
-            job can never start, or the ranks have not started within 60 s.
+            job can never start, or the ranks didn't start within 60 s.
     """
     refuse_on_a_rank()
     notebook_words.use()
@@ -100,18 +100,18 @@ def start(
     if _current is not None:
         _current.stop()
     ranks = Ranks(plan)
-    _say(f"{n} MPI ranks are up." if n > 1 else "1 MPI rank is up.")
+    _say(f"{n} MPI ranks have started." if n > 1 else "1 MPI rank has started.")
     return ranks
 
 
 class Ranks:
-    """MPI ranks in use; a context manager that stops them. Made by `start`.
+    """The running MPI ranks of a notebook, made by `start`; a context manager that stops them.
 
     Attributes:
         n: number of ranks.
         client: ipyparallel's `Client`.
-        view: its `DirectView` of all ranks.
-        notes: what a user should know about this start (root, more ranks than cores).
+        view: the client's `DirectView` of all ranks.
+        notes: sentences that a user should read about this start (root, more ranks than cores).
     """
 
     def __init__(self, plan: Plan):
@@ -146,15 +146,15 @@ class Ranks:
         if self._up is None:
             raise RanksError(
                 f"these {self.n} ranks were stopped. Run the cell with "
-                f"`ranks = cluster.start({self.n})` again, and those below it."
+                f"`ranks = cluster.start({self.n})` again, and then the cells below it."
             )
         return self._up
 
     def restart(self) -> None:
-        """Replace all ranks by fresh ones, even if they are dead or stuck inside MPI.
+        """Replace all ranks by fresh ranks, even if they are dead or stuck inside MPI.
 
-        The client, its views and `%%px` stay valid. What the ranks knew is gone, so rerun the
-        cells that set them up.
+        The client, its views and `%%px` stay valid. The ranks' variables are lost, so run the
+        cells that make them again.
 
         Raises:
             RanksError: the fresh ranks did not start.
@@ -164,20 +164,21 @@ class Ranks:
         up = self.running()
         self._lost |= lost_names.of_cells(up.folder)
         if not up.replace_ranks():
-            # The controller is gone, or did not notice that the ranks are.
+            # The controller is gone, or it did not notice that the ranks are gone.
             self._up = None
             up.close()
             self._bring_up()
         self.view.targets = self.client.ids
-        up_again = f"{self.n} fresh MPI ranks are up." if self.n > 1 else "A fresh MPI rank is up."
-        _say(f"{up_again} {lost_names.AFTER_A_RESTART}" if self._lost else up_again)
+        several = f"{self.n} fresh MPI ranks have started."
+        said = several if self.n > 1 else "A fresh MPI rank has started."
+        _say(f"{said} {lost_names.AFTER_A_RESTART}" if self._lost else said)
 
     def lost_names(self) -> set[str]:
         """Return the names that cells had made on ranks that `restart` has replaced."""
         return set(self._lost)
 
     def stop(self) -> None:
-        """End the ranks and everything that was started for them. Quiet; twice is once."""
+        """End the ranks and everything that was started for them; a second call does nothing."""
         global _current
         up = self._up
         if up is None or os.getpid() != self._owner:
@@ -202,7 +203,7 @@ class Ranks:
     def interrupt(self) -> None:
         """Send SIGINT to every rank, as Ctrl-C would.
 
-        A rank that waits inside C, in mpi4py's `Recv` say, does not notice: `restart` helps.
+        A rank inside C, such as in mpi4py's `Recv`, ignores the signal. Call `restart` then.
         """
         self.running().signal("SIGINT")
 
@@ -216,20 +217,20 @@ class Ranks:
         inside: str | None = None,
         inside_latency: float | None = None,
     ) -> None:
-        """Slow the ranks' communications down to a network's; `network("off")` ends it.
+        """Slow the ranks' messages down to the speed of a network; `network("off")` ends it.
 
-        Every message, even inside a collective, takes `latency + bytes / bandwidth`, and waits for
-        the messages before it; within a node, for the messages within the node. The network holds
-        until it is changed, or the ranks are restarted.
+        Every message, even inside a collective, takes `latency + bytes / bandwidth` and waits for
+        the messages before it. A message within a node waits only for others within this node.
+        The slow network stays until you change it or restart the ranks.
 
         Args:
-            speed: "1gbit", "100mbit", ...; the latency is then 50 µs, if no other is given.
+            speed: "1gbit", "100mbit", ...; sets a latency of 50 µs if you give no other latency.
             latency: seconds that every message takes at least, one way.
             bandwidth: bytes per second that each rank can send, and receive.
-            nodes: the ranks of each node, such as `[[0, 1], [2, 3]]`: the network is then the one
-                between them, and each rank is in one node.
-            inside: the speed within a node, such as "10gbit"; without it, this machine's.
-            inside_latency: seconds, within a node; without it, this machine's.
+            nodes: the ranks of each node, such as `[[0, 1], [2, 3]]`. Each rank is in one node, and
+                the slow network connects the nodes.
+            inside: the speed within a node, such as "10gbit"; by default, this machine's speed.
+            inside_latency: seconds within a node; by default, this machine's latency.
 
         Raises:
             TypeError, ValueError: the arguments make no sense.
@@ -240,10 +241,11 @@ class Ranks:
         )
         values = None if network is None else network.to_dict()
         self.ask_or_raise("utils.cluster.rank_side:use_network", network=values)
-        _say(f"The network: {network or 'that of this machine'}.")
+        which = f"a slow network ({network})" if network else "this machine's own network"
+        _say(f"The ranks now use {which}.")
 
     def say_if_busy(self) -> None:
-        """Print a line if other programs take so much of the machine that times mislead."""
+        """Print a line if other programs use so much of the machine that times mislead."""
         shares = self.ask_or_raise("utils.cluster.rank_side:processor_share")
         if warning := busy_warning(shares):
             print(warning)
@@ -251,18 +253,18 @@ class Ranks:
     def timeline(self, title: str | None = None) -> timeline.Timeline:
         """Return a picture of what the ranks did in the last cell, a `utils.timeline.Timeline`.
 
-        It also has `.records`, `.totals`, and `.save(path)`.
+        The picture also has `.records`, `.totals`, and `.save(path)`.
 
         Args:
-            title: of the figure.
+            title: title of the figure.
         """
         return timeline.of(self, title)
 
     def ask_or_raise(self, target: str | Callable[..., Any], **kwargs: Any) -> list[Any]:
-        """Return the values of `ask`, whose arguments this method takes.
+        """Call `ask` with the same arguments and return the values of its replies.
 
         Raises:
-            RanksError: a rank has no value; it is the first such rank's error.
+            RanksError: a rank has no value; the error is the first such rank's.
         """
         replies = self.ask(target, **kwargs)
         for reply in replies:
@@ -277,7 +279,7 @@ class Ranks:
         return Description(up.facts, [*self.notes, *up.notes()])
 
     def where(self, timeout: float = 2.0) -> None:
-        """Print for each rank the line it is on, even if it is stuck inside C.
+        """Print the line that each rank is on, even if the rank is stuck inside C.
 
         Args:
             timeout: seconds to wait for a rank's stack.
@@ -297,16 +299,16 @@ class Ranks:
 
         Each rank calls `function(user_ns, rank=…, **kwargs)` with the namespace of the rank's
         cells. Arguments and results travel as JSON text. An error on a rank is a Reply, never an
-        exception here. Of `fault_tolerant` ranks, only those that live are asked.
+        exception here. Dead `fault_tolerant` ranks are left out.
 
         Args:
             target: a function that a module defines at its top level, or its name as
-                "package.module:function", which spares the kernel the import.
+                "package.module:function", so that the kernel need not import the module.
             timeout: seconds until the ranks that have not answered are interrupted. They are
-                interrupted earlier if one rank failed 3 s ago. With what they say then, `ask`
-                takes at most 10 s more.
-            each: one dict per rank, by its number at the start, of arguments that no other rank
-                gets: a rank's own secret.
+                interrupted earlier if one rank failed 3 s ago. After the interrupt, `ask` waits
+                at most 10 s more for their answers.
+            each: one dict per rank, by its number at the start, with arguments that no other rank
+                gets, such as the rank's secret.
             kwargs: arguments that every rank gets.
 
         Raises:
@@ -350,20 +352,20 @@ class Description:
         return self._table("html") + "".join(f"<p>{note}</p>" for note in self.notes)
 
     def _table(self, kind: str) -> str:
-        from tabulate import tabulate  # a tenth of a second that `import cluster` need not take
+        from tabulate import tabulate  # here, because this import takes a tenth of a second
 
         return str(tabulate(self.records, headers="keys", tablefmt=kind))
 
 
 def busy_warning(shares: Sequence[float]) -> str:
-    """Return what to say of the ranks' shares of a processor; "" on a quiet machine."""
+    """Return a warning if the ranks' shares of a processor are small; "" on a quiet machine."""
     share = min(shares)
     if share >= _ENOUGH:
         return ""
     return (
-        f"This machine is busy: a rank gets a processor for {100 * share:.0f} % of the time that "
-        "it asks for. Times that were measured now can mislead. When less is going on, run the "
-        "cell that measures again, and then this one."
+        f"This machine is busy, so a rank gets a processor for only {100 * share:.0f} % of the "
+        "time that it asks for, and measured times can mislead. Close other programs, then run "
+        "the cell that measures again, and after it this cell."
     )
 
 
@@ -386,10 +388,10 @@ def _say(text: str) -> None:
 @atexit.register
 def _stop_at_exit() -> None:
     if _current is not None:
-        # The interpreter is going down; what can't be stopped cleanly is the watchdog's.
+        # The interpreter is going down; the watchdog ends whatever can't be stopped cleanly here.
         with contextlib.suppress(Exception):
             _current.stop()
 
 
-# Signals are sent by name, as ranks may run on another system than the kernel; the name must exist.
+# Signals are sent by name, because ranks may run on another system than the kernel.
 assert hasattr(signal, "SIGUSR1"), "the course needs Linux or macOS (on Windows: WSL)"

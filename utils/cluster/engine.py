@@ -1,13 +1,12 @@
-"""An engine of ipyparallel whose nanny is a fork of it, and ends it when the controller is gone.
+"""An engine of ipyparallel whose nanny is forked, and ends the engine if the controller is gone.
 
-Each engine has a nanny, a process that passes signals on and tells the controller when the engine
-dies. ipyparallel starts it as a new Python, which imports for most of a second of CPU what the
-engine has imported already: with four ranks on two cores, a third of the time until they are up.
+Each engine has a nanny, a process that forwards signals and notifies the controller when the
+engine dies. ipyparallel starts the nanny as a new Python, which spends most of a second of CPU on
+imports that the engine has already done. With four ranks on two cores, this is a third of their
+start-up time, so the nanny is forked instead, before there are threads, sockets or MPI.
 
-The fork is made first of all, before there are threads, sockets or MPI.
-
-An engine notices by itself that the controller is gone, but not while it runs a cell. On other
-hosts than the notebook's nothing else could end it then: the nanny does.
+An engine notices by itself that the controller is gone, but not while it runs a cell. On hosts
+other than the notebook's, nothing else could end the engine then, so its nanny does.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from traitlets import default
 
 from utils.jobs import watchdog
 
-# Seconds without a controller after which an engine is of no use to anyone.
+# Seconds without a controller after which the nanny kills its engine.
 MOST_SILENCE = 30.0
-# Seconds that the controller takes at most to write its connection file.
+# Seconds in which the controller must have written its connection file.
 WRITING = 20.0
 
 
 def fork_nanny() -> tuple[BinaryIO, TextIO]:
-    """Fork the future nanny; return a pipe for its arguments, and one for its address."""
+    """Fork the future nanny; return a pipe for its arguments, and a pipe for its address."""
     arguments_out, arguments_in = os.pipe()
     address_out, address_in = os.pipe()
     if os.fork() == 0:
@@ -49,9 +48,9 @@ def fork_nanny() -> tuple[BinaryIO, TextIO]:
 
 
 def _be_nanny(arguments: BinaryIO, address: TextIO) -> None:
-    """Wait for the arguments, serve, and end without any clean-up of the engine's."""
+    """Wait for the arguments, serve, and end without running the engine's clean-up."""
     try:
-        os.setsid()  # a Ctrl-C is for the engine
+        os.setsid()  # so that Ctrl-C reaches only the engine
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1):
             os.dup2(nothing, stream)
@@ -61,13 +60,13 @@ def _be_nanny(arguments: BinaryIO, address: TextIO) -> None:
         guard.start()
         KernelNanny.main(**known, pipe=address)
     except EOFError:
-        pass  # the engine ended before it had a use for a nanny
+        pass  # the engine ended before it needed a nanny
     finally:
         os._exit(0)
 
 
 def _end_without_controller(known: dict[str, Any]) -> None:
-    """Kill the engine when its controller has not been there for a while."""
+    """Kill the engine once its controller has not answered for MOST_SILENCE seconds."""
     engine = psutil.Process(known["pid"])
     last = time.monotonic()
     while time.monotonic() - last < MOST_SILENCE:
@@ -76,7 +75,7 @@ def _end_without_controller(known: dict[str, Any]) -> None:
         time.sleep(MOST_SILENCE / 5)
     with contextlib.suppress(psutil.Error):
         engine.kill()
-    # The srun that asked for a job of the ranks' own is gone as well: nothing else would end it.
+    # The srun of a separate Slurm job is gone as well, so nothing else would end this job.
     if os.environ.get("SLURM_JOB_NAME") == os.environ.get(watchdog.VARIABLE, ""):
         watchdog.cancel(os.environ["SLURM_JOB_ID"])
 
@@ -96,16 +95,16 @@ class Engine(IPEngine):
 
     @default("work_dir")
     def _where_it_was_started(self) -> str:
-        # Not where ipyparallel was imported: in a forked rank, that is the fork server's folder.
+        # In a forked rank, ipyparallel was imported in the fork server's folder.
         return os.getcwd()
 
     @default("max_heartbeat_misses")
     def _for_five_minutes(self) -> int:
-        # On a crowded machine the controller may be silent for long; a watchdog sees its end.
+        # On a busy machine the controller may be silent for long; the watchdog notices its end.
         return 500
 
     def load_connection_file(self) -> None:
-        """Read where the controller is. Its file may be there, and not be written yet."""
+        """Read the controller's address; try again while its file exists but is incomplete."""
         deadline = time.monotonic() + WRITING
         while True:
             try:
@@ -117,7 +116,7 @@ class Engine(IPEngine):
                 time.sleep(0.01)
 
     def start_nanny(self, control_url: str) -> tuple[str, TextIO]:
-        """Tell the nanny whom it serves; return its address, and the pipe that it watches."""
+        """Send the nanny its arguments; return its address, and the pipe that it watches."""
         arguments, address = self.pipes
         config = type(self.config)()
         config.Session = self.config.Session
@@ -141,8 +140,8 @@ class Engine(IPEngine):
 
 
 def main() -> None:
-    """Fork the nanny, then be an engine."""
-    # When srun is gone, nobody reads the log any more: that is no news for the student.
+    """Fork the nanny, then run the engine."""
+    # When srun is gone, nobody reads the log, so a failed write to it is not worth an error.
     logging.raiseExceptions = False
     Engine.pipes = fork_nanny()
     Engine.launch_instance()

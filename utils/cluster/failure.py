@@ -1,4 +1,4 @@
-"""From what went wrong on the ranks in one cell to the one error that the notebook shows."""
+"""The one error that the notebook shows, made from everything that failed in a cell."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from torch_mpi.lines import wrapped
 from torch_mpi.protocol import diagnosis
 from utils.cluster import lost_names
-from utils.cluster.notebook_words import explained, open_task, shown_as, stopped_here
+from utils.cluster.notebook_words import FRESH_RANKS, explained, open_task, shown_as, stopped_here
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
     from utils.cluster.questions import Reply
 
-# How mpiexec (Open MPI 4 and 5) and srun say which rank died first. MPICH's names any of them.
+# How mpiexec (Open MPI 4 and 5) and srun say which rank died first; MPICH may name any dead rank.
 _DEATHS = (
     re.compile(
         r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on\s+signal (?P<n>\d+)"
@@ -26,14 +26,14 @@ _DEATHS = (
     re.compile(r"srun: error: \S+: task (?P<rank>\d+): Exited with exit code (?P<code>\d+)"),
     re.compile(r"srun: error: \S+: task (?P<rank>\d+): (?P<words>[A-Z][a-z]+)"),
 )
-# How Slurm says that it ended the ranks, unless one of them had died before.
+# How Slurm says that it ended the ranks, unless a rank had died before.
 _ENDED = re.compile(
     r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO (?P<why>[A-Z ]+))?|Node (?P<node>failure)"
     r"|Force Terminated"
 )
-# The same by the state of their job, which Slurm knows also where its last words were lost.
+# The reason by the state of their job, which Slurm keeps even if its last output was lost.
 _ENDED_JOB = {
-    "TIMEOUT": "the time of their job is over; start(…, time=minutes) asks for more",
+    "TIMEOUT": "their job reached its time limit; start(…, time=minutes) asks for more time",
     "NODE_FAIL": "a node failed",
     "CANCELLED": "their job was cancelled, by scancel or by an administrator",
 }
@@ -44,19 +44,19 @@ _SIGNALS = {
     "11": "signal 11, segmentation fault",
     "15": "signal 15, terminated",
 }
-# Of signals, by the first of Slurm's words for them.
+# The number of a signal, by the first word of Slurm's name for it.
 _NUMBERS = {"Aborted": "6", "Bus": "7", "Killed": "9", "Segmentation": "11", "Terminated": "15"}
-# A line of another cell than the one that ran (`notebook_words.place_in_cell`).
+# A line of a cell other than the one that ran (`notebook_words.place_in_cell`).
 _ELSEWHERE = re.compile(r"(?<!Cell )\bIn\[(\d+)\], line (\d+)")
 _MISSING = re.compile(r"NameError: name '(\w+)' is not defined$")
 
 
 class CellFailed(RuntimeError):
-    """A cell failed on the ranks. The message is the explanation; there is no traceback of ours.
+    """A cell failed on the ranks. The message explains why, and no traceback of the kernel follows.
 
     Attributes:
-        diagnosis: who waited for whom (``torch_mpi.protocol.diagnosis``), or ``None``.
-        records: what each rank said of itself: a list of dicts, see ``torch_mpi.protocol.status``.
+        diagnosis: which rank waited for which (``torch_mpi.protocol.diagnosis``), or ``None``.
+        records: the status that each rank reported, as in ``torch_mpi.protocol.status``.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CellFailed(RuntimeError):
 
 
 class RanksLostError(CellFailed):
-    """A cell failed, and so will all that follow: ranks are dead, or stuck, or can't meet again."""
+    """A cell failed, and so will all later cells, because ranks are dead, stuck or out of step."""
 
 
 def ended_by_slurm(job_state: str) -> str:
@@ -89,27 +89,27 @@ class Outcome:
 
     n: int  # ranks
     errors: dict[int, Exception]  # ipyparallel's, by rank
-    # What those ranks wrote on the board that could be asked.
+    # What the ranks that could be asked had written on the board.
     statuses: dict[int, Status] = field(default_factory=dict)
-    busy: dict[int, str] = field(default_factory=dict)  # ranks that did not end, and where they are
+    busy: dict[int, str] = field(default_factory=dict)  # ranks that still run, and where they are
     interrupted: bool = False  # the user stopped the cell
-    output: str = ""  # of mpiexec
+    output: str = ""  # what mpiexec printed
     over: bool = False  # mpiexec has ended, and every rank with it
     fresh: bool = True  # the ranks met again, and their process groups work
-    job_state: str = ""  # of the ranks' own Slurm job, as Slurm says it
-    survivors: list[int] = field(default_factory=list)  # ranks that live on without the dead
-    cell: str = ""  # its source
+    job_state: str = ""  # state of the ranks' own Slurm job, in Slurm's words
+    survivors: list[int] = field(default_factory=list)  # ranks that are alive after others died
+    cell: str = ""  # the source of the cell
     cells: Mapping[int, str] = field(default_factory=dict)  # the source of each cell, by number
     lost: set[str] = field(default_factory=set)  # names that a restart has taken from the ranks
 
     def add(self, reply: Reply) -> None:
-        """Take in what a rank says that was asked after the cell."""
+        """Add the reply of a rank that was asked after the cell."""
         if reply.status == "ok":
             self.statuses |= {status["rank"]: status for status in reply.value["statuses"]}
         self.fresh &= reply.status == "ok" and reply.value["fresh"]
 
     def renumber(self, numbers: dict[int, int]) -> None:
-        """Call the ranks by other numbers, as they do themselves."""
+        """Use new numbers for the ranks, as the surviving ranks do themselves."""
         self.errors = {numbers[rank]: error for rank, error in self.errors.items()}
         self.busy = {numbers[rank]: place for rank, place in self.busy.items()}
         self.survivors = [numbers[rank] for rank in self.survivors]
@@ -119,7 +119,7 @@ class Outcome:
         return [rank for rank, error in sorted(self.errors.items()) if _is_death(error)]
 
     def explain(self) -> CellFailed:
-        """Return the one error: a RanksLostError if only fresh ranks help."""
+        """Return the error to show: a RanksLostError if only fresh ranks help."""
         if self.dead():
             return self._of_death()
         if self.interrupted:
@@ -133,12 +133,11 @@ class Outcome:
         dead = self.dead()
         how, text = self._deaths(dead)
         if self.survivors:
-            verb = "lives" if len(self.survivors) == 1 else "live"
             text += (
-                f"\n{diagnosis.names(self.survivors)} {verb} on, and the next %%px cell runs there."
-                " Before they communicate, all of them call torch_mpi.survivors.shrink()."
+                f"\n{diagnosis.names(self.survivors)} survived. The next %%px cell runs there, and "
+                "must call torch_mpi.survivors.shrink() before it communicates."
             )
-        text += "\nThe notebook's own variables are kept. Fresh ranks: ranks.restart()"
+        text += f"\nThe notebook's own variables are kept. {FRESH_RANKS}"
         records: list[Status] = [
             {"rank": rank, "state": "dead", "kind": "died", "error": how, "at": 0.0}
             for rank in dead
@@ -146,7 +145,7 @@ class Outcome:
         return RanksLostError(text, None, records)
 
     def _deaths(self, dead: list[int]) -> tuple[str, str]:
-        """Return how ranks died: in short, and as a sentence."""
+        """Return how ranks died, in a few words and as a sentence."""
         matches = (pattern.search(self.output) for pattern in _DEATHS)
         first = next(filter(None, matches), None)
         reason = _ENDED_JOB.get(self.job_state, "")
@@ -157,22 +156,24 @@ class Outcome:
         if first is not None:
             how = _how(**first.groupdict())
             return how, f"rank {first['rank']} died ({how})." + self._ended_with(first["rank"])
-        text = f"{diagnosis.names(dead)} died (killed, os._exit, a crash inside C, out of memory)."
+        text = (
+            f"{diagnosis.names(dead)} died (killed, os._exit, a crash inside C, or out of memory)."
+        )
         if len(dead) > 1 and not self.survivors:
-            text = f"one of {text} MPI ended the others with it."
+            text = f"one of {text} MPI then ended the other ranks."
         return "its process is gone", text
 
     def _ended_with(self, first: str) -> str:
-        """Return a sentence on the ranks that MPI ended because this one died, if it did."""
+        """Return a sentence about the ranks that MPI ended because this rank died; "" if none."""
         others = [rank for rank in range(self.n) if rank != int(first)]
         all_ended = self.over or len(self.dead()) > 1
         if not others or self.survivors or not all_ended:
             return ""
-        return f" MPI ended {diagnosis.names(others)} with it."
+        return f" MPI then ended {diagnosis.names(others)}."
 
     def _of_interrupt(self) -> CellFailed:
         lines = [diagnosis.line(status) for _, status in sorted(self.statuses.items())]
-        lines += [f"rank {rank} goes on: {place}" for rank, place in sorted(self.busy.items())]
+        lines += [f"rank {rank} still runs: {place}" for rank, place in sorted(self.busy.items())]
         return self._error("\n  ".join(["The ranks were interrupted.", *lines]))
 
     def _of_communication(self) -> CellFailed:
@@ -195,7 +196,7 @@ class Outcome:
         return self._error("\n".join(lines))
 
     def _of_open_task(self, task: tuple[str, str], said: str) -> CellFailed:
-        """Return the error that shows one amber line, and what to do if the ranks are lost."""
+        """Return the error that shows one amber line, and advice if the ranks are lost."""
         error = self._error(said)
         lost = str(error).removeprefix(said).strip()
         return shown_as(error, [*stopped_here(task, self.cell), *wrapped(lost)])
@@ -203,16 +204,16 @@ class Outcome:
     def _about_missing(self, name: str) -> str:
         if name in self.lost:
             return lost_names.hint(name)
-        return f"If a cell above makes `{name}`, it has failed or was not run."
+        return f"Run the cell that makes `{name}` first, or run it again if it failed."
 
     def _where(self, first: int, summaries: dict[int, str]) -> list[str]:
-        """Return lines on which ranks have the first one's error, and on the other errors."""
+        """Return a line with the ranks that have the first error, and a line per other error."""
         same = [rank for rank, summary in summaries.items() if summary == summaries[first]]
         others = [self._in_a_line(rank, summaries[rank]) for rank in summaries if rank not in same]
         if self.n == 1:
             return others
-        whose = f"The same on {diagnosis.names(same)}." if len(same) > 1 else f"On rank {first}."
-        return [whose, *others]
+        here = f"The {'same ' * (len(same) > 1)}error occurred on {diagnosis.names(same)}."
+        return [here, *others]
 
     def _in_a_line(self, rank: int, summary: str) -> str:
         status = self.statuses.get(rank, {})
@@ -228,21 +229,21 @@ class Outcome:
         explanation: diagnosis.Diagnosis | None = None,
         records: list[Status] | None = None,
     ) -> CellFailed:
-        """Return the error with this text, and with what to do now if only fresh ranks help."""
+        """Return the error with this text, and with advice if only fresh ranks help."""
         kind: type[CellFailed] = RanksLostError
         text = _with_sources(text, self.cells)
         if self.busy:
             ranks = diagnosis.names(self.busy)
-            text += f"\n{ranks} could not be stopped. Fresh ranks: ranks.restart()"
+            text += f"\n{ranks} could not be stopped. {FRESH_RANKS}"
         elif not self.fresh:
-            text += "\nThe ranks could not get together again. Fresh ranks: ranks.restart()"
+            text += f"\nThe ranks could not resynchronize. {FRESH_RANKS}"
         else:
             kind = CellFailed
         return kind(text, explanation, records or list(self.statuses.values()))
 
 
 def _with_sources(report: str, cells: Mapping[int, str]) -> str:
-    """Return a report that shows each line of another cell, below where it is named first."""
+    """Return the report with the code of each line of another cell, below its first mention."""
     lines: list[str] = []
     for line in report.splitlines():
         lines.append(line)
@@ -257,7 +258,7 @@ def _with_sources(report: str, cells: Mapping[int, str]) -> str:
 
 
 def _why_slurm_ended(output: str) -> str:
-    """Return why Slurm ended the ranks, by its last words; "" if it says nothing."""
+    """Return why Slurm ended the ranks, from its last output; "" if it gives no reason."""
     words = _ENDED.search(output)
     if words is None:
         return ""
@@ -277,8 +278,8 @@ def _how(rank: str, n: str = "", code: str = "", words: str = "") -> str:
 
 
 def _is_death(error: Exception) -> bool:
-    """Return whether it is the controller's word that an engine died, maybe as a rank's error."""
-    import ipyparallel as ipp  # here, as the kernel imports this module before it has ranks
+    """Return whether the error says that an engine died, directly or as a rank's error."""
+    import ipyparallel as ipp  # here, because the kernel imports this module before it has ranks
 
     remote = isinstance(error, ipp.error.RemoteError) and error.ename == "EngineError"
     return remote or isinstance(error, ipp.error.EngineError)
@@ -295,6 +296,6 @@ def _summary(error: Exception) -> str:
 
 
 def _traceback(error: Exception) -> str:
-    """Return the rank's own traceback, as IPython wrote it there."""
+    """Return the rank's traceback, as IPython wrote it on the rank."""
     text = getattr(error, "traceback", None)
     return str(text).rstrip() if text else _summary(error)

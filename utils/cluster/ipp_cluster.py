@@ -1,4 +1,4 @@
-"""The ranks of a notebook while they are up: ipyparallel's controller, engines and client."""
+"""The running ranks of a notebook: ipyparallel's controller, engines and client."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from utils.jobs.session import Session
 from utils.jobs.site import settings
 from utils.jobs.start_plan import Plan
 
-# Seconds: until the ranks must be up; until a stopped set of ranks must have said goodbye.
+# Seconds in which the ranks must have started, and in which stopped ranks must have deregistered.
 START_DEADLINE = 60.0
 GOODBYE_DEADLINE = 10.0
-# Seconds that mpiexec gets to end after a rank has died; srun first gives the others their time.
+# Seconds that mpiexec gets to end after a rank has died; srun waits for the other ranks first.
 LAST_WORDS_DEADLINE = 4.0
 LAST_WORDS_OF_SRUN = 10.0
 
-# Seconds for the ranks to say what happened and to meet again, after a cell that failed.
+# Seconds in which the ranks must report what happened and meet again, after a cell that failed.
 MEETING_DEADLINE = 20.0
 
-# Seconds that a rank which moves gets for the way out of an interrupted cell, and between two looks
-# at where it is: one that is at the same place twice is stuck.
+# Seconds that a rank gets to leave an interrupted cell while it moves, and between two looks at
+# its place. A rank that is at the same place twice is stuck.
 SLOW = 6.0
 BETWEEN_LOOKS = 0.5
 
-# The controller asks every 0.1 s whether engines live, as it admits a new one only then (default:
-# 3 s). 300 silent rounds lose a rank: a laptop that was suspended for a while must not. On other
-# hosts a rank dies together with the nanny that would tell: 50 rounds.
+# The controller asks every 0.1 s (default: 3 s) which engines are alive, because it admits a new
+# engine only then. A rank counts as lost after 300 silent rounds, so that a laptop may be suspended
+# for a while. On other hosts a rank dies together with the nanny that would report it: 50 rounds.
 PERIOD = 100
 MISSES = 300
 MISSES_ELSEWHERE = 50
 
-# ipyparallel's own log warns of the end of every engine: a log without handlers says nothing.
+# ipyparallel's own log warns whenever an engine ends, so it gets a logger that prints nothing.
 QUIET_LOG = logging.getLogger("ddl-labs.cluster")
 QUIET_LOG.addHandler(logging.NullHandler())
 QUIET_LOG.propagate = False
 
-DEAD = "dead (ranks.restart() gives fresh ranks)"
+DEAD = "dead (call ranks.restart() for fresh ranks)"
 
 
 class Running:
-    """A controller, n ranks and a client that are up."""
+    """A running controller with n ranks and a client."""
 
     def __init__(self, plan: Plan, python: Python):
         self.plan = plan
         self._python = python
         self.n = plan.n
         self.facts: list[dict[str, Any]] = []
-        self._job: slurm.Job | None = None  # of their own, once it is known
-        self.client: ipp.Client = None  # until they are connected, which may fail
+        self._job: slurm.Job | None = None  # the ranks' own Slurm job, once it is known
+        self.client: ipp.Client = None  # until it is connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
         self._cluster = self._new_cluster()
         try:
@@ -89,7 +89,7 @@ class Running:
         engines.engine_cmd = self._engine_command()
         engines.mpi_cmd = self.plan.command
         engines.mpi_args = self._mpi_args()
-        # Seconds for the controller's connection file to appear (default 10: a busy laptop).
+        # Seconds for the controller's connection file to appear (default: 10, too few if busy).
         engines.engine_args = ["--IPEngine.wait_for_url_file=60"]
         return ipp.Cluster(
             engines="mpi",
@@ -100,7 +100,7 @@ class Running:
             load_profile=False,
             controller_args=self._controller_args(),
             delay=0,
-            # Engines read the connection file: they need not wait for it before they start.
+            # Engines read the connection file themselves, so they may start before it exists.
             send_engines_connection_env=False,
             shutdown_atexit=False,
             log=QUIET_LOG,
@@ -116,14 +116,14 @@ class Running:
         return self._session.folder
 
     def notes(self) -> list[str]:
-        """Return what `describe` says of this start: the Slurm job of its own, the fork server."""
+        """Return what `describe` says about this start: its separate Slurm job, the fork server."""
         reasons = {fact["not_forked"] for fact in self.facts if fact["not_forked"]}
         job = self._job
-        place = [f"They are Slurm job {job.id} on {job.nodes}."] if job else []
+        place = [f"The ranks are Slurm job {job.id} on {job.nodes}."] if job else []
         return [*place, self._python.describe(reasons)]
 
     def _mpi_args(self) -> list[str]:
-        # By its name a job can be found, and cancelled, when nothing else is left of it.
+        # By its name, a job can be found and cancelled even if everything else about it is lost.
         own_job = self.plan.way.own_job
         return self.plan.mpi_args + ([f"--job-name={self._session.mark}"] if own_job else [])
 
@@ -145,14 +145,14 @@ class Running:
     def _connect(self) -> ipp.Client:
         try:
             with _encrypted_anyway(), warnings.catch_warnings():
-                # A host's name may have no address, as in sandboxes: nobody asks for it.
+                # A host's name may have no address, for example in a sandbox, and needs none.
                 warnings.filterwarnings("ignore", "IPython could not determine IPs", RuntimeWarning)
                 return self._cluster.connect_client_sync()
         except (TimeoutError, RuntimeError, OSError) as error:
-            raise RanksError(f"ipyparallel's controller did not come up: {error}") from error
+            raise RanksError(f"ipyparallel's controller did not start: {error}") from error
 
     def _wait_for_ranks(self) -> None:
-        """Wait until they are there; mpiexec gets another chance where it did not start any."""
+        """Wait until the ranks have started; run mpiexec again if it started none of them."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return self._wait_for_these_ranks()
@@ -165,26 +165,26 @@ class Running:
         return self._wait_for_these_ranks()
 
     def _wait_for_these_ranks(self) -> None:
-        """Wait for the ranks; the time in which their job is queued does not count."""
+        """Wait for the ranks; the time that their job spends in the queue does not count."""
         queue = slurm.Waiting(self._session.mark) if self.plan.way.own_job else None
         deadline = time.monotonic() + START_DEADLINE
         with queue or contextlib.nullcontext():
             while len(self.client.ids) < self.n:
                 if self.over():
                     refused = queue.refused(self._output_of_mpiexec()) if queue else None
-                    raise refused or self._failed("the command ended before they were there")
+                    raise refused or self._failed("the command ended before they had started")
                 if queue and not queue.begun():
                     deadline = time.monotonic() + START_DEADLINE
                 if time.monotonic() > deadline:
                     up = len(self.client.ids)
-                    raise self._failed(f"{up} of them are after {START_DEADLINE:.0f} s")
+                    raise self._failed(f"after {START_DEADLINE:.0f} s, {up} of them are running")
                 time.sleep(0.01)
 
     def _failed(self, reason: str) -> RanksError:
         plan = self.plan
         command = " ".join(plan.command[-1:] + self._mpi_args())
         lines = [
-            f"the {self.n} MPI ranks did not come up: {reason}.",
+            f"the {self.n} MPI ranks did not start: {reason}.",
             f"Command: {command} ({plan.way.reason}; MPI: {plan.launcher.version})",
         ]
         if doubt := plan.launcher.doubt():
@@ -195,19 +195,19 @@ class Running:
         job = plan.way.allocation
         if job is not None and not plan.way.own_job:
             lines.append(
-                f"If a node of Slurm job {job.job} ({job.nodes}) has died, it can start no ranks "
-                'any more: launcher="slurm" gives them a job of their own.'
+                f"If a node of Slurm job {job.job} ({job.nodes}) has died, this job can't start "
+                'ranks. Pass launcher="slurm" to start them as a separate job.'
             )
         return RanksError("\n".join(lines))
 
     def _output_of_mpiexec(self) -> str:
-        # Not from the file: the launcher removes that when it notices the end of mpiexec.
+        # Not from the file, which the launcher removes when it notices that mpiexec has ended.
         with contextlib.suppress(OSError, AttributeError):
             return str(self._cluster.engine_set.get_output())
         return ""
 
     def living(self) -> list[int]:
-        """Return the ranks by their numbers at the start; of fault-tolerant ranks, those alive."""
+        """Return the ranks' numbers at the start, without fault-tolerant ranks that have died."""
         return list(self.client.ids) if self.plan.fault_tolerant else list(range(self.n))
 
     def over(self) -> bool:
@@ -215,7 +215,7 @@ class Running:
         return not watchdog.alive(self._cluster.engine_set.process)
 
     def _last_words(self) -> str:
-        """Return what mpiexec says of a rank that died, for which it ends all others first."""
+        """Return what mpiexec says about a rank that died; it ends all other ranks before."""
         if self.plan.fault_tolerant and self.living():
             return self._output_of_mpiexec()
         by_mpiexec = self.plan.way.launcher == "mpiexec"
@@ -226,7 +226,7 @@ class Running:
         return self._output_of_mpiexec()
 
     def _get_acquainted(self) -> None:
-        """Set the ranks up and check that they are one MPI world, in which engine id is rank."""
+        """Set up the ranks, and check that they are one MPI world where engine id equals rank."""
         for old in self.folder.glob("cells-*"):
             old.unlink()
         replies = self._ask(
@@ -237,7 +237,7 @@ class Running:
         )
         for reply in replies:
             if reply.status != "ok":
-                raise self._failed(f"rank {reply.rank} says {reply.error or 'nothing'}")
+                raise self._failed(f"rank {reply.rank} replied: {reply.error or 'nothing'}")
         self.facts = [reply.value for reply in replies]
         self._check_world()
         if self.plan.way.own_job:
@@ -249,32 +249,32 @@ class Running:
         if any(fact["size"] != self.n for fact in self.facts):
             sizes = sorted({fact["size"] for fact in self.facts})
             raise RanksError(
-                f"{self.n} ranks were started, but they see {sizes} ranks: the launcher "
+                f"{self.n} ranks were started, but they see {sizes} ranks, because the launcher "
                 f"{launcher.path} ({launcher.version}) does not belong to the MPI library that "
-                f"mpi4py loads ({library}), so each rank is alone. Put the mpiexec of that library "
-                "first on PATH (on a cluster: `module load` the MPI that mpi4py was built with), "
-                "or set MPI4PY_LIBMPI to the libmpi of this launcher."
+                f"mpi4py loads ({library}). Put the mpiexec of this library first on PATH (on a "
+                "cluster, `module load` the MPI that mpi4py was built with), or set MPI4PY_LIBMPI "
+                "to the libmpi of this launcher."
             )
         ranks = [fact["rank"] for fact in self.facts]
         if ranks != list(range(self.n)):
             raise RanksError(
-                f"engines 0 to {self.n - 1} of ipyparallel are the MPI ranks {ranks}, in another "
-                "order: call start() again, and report it if that does not help."
+                f"ipyparallel's engines 0 to {self.n - 1} are the MPI ranks {ranks}, which is "
+                "another order. Call start() again, and report this message if it comes back."
             )
 
     def replace_ranks(self) -> bool:
-        """Stop the ranks and start new ones; False when the controller is of no use any more."""
+        """Stop the ranks and start new ranks; return False if the controller is unusable."""
         if not watchdog.alive(self._cluster.controller.process):
             return False
         self._kill_ranks()
         self._cluster.stop_engines_sync()
-        # Until the hub has struck the old ranks off, the new ones don't get their numbers.
+        # The new ranks get the old ranks' numbers only after the hub has removed the old ranks.
         deadline = time.monotonic() + GOODBYE_DEADLINE
         while self.client.ids:
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
-        # An author may have changed the course since, or the fork server may have been killed.
+        # An author may have changed the course by now, or the fork server may have been killed.
         before = self._python
         self._python = Python(self.plan)
         before.close()
@@ -286,7 +286,7 @@ class Running:
         return True
 
     def _kill_ranks(self) -> None:
-        """End the ranks of this host at once, also those whose mpiexec was killed; no one else."""
+        """Kill this host's ranks at once, even if their mpiexec was killed, and nothing else."""
         for fact in self.facts:
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(fact["pid"])
@@ -294,12 +294,12 @@ class Running:
                     process.kill()
 
     def close(self) -> None:
-        """End everything; errors on the way don't matter, the watchdog finishes the work."""
+        """End everything; ignore errors, because the watchdog finishes the work."""
         with contextlib.suppress(Exception):
             if self.client is not None:
                 self.client.close(linger=0)
         self._kill_ranks()
-        # The controller has nothing to save, mpiexec has files to remove.
+        # The controller has nothing to save, so it is killed; mpiexec has files to remove.
         with contextlib.suppress(psutil.Error, AttributeError):
             self._cluster.controller.process.kill()
         with contextlib.suppress(psutil.Error, AttributeError):
@@ -315,7 +315,7 @@ class Running:
         targets = sorted(alive if targets is None else alive & set(targets))
         if not targets:
             return
-        # A rank that dies meanwhile makes the request fail; the others have got their signal.
+        # If a rank dies at this moment, the request fails, but the others have got their signal.
         with contextlib.suppress(ipp.error.IPythonError, TimeoutError, OSError):
             self.client.send_signal(name, targets=targets, block=False).result(wait)
 
@@ -327,8 +327,8 @@ class Running:
         """Ask the ranks what happened in a cell that failed, and have them meet again.
 
         Args:
-            outcome: of the cell; what the ranks say is added to it.
-            busy: ranks that are not done, which cannot be asked.
+            outcome: the outcome of the cell, to which the ranks' replies are added.
+            busy: ranks that are not done, and can't be asked.
         """
         dead = set(outcome.dead())
         before = sorted(dead | set(self.living()))
@@ -345,13 +345,13 @@ class Running:
         if self.plan.fault_tolerant:
             outcome.survivors = sorted(set(before) - dead)
         if outcome.statuses and len(outcome.statuses) == len(before) < self.n:
-            # Ranks have died before, and the others have numbers from 0 on since.
+            # Ranks have died before, so the surviving ranks have new numbers from 0 on.
             outcome.renumber({rank: number for number, rank in enumerate(before)})
 
     def _stuck(self, busy: set[int]) -> dict[int, str]:
-        """Return where those ranks are that do not move; who ends meanwhile was slow, not stuck.
+        """Return the places of the ranks that don't move.
 
-        On a busy machine a rank may take seconds for the way out of a cell.
+        A rank that ends during this call was only slow, because the machine may be busy.
         """
         deadline = time.monotonic() + SLOW
         before: dict[int, str] = {}
@@ -370,20 +370,20 @@ class Running:
         timeout: float = MEETING_DEADLINE,
         **arguments: Any,
     ) -> list[Reply]:
-        """Ask these ranks, by default all that live, what runs no code of the student."""
+        """Call a function without student code on these ranks, by default on all living ranks."""
         texts = [json.dumps(arguments)] * self.n
         return Question(self, target_of(function), texts, ranks).answers(timeout)
 
     def meet_again(self) -> None:
-        """Have the ranks meet after an error in an answer: the next one finds no debris."""
+        """Have the ranks meet after an error in an answer, so that the next call starts clean."""
         living = set(self.living())
         if living == set(self.client.ids):
             self._ask(rank_side.after_a_failure, living, meet=True)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
-        """Return the messages that no rank has received, by sender; the ranks forget them.
+        """Return by sender the messages that no rank has received, and let the ranks discard them.
 
-        Each rank that did something has a balance: how many more messages it sent than received.
+        A rank's balance says how many more messages it sent than received.
         """
         living = self.living()
         if len(balances) < len(living) or sum(balances) == 0:
@@ -396,10 +396,10 @@ class Running:
         }
 
     def where(self, timeout: float) -> list[str]:
-        """Return a line per rank, once it stays the same, after `timeout` seconds at the latest.
+        """Return a line per rank once the lines stay the same, at the latest after `timeout` s.
 
-        A cell that was sent a moment ago (`%%px --noblock`) may not have begun everywhere: while
-        more cells are under way than ranks are busy, an idle one is looked at again.
+        A cell that was just sent (`%%px --noblock`) may not have begun on every rank. So while
+        more cells are pending than ranks are busy, this method looks at idle ranks again.
         """
         deadline = time.monotonic() + timeout
         before: list[str] = []
@@ -413,12 +413,12 @@ class Running:
             time.sleep(0.02)
 
     def _places(self, timeout: float) -> list[str]:
-        """Return where each rank is, in words."""
+        """Return the place of each rank, in words."""
         looked = stacks.Look(self.folder, range(self.n))
         alive = set(self.client.ids)
         self.signal("SIGUSR1", wait=timeout)
         dumps = looked.dumps(alive, timeout)
-        # One that has said nothing may have died meanwhile.
+        # A rank that wrote nothing may have died since.
         alive = {rank for rank in dumps if dumps[rank] or rank in self.client.ids}
         return [
             stacks.place(dumps[rank], self.folder / f"cells-{rank}") if rank in alive else DEAD
@@ -428,7 +428,7 @@ class Running:
 
 @contextlib.contextmanager
 def _encrypted_anyway() -> Iterator[None]:
-    """Drop jupyter_client's warning of unsigned messages: CurveZMQ signs and encrypts these."""
+    """Drop jupyter_client's warning about unsigned messages, because CurveZMQ encrypts them."""
 
     def other(record: logging.LogRecord) -> bool:
         return not record.getMessage().startswith("Message signing is disabled")
@@ -445,7 +445,7 @@ def _encrypted_anyway() -> Iterator[None]:
 def reachable_address() -> str:
     """Return an address at which other nodes reach this host; "*" if none is known.
 
-    Debian gives a host's own name the address 127.0.1.1, which means something else elsewhere.
+    Debian maps a host's own name to 127.0.1.1, an address that no other node can use.
     """
     if told := settings().controller_ip:
         return told

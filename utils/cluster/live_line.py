@@ -1,4 +1,4 @@
-"""One line below a cell that runs for long: what each rank does now. It leaves no output behind."""
+"""A line below a long-running cell that says what each rank is doing. It leaves no output."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from utils.figures import audience
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
 
-# Seconds before the line comes, and between two changes of it.
+# Seconds before the line appears, and between two updates.
 AFTER = 2.0
 EVERY = 1.0
-# The line names up to so many different places of a cell.
+# The line names at most this many different lines of a cell.
 MOST_LINES = 3
 # Longest note of a rank, and longest name of a call, in characters.
 MOST_OF_A_NOTE, MOST_OF_A_NAME = 1000, 40
@@ -30,11 +30,11 @@ _MUTED = '<span style="color: var(--jp-ui-font-color2, GrayText)">{}</span>'
 
 
 class LiveLine:
-    """The line of one cell, if somebody sees it.
+    """The line below one cell, shown only if somebody is present.
 
     Args:
-        folder: where the ranks write their notes.
-        ranks: the numbers of the ranks, by their numbers at the start.
+        folder: the folder in which the ranks write their notes.
+        ranks: the present number of each rank, by its number at the start.
     """
 
     def __init__(self, folder: Path, ranks: Mapping[int, int]):
@@ -42,13 +42,13 @@ class LiveLine:
         self._began = time.monotonic()
         self._next = self._began + AFTER if audience.is_present() else float("inf")
         self._files = {rank: rank_notes.path_of(folder, rank) for rank in ranks}
-        # A note of an earlier cell counts for nothing. Clocks of other hosts may differ, so only
-        # a change counts.
+        # A note of an earlier cell must not count. Clocks of other hosts may differ, so a note is
+        # new if its file's time has changed, whatever the time is.
         self._old = {rank: _changed(file) for rank, file in self._files.items()}
         self._shown: DisplayHandle | None = None
 
     def look(self, busy: Collection[int]) -> None:
-        """Show or change the line if it is time to; `busy`: the ranks that still run the cell."""
+        """Show or update the line if it is time to; `busy` are the ranks that run the cell."""
         now = time.monotonic()
         if now < self._next or not busy:
             return
@@ -70,9 +70,9 @@ class LiveLine:
         parts = [f"{seconds:.0f} s"]
         for line, ranks in _groups(lines):
             where = f", line {line}" if line else ""
-            parts.append(f"{self._who(ranks, 'computes', 'compute')}{where}")
+            parts.append(f"{self._who(ranks, 'is computing', 'are computing')}{where}")
         for call, ranks in _groups(waits):
-            parts.append(f"{self._who(ranks, 'waits', 'wait')} in {call}")
+            parts.append(f"{self._who(ranks, 'is waiting', 'are waiting')} in {call}")
         if done := [rank for rank in self._ranks if rank not in busy]:
             parts.append(self._who(done, "is done", "are done"))
         return " · ".join(parts)
@@ -82,7 +82,7 @@ class LiveLine:
         return f"{names(own)} {one if len(own) == 1 else many}"
 
     def _note(self, rank: int) -> dict[str, Any]:
-        """Return what a rank noted in this cell; nothing if it has not yet, or writes just now."""
+        """Return what a rank noted in this cell; {} if there is no complete note yet."""
         file = self._files[rank]
         if _changed(file) == self._old[rank]:
             return {}
@@ -101,8 +101,8 @@ class LiveLine:
         """Clear the cell's output if the line is in it, and return whether it was.
 
         Args:
-            more: whether the caller shows other output now; the line stays until then, so that
-                nothing flickers.
+            more: whether the caller now shows other output. The line then stays until this output
+                comes, so that nothing flickers.
         """
         if self._shown is None:
             return False
@@ -120,7 +120,7 @@ def _groups(values: Mapping[int, Any]) -> list[tuple[Any, list[int]]]:
 
 
 def _changed(file: Path) -> int:
-    """Return when a file was written last; 0 if it is not there."""
+    """Return when a file was last written, in nanoseconds; 0 if it doesn't exist."""
     try:
         return file.stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""The names that ranks lost by a restart, so that a cell that misses one of them can say so."""
+"""The names that ranks lost in a restart, and advice for a cell that misses one of them."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import symtable
 from pathlib import Path
 
 AFTER_A_RESTART = (
-    "They have forgotten all earlier cells: to run those again, choose Run → Run All Above "
-    "Selected Cell."
+    "They have lost everything that earlier cells made. Choose Run → Run All Above Selected Cell "
+    "to run those cells again."
 )
 
 
 def of_cells(folder: Path) -> set[str]:
-    """Return the names that the cells of the ranks have made, by the ranks' notes in a folder."""
+    """Return the names that the ranks' cells have made, from the ranks' notes in a folder."""
     sources = set()
     for file in folder.glob("cells-*"):
         with contextlib.suppress(OSError):
             for line in file.read_text().splitlines():
-                if line.endswith("}"):  # another one is just being written, or was cut
+                if line.endswith("}"):  # otherwise it is still being written, or was cut
                     sources.add(json.loads(line)["source"])
     return {name for source in sources for name in _made_by(source)}
 
 
 def _made_by(source: str) -> set[str]:
-    """Return the names that a cell assigns, imports, or defines; none if it can't be read."""
+    """Return the names that a cell assigns, imports, or defines; an empty set if it can't parse."""
     try:
         symbols = symtable.symtable(source, "cell", "exec").get_symbols()
     except (SyntaxError, ValueError):
@@ -34,8 +34,8 @@ def _made_by(source: str) -> set[str]:
 
 
 def hint(name: str) -> str:
-    """Return what an error adds about a name that a restart has lost.
+    """Return the advice that an error adds about a name that a restart has lost.
 
-    A cell that makes the name again ends the hint by itself, because then no error misses it.
+    Once a cell has made the name again, no error misses it, so the hint ends by itself.
     """
-    return f"The ranks are fresh and have lost `{name}`: choose Run → Run All Above Selected Cell."
+    return f"The ranks lost `{name}` in a restart. Choose Run → Run All Above Selected Cell."

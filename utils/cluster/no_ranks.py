@@ -1,8 +1,8 @@
-"""What a notebook's fresh kernel says where ranks are used that are not there yet.
+"""The errors of a notebook's fresh kernel if a cell uses ranks that have not been started.
 
-Who opens yesterday's notebook sees its outputs, and the kernel knows nothing of them. This is an
-IPython extension, which every kernel of the course's environment loads (see
-``jupyterlab/ipython_kernel_config.py``); ``cluster.start`` puts the real ``%%px`` in place.
+A student who opens yesterday's notebook sees its outputs, but the kernel knows nothing of them.
+This module is an IPython extension that every kernel of the course's environment loads (see
+``jupyterlab/ipython_kernel_config.py``). ``cluster.start`` replaces its ``%%px`` by the real one.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 ADVICE = (
-    "there are no ranks: this kernel is fresh, and knows nothing of what was run before it "
-    "started. Run the cell with `ranks = cluster.start(…)`, and those below it "
+    "there are no ranks yet, because this kernel is fresh and has run none of the cells above. "
+    "Run the cell with `ranks = cluster.start(…)` and the cells below it "
     "(Run → Run All Above Selected Cell)."
 )
 
-#: A picture cell, folded, has been run before the cell that makes what it draws.
+#: For example, a folded picture cell was run before the cell that makes its data.
 NOT_YET = (
-    "If a cell above makes `{}`, run that one first (Run → Run All Above Selected Cell). What a "
-    "%%px cell makes is on the ranks only."
+    "Run the cell that makes `{0}` first (Run → Run All Above Selected Cell). If this cell begins "
+    "with %%px, `{0}` exists only on the ranks."
 )
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Register a ``%%px`` and a NameError that say what to do. IPython calls this function."""
+    """Register a ``%%px`` and a NameError that advise the student. IPython calls this function."""
     if "px" not in shell.magics_manager.magics["cell"]:
         # IPython hides the method's own parameters behind a decorator.
         shell.register_magic_function(_px, "line_cell", "px")  # type: ignore[arg-type]
@@ -37,12 +37,12 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 
 
 def _px(line: str, cell: str | None = None) -> NoReturn:
-    """Run a cell on the ranks, once there are some: ``ranks = cluster.start(4)``."""
+    """Run a cell on the ranks after you started them: ``ranks = cluster.start(4)``."""
     raise RanksError(ADVICE)
 
 
 def _explained(shell: InteractiveShell, error: NameError) -> Exception:
-    """Say what to do where ``ranks`` has no value, or what else a missing name can be."""
+    """Return the NameError with advice, or another error if the missing name is ``ranks``."""
     if error.name == "ranks":
         return RanksError(ADVICE)
     if error.name and f"{error.name!r} is not defined" in str(error):

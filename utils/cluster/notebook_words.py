@@ -1,7 +1,7 @@
-"""What errors say in a notebook: its cells, the calls of ``ranks``, and tasks that are still open.
+"""The words of errors in a notebook: its cells, the calls of ``ranks``, and open tasks.
 
-The kernel uses it, and the ranks of a notebook, but not the ranks of a program that the same
-process may have been forked for.
+The kernel and the ranks of a notebook use this module. The ranks of a program don't, even if the
+same fork server started them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ from torch_mpi import settings
 
 Error = TypeVar("Error", bound=BaseException)
 
-# A student has not seen the files of the checks, so a line number in one of them says nothing.
+FRESH_RANKS = "Call ranks.restart() for fresh ranks."
+WITHOUT_IT = "To continue without it, run:"
+# Students have not seen the files of the checks, so a line number in them would not help.
 _CHECKS = tuple(os.path.join("", "utils", room, "") for room in ("checks", "labs"))
 #: The text that `make release` writes into a stub: ``Task 9.3: one head of attention``.
 _STUB = re.compile(r"Task (?P<number>\d+\.\d+): (?P<title>.*)")
-# Dark letters on amber, whatever the page's own colors are.
+# Dark letters on amber can be read whatever colors the page has.
 _AMBER, _PLAIN = "\x1b[48;2;255;193;7m\x1b[38;2;34;34;34m", "\x1b[0m"
 _LABS = Path(__file__).parents[1] / "labs"
 
-# On a rank: each cell's number in the notebook, by its file, and the number of the cell that runs.
+# On a rank: the number of each cell in the notebook by the cell's file, and of the running cell.
 _cells: dict[str, int] = {}
 _now = SimpleNamespace(number=None)
-# What shows the errors of each kind: IPython keeps one function for all of them.
+# The function that shows the errors of each kind, because IPython keeps only one function for all.
 _shows: dict[type[BaseException], Callable[[Any, Any], BaseException | None]] = {}
 
 
 def use() -> None:
-    """Have the backend's messages in this process say "cell" and name the calls of ``ranks``."""
+    """Make the backend's messages in this process say "cell" and name the calls of ``ranks``."""
     settings.section = "cell"
     settings.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
     settings.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
@@ -41,7 +43,7 @@ def use() -> None:
 
 
 def _place(filename: str, line: int, function: str) -> str | None:
-    """Return a line of a cell as `place_in_cell` says, ``the check``, or ``None`` for a file."""
+    """Return the place in a cell (see `place_in_cell`), ``the check``, or ``None`` for a file."""
     if any(room in filename for room in _CHECKS):
         return "the check"
     if "ipykernel_" not in filename and not filename.startswith("<ipython-input"):
@@ -54,8 +56,8 @@ def place_in_cell(line: int, function: str, number: int | None) -> str:
     """Return ``In[2], line 3, in ring()``, or ``cell line 3 in ring()`` for the cell that runs.
 
     Args:
-        line, function: where it is; a function such as ``<module>`` has no name.
-        number: of the other cell; ``None`` for the cell that runs, and for one without a number.
+        line, function: the place; a function such as ``<module>`` counts as nameless.
+        number: number of the cell; ``None`` for the running cell or a cell without a number.
     """
     inside = f"in {function}()" if function and not function.startswith("<") else ""
     if number is None:
@@ -69,7 +71,7 @@ def number_cell(filename: str, number: int) -> None:
 
 
 def cell_runs(number: int | None) -> None:
-    """Tell this rank which cell runs now; ``None`` for none, so that every line names its cell."""
+    """Tell this rank which cell runs now; after ``None``, every line is shown with its cell."""
     _now.number = number
 
 
@@ -77,7 +79,7 @@ def cell_runs(number: int | None) -> None:
 
 
 def way_on(number: str) -> str:
-    """Return the call that replaces a task's answer; "" in a lab that has no model answers."""
+    """Return the call that loads a task's model answer; "" in a lab without model answers."""
     lab = f"lab{number.partition('.')[0].zfill(2)}"
     if not (_LABS / lab / "checks.py").is_file():
         return ""
@@ -85,38 +87,38 @@ def way_on(number: str) -> str:
 
 
 def open_task(kind: str, text: str) -> tuple[str, str] | None:
-    """Return number and title of the task whose stub raised this error; ``None`` for another."""
+    """Return number and title of the task whose stub raised the error; ``None`` if no stub did."""
     stub = _STUB.match(text) if kind == NotImplementedError.__name__ else None
     return (stub["number"], stub["title"]) if stub else None
 
 
 def explained(kind: str, text: str) -> str | None:
-    """Return what to show of a stub's error; ``None`` for another error."""
+    """Return the text to show for a stub's error; ``None`` for any other error."""
     if not (task := open_task(kind, text)):
         return None
     number, title = task
     reason = f"{kind}: Task {number}: {title}\nThis task is still open, and the cell needs it."
     call = way_on(number)
-    return f"{reason} To go on without it:\n  {call}" if call else reason
+    return f"{reason} {WITHOUT_IT}\n  {call}" if call else reason
 
 
 def stopped_here(task: tuple[str, str], cell: str = "") -> list[str]:
-    """Return the lines that a notebook shows where it meets an open task; the first is amber.
+    """Return the lines that a notebook shows if it meets an open task; the first line is amber.
 
     Args:
         task: number and title.
-        cell: the source of the cell that ran, which may hold the stub itself.
+        cell: the source of the cell that ran, which may contain the stub itself.
     """
     number, _ = task
     is_here = re.search(rf"NotImplementedError\(.Task {re.escape(number)}:", cell)
     place = "this cell" if is_here else "the cell above"
-    said = f"○ Task {number} is still open: write it in {place}. Run All stops here."
+    said = f"○ Task {number} is still open, so Run All stops here. Write it in {place}."
     call = way_on(number)
-    return [f"{_AMBER} {said} {_PLAIN}", *([f"To go on without it: {call}"] if call else [])]
+    return [f"{_AMBER} {said} {_PLAIN}", *([f"{WITHOUT_IT} {call}"] if call else [])]
 
 
 def shown_as(error: Error, lines: list[str]) -> Error:
-    """Have IPython show these lines for an error, whose class and text stay as they are."""
+    """Make IPython show these lines for an error; the error's class and text stay unchanged."""
     vars(error)["_render_traceback_"] = lambda: lines
     return error
 
@@ -127,10 +129,10 @@ def shown_as(error: Error, lines: list[str]) -> Error:
 def show_errors(
     shell: Any, kind: type[Error], show: Callable[[Any, Error], BaseException | None]
 ) -> None:
-    """Have ``show(shell, error)`` decide from now on what is shown of errors of this kind.
+    """Let ``show(shell, error)`` decide from now on how errors of this kind are shown.
 
-    It returns the error to show: the same one, with its frames, or another one, without frames;
-    ``None`` shows nothing.
+    If ``show`` returns the same error, it is shown with its frames. Another error is shown without
+    frames, and for ``None`` nothing is shown.
     """
     _shows[kind] = show
     shell.set_custom_exc(tuple(_shows), _handle)

@@ -1,6 +1,6 @@
-"""``%%px`` that always comes back, with one explanation instead of one traceback per rank.
+"""A ``%%px`` that always returns, with one explanation instead of one traceback per rank.
 
-`prepare` puts it into the notebook, with what else `cluster.start` changes there.
+`prepare` installs it in the notebook, with everything else that `cluster.start` changes there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from utils.cluster import lost_names
 from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
 from utils.cluster.live_line import LiveLine
 from utils.cluster.notebook_words import (
+    FRESH_RANKS,
     explained,
     open_task,
     show_errors,
@@ -45,15 +46,15 @@ if TYPE_CHECKING:
 
     from utils.cluster import Ranks
 
-# Seconds: what the other ranks get to end by themselves once one has failed; what an interrupted
-# rank gets to come back, each time; what is left for output that is under way.
+# Seconds that the other ranks get to end by themselves once a rank has failed, that an interrupted
+# rank gets to return, and that pending output gets to arrive.
 AFTER_AN_ERROR = 4.0
 AFTER_AN_INTERRUPT = 1.0
-# An interrupt can be lost: a rank that has not begun the cell yet takes no notice of it, and Python
-# drops a KeyboardInterrupt that comes inside a finalizer.
+# An interrupt can be lost, because a rank that has not begun the cell ignores it, and Python drops
+# a KeyboardInterrupt inside a finalizer.
 INTERRUPTS = 2
 FOR_OUTPUT = 1.0
-# Seconds in which the controller may still tell which rank of an ended job died.
+# Seconds in which the controller may still report which rank of an ended job died.
 ON_ITS_WAY = 1.0
 
 _MISSING = re.compile(r"name '(\w+)' is not defined")
@@ -66,10 +67,10 @@ class RanksMagics(ParallelMagics):
         super().__init__(shell, ranks.view)
         self.ranks = ranks
         self._seen_over: float | None = None
-        # What each cell sent, by its number in the notebook; "" for a number that sent two texts.
+        # The source of each cell by its number; "" if two different sources had the same number.
         self._cells: dict[int, str] = {}
         self._limit: float | None = None
-        self._alone = False  # whether a cell shows nothing but what its ranks show
+        self._alone = False  # whether a cell shows only the output of its ranks
 
     @magic_arguments.magic_arguments()
     @exec_args
@@ -81,10 +82,10 @@ class RanksMagics(ParallelMagics):
         help="seconds that a communication of this cell waits before it reports a deadlock",
     )
     def cell_px(self, line: str = "", cell: str = "") -> Any:
-        """Run the cell on the ranks, as ipyparallel does, with a ``--timeout`` of its own."""
+        """Run the cell on the ranks, as ipyparallel does, if need be with its own ``--timeout``."""
         self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
         if self._limit is not None and not 0 < self._limit < math.inf:
-            raise UsageError(f"%%px --timeout {self._limit:g}: must be more than 0 s, and finite")
+            raise UsageError(f"%%px --timeout {self._limit:g}: give finite seconds above 0")
         whole = _running_cell(self.shell)
         self._alone = whole.lstrip().startswith("%%px") and "--local" not in line
         try:
@@ -94,10 +95,10 @@ class RanksMagics(ParallelMagics):
             self._alone = False
 
     def _numbered(self, cell: str) -> str:
-        """Return the cell with a line in place of its magic, which tells the ranks its number."""
-        if cell.startswith("%%"):  # another magic, which has to come first
+        """Return the cell with a first line, instead of its magic, that has the cell's number."""
+        if cell.startswith("%%"):  # another magic, which must stay in the first line
             return cell
-        # Not execution_count: newer versions of IPython raise it before a cell runs.
+        # Newer versions of IPython increase execution_count before a cell runs, so don't use it.
         number = len(self.shell.history_manager.input_hist_raw) - 1
         sent = FIRST_LINE.format(number) + cell
         self._cells[number] = sent if self._cells.get(number, sent) == sent else ""
@@ -116,7 +117,7 @@ class RanksMagics(ParallelMagics):
         """Run a cell on the ranks.
 
         Raises:
-            CellFailed: it failed somewhere, was interrupted, or has dead ranks.
+            CellFailed: the cell failed on a rank, was interrupted, or has dead ranks.
         """
         self._refuse_without_ranks()
         if self._limit is not None:
@@ -136,7 +137,7 @@ class RanksMagics(ParallelMagics):
             cleared = live is not None and live.remove(more=_has_output(result))
             if cleared and stream:
                 with _streamed(result):
-                    pass  # it begins with all that there is already
+                    pass  # streaming begins with the output that is already there
             if not stream:
                 self._show(result, groupby)
         self._raise_if_failed(result, cell, bool(presses))
@@ -144,7 +145,7 @@ class RanksMagics(ParallelMagics):
         return None
 
     def _live_line(self) -> LiveLine:
-        """Return the line that tells what the ranks do while this cell runs."""
+        """Return the line that says what the ranks are doing while this cell runs."""
         up = self.ranks.running()
         targets = self.view.targets
         asked = set(targets) if isinstance(targets, list) else {targets}
@@ -169,13 +170,13 @@ class RanksMagics(ParallelMagics):
             dead = asked
         if dead:
             verb = "is" if len(dead) == 1 else "are"
-            # They may have died while no cell ran: here is the first word of it.
+            # The ranks may have died while no cell ran, so nothing has said yet why.
             why = ended_by_slurm(self.ranks.running().job_state())
             text = why or f"{names(dead)} {verb} dead."
-            raise RanksLostError(f"{text} Fresh ranks: ranks.restart()")
+            raise RanksLostError(f"{text} {FRESH_RANKS}")
 
     def _show(self, result: AsyncResult, groupby: str) -> None:
-        """Show what was printed, also by ranks that are not done."""
+        """Show what was printed, even by ranks that are not done."""
         if result.ready():
             result.display_outputs(groupby)
             return
@@ -185,7 +186,7 @@ class RanksMagics(ParallelMagics):
                     print(f"[{name}:{rank}]\n{text.rstrip()}")
 
     def _wait(self, result: AsyncResult, presses: list[int], live: LiveLine | None) -> None:
-        """Wait until all ranks are done, or the user stops it; when one has failed, not long."""
+        """Wait until all ranks are done or the user stops the cell; not long if a rank failed."""
         failed_at = None
         while self._pending(result) and not self._all_dead() and not presses:
             result.wait(0.05 if failed_at is None else 0.02)
@@ -198,7 +199,7 @@ class RanksMagics(ParallelMagics):
                 return
 
     def _all_dead(self) -> bool:
-        """Return whether no rank is left, and no answer of one can be on its way any more."""
+        """Return whether all ranks have ended and no answer of a rank can still arrive."""
         if not self.ranks.running().over():
             self._seen_over = None
         elif self._seen_over is None:
@@ -206,7 +207,7 @@ class RanksMagics(ParallelMagics):
         return self._seen_over is not None and time.monotonic() - self._seen_over > ON_ITS_WAY
 
     def _interrupt(self, result: AsyncResult) -> None:
-        """Send SIGINT to the ranks that go on, and give them a moment; again, if need be."""
+        """Send SIGINT to the ranks that still run, give them a moment, and repeat it if needed."""
         for _ in range(INTERRUPTS):
             self.ranks.running().signal("SIGINT", self._pending(result))
             deadline = time.monotonic() + AFTER_AN_INTERRUPT
@@ -224,8 +225,8 @@ class RanksMagics(ParallelMagics):
     def _raise_if_failed(self, result: AsyncResult, cell: str, interrupted: bool) -> None:
         errors = self._errors(result)
         if self._all_dead():
-            # The nannies of other hosts, who would tell so, are gone as well.
-            gone = ipp.error.EngineError("the command that started it has ended")
+            # The nannies of other hosts, which would report the deaths, are gone as well.
+            gone = ipp.error.EngineError("the command that started the rank has ended")
             errors |= dict.fromkeys(self._pending(result), gone)
         if not errors and not interrupted and not self._pending(result):
             return
@@ -247,13 +248,13 @@ class RanksMagics(ParallelMagics):
 
 @contextlib.contextmanager
 def _stop_button() -> Iterator[list[int]]:
-    """Collect SIGINT instead of an exception anywhere.
+    """Collect SIGINTs, so that none of them raises an exception at an arbitrary place.
 
-    One while a cell is being sent would leave it on some ranks and not on others.
+    An exception while a cell is sent would leave the cell on some ranks only.
     """
     presses: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield presses  # no signal ever gets there
+        yield presses  # signals reach the main thread only
         return
     before = signal.signal(signal.SIGINT, lambda number, frame: presses.append(number))
     try:
@@ -263,7 +264,7 @@ def _stop_button() -> Iterator[list[int]]:
 
 
 def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
-    """Return rank and future of each part; a future's result is the error where there was one."""
+    """Return rank and future of each part; the result of a failed future is its error."""
     return list(zip(result._targets, result._children, strict=True))
 
 
@@ -274,13 +275,13 @@ def _has_output(result: AsyncResult) -> bool:
 
 
 def _streamed(result: AsyncResult) -> contextlib.AbstractContextManager[None]:
-    """Stream what ranks print, but not their tracebacks: those come once, at the end."""
+    """Stream what ranks print, without tracebacks, because one traceback comes at the end."""
     show = result._iopub_streaming_output_callback
 
     def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
         if message["header"]["msg_type"] != "error":
-            # ipyparallel (9.2) names what a rank printed before it was listened to by the id of a
-            # message that it does not pass: the last rank's would replace all others'.
+            # ipyparallel (9.2) labels earlier output with the id of a message that it doesn't
+            # pass, so the output of the last rank would replace the output of all others.
             parent = message.get("parent_header") or {"msg_id": future.msg_id}
             show(rank, future, message | {"parent_header": parent})
 
@@ -293,7 +294,7 @@ def _streamed(result: AsyncResult) -> contextlib.AbstractContextManager[None]:
 
 
 def prepare(ranks: Ranks) -> None:
-    """Point `%%px` at these ranks, and make what it shows the same in every run."""
+    """Point `%%px` at these ranks, and make its output the same in every run."""
     shell = get_ipython()
     if shell is None:
         return
@@ -305,7 +306,7 @@ def prepare(ranks: Ranks) -> None:
 
 
 def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception:
-    """Say what to do where a cell of the kernel meets a task that is still open."""
+    """Return the error to show if a cell of the kernel meets a task that is still open."""
     kind = NotImplementedError.__name__
     if not (task := open_task(kind, str(error))):
         return error
@@ -314,7 +315,7 @@ def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception
 
 
 def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> BaseException:
-    """Say what to do where a cell of the kernel asks ranks for a name they lack, or for a task."""
+    """Return the error to show if a cell of the kernel needs a name or a task that ranks lack."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
     kind, text, *_ = errors[0]
@@ -328,20 +329,21 @@ def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> B
     ranks = ", ".join(str(where.get("engine_id")) for *_, where in errors)
     if missing[0] in here.lost_names():
         return RanksError(lost_names.hint(missing[0]))
+    who = f"ranks {ranks} have" if len(errors) > 1 else f"rank {ranks} has"
     return RanksError(
-        f"rank{'s' * (len(errors) > 1)} {ranks}: there is no `{missing[0]}` yet. A cell above "
-        "makes it, which has failed, or was not run (Run → Run All Above Selected Cell)."
+        f"{who} no `{missing[0]}`, because the cell that makes it failed or was not run. Run it "
+        "first (Run → Run All Above Selected Cell)."
     )
 
 
 def _running_cell(shell: InteractiveShell) -> str:
-    """Return the source of the cell that runs."""
+    """Return the source of the running cell."""
     history = shell.history_manager
     return str(history.input_hist_raw[-1]) if history else ""
 
 
 def _missing_name(kind: str, text: str) -> str:
-    """Return the name that a rank lacks; "" if its error is another one."""
+    """Return the name that a rank lacks; "" if the error is about something else."""
     missing = _MISSING.search(text) if kind == "NameError" else None
     return missing[1] if missing else ""
 
@@ -353,7 +355,7 @@ def _reproducible(reply: ExecuteReply, **kwargs: object) -> tuple[dict[str, Any]
 
 
 def retire(n: int) -> None:
-    """Have `%%px` say what to do after a stop: it would talk to a closed client."""
+    """Make `%%px` raise an error with advice after a stop, because its client is closed."""
     shell = get_ipython()
     if shell is None:
         return
@@ -361,7 +363,7 @@ def retire(n: int) -> None:
     def px(line: str, cell: str | None = None) -> None:
         raise RanksError(
             f"the ranks were stopped. Run the cell with `ranks = cluster.start({n})` again, and "
-            "those below it."
+            "then the cells below it."
         )
 
     shell.register_magic_function(px, "line_cell", "px")

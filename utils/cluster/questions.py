@@ -1,8 +1,8 @@
-"""A question to the ranks, in the kernel: what is sent to each rank, and what it replies.
+"""The kernel's side of a question to the ranks: what it sends to each rank, and the replies.
 
-A rank calls a function of a module (`rank_side.answer`). Its arguments and its result travel as
-JSON text. Labs and checks see the ranks as the protocol :class:`Ranks`, and answers as
-:class:`Reply`.
+A rank calls a function of a module (`rank_side.answer`). The function's arguments and its result
+travel as JSON text. Labs and checks see the ranks as the protocol :class:`Ranks`, and an answer as
+a :class:`Reply`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass, replace
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from utils.cluster.notebook_words import open_task
+from utils.cluster.notebook_words import FRESH_RANKS, open_task
 
 if TYPE_CHECKING:
-    import ipyparallel as ipp  # costs time, so a kernel imports it only when it starts ranks
+    import ipyparallel as ipp  # slow, so a kernel imports it only when it starts ranks
 
     from utils.cluster.ipp_cluster import Running
 
-# What an error calls the whole of a result.
+# The name of a whole result in an error.
 RESULT = "the result"
-# The name under which a rank tells its balance.
+# The key of a rank's balance in its reply.
 BALANCE = "balance"
-# How the cell begins that asks a rank; what follows are arguments, which may be its secret.
+# The beginning of the cell that asks a rank; the arguments after it may be the rank's secret.
 QUESTION = "__import__('utils.cluster.rank_side', fromlist=['answer']).answer("
-# The first line of a cell, in place of its `%%px`: lines count as the student sees them, and a
-# traceback says "Cell In[12]" where the notebook shows [12].
+# The first line of a cell, instead of its `%%px`. It keeps the student's line numbers, and lets a
+# traceback say "Cell In[12]" if the notebook shows [12].
 FIRST_LINE = "# %%px of [{}]\n"
 NUMBER = re.compile(r"# %%px of \[(\d+)\]")
 
-# Seconds that other ranks get once one has failed, and that interrupted ranks get.
+# Seconds that the other ranks get once a rank has failed, and that interrupted ranks get.
 AFTER_AN_ERROR = 3.0
 AFTER_AN_INTERRUPT = 5.0
 
@@ -44,8 +44,8 @@ class Ranks(Protocol):
     """Ranks that answer questions.
 
     :class:`utils.cluster.Ranks` keeps this contract, and so do the threads that the tests of checks
-    use as ranks. A function that needs more, such as ``running()`` or ``view``, names
-    :class:`utils.cluster.Ranks` itself.
+    use as ranks. A function that needs more, such as ``running()`` or ``view``, takes a
+    :class:`utils.cluster.Ranks` instead.
     """
 
     @property
@@ -60,30 +60,30 @@ class Ranks(Protocol):
         each: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> list[Reply]:
-        """Run a function on every rank, as :meth:`utils.cluster.Ranks.ask` says."""
+        """Run a function on every rank, as :meth:`utils.cluster.Ranks.ask` does."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """An answer of one rank.
+    """The answer of one rank.
 
     Attributes:
         rank: the rank.
         status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
-            A rank that was silent and could be interrupted has `error` and `line` of where it was.
+            If a silent rank could be interrupted, `error` and `line` say where it was.
         value: the function's result.
         error: class and text of the error, such as "ZeroDivisionError: division by zero".
         line: the innermost line of a cell on the way to the error, and its code:
             "In[4], line 3, in ring(): dist.recv(x, src=1)".
-        stdout: what was printed meanwhile.
+        stdout: what the function printed.
         balance: how many more messages the rank has sent than received, since the ranks last met.
         unreceived: for each message that the rank sent and no rank received, the message, its
-            receiver, and its line. These messages are thrown away.
-        forged: signs that the rank's own code did not print this reply; "" without any.
+            receiver, and its line. These messages are discarded.
+        forged: a sign that the rank's own code did not print this reply; "" if there is none.
         kind: the name of the error's class.
         open: number and title of the task whose stub raised the error.
         missing: the name that a NameError is about.
-        lost: whether the rank is dead or cannot communicate again, so that only fresh ranks help.
+        lost: whether the rank is dead or can't communicate again, so that only fresh ranks help.
     """
 
     rank: int
@@ -108,7 +108,7 @@ def target_of(target: str | Callable[..., Any]) -> str:
     """Return "package.module:function", the text by which every rank finds the function.
 
     Raises:
-        ValueError: the ranks could not find the function, or the text has another form.
+        ValueError: the ranks could not find the function, or the text has a different form.
     """
     if isinstance(target, str):
         if target.count(":") != 1:
@@ -116,15 +116,14 @@ def target_of(target: str | Callable[..., Any]) -> str:
         return target
     if reason := _unreachable(target):
         raise ValueError(
-            f"{reason}, which ranks cannot import; ask expects a function that a module defines at "
-            "its top level. Move it to such a module, and pass the function or its name as "
-            '"package.module:function".'
+            f"{reason}, which ranks can't import. Define the function at the top level of a "
+            'module, and pass it or its name as "package.module:function".'
         )
     return f"{target.__module__}:{target.__qualname__}"
 
 
 def _unreachable(target: object) -> str:
-    """Return what was given instead of a module's function; "" for a module's function."""
+    """Return why ranks can't import the target; "" for a top-level function of a module."""
     if isinstance(target, MethodType):
         return f"{target.__qualname__} is a method"
     if not isinstance(target, FunctionType):
@@ -144,20 +143,20 @@ def _unreachable(target: object) -> str:
 def texts(
     n: int, target: str, kwargs: Mapping[str, Any], each: Sequence[Mapping[str, Any]] | None
 ) -> list[str]:
-    """Return the keyword arguments of each of n ranks as JSON text: everybody's, and its own.
+    """Return each rank's keyword arguments as JSON text: the common ones, and the rank's own.
 
     Raises:
         ValueError: they can't be sent, `each` is not one dict per rank, or a name is in both.
     """
     secret = [{}] * n if each is None else list(each)
     if len(secret) != n or not all(isinstance(names, Mapping) for names in secret):
-        raise ValueError(f"each must be {n} dicts, one of arguments for each rank; it has {secret}")
+        raise ValueError(f"each must be a list of {n} dicts, one for each rank, not {secret}")
     if twice := sorted(set[str]().union(*secret) & set(kwargs)):
-        raise ValueError(f"{', '.join(twice)} is given to all ranks, and in each: name it once")
+        raise ValueError(f"{', '.join(twice)} is given to all ranks and in each. Pass it once")
     try:
         return [json.dumps({**kwargs, **names}) for names in secret]
     except TypeError as error:
-        raise ValueError(f"the arguments of {target} must be JSON values: {error}") from None
+        raise ValueError(f"the arguments of {target} must be JSON values ({error})") from None
 
 
 # --- the answers ------------------------------------------------------------------------------
@@ -167,10 +166,10 @@ class Question:
     """One call on every rank, and the JSON lines that come back.
 
     Args:
-        up: the ranks.
+        up: the running ranks.
         target: "package.module:function".
-        arguments: JSON text for each rank, by its number at the start. A rank is sent only its own.
-        ranks: the ranks to ask, by default all that live.
+        arguments: JSON text for each rank, by its number at the start. A rank gets only its text.
+        ranks: the ranks to ask, by default all living ranks.
         of_ours: whether the function runs no code of the student.
     """
 
@@ -186,7 +185,7 @@ class Question:
 
         self._up = up
         self._ranks = sorted(up.living() if ranks is None else ranks)
-        # A student's code can print anything but this.
+        # A student's code can print anything except for this.
         self._token = f"<{secrets.token_hex(16)}>"
         self._replies: dict[int, Reply] = {}
         self._results: dict[int, ipp.AsyncResult] = {}
@@ -194,7 +193,7 @@ class Question:
         for rank in self._ranks:
             cell = f"{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
             try:
-                # Silent: a question doesn't count in the student's `Out[0:3]`.
+                # Silent, so that a question doesn't count in the student's `Out[0:3]`.
                 self._results[rank] = up.client[rank].execute(
                     QUESTION + cell, silent=True, block=False
                 )
@@ -202,18 +201,19 @@ class Question:
                 self._replies[rank] = dead(rank)
 
     def answers(self, timeout: float) -> list[Reply]:
-        """Wait as `Ranks.ask` promises."""
+        """Wait for the answers, as `Ranks.ask` promises, and return them."""
         try:
             self._collect(timeout, until_error=True)
             if self._waiting():
                 self._interrupt()
                 self._collect(AFTER_AN_INTERRUPT)
         except KeyboardInterrupt:
-            # The notebook's stop button: the ranks must not go on either.
+            # The user pressed the notebook's stop button, so the ranks must stop, too.
             self._interrupt()
             raise
         for rank in self._waiting():
-            self._replies[rank] = Reply(rank, "silent", error=f"no answer within {timeout:g} s")
+            late = f"the call did not return within {timeout:g} s"
+            self._replies[rank] = Reply(rank, "silent", error=late)
         return [self._replies[rank] for rank in self._ranks]
 
     def _waiting(self) -> list[int]:
@@ -238,7 +238,7 @@ class Question:
 
     def _read(self, rank: int) -> Reply:
         result = self._results[rank]
-        # The result may arrive before the output does.
+        # The result may arrive before the output.
         result.wait_for_output(5)
         text = result.stdout if isinstance(result.stdout, str) else "".join(result.stdout)
         before, mark, after = text.partition(f"\n{self._token}")
@@ -251,14 +251,14 @@ class Question:
                 answer["open"] = tuple(stub)
             forged = self._forged(after, answer["stdout"], answer.pop("late", 0))
             reply = Reply(rank, forged=forged, **answer)
-        except (ValueError, TypeError, KeyError):  # what an answer printed, not rank_side
-            return Reply(rank, "error", error="its answer was cut off")
+        except (ValueError, TypeError, KeyError):  # an answer printed this, not rank_side
+            return Reply(rank, "error", error="the rank's reply was cut off")
         if self._interrupted and reply.kind == "KeyboardInterrupt":
             return replace(reply, status="silent")
         return reply
 
     def _forged(self, after: str, stdout: str, late: object) -> str:
-        """Return a sign of forgery: the token is used once; who knows it has read the question."""
+        """Return a sign of forgery; code that prints the token again has read the question."""
         if self._token in after or self._token in stdout:
             return "two replies came instead of one"
         return "the rank communicated while its result was read" if late else ""
@@ -271,23 +271,23 @@ class Question:
             return dead(rank)
         if isinstance(error, ipp.error.RemoteError):
             if self._interrupted and error.ename == "KeyboardInterrupt":
-                return Reply(rank, "silent", error="interrupted before it could answer")
+                return Reply(rank, "silent", error="the rank was interrupted before it answered")
             return Reply(rank, "error", error=f"{error.ename}: {error.evalue}")
-        return Reply(rank, "error", error=f"no answer was printed ({error or 'no error either'})")
+        return Reply(rank, "error", error=f"the rank printed no reply ({error or 'and no error'})")
 
 
 def dead(rank: int) -> Reply:
     """Return the reply of a rank whose process is gone."""
-    error = "the rank is dead (killed, os._exit, a crash inside C, out of memory): ranks.restart()"
-    return Reply(rank, "error", error=error, lost=True)
+    error = "the rank is dead (killed, os._exit, a crash inside C, or out of memory)."
+    return Reply(rank, "error", error=f"{error} {FRESH_RANKS}", lost=True)
 
 
 def unreceived(message: dict[str, Any]) -> str:
-    """Return what the sender of a message is told that nobody has received."""
+    """Return what the sender of a message did and should do, if no rank received the message."""
     where = f" at {message['where']}" if message["where"] else ""
     return (
-        f"sent {message['what']} to rank {message['to']}{where}, and no rank has received it: a "
-        f"recv is missing, or has another tag. The message was thrown away."
+        f"sent {message['what']} to rank {message['to']}{where}, and no rank has received it, so "
+        f"it was discarded. Add the missing recv, or give it the same tag."
     )
 
 
@@ -295,11 +295,11 @@ def unreceived(message: dict[str, Any]) -> str:
 
 
 def about(error: BaseException, text: str) -> dict[str, Any]:
-    """Return what a reply says of an error besides its text, as JSON values.
+    """Return what a reply says about an error in addition to its text, as JSON values.
 
     Args:
-        error: what a rank raised.
-        text: its message; a student's class may have none that can be shown.
+        error: the exception that a rank raised.
+        text: the exception's message, or a replacement if the student's class can't show it.
     """
     kind = type(error).__name__
     missing = error.name if isinstance(error, NameError) else None
@@ -307,17 +307,17 @@ def about(error: BaseException, text: str) -> dict[str, Any]:
 
 
 def plain(value: Any, name: str = RESULT, other: Callable[[Any], str] | None = None) -> Any:
-    """Return a result in the types of JSON: a check compares numbers, of whatever kind they were.
+    """Return a result in the types of JSON, so that a check compares numbers of any kind.
 
-    Tensors and arrays become lists of their elements (a number, where they have no dimension);
-    tuples, ranges, sets and lists become lists; a NumPy number becomes one of Python.
+    Tensors and arrays become lists of their elements (or a number, if they have no dimension).
+    Tuples, ranges, sets and lists become lists, and NumPy numbers become Python numbers.
 
     Args:
-        name: what to call it in an error.
-        other: makes a text of what has no such form, instead of the error.
+        name: the name of the result in an error.
+        other: makes a text of a value that JSON can't represent, instead of the error.
 
     Raises:
-        TypeError: there is no way; says which part of it is of which type.
+        TypeError: JSON can't represent the result; the message names the part and its type.
     """
     if isinstance(value, bool | int | float | str | None):
         return value
@@ -330,7 +330,7 @@ def plain(value: Any, name: str = RESULT, other: Callable[[Any], str] | None = N
     if isinstance(value, set | frozenset):
         return [plain(item, name, other) for item in sorted(value, key=repr)]
     if kind := _kind_of_array(value):
-        # The class's own method: an answer may have given this very tensor another one.
+        # The method of the class, because an answer may have given this tensor another method.
         return plain(kind.tolist(value), name, other)
     if other is not None:
         return other(value)
@@ -338,9 +338,9 @@ def plain(value: Any, name: str = RESULT, other: Callable[[Any], str] | None = N
 
 
 def _kind_of_array(value: Any) -> Any:
-    """Return Tensor, ndarray, or what else the value is of these kinds; ``None`` for others.
+    """Return the class of the value, if it is a known kind of array; ``None`` otherwise.
 
-    Not whatever has a `tolist`: a class with one of its own would choose what a check is shown.
+    A `tolist` alone is not enough, because a student's class could then choose what a check sees.
     """
     known = (("torch", "Tensor"), ("numpy", "ndarray"), ("numpy", "generic"), ("array", "array"))
     for module, name in known:
@@ -359,14 +359,14 @@ def _part(name: str, key: object) -> str:
 def _key(key: object, name: str) -> str:
     if isinstance(key, str | int | float):
         return str(key)
-    raise TypeError(f"{name} has the key {key!r}; expected a text or a number")
+    raise TypeError(f"{name} has the key {key!r}. Use strings or numbers as keys")
 
 
 def _in_words(value: Any) -> str:
-    """Say what a value is that JSON can't hold, and what to do."""
+    """Say what a value that JSON can't represent is, and give advice."""
     kind = type(value).__name__
     if callable(value) and hasattr(value, "__name__") and not isinstance(value, type):
         call = f"{value.__name__}()"
-        return f"the function {value.__name__} itself: call it, {call}"
+        return f"the function {value.__name__} itself. Call the function: {call}"
     article = "an" if kind[0].lower() in "aeiou" else "a"
-    return f"{article} {kind}; expected numbers, texts, or lists of them"
+    return f"{article} {kind}. Use numbers, strings, or lists of them"

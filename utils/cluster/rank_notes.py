@@ -1,7 +1,7 @@
-"""What a rank notes each second of a long cell: the line it is on, or the call that it waits in.
+"""The notes that a rank writes each second of a long cell: its line, or the call it waits in.
 
-The kernel reads the note while it waits for the cell (`live_line`). A thread of the rank writes it,
-so the cell itself never stops for it. Short cells end before the first note.
+The kernel reads the note while it waits for the cell (`live_line`). A separate thread of the rank
+writes it, so the cell never stops for it. Short cells end before the first note.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Notes:
     """The notes of this rank.
 
     Args:
-        path: of the file that holds the latest note.
-        cells: the file names of the cells that the rank has run; it may grow.
+        path: the file for the latest note.
+        cells: the file names of the cells that the rank has run; the set may grow.
     """
 
     def __init__(self, path: Path, cells: set[str]):
@@ -43,21 +43,21 @@ class Notes:
         threading.Thread(target=self._write_for_good, name="notes", daemon=True).start()
 
     def begin_cell(self) -> None:
-        """A cell begins."""
+        """Start the notes of a cell."""
         self._began = time.monotonic()
 
     def end_cell(self) -> None:
-        """The cell has ended."""
+        """End the notes of the cell."""
         self._began = None
 
     def _write_for_good(self) -> None:
-        # Signals are for the main thread, whose stack `where` asks for.
+        # Signals must reach the main thread, because `where` asks for its stack.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             time.sleep(EVERY)
             began = self._began
             if began is not None and time.monotonic() - began >= EVERY:
-                # A full disk must not stop the notes for good.
+                # A full disk must not end this thread.
                 with contextlib.suppress(OSError):
                     self._path.write_text(json.dumps(self.now()))
 

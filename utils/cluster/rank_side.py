@@ -1,7 +1,7 @@
-"""What runs on the ranks: the set-up after a start, what happens around each cell, and answers.
+"""The code that runs on the ranks: the set-up after a start, the hooks of each cell, and answers.
 
-Nothing here goes into the student's namespace. Only JSON text travels back to the kernel: what
-a student's code can reach must not be unpickled there.
+Nothing here enters the student's namespace. Only JSON text travels back to the kernel, because
+the kernel must not unpickle anything that a student's code can reach.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ if TYPE_CHECKING:
 
     from torch_mpi.protocol.world import World
 
-# What IPython tells of a cell before it runs, or after.
+# IPython's description of a cell, before or after it runs.
 Event = TypeVar("Event")
 
-# Longest text kept of what a check's call prints, and of an error, in characters.
+# Most characters kept of what a check's call prints, and of an error.
 MOST_OUTPUT = 64_000
 MOST_ERROR = 4_000
-# Longest output of one cell, in characters: more brings the browser down.
+# Most characters of output of one cell, because more would freeze the browser.
 MOST_OF_A_CELL = 1_000_000
 # Most frames of a traceback.
 MOST_FRAMES = 40
 # Seconds that ranks wait for each other after an error.
 MEETING = 15.0
-# Seconds of processor time that the question for a busy machine takes.
+# Seconds of processor time that the test for a busy machine uses.
 WORK = 0.03
 
-# Of this rank: its real standard output and error, the files that are cells, the file for its
-# stacks, how much the present cell may still print, how long a wait of the next one may last, and
-# its notes for the kernel.
+# The state of this rank: its real standard output and error, the files that are cells, the file for
+# its stacks, how many characters the present cell may still print, how long a wait of the next cell
+# may last, and its notes for the kernel.
 _here = SimpleNamespace(
     streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None, notes=None
 )
 
 
 class _Kept(io.TextIOBase):
-    """A stream that keeps the beginning only: an endless loop must not fill the memory."""
+    """A stream that keeps only its beginning, so that an endless loop can't fill the memory."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -91,13 +91,13 @@ def prepare(
     """Make this rank ready for `where` and `ask`, and return what `describe` shows.
 
     Args:
-        folder: the kernel's. This rank writes `stack-RANK` (its stack at every SIGUSR1),
-            `cells-RANK` (the source of every cell it has run, as JSON lines) and `now-RANK` (what
-            it does in a long cell).
-        fault_tolerant: whether this rank survives the death of another one.
+        folder: the kernel's folder. This rank writes `stack-RANK` (its stack at every SIGUSR1),
+            `cells-RANK` (the source of every cell it has run, as JSON lines) and `now-RANK` (its
+            note in a long cell).
+        fault_tolerant: whether this rank must survive the death of another rank.
 
     Raises:
-        RuntimeError: it should survive, and would not.
+        RuntimeError: this rank would not survive, although it must.
     """
     from mpi4py import MPI
 
@@ -107,7 +107,7 @@ def prepare(
         raise RuntimeError(f"fault_tolerant=True: {lacking}")
     notebook_words.use()
     _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
-    # Not of all threads: to walk the stack of one that runs meanwhile is a segmentation fault.
+    # The stacks of other threads may change while faulthandler walks them, and crash the process.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
     _note_cells(Path(folder) / f"cells-{rank}")
     _here.notes = Notes(rank_notes.path_of(Path(folder), rank), _here.cells)
@@ -116,7 +116,7 @@ def prepare(
     events.register("pre_run_cell", _cell_begins)
     events.register("post_run_cell", _cell_ends)
     get_ipython().set_custom_exc((Exception, KeyboardInterrupt), _error_in_cell)
-    # IPython keeps each error's traceback with its history, and takes a second to write one.
+    # IPython would store each error's traceback in its history, which takes a second.
     get_ipython()._format_exception_for_storage = _without_traceback
     start_watching(user_ns, rank=rank)
     return {
@@ -139,25 +139,25 @@ def _cores() -> list[int]:
 
 
 def _numa_domains(cores: list[int]) -> list[int]:
-    """Return the numbers of the NUMA domains of these cores, where the system tells."""
+    """Return the numbers of the NUMA domains of these cores; [] if the system has no such list."""
     folders = [Path(f"/sys/devices/system/cpu/cpu{core}") for core in cores]
     links = [link.name for folder in folders for link in folder.glob("node[0-9]*")]
     return sorted({int(name.removeprefix("node")) for name in links})
 
 
 def _library(version: str) -> str:
-    """Return the MPI library's name and version, from a text that may go on for many lines."""
+    """Return the MPI library's name and version, from a text that may have many lines."""
     first = version.strip("\0 \n").splitlines()[0].split(",")[0]
     return " ".join(first.replace("Version:", "").split())
 
 
 def limit_next_cell(seconds: float) -> None:
-    """Have each communication of the next cell wait for so long, whatever its group's timeout."""
+    """Let each communication of the next cell wait this long, whatever its group's timeout is."""
     _here.limit = seconds
 
 
 def _even_if_interrupted(callback: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Call it again after an interrupt, which IPython catches: the cell would end unheard."""
+    """Wrap a callback so that it runs again after an interrupt, which IPython would swallow."""
 
     @functools.wraps(callback)
     def called(event: Event) -> None:
@@ -177,7 +177,7 @@ def _cell_begins(info: ExecutionInfo) -> None:
     _here.limit = None
     tag = NUMBER.match(info.raw_cell or "")
     notebook_words.cell_runs(int(tag[1]) if tag else None)
-    # Again for each cell: IPython puts a `write` of its own into the streams, and takes it out.
+    # Repeated for each cell, because IPython temporarily replaces the streams' `write`.
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
             stream.write = _limited(stream.write)
@@ -191,7 +191,7 @@ def _cell_ends(result: ExecutionResult) -> None:
     settings.time_limit = None
     error = result.error_before_exec or result.error_in_exec
     _tell(backend_world(), error)
-    # A number that is not zero goes to the kernel with the cell's output; mostly there is none.
+    # A balance of zero, the normal case, need not travel to the kernel.
     if error is None and (balance := _balance()):
         publish_data({BALANCE: balance})
 
@@ -203,10 +203,10 @@ def _error_in_cell(
     trace: TracebackType | None,
     tb_offset: int | None = None,
 ) -> None:
-    """Tell the others first: to write a long traceback takes a second.
+    """Notify the other ranks, then write the traceback, which may take a second.
 
-    An interrupt meanwhile cuts it short. None may get out of here: IPython would never call this
-    function again.
+    An interrupt cuts the traceback short. No interrupt may leave this function, because IPython
+    would never call it again.
     """
     try:
         _tell(backend_world(), error)
@@ -220,7 +220,7 @@ def _error_in_cell(
 
 
 def shortened(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback's two ends: endless recursion has a thousand frames, seconds of work."""
+    """Return both ends of a traceback: all frames of an endless recursion would take seconds."""
     frames = []
     while trace is not None:
         frames.append(trace)
@@ -235,7 +235,7 @@ def _without_traceback(error: BaseException, *_: object, **__: object) -> dict[s
 
 
 def _tell(world: World | None, error: BaseException | None) -> None:
-    """Tell the other ranks how it ended here: who waits for this rank must not wait any more."""
+    """Tell the other ranks how the cell ended here, so that they stop waiting for this rank."""
     if world is None:
         return
     if error is None:
@@ -245,7 +245,7 @@ def _tell(world: World | None, error: BaseException | None) -> None:
 
 
 def _limited(write: Callable[[str], object]) -> Callable[[str], int]:
-    """Return a stream's `write` that ends with a remark when one cell prints too much."""
+    """Return a `write` that stops with a remark once a cell has printed too much."""
 
     @functools.wraps(write)
     def limited(text: str) -> int:
@@ -253,16 +253,16 @@ def _limited(write: Callable[[str], object]) -> Callable[[str], int]:
             _here.room -= len(text)
             write(text[: len(text) + min(_here.room, 0)])
             if _here.room <= 0:
-                write(f"\n[… rank {_here.rank} printed more than 1 MB; the rest is left out]\n")
+                write(f"\n[… rank {_here.rank} printed more than 1 MB, so the rest is left out]\n")
         return len(text)
 
     return limited
 
 
 def _note_cells(path: Path) -> None:
-    """Write down each cell's file name and source before it runs.
+    """Write each cell's file name and source to a file before the cell runs.
 
-    A rank that is stuck inside C can't be asked any more, so the kernel reads this instead.
+    The kernel reads this file, because a rank that is stuck inside C can't answer.
     """
     compiler = get_ipython().compile
     compile_and_cache = compiler.cache
@@ -277,7 +277,7 @@ def _note_cells(path: Path) -> None:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
             with contextlib.suppress(OSError), path.open("a") as file:
-                # Other ranks can read this file, and must not find what a question tells this one.
+                # Other ranks can read this file, but must not learn the arguments of a question.
                 noted = f"{QUESTION}…)" if source.startswith(QUESTION) else source
                 file.write(dumps({"file": name, "source": noted}) + "\n")
         return name
@@ -291,16 +291,16 @@ def _note_cells(path: Path) -> None:
 def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) -> None:
     """Run a function on the user's namespace; print one line of JSON, marked by the token.
 
-    The arguments are those of `questions.Question`. Other ranks hear of a question only if the
-    student's code runs, so not if it is `of_ours`.
+    `questions.Question` describes the arguments. Other ranks are notified of a question only if
+    it runs student code, so not if it is `of_ours`.
     """
     printed = _Kept()
     began = time.perf_counter()
     if not of_ours:
-        notebook_words.cell_runs(None)  # a cell of the kernel runs, such as a check
+        notebook_words.cell_runs(None)  # the running cell is one of the kernel, such as a check
     if world := _students_world(of_ours):
         world.begin_section(token)
-    # The stream of the first minute: a student's code may replace sys.stdout later.
+    # Keep the original streams, because a student's code may replace sys.stdout later.
     _here.streams = _here.streams or (sys.stdout, sys.stderr)
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
@@ -318,15 +318,15 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
         _tell(_students_world(of_ours), error)
         reply = dumps(_failure(error) | {"stdout": printed.text()})
-    # The line break before the mark ends what a thread may have printed meanwhile.
+    # The line break before the mark ends a line that another thread may have printed.
     _here.streams[0].write(f"\n{token}{reply}\n")
     _here.streams[0].flush()
 
 
 def _students_world(of_ours: bool) -> World | None:
-    """Return the ranks that hear of a question: none of a function that runs no student's code.
+    """Return the ranks to notify of a question; None if the question runs no student code.
 
-    The function itself may have made the backend, so this is asked again after it.
+    The called function may create the backend, so call this again after it.
     """
     return None if of_ours else backend_world()
 
@@ -337,7 +337,7 @@ def _balance() -> int:
 
 
 def _communications() -> int:
-    """Return how many communications this rank has recorded; none without the backend."""
+    """Return how many communications this rank has recorded; 0 without the backend."""
     module = sys.modules.get("torch_mpi.record")
     return module.recorder.mark() if module else 0
 
@@ -358,7 +358,7 @@ def _failure(error: BaseException) -> dict[str, Any]:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Return whether a communication has failed, and will fail until there are fresh ranks."""
+    """Return whether a communication failed and will keep failing until there are fresh ranks."""
     world = backend_world()
     if world is None:
         return False
@@ -378,7 +378,7 @@ def _cell_line(error: BaseException, *, with_code: bool = False) -> str | None:
 
     Args:
         error: what was raised.
-        with_code: whether a line of another cell than the one that runs shows its code.
+        with_code: whether a line of a cell other than the running one comes with its code.
     """
     from torch_mpi.errors import place_text
 
@@ -398,25 +398,25 @@ def _cell_line(error: BaseException, *, with_code: bool = False) -> str | None:
 
 
 def after_a_failure(user_ns: dict[str, Any], *, rank: int, meet: bool) -> dict[str, Any]:
-    """Return what the ranks said of the last cell; with `meet`, have them get together again."""
+    """Return the ranks' statuses after the last cell; with `meet`, resynchronize the ranks."""
     world = backend_world()
     state = {"statuses": world.statuses() if world else [], "fresh": True}
     if world and meet:
         try:
             world.recover(MEETING)
-        except RuntimeError:  # the notebook says so
+        except RuntimeError:  # the notebook reports it
             state["fresh"] = False
     return state
 
 
 def unreceived(user_ns: dict[str, Any], *, rank: int) -> list[dict[str, Any]]:
-    """Throw away messages that nobody has received; of those from here, where they were sent."""
+    """Discard messages that no rank has received; return this rank's, and where it sent them."""
     world = backend_world()
     return world.sweep() if world else []
 
 
 def use_network(user_ns: dict[str, Any], *, rank: int, network: dict[str, Any] | None) -> None:
-    """Use the network of `Ranks.network`: its attributes, or the machine's own."""
+    """Use the network with these attributes, or the machine's own network for ``None``."""
     from torch_mpi.network import Network, link
 
     link.set(Network.from_dict(network))
@@ -426,9 +426,9 @@ def use_network(user_ns: dict[str, Any], *, rank: int, network: dict[str, Any] |
 
 
 def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
-    """Return how much of the time rank 0 gets a processor when it wants one; 1 on other ranks.
+    """Return for which share of the time rank 0 gets a processor if it wants one; 1 elsewhere.
 
-    One rank alone works, so that the ranks don't wait for each other's processors.
+    Only rank 0 works, so that the ranks don't compete for processors.
     """
     if rank:
         return 1.0

@@ -1,7 +1,7 @@
-"""Where a rank is: from its stack to "cell line 3 in ring(), in recv: dist.recv(x, src=1)".
+"""A rank's place, from its stack: "cell line 3 in ring(), in recv: dist.recv(x, src=1)".
 
-A rank that is stuck inside C can't be asked. At a SIGUSR1 it writes its stack to a file, and it has
-written down its cells (see `rank_side.prepare`).
+A rank that is stuck inside C can't answer. But at a SIGUSR1 it writes its stack to a file, and
+another file has the source of its cells (see `rank_side.prepare`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import NamedTuple
 from utils.cluster.notebook_words import place_in_cell
 from utils.cluster.questions import NUMBER
 
-# faulthandler begins each dump of the thread that got the signal with this line.
+# faulthandler starts each dump of the thread that got the signal with this line.
 DUMP = "Stack (most recent call first):"
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 
 # The function that runs a task on an engine: IPython's for a cell, ipyparallel's for a call.
 TASK = {"run_code", "do_apply"}
 
-# Wrappers between the name that a student calls and the library's own work.
+# Wrappers between the name that a student calls and the code of the library.
 WRAPPERS = {"wrapper", "wrapped", "inner", "decorate_context", "fn"}
 
-# Seconds without a new line after which a stack is whole.
+# Seconds without a new line after which a stack counts as complete.
 QUIET = 0.06
 
 
@@ -44,7 +44,7 @@ class Frame(NamedTuple):
 
 
 class Look:
-    """The stack files of ranks before they are sent a signal; what they add is read afterwards."""
+    """The ranks' stack files before they get a signal, so that it can read what they add."""
 
     def __init__(self, folder: Path, ranks: Iterable[int]):
         self._files = {rank: folder / f"stack-{rank}" for rank in ranks}
@@ -53,7 +53,7 @@ class Look:
         }
 
     def dumps(self, alive: Iterable[int], timeout: float) -> dict[int, str]:
-        """Return what these ranks have added, once all are quiet, or after `timeout` seconds."""
+        """Return what these ranks added, once all of them are quiet or `timeout` s have passed."""
         deadline = time.monotonic() + timeout
         quiet_since = time.monotonic()
         texts = {rank: "" for rank in alive if rank in self._files}
@@ -74,10 +74,10 @@ class Look:
 
 
 def place(dump: str, cells: Path) -> str:
-    """Return where a rank is by the text of its stack, and by the file of the cells it has run."""
+    """Return where a rank is, from the text of its stack and the file with its cells."""
     frames = main_stack(dump)
     if not frames:
-        return "no answer (stopped, or very busy)"
+        return "unknown, because the rank did not answer (it is stopped or very busy)"
     try:
         lines = cells.read_text().splitlines()
     except OSError:
@@ -95,20 +95,20 @@ def main_stack(text: str) -> list[Frame]:
             if frame
         ]
         if "\n  ..." in dump:
-            # After 100 frames faulthandler stops: only a task goes that deep.
+            # faulthandler stops after 100 frames, and only a task goes that deep.
             return [*frames, Frame("...", 0, "run_code")]
-        # The system may give the signal to another thread; that one began in `_bootstrap`.
+        # If the system gave the signal to another thread, its stack begins in `_bootstrap`.
         if frames and frames[-1].function != "_bootstrap":
             return frames
     return []
 
 
 def explain(frames: list[Frame], cells: dict[str, str]) -> str:
-    """Return where a rank is, for a student: the innermost own line and the library call it made.
+    """Return a rank's place for a student: its innermost own line, and the library call there.
 
     Args:
-        cells: the source of each notebook cell, by the name of its file; it may begin with the
-            cell's number (`questions.FIRST_LINE`).
+        cells: the source of each notebook cell, by the name of its file; the source may begin
+            with the cell's number (`questions.FIRST_LINE`).
     """
     depth = next((i for i, frame in enumerate(frames) if frame.function in TASK), None)
     if depth is None:
@@ -125,7 +125,7 @@ def explain(frames: list[Frame], cells: dict[str, str]) -> str:
 
 
 def _line(frame: Frame, cells: dict[str, str], task: list[Frame]) -> str:
-    """Return a frame's place, which names its cell unless that cell runs this task."""
+    """Return a frame's place; it names the cell, unless this cell runs the task."""
     if frame.file not in cells:
         inside = "" if frame.function.startswith("<") else f" in {frame.function}()"
         return f"{Path(frame.file).name} line {frame.line}{inside}"
@@ -143,7 +143,7 @@ def _source(frame: Frame, cells: dict[str, str]) -> str:
 
 
 def _library_call(inside: list[Frame]) -> str | None:
-    """Return what the own line called: the outermost library frame that has a name to show."""
+    """Return the call in the student's line: the outermost library frame with a readable name."""
     names = (frame.function for frame in reversed(inside))
     return next((n for n in names if n[0] not in "_<" and n not in WRAPPERS), None)
 
@@ -156,7 +156,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def _is_library(frame: Frame, cells: dict[str, str]) -> bool:
-    """Return whether a line is Python's, a package's or the course's, rather than the student's."""
+    """Return whether a line belongs to Python, a package or the course, not to the student."""
     file = frame.file
     if file in cells:
         return False

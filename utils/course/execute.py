@@ -1,4 +1,4 @@
-"""Runs a lab's notebook from top to bottom and counts what its checks say."""
+"""Execute a lab's notebook from top to bottom and count the verdicts of its checks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .notebook import NotebookError, normalise, read, tasks_checked, write
 KERNEL = "python3"
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
-#: Every process that a notebook starts inherits this variable, so that none is left behind.
+#: Every process that a notebook starts inherits this variable, so that all of them can be ended.
 RUN_VARIABLE = "DDL_LABS_RUN"
-#: How long processes may take to end by themselves after their kernel has.
+#: Seconds in which processes may end by themselves after their kernel has ended.
 GRACE = 10.0
 
-#: Others on the machine can't listen to the kernel, where jupyter_client knows how.
+#: With encryption, other users of the machine can't listen to the kernel.
 CONFIG = Config()
 if KernelManager.class_traits().get("transport_encryption"):
     CONFIG.KernelManager.transport_encryption = "auto"
@@ -57,7 +57,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Did it run to the end, with every check passed?"""
+        """Return whether the notebook ran to its end and passed every check."""
         return self.error is None and self.failed == 0
 
     def __str__(self) -> str:
@@ -68,12 +68,12 @@ class Result:
 
 
 def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
-    """Execute a notebook in a kernel of its own, in the notebook's folder.
+    """Execute a notebook in a fresh kernel, in the notebook's folder.
 
     A check cell that showed no verdict counts as failed.
 
     Args:
-        store: The outputs go into the file, normalised, unless something failed.
+        store: Write the normalized outputs into the file, unless something failed.
         timeout: Seconds for each cell.
     """
     require_kernel()
@@ -87,7 +87,7 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
     seconds = time.monotonic() - start
     passed, failed, silent = verdicts(nb)
     if silent and why is None:
-        why = f"no '✓ Task' line from the check of task {', '.join(silent)}"
+        why = f"the check of task {', '.join(silent)} printed no '✓ Task' line"
     result = Result(path.name, seconds, passed, failed, why)
     if store and result.ok:
         write(normalise(nb), path)
@@ -95,9 +95,9 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
 
 
 def verdicts(nb: NotebookNode) -> tuple[int, int, list[str]]:
-    """Return how many checks passed, how many didn't, and the tasks whose check said nothing.
+    """Return the numbers of passed and failed checks, and the tasks without a verdict.
 
-    A silent check is a failed one: no explicit pass, no points.
+    A check without a verdict counts as failed, because only an explicit pass gives points.
     """
     results: dict[str, bool] = {}
     for cell in nb.cells:
@@ -110,20 +110,20 @@ def verdicts(nb: NotebookNode) -> tuple[int, int, list[str]]:
 
 
 def require_kernel(name: str = KERNEL) -> None:
-    """Raise a KernelError unless the kernel is the Python that runs this."""
+    """Raise a KernelError unless the kernel uses the running Python."""
     try:
         spec = KernelSpecManager().get_kernel_spec(name)
     except NoSuchKernel:
-        raise KernelError(f"there is no kernel '{name}': run 'make env'") from None
+        raise KernelError(f"there is no kernel '{name}'. Run 'make env'") from None
     command = spec.argv[0]
     if command in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
-        return  # jupyter_client takes sys.executable for these
+        return  # jupyter_client replaces these by sys.executable
     path = shutil.which(command)
-    # Not resolved: in an environment, python is a link to the one that made it.
+    # Not resolved, because python in an environment is a link to another Python.
     if path is None or Path(path).absolute().parent != Path(sys.executable).absolute().parent:
         raise KernelError(
-            f"the kernel '{name}' starts {command}, not {sys.executable}: it was found in "
-            f"{spec.resource_dir}. Remove it there, or set JUPYTER_PREFER_ENV_PATH=1"
+            f"the kernel '{name}', found in {spec.resource_dir}, starts {command} instead of "
+            f"{sys.executable}. Remove this folder, or set JUPYTER_PREFER_ENV_PATH=1"
         )
 
 
@@ -138,14 +138,14 @@ def run_cells(
     timing: bool = False,
     variables: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Execute in place, in ``folder``; return what went wrong, or None.
+    """Execute a notebook in place, in ``folder``; return the problem as text, or None.
 
     Args:
-        timing: Keep in each cell's metadata when it began and ended.
-        variables: Of the environment, for the kernel.
+        timing: Store in each cell's metadata when it began and ended.
+        variables: Environment variables for the kernel.
     """
     for cell in nb.cells:
-        if cell.cell_type == "code":  # nothing of an earlier execution may count
+        if cell.cell_type == "code":  # outputs of an earlier execution must not count
             cell.outputs = []
             cell.execution_count = None
     mark = uuid.uuid4().hex
@@ -179,12 +179,12 @@ def run_cells(
     finally:
         left = _end_processes(mark)
     if left and error is None:
-        error = "left processes behind (ended now): " + ", ".join(left)
+        error = "the notebook left processes behind, which were ended: " + ", ".join(left)
     return error
 
 
 def _end_processes(mark: str) -> list[str]:
-    """Wait for the processes of a run to end; end those that don't, and name them."""
+    """Wait for the processes of a run; end the remaining ones, and return their names."""
     deadline = time.monotonic() + GRACE
     while (left := watchdog.members(mark, variable=RUN_VARIABLE)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Files that other programs read, written whole or not at all; and fingerprints of files."""
+"""Writing a file completely or not at all, because other programs read it; and fingerprints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file in one step, as UTF-8, even if the power fails meanwhile."""
+    """Write a file in one step, as UTF-8, so that even a power failure leaves no half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -26,7 +26,7 @@ def key(*parts: str | bytes, version: int) -> str:
 
     Args:
         parts: Everything that a result depends on.
-        version: Number of the way in which the result is made; it goes up with a new way.
+        version: Increase this number whenever the result is made in a new way.
     """
     digest = hashlib.sha256(str(version).encode())
     for part in parts:

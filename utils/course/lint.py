@@ -1,7 +1,7 @@
-"""Finds what nbval, ruff and reviewers overlook in notebooks.
+"""Find problems in notebooks that nbval, ruff and reviewers overlook.
 
-nbval ignores a marker that is misspelt, and passes a reference cell that was never executed;
-an id that an editor made up says nothing to a grader.
+For example, nbval ignores a misspelled marker, and passes a reference cell that was never executed.
+An id that an editor made up means nothing to a grader.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from .notebook import (
 READABLE_ID = re.compile(r"[a-z0-9][a-z0-9-_]+")
 MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
 MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
-#: Tags that other tools know, near enough to nbval's to be taken for a slip.
+#: Tags of other tools that look like misspelled tags of nbval.
 OTHER_TAGS = {"skip-execution"}
-#: A cell that only draws a timeline; a line before may hold its title.
+#: A cell that only draws a timeline; a line before it may set the title.
 PLAINLY_DRAWS = re.compile(
     r"(?:title = [^\n]*\n)?ranks\.timeline\((?:title|\s*\"[^\"\n]*\"\s*)?\)"
     r"(?:\.(?:figure|part)\([^\n]*\))?;?"
 )
-#: Of a picture's alternative text.
+#: Fewest words of a picture's alternative text.
 FEWEST_WORDS = 3
-#: Columns of code that JupyterLab shows beside its file browser; solutions/ruff.toml has the same.
+#: Columns of code that fit beside JupyterLab's file browser, as in solutions/ruff.toml.
 WIDEST = 86
 
 
 def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
-    """Return every problem in both folders, each with the notebook, the cell and the cure."""
+    """Return every problem in both folders, with the notebook, the cell and the cure."""
     problems = []
     numbers = {about.number_of(path) for path in notebooks(solutions_dir)}
     for folder in (solutions_dir, labs_dir):
@@ -69,7 +69,7 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
 
 
 def solution_problems(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[str]:
-    """Yield what is wrong with a solution; `numbers` are those of all labs."""
+    """Yield the problems of a solution; `numbers` are the numbers of all labs."""
     yield from about.problems_of(nb, number, numbers)
     rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
     yield from cell_problems(nb, *rules)
@@ -77,23 +77,23 @@ def solution_problems(nb: NotebookNode, number: str, numbers: set[str]) -> Itera
 
 
 def student_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield what does not belong into a student's notebook."""
+    """Yield the parts of a cell that do not belong in a student's notebook."""
     if cell.get("outputs") or cell.get("execution_count") is not None:
-        yield "has outputs of an execution: make release"
+        yield "has outputs of an execution: run make release"
     if re.search(r"\b(BEGIN|END) (SOLUTION|HIDDEN TESTS)\b", cell.source):
-        yield "shows a solution or a hidden test: make release"
+        yield "shows a solution or a hidden test: run make release"
 
 
 def id_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield what is wrong with an id: grading finds answers by it, so it must be lasting words."""
+    """Yield the problems of an id. Grading finds answers by ids, so they must be stable words."""
     if not READABLE_ID.fullmatch(cell.id):
         yield "an id has small letters, digits, '-' and '_' only: rename it"
     elif MADE_UP_ID.fullmatch(cell.id):
-        yield "the id was made up by an editor: give it a readable one, such as 'ring-task'"
+        yield "an editor made up this id: replace it by a readable id, such as 'ring-task'"
 
 
 def marker_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield comments and tags that look like nbval's, but aren't."""
+    """Yield comments and tags that look like nbval's comments and tags, but aren't."""
     if cell.cell_type == "code":
         yield from _comment_problems(cell.source)
     for tag in cell.metadata.get("tags", []):
@@ -106,16 +106,16 @@ def marker_problems(cell: NotebookNode) -> Iterator[str]:
 
 def _comment_problems(source: str) -> Iterator[str]:
     for line in source.splitlines():
-        # nbval wants the marker alone on its line.
+        # nbval needs the marker alone on its line.
         text = line[line.find("#") :] if "#" in line else ""
         match = MARKER_LIKE.match(text)
         if match and not (line.strip().startswith("#") and match[1] in comment_markers):
             guess = _nearest(match[1].upper().replace("-", "_"), comment_markers)
-            yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a line of its own"
+            yield f"nbval ignores {text.strip()!r}: write '# {guess}' on a separate line"
 
 
 def width_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield lines of code for which a student has to scroll sideways."""
+    """Yield lines of code for which a student would have to scroll sideways."""
     if cell.cell_type == "code":
         for number, line in enumerate(cell.source.splitlines(), start=1):
             if len(line) > WIDEST:
@@ -123,7 +123,7 @@ def width_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def drawing_problems(nb: NotebookNode) -> Iterator[str]:
-    """Yield cells that grading leaves out but needs, or runs although they only draw."""
+    """Yield cells that grading skips but needs, or runs although they only draw."""
     needed: set[str] = set()
     for cell in reversed(nb.cells):
         if cell.cell_type != "code":
@@ -133,23 +133,23 @@ def drawing_problems(nb: NotebookNode) -> Iterator[str]:
         if ONLY_DRAWS not in cell.metadata.get("tags", []):
             needed |= used
             if PLAINLY_DRAWS.fullmatch(cell.source):
-                yield f"{name} grading need not run it: give it the tag {ONLY_DRAWS!r}"
+                yield f"{name} only draws, so grading need not run it: add the tag {ONLY_DRAWS!r}"
         elif lab(cell) or cell.source.startswith(("%%", "!")):
             yield f"{name} has the tag {ONLY_DRAWS!r}, but grading must run it"
         elif lost := sorted(bound & needed):
             yield (
                 f"{name} has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(lost)}: "
-                "take the tag away, or compute that in another cell"
+                "remove the tag, or compute this in another cell"
             )
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """Return the names that a cell of the kernel needs from earlier cells, and those it binds."""
+    """Return the names that a kernel's cell needs from earlier cells, and the names it binds."""
     if cell.source.startswith("%%"):
         return set(), set()
     try:
         statements = ast.parse(cell.source).body
-    except SyntaxError:  # a line for the shell, which may have Python's names in it
+    except SyntaxError:  # a shell command, which may contain Python names
         return set(re.findall(r"\w+", cell.source)), set()
     needed: set[str] = set()
     bound: set[str] = set()
@@ -157,7 +157,7 @@ def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
         loaded, stored = _loaded_and_stored(statement)
         here = stored
         if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
-            loaded, here = _loaded_and_stored(statement.value)  # before anything is bound
+            loaded, here = _loaded_and_stored(statement.value)  # evaluated before the binding
         elif isinstance(statement, ast.AugAssign):
             loaded, here = loaded | stored, set()
         needed |= loaded - here - bound
@@ -166,7 +166,7 @@ def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
 
 
 def _loaded_and_stored(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the names that a piece of Python reads, and those that it binds."""
+    """Return the names that a piece of Python reads, and the names that it binds."""
     loaded: set[str] = set()
     stored: set[str] = set()
     for node in ast.walk(tree):
@@ -186,15 +186,15 @@ def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None
 
 
 def output_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield why the stored outputs of a code cell are no reference for later executions."""
+    """Yield reasons why a cell's stored outputs are unusable as a reference for executions."""
     if cell.cell_type != "code":
         return
     if cell.source.strip() and cell.execution_count is None:
-        yield "was never executed, so nbval compares nothing: make solutions"
+        yield "was never executed, so nbval compares nothing: run make solutions"
     volatile = cell.metadata.keys() & set(VOLATILE_METADATA)
     metadata = [output.get("metadata", {}) for output in cell.outputs]
     if volatile or metadata != list(map(descriptions, metadata)):
-        yield "carries times or ids of one execution: make solutions"
+        yield "has times or ids of one execution: run make solutions"
     text = str(cell.outputs)
     for folder in {str(ROOT), str(Path.home())}:
         if re.search(re.escape(folder) + r"[/\\\"']", text):
@@ -202,10 +202,10 @@ def output_problems(cell: NotebookNode) -> Iterator[str]:
 
 
 def picture_problems(cell: NotebookNode) -> Iterator[str]:
-    """Yield pictures that say nothing to those who don't see them, or are wider than a page.
+    """Yield pictures that have no description, or are wider than a page.
 
-    The words of an output's picture are in ``metadata["image/png"]["alt"]``, which nbconvert writes
-    into its pages; a picture in a text has them between ``![`` and ``]``.
+    The description of an output's picture is in ``metadata["image/png"]["alt"]``, which nbconvert
+    writes into its pages. A picture in Markdown has it between ``![`` and ``]``.
     """
     for output in cell.get("outputs", []):
         for kind in output.get("data", {}):
@@ -218,15 +218,15 @@ def picture_problems(cell: NotebookNode) -> Iterator[str]:
         width = _pixels_across(output)
         if width > forms.MOST_PIXELS:
             yield (
-                f"shows a picture of {width} pixels across, which JupyterLab scales down with its "
-                f"words: draw it in at most {forms.MOST_PIXELS / forms.DPI:g} inches"
+                f"shows a picture of {width} pixels across, so JupyterLab scales it and its words "
+                f"down: draw it in at most {forms.MOST_PIXELS / forms.DPI:g} inches"
             )
     if cell.cell_type == "markdown":
         yield from _picture_problems_of_text(cell.source)
 
 
 def _pixels_across(output: NotebookNode) -> int:
-    """Return the width of an output's PNG; 0 if there is none."""
+    """Return the width of an output's PNG in pixels; 0 without a PNG."""
     start = base64.b64decode(output.get("data", {}).get(forms.PNG, "")[:32])
     return int.from_bytes(start[16:20])
 
@@ -234,7 +234,7 @@ def _pixels_across(output: NotebookNode) -> int:
 def _picture_problems_of_text(source: str) -> Iterator[str]:
     for words in re.findall(r"!\[([^\]]*)\]\(", source):
         if len(words.split()) < FEWEST_WORDS:
-            yield f"shows a picture as ![{words}](…): say between the brackets what it shows"
+            yield f"shows a picture as ![{words}](…): describe it between the brackets"
     for tag in re.findall(r"<img\b[^>]*>", source):
         if not re.search(r"\balt=[\"'][^\"']*\w", tag):
             yield f'shows a picture without alternative text: add alt="…" to {tag[:40]}'

@@ -1,4 +1,4 @@
-"""Reading and writing notebooks so that the same content is always the same bytes."""
+"""Read and write notebooks, so that the same content always has the same bytes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ LABS = ROOT / "labs"
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 LANGUAGE = {"name": "python"}
 
-#: Notebook metadata that stays; the rest depends on who opened it last.
+#: Notebook metadata that stays; the rest depends on the program that last opened the notebook.
 KEPT_METADATA = ("lab", "title")
 #: Cell metadata that depends on when and where a cell was run or looked at.
 VOLATILE_METADATA = ("ExecuteTime", "collapsed", "execution", "scrolled", "trusted")
 
-#: A lab's file name: 01_c10d.ipynb. Other files (a student's Untitled.ipynb) are nobody's business.
+#: A lab's file name: 01_c10d.ipynb. Other files, such as a student's Untitled.ipynb, don't count.
 LAB_NAME = re.compile(r"\d\d_\w+\.ipynb")
 
-#: The tag of cells that only draw: a grading run leaves them out.
+#: The tag of cells that only draw, which a grading run leaves out.
 ONLY_DRAWS = "only-draws"
 
 
@@ -44,32 +44,33 @@ def notebooks(folder: Path) -> list[Path]:
 
 
 def is_named(name: str, path: Path) -> bool:
-    """Is a lab's notebook meant by this: 01, 01_c10d, 01_c10d.ipynb?"""
+    """Return whether a name means this notebook: 01, 01_c10d or 01_c10d.ipynb."""
     return name in (path.stem, path.name, path.stem.partition("_")[0])
 
 
 def read(path: Path) -> NotebookNode:
-    """Read a notebook as it is, without the repairs that nbformat would make.
+    """Read a notebook unchanged, without the repairs that nbformat would make.
 
-    nbformat invents ids for cells that have none, another one at each reading: refused here.
+    nbformat would invent an id for a cell without one, a new id at each reading, so such a notebook
+    is an error here.
     """
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
     except ValueError as error:
-        raise NotebookError(f"{path.name}: not a notebook ({error})") from error
+        raise NotebookError(f"{path.name}: this is not a notebook ({error})") from error
     version = (content.get("nbformat"), content.get("nbformat_minor"))
     if version != (4, 5):
         raise NotebookError(
-            f"{path.name}: format {version[0]}.{version[1]}, but 4.5 is needed (cells with ids): "
-            "open it in JupyterLab and save it"
+            f"{path.name}: the format is {version[0]}.{version[1]}, but must be 4.5, so that "
+            "cells have ids. Open the notebook in JupyterLab and save it"
         )
     nb: NotebookNode = nbformat.v4.reads(text)
     _require_ids(nb, path.name)
     try:
         nbformat.validate(nb)
     except nbformat.ValidationError as error:
-        raise NotebookError(f"{path.name}: not a valid notebook: {error.message}") from error
+        raise NotebookError(f"{path.name}: the notebook is not valid: {error.message}") from error
     return nb
 
 
@@ -78,12 +79,12 @@ def _require_ids(nb: NotebookNode, name: str) -> None:
     for index, cell in enumerate(nb.cells):
         if "id" not in cell:
             raise NotebookError(
-                f'{name}: cell number {index} has no id: add "id": "a-readable-name" to it'
+                f'{name}: cell number {index} has no id. Add "id": "a-readable-name" to it'
             )
         if cell.id in seen:
             raise NotebookError(
-                f"{name}: cells number {seen[cell.id]} and {index} share the id '{cell.id}': "
-                "rename one"
+                f"{name}: cells number {seen[cell.id]} and {index} share the id '{cell.id}'. "
+                "Rename one of them"
             )
         seen[cell.id] = index
 
@@ -97,12 +98,12 @@ def dumps(nb: NotebookNode) -> str:
 
 
 def write(nb: NotebookNode, path: Path) -> None:
-    """Write a notebook in one step: a reader sees the old file or the new one."""
+    """Write a notebook in one step, so that a reader sees the old file or the new file."""
     write_text(path, dumps(nb))
 
 
 def normalise(nb: NotebookNode) -> NotebookNode:
-    """Take out, in place, what differs between two executions of the same notebook."""
+    """Remove, in place, everything that differs between two executions of the same notebook."""
     kept = {key: nb.metadata[key] for key in KEPT_METADATA if key in nb.metadata}
     nb.metadata = nbformat.from_dict(kept | {"kernelspec": KERNELSPEC, "language_info": LANGUAGE})
     for cell in nb.cells:
@@ -115,7 +116,7 @@ def normalise(nb: NotebookNode) -> NotebookNode:
 
 
 def descriptions(metadata: NotebookNode) -> dict[str, Any]:
-    """Return what stays of an output's metadata: the words for those who don't see a picture."""
+    """Return the part of an output's metadata that stays: the descriptions of pictures."""
     return {
         kind: {"alt": about["alt"]}
         for kind, about in metadata.items()
@@ -126,7 +127,7 @@ def descriptions(metadata: NotebookNode) -> dict[str, Any]:
 def cell_problems(
     nb: NotebookNode, *rules: Callable[[NotebookNode], Iterable[str]]
 ) -> Iterator[str]:
-    """Yield what rules find in each cell, with the cell's id."""
+    """Yield the problems that rules find in each cell, with the cell's id."""
     for cell in nb.cells:
         for rule in rules:
             yield from (f"cell '{cell.id}': {text}" for text in rule(cell))
@@ -138,6 +139,6 @@ def lab(cell: NotebookNode) -> dict[str, Any]:
 
 
 def tasks_checked(nb: NotebookNode) -> list[str]:
-    """Return the tasks that have a check cell, in order, each once."""
+    """Return the tasks that have a check cell, in order and without duplicates."""
     tasks = [str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("check") is True]
     return list(dict.fromkeys(tasks))

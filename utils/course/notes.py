@@ -1,10 +1,10 @@
-"""What instructors wrote into a solution, in cells that no student gets.
+"""The instructors' notes in a solution, in cells that no student gets.
 
 They are markdown cells with ``"lab": {"instructor": KIND}`` and the tag ``remove-cell``, which
 keeps them off web pages. The release leaves them out. There are three kinds:
 
-* ``rubric``, below each written answer: what earns points (they add up to the answer's), and what
-  answers that come often get::
+* ``rubric``, below each written answer: what earns points (they add up to the answer's points), and
+  how many points frequent answers get::
 
       **Rubric**
       - **1** says that a send promises nothing about the receiver
@@ -13,11 +13,11 @@ keeps them off web pages. The release leaves them out. There are three kinds:
       **Answers that come often**
       - **0** "the network was slow": the size decides, not the speed
 
-* ``questions``, once, to ask in class, each with an answer of a sentence or two::
+* ``questions``, once: questions to ask in class, each with an answer of a sentence or two::
 
       1. **Who waits for whom?** Rank 0 for rank 1, whose receive comes later.
 
-* ``shorter``, once, what to leave out of a shorter session: tasks or headings, and why::
+* ``shorter``, once: tasks or headings to leave out of a shorter session, and why::
 
       - **1.7; 1.B**: α and β come again in lab 05.
 """
@@ -34,7 +34,7 @@ from .notebook import NotebookError, cell_problems, lab
 from .release import rubric_cells
 
 KINDS = RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
-#: Keeps a cell off pages that are made of the solutions: myst-nb and nbconvert know it.
+#: The tag that keeps a cell off pages made from the solutions; myst-nb and nbconvert know it.
 TAG = "remove-cell"
 FEWEST_QUESTIONS, MOST_QUESTIONS = 4, 6
 OFTEN = "**Answers that come often**"
@@ -46,7 +46,7 @@ _CUT = re.compile(r"- \*\*(.+?)\*\*: +(.+)")
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark is points, and what for."""
+    """A number of points, and what they are for."""
 
     points: float
     text: str
@@ -54,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Rubric:
-    """A rubric of a task: what earns points, and what answers that come often get."""
+    """The rubric of a task: what earns points, and what frequent answers get."""
 
     earns: tuple[Mark, ...]
     often: tuple[Mark, ...]
@@ -70,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Cut:
-    """A cut is what a shorter session leaves out, numbers of tasks or headings, and why."""
+    """A cut for a shorter session: numbers of tasks or headings to leave out, and why."""
 
     what: tuple[str, ...]
     why: str
@@ -78,7 +78,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Notes:
-    """The notes of a lab; rubrics by task."""
+    """All notes of a lab, with the rubrics by task."""
 
     questions: tuple[Question, ...]
     shorter: tuple[Cut, ...]
@@ -86,10 +86,10 @@ class Notes:
 
 
 def read(nb: NotebookNode, name: str) -> Notes:
-    """Return an instructor's notes to a lab.
+    """Return the instructor's notes of a lab.
 
     Raises:
-        NotebookError: Something is missing or not understood; says all of it, cell by cell.
+        NotebookError: Something is missing or can't be read; the message lists it cell by cell.
     """
     if faults := list(problems(nb)):
         raise NotebookError("\n".join(f"{name}: {text}" for text in faults))
@@ -103,32 +103,32 @@ def read(nb: NotebookNode, name: str) -> Notes:
 
 
 def kind(cell: NotebookNode) -> str:
-    """Return the kind of an instructor's cell; nothing for all others."""
+    """Return the kind of an instructor's cell; "" for all other cells."""
     return str(lab(cell).get("instructor", ""))
 
 
 def problems(nb: NotebookNode) -> Iterator[str]:
-    """Yield what is missing, or not written as it must be."""
+    """Yield what is missing, or written in a wrong form."""
     yield from cell_problems(nb, _kind_problems)
     for wanted in (QUESTIONS, SHORTER):
         count = len(_of_kind(nb, wanted))
         if count != 1:
-            yield f"{count} cells of the kind {wanted!r}: write one, at the end"
+            yield f"there are {count} cells of the kind {wanted!r}: write one, at the end"
     yield from cell_problems(nb, _question_problems)
     parts = _parts(nb)
     yield from cell_problems(nb, lambda cell: _cut_problems(cell, parts))
     for answer, cell in rubric_cells(nb):
         if cell is None:
-            yield f"cell '{answer.id}': no rubric below it: add a cell of the kind {RUBRIC!r}"
+            yield f"cell '{answer.id}': has no rubric below it: add a cell of the kind {RUBRIC!r}"
         else:
             yield from (f"cell '{cell.id}': {text}" for text in _rubric_problems(answer, cell))
 
 
 def _kind_problems(cell: NotebookNode) -> Iterator[str]:
     if kind(cell) and kind(cell) not in KINDS:
-        yield f"instructor is {kind(cell)!r}: one of {', '.join(KINDS)}"
+        yield f"instructor is {kind(cell)!r}: use one of {', '.join(KINDS)}"
     elif kind(cell) and (cell.cell_type != "markdown" or TAG not in cell.metadata.get("tags", [])):
-        yield f"an instructor's cell is markdown, with the tag '{TAG}'"
+        yield f"is an instructor's cell: make it markdown, with the tag '{TAG}'"
 
 
 def _of_kind(nb: NotebookNode, wanted: str) -> list[NotebookNode]:
@@ -145,14 +145,14 @@ def _question_problems(cell: NotebookNode) -> Iterator[str]:
         return
     questions = _QUESTION.findall(_lines(cell.source))
     if not FEWEST_QUESTIONS <= len(questions) <= MOST_QUESTIONS:
-        yield f"{len(questions)} questions, written as '1. **Who waits?** Rank 0.': write 4 to 6"
+        yield f"has {len(questions)} questions: write 4 to 6, as '1. **Which rank?** Rank 0.'"
     for text, _ in questions:
         if not text.endswith("?"):
-            yield f"{text!r} is no question: end it with '?'"
+            yield f"{text!r} is not a question: end it with '?'"
 
 
 def _parts(nb: NotebookNode) -> set[str]:
-    """Return what parts of a lab are called by: the numbers of tasks, and headings."""
+    """Return the names of a lab's parts: the numbers of tasks, and headings."""
     names = {str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("task")}
     for cell in nb.cells:
         if cell.cell_type == "markdown" and not kind(cell):
@@ -165,10 +165,10 @@ def _cut_problems(cell: NotebookNode, parts: set[str]) -> Iterator[str]:
         return
     cuts = _cuts(cell.source)
     if not cuts:
-        yield "nothing to leave out, written as '- **1.7; 1.B**: why': write at least one"
+        yield "leaves nothing out: write at least one line, such as '- **1.7; 1.B**: why'"
     for name in (name for cut in cuts for name in cut.what):
         if name not in parts:
-            yield f"{name!r} is no task and no heading of this lab"
+            yield f"{name!r} is neither a task nor a heading of this lab"
 
 
 def _cuts(source: str) -> tuple[Cut, ...]:
@@ -180,11 +180,11 @@ def _rubric_problems(answer: NotebookNode, cell: NotebookNode) -> Iterator[str]:
     rubric = _rubric(cell)
     points = lab(answer).get("points", 0)
     if not rubric.earns or not rubric.often:
-        yield "says not both what earns points and what answers that come often get"
+        yield "must say both what earns points and what frequent answers get"
     if (total := sum(mark.points for mark in rubric.earns)) != points:
         yield f"its points add up to {total:g}, but the answer '{answer.id}' has {points:g}"
     if any(mark.points > points for mark in rubric.often):
-        yield f"gives an answer more than the {points:g} points that there are"
+        yield f"gives an answer more than the {points:g} points of the task"
 
 
 def _rubric(cell: NotebookNode) -> Rubric:

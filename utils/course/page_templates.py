@@ -1,4 +1,4 @@
-"""Pages: the environment in which templates are filled in, authors' Markdown, and numbers."""
+"""The tools of HTML pages: the environment of templates, authors' Markdown, and numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from latex2mathml.converter import convert
 from markupsafe import Markup
 from nbconvert.filters import markdown2html
 
-#: Has `base.html.j2`, which every page extends.
+#: The folder with `base.html.j2`, which every page extends.
 FOLDER = Path(__file__).with_name("templates")
 _FORMULA = re.compile(r"(\$\$?)([^$]+)\1")
 
 
 def environment(folder: Path = FOLDER) -> Environment:
-    """Return the environment of the templates in a folder, beside those in FOLDER."""
+    """Return the environment of the templates in a folder, in addition to those in FOLDER."""
     made = Environment(
         loader=FileSystemLoader([folder, FOLDER]),
         autoescape=True,
@@ -29,9 +29,10 @@ def environment(folder: Path = FOLDER) -> Environment:
 
 
 def html_of(text: str) -> Markup:
-    """Return Markdown as HTML, formulas as MathML: the pages need no network.
+    """Return Markdown as HTML, with formulas as MathML, so that the pages need no network.
 
-    Only for texts of the labs' authors, never for a student's: HTML in them stays HTML.
+    Use it only for texts of the labs' authors, never for a student's text, because HTML in a text
+    stays HTML.
     """
     return Markup(_FORMULA.sub(_mathml, markdown2html(text)))
 
@@ -42,5 +43,5 @@ def _mathml(formula: re.Match[str]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Return a number with at most two decimals, such as 2 or 1.5; nothing for None."""
+    """Return a number with at most two decimals, such as 2 or 1.5; "" for None."""
     return "" if value is None else f"{round(value, 2):g}"

@@ -1,7 +1,7 @@
 """Pictures of a lab for slides, from an executed copy of its solution.
 
-The solution itself, whose outputs nbval compares with, stays as it is. A copy is kept and used
-again until the solution or ``utils`` changes.
+The solution itself stays unchanged, because nbval compares with its outputs. A copy is kept and
+used again until the solution or ``utils`` changes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .files import folder_key, key
 from .notebook import ROOT, NotebookError, read
 from .notes import kind
 
-#: Where copies are kept.
+#: The folder for copies.
 RUNS = ROOT / "build" / "runs"
 #: Seconds for each cell.
 TIMEOUT = 300
-#: Goes up when copies are made in another way than before.
+#: Increase this number if copies are made in a new way.
 VERSION = 4
-#: Parts of utils that change no output of a lab.
+#: Parts of utils that don't change the outputs of labs.
 BESIDE_THE_POINT = {"course", "grading", "doctor", "__main__.py"}
 
 
@@ -43,7 +43,7 @@ class RunError(NotebookError):
 
 
 def executed_copies(paths: list[Path]) -> Iterator[tuple[Path, NotebookNode]]:
-    """Yield the copies of solutions; one that does not run is told, and left out."""
+    """Yield the copies of solutions; print the error of a solution that fails, and skip it."""
     for path in paths:
         try:
             yield path, executed(path)
@@ -62,7 +62,7 @@ def executed(path: Path, folder: Path = RUNS) -> NotebookNode:
     copy = folder / path.name
     if not (copy.is_file() and nbformat.read(copy, 4).metadata.get("mark") == mark):
         _run(path, deepcopy(nb), copy, mark)
-    # Outputs and times are the copy's; all else is that of today.
+    # Outputs and times come from the copy, and everything else from the present solution.
     cells = {cell.id: cell for cell in nbformat.read(copy, 4).cells}
     for cell in nb.cells:
         if cell.cell_type == "code":
@@ -72,20 +72,20 @@ def executed(path: Path, folder: Path = RUNS) -> NotebookNode:
 
 
 def _run(path: Path, nb: NotebookNode, copy: Path, mark: str) -> None:
-    """Execute a solution, in place, and keep it with its mark."""
+    """Execute a solution in place, and store the copy with its mark."""
     require_kernel()
     error = run_cells(nb, path.parent, TIMEOUT, timing=True, variables={forms.VARIABLE: "1"})
     _, failed, _ = verdicts(nb)
     if error or failed:
         why = error or f"{failed} checks did not pass"
-        raise RunError(f"{path.name}: {why}\nTry it again, or look: make run ARGS={path.stem}")
+        raise RunError(f"{path.name}: {why}\nTry again, or run: make run ARGS={path.stem}")
     nb.metadata["mark"] = mark
     copy.parent.mkdir(parents=True, exist_ok=True)
     nbformat.write(nb, copy)
 
 
 def _mark(nb: NotebookNode) -> str:
-    """Return the fingerprint of all that the outputs depend on."""
+    """Return the fingerprint of everything on which the outputs depend."""
     parts = [path for path in (ROOT / "utils").iterdir() if path.name not in BESIDE_THE_POINT]
     folders = sorted(path for path in parts if path.is_dir())
     files = [path.read_bytes() for path in sorted(parts) if path.suffix == ".py"]
@@ -94,7 +94,7 @@ def _mark(nb: NotebookNode) -> str:
 
 
 def seconds(cell: NotebookNode) -> float:
-    """Return how long an executed cell ran; 0 for text."""
+    """Return for how many seconds an executed cell ran; 0 for text."""
     times = cell.metadata.get("execution", {})
     begin = times.get("iopub.execute_input")
     end = times.get("shell.execute_reply")
@@ -108,8 +108,9 @@ class Picture:
     """A picture of an executed notebook.
 
     Attributes:
-        name: Of its files, without an ending: the id of its cell, with ``-2`` for a second one.
-        section: The heading that it stands under.
+        name: Name of its files without an ending: the id of the cell, with ``-2`` for its second
+            picture.
+        section: The heading above the picture.
         words: Its alternative text.
     """
 
@@ -124,7 +125,7 @@ def pictures_of(nb: NotebookNode) -> Iterator[Picture]:
     """Yield the pictures of a notebook that `executed` gave, in order.
 
     Raises:
-        NotebookError: One that has no words, or no SVG.
+        NotebookError: A picture has no words, or no SVG.
     """
     section = ""
     for cell in nb.cells:
@@ -138,16 +139,16 @@ def pictures_of(nb: NotebookNode) -> Iterator[Picture]:
             words = output.metadata.get(forms.PNG, {}).get("alt", "")
             if not words or forms.SVG not in output.data:
                 lacking = "SVG" if words else "alternative text"
-                raise NotebookError(f"cell '{cell.id}': a picture without {lacking}")
+                raise NotebookError(f"cell '{cell.id}': a picture has no {lacking}")
             png = base64.b64decode(output.data[forms.PNG])
             yield Picture(name, section, words, output.data[forms.SVG], png)
 
 
 def save(pictures: list[Picture], folder: Path) -> None:
-    """Write ``NAME.svg``, ``NAME.png`` and ``NAME.txt``, the words, of each into a folder.
+    """Write ``NAME.svg``, ``NAME.png``, and ``NAME.txt`` with the words, for each picture.
 
-    The words are also inside: a title of the SVG, which browsers and office programs read, and the
-    description of the PNG.
+    The picture files contain the words, too: as a title of the SVG, which browsers and office
+    programs read, and as the description of the PNG.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
@@ -158,7 +159,7 @@ def save(pictures: list[Picture], folder: Path) -> None:
 
 
 def _titled(svg: str, words: str) -> str:
-    """Return an SVG that says what it shows."""
+    """Return an SVG with the words as its title."""
     before, _, rest = svg.partition("<svg")
     attributes, _, content = rest.partition(">")
     start = f'<svg role="img" aria-label="{html.escape(words, quote=True)}"{attributes}>'

@@ -1,8 +1,8 @@
-"""Finds phrases that make a reader stop: the patterns of docs/style.md.
+"""Find phrases that make a reader stop: the patterns of docs/style.md.
 
-It reads Markdown, the text cells of solutions, and the docstrings, comments and messages of
-`utils`.
-A pattern only says where to look. `.ci/prose-exempt.txt` lists the files that aren't clean yet.
+This module reads Markdown, the text cells of solutions, and the docstrings, comments and messages
+of `utils`. A pattern only says where to look. `.ci/prose-exempt.txt` lists the files that aren't
+clean yet.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PAGES = ("*.md", "docs/*.md", "hpc/*.md", "solutions/*.md", "utils/**/*.md")
 #: The oldest part of the changelog stays as it was written.
 LEFT_OUT = {"CHANGELOG.md"}
 LONGEST_LINE = 120
-#: A string of so many words is taken for a message.
+#: A string with at least this many words counts as a message.
 WORDS_OF_A_MESSAGE = 4
 
 _PLACE = "in|behind|beside|on|under|at|there|above|below|after|between|across|alone|near"
-#: What to write instead, by what is found in running text.
+#: What to write instead, by the pattern in running text.
 PHRASES = {
     r"\bin place of\b": "instead of",
     r"\bof (?:its|their|his|your|our|one's) own\b": "its own …, or a separate …",
@@ -54,7 +54,7 @@ PHRASES = {
     r"(?:e|es|ed|er|ers|ing|ation|ations)\b": "American spelling: optimize",
     r"\bper cent\b": "percent",
 }
-#: The same for the beginning of a sentence that isn't a question.
+#: The same for the beginning of a sentence, unless it is a question.
 BEGINNINGS = {
     r"Who\b": "name the agent: the rank that …, a student who …",
     r"Where\b": "If …",
@@ -77,9 +77,9 @@ class Finding(NamedTuple):
     """A phrase that makes a reader stop.
 
     Attributes:
-        line: its line in the text, from 1.
-        phrase: as it is written.
-        instead: what to write.
+        line: the phrase's line in the text, from 1.
+        phrase: the phrase as it is written.
+        instead: what to write instead.
     """
 
     line: int
@@ -88,7 +88,7 @@ class Finding(NamedTuple):
 
 
 def findings(text: str) -> Iterator[Finding]:
-    """Yield what a reader may have to read twice in a text of Markdown."""
+    """Yield the phrases in a Markdown text that a reader may have to read twice."""
     clean = _NOT_TEXT.sub(lambda found: re.sub(r"[^\n]", "·", found[0]), text)
     for pattern, instead in PHRASES.items():
         for found in re.finditer(pattern, clean):
@@ -106,7 +106,7 @@ def _line(text: str, place: int) -> int:
 
 
 def long_lines(text: str) -> Iterator[Finding]:
-    """Yield lines that are too long to compare in a diff, except rows of tables, links and code."""
+    """Yield lines that are too long for a diff, except for rows of tables, links and code."""
     without_code = re.sub(
         r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), text, flags=re.M | re.S
     )
@@ -158,7 +158,7 @@ def _advice(found: Finding) -> str:
 
 
 def problems() -> list[str]:
-    """Return every finding in files that aren't exempt, and exempt files that are clean by now."""
+    """Return every finding in files that aren't exempt, and exempt files that are now clean."""
     exempt = set(EXEMPT.read_text(encoding="utf-8").split())
     lines = []
     for path, finder in _files():
@@ -177,7 +177,7 @@ def unclean() -> list[str]:
 
 
 def _files() -> Iterator[tuple[Path, Callable[[Path], Iterable[str]]]]:
-    """Yield all files that count, and what finds their phrases."""
+    """Yield all files to read, each with the function that finds its phrases."""
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             if path.name not in LEFT_OUT and ".pytest_cache" not in path.parts:

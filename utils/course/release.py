@@ -1,19 +1,19 @@
-"""Student notebooks from solutions.
+"""The release of student notebooks from solutions.
 
-``solutions/NN_name.ipynb`` is the one source of a lab. What follows from it:
+``solutions/NN_name.ipynb`` is the one source of a lab. The release changes it as follows:
 
-* a region between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` becomes
-  ``raise NotImplementedError("Task 1.2: blocking send and recv")``, as far indented as the region;
-* a written answer (a markdown cell that is graded) becomes :data:`TEXT_STUB`;
-* in a cell with ``"lab": {"predict": true}`` the author's prediction, the second argument of
-  ``predict``, becomes ``...``, and so does each text given to ``five_metrics.fill``, but for those
-  that hold a measured value, ``f"… {sent} …"``;
-* lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` go;
-* the answers themselves go into ``labs/.models``, for ``use_model``;
-* an instructor's notes, cells with ``"lab": {"instructor": …}``, go;
-* outputs and counters go; ids, nbgrader's metadata and ours stay.
+* A region between ``### BEGIN SOLUTION`` and ``### END SOLUTION`` becomes
+  ``raise NotImplementedError("Task 1.2: blocking send and recv")``, indented like the region.
+* A written answer (a markdown cell that is graded) becomes :data:`TEXT_STUB`.
+* In a cell with ``"lab": {"predict": true}``, the author's prediction, the second argument of
+  ``predict``, becomes ``...``. So does each text for ``five_metrics.fill``, except for a text with
+  a measured value, ``f"… {sent} …"``.
+* Lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` are removed.
+* The answers themselves are written to ``labs/.models``, for ``use_model``.
+* An instructor's notes, cells with ``"lab": {"instructor": …}``, are removed.
+* Outputs and counters are removed; ids, nbgrader's metadata and the lab metadata stay.
 
-nbgrader's and nbconvert's preprocessors do the work; the same notebook gives the same bytes.
+nbgrader's and nbconvert's preprocessors do the work. The same notebook gives the same bytes.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ FILL = "five_metrics.fill"
 
 
 class MarkupError(NotebookError):
-    """A solution that no student notebook can be made from."""
+    """A solution from which no student notebook can be made."""
 
 
 def stub(cell: NotebookNode) -> str:
-    """Return the line that stands in a student's cell where the solution was."""
+    """Return the line that replaces the solution in a student's cell."""
     about = lab(cell)
     text = f"Task {about['task']}: {about['title']}"
     return f"raise NotImplementedError({json.dumps(text, ensure_ascii=False)})"
@@ -78,12 +78,12 @@ class ClearLabSolutions(ClearSolutions):  # type: ignore[misc]  # nbgrader has n
 
 
 class ClearPredictions(Preprocessor):
-    """Takes the author's predictions away: the student commits one."""
+    """A preprocessor that removes the author's predictions, so that students make their own."""
 
     def preprocess_cell(
         self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
     ) -> tuple[NotebookNode, dict[str, Any]]:
-        """Put ``...`` where the cell's predictions were."""
+        """Replace the cell's predictions by ``...``."""
         if lab(cell).get("predict"):
             lines = cell.source.encode().split(b"\n")
             for value in reversed(own_words(cell.source)):
@@ -96,7 +96,7 @@ class ClearPredictions(Preprocessor):
 
 
 def predictions(source: str) -> list[ast.expr]:
-    """Return what is predicted in a cell: each number and each choice."""
+    """Return the predictions in a cell: each number and each choice."""
     values: list[ast.expr] = []
     for call in _calls(source, "predict"):
         answer = call.args[1] if len(call.args) > 1 else ast.Dict([], [])
@@ -107,14 +107,14 @@ def predictions(source: str) -> list[ast.expr]:
 def judgements(source: str) -> list[ast.keyword]:
     """Return the author's texts of the five metrics in a cell, by name.
 
-    Without those that say what was measured, ``f"… {sent} …"``, and without ``...``.
+    Texts with a measured value, ``f"… {sent} …"``, and ``...`` are left out.
     """
     words = [word for call in _calls(source, FILL) for word in call.keywords]
     return [word for word in words if _is_own(word.value)]
 
 
 def _is_own(value: ast.expr) -> bool:
-    """Is it neither ``...`` nor an f-string with a name in it? ``f"{2 / 10}"`` has none."""
+    """Return whether this is neither ``...`` nor an f-string with a name, as ``f"{sent}"``."""
     if not isinstance(value, ast.JoinedStr):
         return ast.unparse(value) != "..."
     parts = [part.value for part in value.values if isinstance(part, ast.FormattedValue)]
@@ -122,7 +122,7 @@ def _is_own(value: ast.expr) -> bool:
 
 
 def _calls(source: str, name: str) -> list[ast.Call]:
-    """Return the calls of functions whose names end so."""
+    """Return the calls of functions whose names end with `name`."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -132,7 +132,7 @@ def _calls(source: str, name: str) -> list[ast.Call]:
 
 
 def own_words(source: str) -> list[ast.expr]:
-    """Return what students put in themselves, in order: their predictions and judgements."""
+    """Return the values that students fill in, in order: predictions and judgements."""
     values = predictions(source) + [word.value for word in judgements(source)]
     return sorted(values, key=lambda value: (value.lineno, value.col_offset))
 
@@ -143,10 +143,10 @@ def is_solution(cell: NotebookNode) -> bool:
 
 
 def student_version(nb: NotebookNode, name: str) -> NotebookNode:
-    """Return the student's notebook; the one given is left as it is.
+    """Return the student's notebook; the given notebook stays unchanged.
 
     Raises:
-        MarkupError: Names every cell in error, and what to do about it.
+        MarkupError: The markup is wrong; the message names every such cell, and what to do.
     """
     if problems := list(markup_problems(nb)):
         raise MarkupError("\n".join(f"{name}: {problem}" for problem in problems))
@@ -164,25 +164,25 @@ def student_version(nb: NotebookNode, name: str) -> NotebookNode:
 
 
 def without_notes(nb: NotebookNode) -> NotebookNode:
-    """Take an instructor's notes out, in place: see :mod:`utils.course.notes`."""
+    """Remove an instructor's notes in place, see :mod:`utils.course.notes`."""
     nb.cells = [cell for cell in nb.cells if not lab(cell).get("instructor")]
     return nb
 
 
 def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
-    """Yield each written answer, and the cell of its rubric; None where the next cell is none."""
+    """Yield each written answer with the cell of its rubric; None if no rubric follows it."""
     for cell, below in zip(nb.cells, [*nb.cells[1:], None], strict=True):
         if is_solution(cell) and cell.cell_type == "markdown":
             yield cell, below if below and lab(below).get("instructor") == "rubric" else None
 
 
 def student_text(path: Path) -> str:
-    """Return the student's notebook that follows from a solution, as the text of its file."""
+    """Return the student's notebook for a solution, as the text of its file."""
     return dumps(student_version(read(path), path.name))
 
 
 def model_text(path: Path) -> str:
-    """Return the model's answers to the tasks of a lab, as the text of their file."""
+    """Return the model answers to the tasks of a lab, as the text of their file."""
     answers: dict[str, list[str]] = defaultdict(list)
     for cell in read(path).cells:
         if is_solution(cell) and cell.cell_type == "code":
@@ -191,7 +191,7 @@ def model_text(path: Path) -> str:
 
 
 def released(path: Path, labs_dir: Path) -> dict[Path, str]:
-    """Return what follows from a solution: files and their texts."""
+    """Return the files that are made from a solution, with their texts."""
     return {
         labs_dir / path.name: student_text(path),
         labs_dir / FOLDER / path.stem: model_text(path),
@@ -201,7 +201,7 @@ def released(path: Path, labs_dir: Path) -> dict[Path, str]:
 def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path]:
     """Write every student notebook that is missing or differs; return those written.
 
-    Nothing is written when one of the solutions is in error.
+    Nothing is written if one of the solutions has an error.
     """
     texts: dict[Path, str] = {}
     for path in notebooks(solutions_dir):
@@ -214,7 +214,7 @@ def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path
 
 
 def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
-    """Return what keeps ``labs_dir`` from being exactly what follows from ``solutions_dir``."""
+    """Return the differences between ``labs_dir`` and a release of ``solutions_dir``."""
     solutions = notebooks(solutions_dir)
     lines = []
     for path in solutions:
@@ -222,9 +222,9 @@ def drift(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
             for target, text in released(path, labs_dir).items():
                 name = target.relative_to(labs_dir)
                 if not target.exists():
-                    lines.append(f"{name}: not released yet: make release")
+                    lines.append(f"{name}: is not released yet: run make release")
                 elif not _is(target, text):
-                    lines.append(f"{name}: differs from what its solution gives: make release")
+                    lines.append(f"{name}: differs from its solution: run make release")
         except NotebookError as error:
             lines.append(str(error))
     names = {path.name for path in solutions}
@@ -240,7 +240,7 @@ def _is(path: Path, text: str) -> bool:
 
 
 def markup_problems(nb: NotebookNode) -> Iterator[str]:
-    """Yield what an author must repair before the notebook can be released."""
+    """Yield the problems that an author must repair before the release."""
     yield from cell_problems(nb, _region_problems, _metadata_problems, _lab_problems)
     owners = defaultdict(list)
     for cell in nb.cells:
@@ -248,7 +248,7 @@ def markup_problems(nb: NotebookNode) -> Iterator[str]:
     for grade_id, ids in owners.items():
         if grade_id and len(ids) > 1:
             several = ", ".join(ids)
-            yield f"cells {several}: all have the grade_id '{grade_id}': give each its own"
+            yield f"cells {several}: all have the grade_id '{grade_id}': give each another one"
 
 
 def markers(source: str, region: str) -> list[str]:
@@ -266,7 +266,7 @@ def _region_problems(cell: NotebookNode) -> Iterator[str]:
             )
     if markers(cell.source, "SOLUTION") and not is_solution(cell):
         yield (
-            "has a solution region, but is no solution cell: add the nbgrader metadata "
+            "has a solution region, but isn't a solution cell: add the nbgrader metadata "
             '{"schema_version": 3, "grade_id": "…", "solution": true, "grade": false, '
             '"locked": false, "task": false}'
         )
@@ -274,7 +274,7 @@ def _region_problems(cell: NotebookNode) -> Iterator[str]:
         yield "is a solution cell without a region: put ### BEGIN SOLUTION, ### END SOLUTION in"
     graded = cell.metadata.get("nbgrader", {}).get("grade")
     if markers(cell.source, "HIDDEN TESTS") and not graded:
-        yield 'has hidden tests, but is no grade cell: set "grade": true and points in nbgrader'
+        yield 'has hidden tests, but isn\'t a grade cell: set "grade": true and points in nbgrader'
 
 
 def _metadata_problems(cell: NotebookNode) -> Iterator[str]:
@@ -284,13 +284,13 @@ def _metadata_problems(cell: NotebookNode) -> Iterator[str]:
     if (meta.get("solution") or meta.get("grade") or meta.get("locked")) and not meta.get(
         "grade_id"
     ):
-        yield 'its nbgrader metadata has no grade_id: add "grade_id": "a-name-of-its-own"'
+        yield 'its nbgrader metadata has no grade_id: add "grade_id": "a-unique-name"'
         return
     try:
         MetadataValidatorV3().validate_cell(copy.deepcopy(cell))
     except jsonschema.ValidationError as error:
         yield f"nbgrader refuses its metadata: {error.message}"
-    except Exception as error:  # too old, too new: nbgrader has a class for each
+    except Exception as error:  # nbgrader has a class for too old, and another for too new
         yield f"nbgrader refuses its metadata: {error}"
 
 
@@ -319,4 +319,4 @@ def _prediction_problems(cell: NotebookNode, about: dict[str, Any]) -> Iterator[
         if judgements(cell.source):
             yield 'shows texts of five_metrics.fill to students: add "lab": {"predict": true}'
     if any(word.arg is None for word in judgements(cell.source)):
-        yield "gives five_metrics.fill its texts by **: name each, or students would see them"
+        yield "passes texts to five_metrics.fill by **: name each text, or students see them"

@@ -1,8 +1,8 @@
-"""The bundle for students: one zip with the labs and all that they need, and no solution.
+"""The bundle for students: one zip with the labs and everything that they need, but no solutions.
 
-It has what is committed, so that nobody's answers or notes get into it. The same commit gives the
-same bytes. Of its pages parts between ``<!-- authors -->`` and ``<!-- /authors -->`` are left out:
-what tells of files that students don't get.
+It has only committed files, so that nobody's answers or notes get into it. The same commit gives
+the same bytes. Parts of pages between ``<!-- authors -->`` and ``<!-- /authors -->`` are left out,
+because they describe files that students don't get.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from .notebook import NotebookError
 
-#: What students get; everything else stays with the authors.
+#: The files that students get; everything else stays with the authors.
 FOR_STUDENTS = (
     *("labs", "utils", ".ci/constraints.txt", ".gitignore", ".github/course.gif"),
     *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-wsl.md", "docs/fork-server.md"),
 )
-#: What a page says to authors only; the words after the first one are a comment.
+#: The part of a page for authors; words after `authors` are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)
 EXECUTABLE = 0o111
 
@@ -30,13 +30,13 @@ def bundle(root: Path, version: str, target: Path) -> Path:
     """Write ``target/ddl-labs-VERSION.zip``; return its path.
 
     Raises:
-        NotebookError: ``root`` is no git checkout, or has changes that are not committed.
+        NotebookError: ``root`` isn't a git clone, or has changes that aren't committed.
     """
     names = _git(root, "ls-files", "-z", "--", *FOR_STUDENTS).split("\0")[:-1]
     if changed := _git(root, "status", "--porcelain", "--", *FOR_STUDENTS).splitlines():
         raise NotebookError(
-            f"{len(changed)} files are not committed, such as {changed[0][3:]}: students would get "
-            "something that no commit holds. Commit them, or take them away"
+            f"{len(changed)} files are not committed, such as {changed[0][3:]}, so students would "
+            "get a version that no commit has. Commit or remove these files"
         )
     target.mkdir(parents=True, exist_ok=True)
     path = target / f"ddl-labs-{version}.zip"
@@ -47,14 +47,14 @@ def bundle(root: Path, version: str, target: Path) -> Path:
 
 
 def _content(file: Path) -> bytes:
-    """Return what students get of a file."""
+    """Return the content of a file that students get."""
     if file.suffix != ".md":
         return file.read_bytes()
     return AUTHORS.sub("", file.read_text(encoding="utf-8")).encode()
 
 
 def _entry(file: Path, name: str) -> zipfile.ZipInfo:
-    """Return an entry without a date: the same commit gives the same bytes."""
+    """Return an entry without a date, so that the same commit gives the same bytes."""
     entry = zipfile.ZipInfo(name)
     entry.compress_type = zipfile.ZIP_DEFLATED
     mode = 0o755 if file.stat().st_mode & EXECUTABLE else 0o644
@@ -68,7 +68,7 @@ def _git(root: Path, *arguments: str) -> str:
             ["git", *arguments], cwd=root, capture_output=True, encoding="utf-8", check=False
         )
     except FileNotFoundError:
-        raise NotebookError("git is not installed; it tells which files are the course's") from None
+        raise NotebookError("git, which lists the course's files, isn't installed") from None
     if done.returncode:
-        raise NotebookError(f"{root}: {done.stderr.strip()}. The bundle is made in a git clone")
+        raise NotebookError(f"{root}: {done.stderr.strip()}. Make the bundle in a git clone")
     return done.stdout

@@ -1,15 +1,15 @@
 """Fashion-MNIST and the small teaching data sets.
 
 `fashion_mnist()` returns real Fashion-MNIST (Xiao, Rasul, Vollgraf, 2017, arXiv:1708.07747)
-from the first of these that has it:
+from the first of these sources that has it:
 
-1. the folder in the environment variable `FASHION_MNIST_ROOT`, which is only ever read,
+1. the folder in the environment variable `FASHION_MNIST_ROOT`, which is never written to,
 2. the user's cache,
 3. torchvision's download, into the cache,
-4. offline: a generated stand-in of the same shape, which says so.
+4. offline: a generated stand-in of the same shape, with a warning.
 
-`InMemoryLoader` makes minibatches of it without touching samples one by one, and `SimpleDataSet`
-has items that name themselves. torchvision is imported when data is asked for, not before.
+`InMemoryLoader` makes minibatches of it without touching single samples, and the items of
+`SimpleDataSet` show their index. torchvision is imported only when somebody asks for data.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RawFile(NamedTuple):
     md5: str
 
 
-# The unpacked files; torchvision knows the packed ones only, which are gone once unpacked.
+# The unpacked files. torchvision knows only the packed files, which are gone after unpacking.
 RAW_FILES = {
     "train-images-idx3-ubyte": RawFile(47_040_016, "f4a8712d7a061bf5bd6d2ca38dc4d50a"),
     "train-labels-idx1-ubyte": RawFile(60_008, "9018921c3c673c538a1fc5bad174d6f9"),
@@ -69,16 +69,17 @@ RAW_FILES = {
     "t10k-labels-idx1-ubyte": RawFile(10_008, "15d484375f8d13e6eb1aabb0c3f46965"),
 }
 
-# Seconds. torchvision sets no timeout: a server that falls silent would be waited for for ever.
+# Seconds. torchvision sets no timeout, so it would wait forever for a server that falls silent.
 SILENCE = 30
 LONGEST_DOWNLOAD = 30 * 60
-# Ranks that come a little later follow the failure of the first: else some would train on real
-# data and some on the stand-in.
+# Ranks that come a little later use the failure of the first rank. Otherwise some ranks would train
+# on real data, and some on the stand-in.
 SAME_FAILURE_FOR = 30
 
 _DOWNLOAD_FAILURES = (RuntimeError, OSError, EOFError, zlib.error, http.client.HTTPException)
 
-# Why this process took the stand-in. It stays with it: training and test data must match.
+# Why this process uses the stand-in. It keeps the stand-in, because training and test data must
+# match.
 _standin_because: str | None = None
 
 
@@ -91,18 +92,18 @@ def fashion_mnist(
     """Return Fashion-MNIST: 60,000 training or 10,000 test images of clothes in 10 classes.
 
     Args:
-        train: The training images, else the test images.
-        transform: Applied to each PIL image; "default" is `default_transform()`, None nothing.
+        train: Return the training images; otherwise the test images.
+        transform: Function for each PIL image; "default" is `default_transform()`, None is nothing.
 
     Returns:
         A `torchvision.datasets.FashionMNIST` with `data` (uint8 [n, 28, 28]), `targets` (int64
         [n]), `classes` (10 names) and `is_standin`. Item i is `(transform(image), int)`, by
         default `(float32 [1, 28, 28], label)`.
 
-    Where it comes from: see the module. All four files are checked, size and MD5, and damaged
-    ones in the cache are fetched again. Of several processes that need them one downloads, the
-    others wait. A process that took the stand-in (`is_standin`, and a line that begins with
-    "!") keeps it until it ends, so that its training and test data match.
+    The module's docstring lists the sources. The size and the MD5 of all four files are checked,
+    and damaged files in the cache are downloaded again. If several processes need the files, one
+    downloads them and the others wait. A process that uses the stand-in (`is_standin`, and a line
+    that begins with "!") keeps it until it ends, so that its training and test data match.
 
     Raises:
         RuntimeError: `FASHION_MNIST_ROOT` is set and has no intact Fashion-MNIST, or another
@@ -131,14 +132,14 @@ def default_transform() -> Callable:
 
 
 def cache_folder() -> Path:
-    """Return the folder for downloads: the course's in the user's cache."""
+    """Return the folder for downloads: the course's folder in the user's cache."""
     return platformdirs.user_cache_path("ddl-labs")
 
 
 def _find_data() -> Path | None:
     """Return a folder with intact files, in torchvision's layout; None for the stand-in.
 
-    A process that settles for the stand-in says so, once.
+    A process that has to use the stand-in prints a warning, once.
     """
     global _standin_because
     folder = os.environ.get(ROOT_VARIABLE)
@@ -156,7 +157,7 @@ def _find_data() -> Path | None:
             _standin_because = str(failure)
             print(
                 "! NOT Fashion-MNIST: it is not on this machine and could not be downloaded "
-                f"({failure}). A GENERATED STAND-IN takes its place: random patterns of the same "
+                f"({failure}). A GENERATED STAND-IN replaces it: random patterns of the same "
                 "shape, so accuracies will differ. Once online, restart the kernel and the ranks, "
                 f"or set {ROOT_VARIABLE} to a folder that has the data.",
                 flush=True,
@@ -172,14 +173,14 @@ def _raw_folder(root: Path) -> Path:
 
 
 def _damaged(root: Path) -> dict[str, str]:
-    """Return what is wrong with the raw files under `root`, by name, without the intact ones."""
+    """Return the fault of each damaged raw file under `root`, by name."""
     folder = _raw_folder(root)
     checked = {name: _fault(folder / name, intact) for name, intact in RAW_FILES.items()}
     return {name: fault for name, fault in checked.items() if fault}
 
 
 def _fault(path: Path, intact: RawFile) -> str | None:
-    """Return what is wrong with a file; None for an intact one."""
+    """Return what is wrong with a file; None for an intact file."""
     try:
         status = path.stat()
         if status.st_size != intact.size:
@@ -194,24 +195,24 @@ def _fault(path: Path, intact: RawFile) -> str | None:
 
 @functools.lru_cache(maxsize=32)
 def _md5(path: Path, size: int, modified: int) -> str:
-    """Return a file's MD5 in hex; size and time of change make a changed file be read again."""
+    """Return a file's MD5 in hex; because of size and time, a changed file is read again."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _require_intact(root: Path) -> None:
-    """Raise an error that says what is wrong with the user's folder and what to do."""
+    """Raise an error with advice if the user's folder has no intact data."""
     damaged = _damaged(root)
     if not damaged:
         return
     folder = _raw_folder(root)
     lines = [f"{ROOT_VARIABLE}={root} has no intact Fashion-MNIST. In {folder}:"]
     for name, fault in damaged.items():
-        packed = ", but its .gz is there: unpack it" if (folder / f"{name}.gz").exists() else ""
+        packed = ". Unpack its .gz" if (folder / f"{name}.gz").exists() else ""
         lines.append(f"  {name} {fault}{packed}")
     lines.append(
-        "This folder is never written to. Put the four files there "
-        f"({', '.join(RAW_FILES)}), or unset {ROOT_VARIABLE} to have them downloaded."
+        "Nothing is ever downloaded into this folder. Put the four files there "
+        f"({', '.join(RAW_FILES)}), or unset {ROOT_VARIABLE} to download them to the cache."
     )
     raise RuntimeError("\n".join(lines))
 
@@ -220,14 +221,14 @@ def _require_intact(root: Path) -> None:
 
 
 class _NoDownloadError(Exception):
-    """Fashion-MNIST can't be had; the message, one line, says why."""
+    """Fashion-MNIST can't be downloaded; the message says why, in one line."""
 
 
 def _fill(cache: Path) -> None:
-    """Download what the cache lacks, unless another process just did or just failed to.
+    """Download the missing files, unless another process just did it, or just failed.
 
     Raises:
-        _NoDownloadError: It can't be had.
+        _NoDownloadError: The files can't be downloaded.
         RuntimeError: Another process holds the lock for too long.
     """
     try:
@@ -236,8 +237,8 @@ def _fill(cache: Path) -> None:
     except filelock.Timeout as late:
         raise RuntimeError(
             f"Another process has been downloading Fashion-MNIST for {LONGEST_DOWNLOAD // 60} "
-            f"minutes and holds {late.lock_file}. End that process, or, "
-            "if there is none, remove that file; then try again."
+            f"minutes and holds {late.lock_file}. End this process, or remove the file if there "
+            "is no such process, and try again."
         ) from None
     except OSError as error:
         raise _NoDownloadError(_one_line(f"the cache can't be used: {error}")) from error
@@ -250,22 +251,22 @@ def _fill(cache: Path) -> None:
 
 
 def _locked(path: Path) -> filelock.BaseFileLock:
-    """Return the lock of this file, held. Raises filelock.Timeout or OSError."""
+    """Acquire the lock of this file and return it. Raises filelock.Timeout or OSError."""
     try:
         lock = filelock.FileLock(path, timeout=LONGEST_DOWNLOAD)
         lock.acquire()
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
             raise
-        # NFS without lockd: that the file is there is the lock. (Where the system has no flock at
-        # all, as Lustre may, FileLock does so itself.)
+        # On NFS without lockd, the existence of a file is the lock. (If the system has no flock at
+        # all, as on some Lustre, FileLock does the same by itself.)
         lock = filelock.SoftFileLock(f"{path}ed", timeout=LONGEST_DOWNLOAD)
         lock.acquire()
     return lock
 
 
 def _download_or_note_failure(cache: Path, names: list[str]) -> None:
-    """Download, and leave a failure where the ranks that wait will find it."""
+    """Download, and write down a failure, so that the waiting ranks find it."""
     note = cache / "fashion-mnist.failed"
     with contextlib.suppress(OSError):
         if time.time() - note.stat().st_mtime < SAME_FAILURE_FOR:
@@ -282,10 +283,10 @@ def _download_or_note_failure(cache: Path, names: list[str]) -> None:
 
 
 def _download(cache: Path, names: list[str]) -> None:
-    """Fetch the named files beside the cache's others and move them in when they are intact.
+    """Download the named files into a folder beside the cache, and move intact files into it.
 
-    So readers never see half a file, good files stay, and what an attempt that was killed
-    had completed is used by the next one.
+    So readers never see half a file, and good files stay. If an attempt is killed, the next
+    attempt uses the files that were complete.
     """
     incoming = cache / "incoming"
     staged = _raw_folder(incoming)
@@ -294,7 +295,7 @@ def _download(cache: Path, names: list[str]) -> None:
         _run_torchvision_download(incoming, names)
     except _DOWNLOAD_FAILURES:
         if not any(staged.glob("*.gz")):
-            raise  # no server answered: a second try would only take time
+            raise  # no server answered, so a second try would only cost time
         _run_torchvision_download(incoming, names)
     for name in names:
         fault = _fault(staged / name, RAW_FILES[name])
@@ -307,14 +308,14 @@ def _download(cache: Path, names: list[str]) -> None:
 
 
 def _run_torchvision_download(root: Path, names: list[str]) -> None:
-    """Run torchvision's own download of the named files; intact packed files are kept."""
+    """Run torchvision's download of the named files; intact packed files are kept."""
     fashion_mnist_class = import_torchvision().datasets.FashionMNIST
     downloader = fashion_mnist_class.__new__(fashion_mnist_class)  # __init__ would load as well
     downloader.root = str(root)
     downloader.resources = [
         resource for resource in fashion_mnist_class.resources if Path(resource[0]).stem in names
     ]
-    # torchvision takes any file of the right name for complete, even half a one.
+    # torchvision believes that any file with the right name is complete, even half a file.
     for name in RAW_FILES:
         (_raw_folder(root) / name).unlink(missing_ok=True)
     before = socket.getdefaulttimeout()
@@ -333,33 +334,33 @@ def _one_line(text: str) -> str:
 
 
 class InMemoryLoader:
-    """Minibatches straight from the data set's tensors: what `DataLoader` yields, much sooner.
+    """A loader that takes minibatches from the data set's tensors, faster than `DataLoader`.
 
-    Yields `(images float32 [m, 1, h, w], labels int64 [m])`, normalised. `DataLoader` opens,
-    converts and normalises samples one at a time in Python; here one minibatch is one lookup.
-    The images stay uint8 in memory (47 MB, not 188 MB) and are normalised when they leave.
+    Yields `(images float32 [m, 1, h, w], labels int64 [m])`, normalized. `DataLoader` opens,
+    converts and normalizes samples one at a time in Python, but here a minibatch is one lookup.
+    The images stay uint8 in memory (47 MB instead of 188 MB) until they are yielded.
 
-    In place of `DataLoader(dataset, …)` with the same arguments it gives the same samples in
-    the same order, from the same draws of the same random generators; pixels agree to
-    floating-point noise (below 1e-6). The sampler is iterated anew in each epoch, so that
+    With the same arguments as `DataLoader(dataset, …)`, it gives the same samples in the same
+    order, from the same draws of the same random generators. The pixels agree up to
+    floating-point noise (below 1e-6). Each epoch iterates over the sampler again, so that
     `sampler.set_epoch(e)` takes effect.
 
     Args:
-        dataset: with `data` uint8 [n, h, w] and `targets` [n], such as `fashion_mnist()`, or a
-            `Subset` of one. Its transform may be `default_transform()` (or another ToTensor
-            with or without Normalize) or None, which stands for the default.
+        dataset: a data set with `data` uint8 [n, h, w] and `targets` [n], such as
+            `fashion_mnist()`, or a `Subset` of it. Its transform may be `default_transform()`,
+            another ToTensor with or without Normalize, or None for the default.
         batch_size: samples per minibatch, m.
         sampler: indices in order, such as a `DistributedSampler`; excludes `shuffle`.
-        shuffle: another random order in each epoch.
-        generator: draws that order; the global one if None.
+        shuffle: use another random order in each epoch.
+        generator: draws this order; None is the global generator.
         drop_last: leave out a last minibatch with fewer than m samples.
-        batch_sampler: lists of indices in place of all of these but the generator.
+        batch_sampler: lists of indices, instead of all these arguments except the generator.
 
     `len()` is the number of minibatches.
 
     Raises:
-        TypeError, ValueError: arguments that contradict each other, or a data set or a
-            transform that only `DataLoader` can handle.
+        TypeError, ValueError: the arguments contradict each other, or only `DataLoader` can
+            handle the data set or the transform.
         IndexError: (while iterating) the sampler gave an index outside the data set.
     """
 
@@ -397,24 +398,24 @@ class InMemoryLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         batches = iter(self.batch_sampler)
-        # DataLoader draws a seed for its workers here, even without any. The same draw keeps
-        # the generator in step: the same order now, and the same dropout masks later.
+        # DataLoader draws a seed for its workers here, even without workers. The same draw keeps
+        # the generator in step, so the order and later dropout masks are the same.
         torch.empty((), dtype=torch.int64).random_(generator=self.generator)
         return map(self._minibatch, batches)
 
     def _minibatch(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Return the samples with these indices."""
-        # By way of NumPy: torch.tensor() takes four times as long for a list.
+        # NumPy, because torch.tensor() takes four times as long for a list.
         rows = torch.from_numpy(np.asarray(indices))
         try:
             pixels = self._images.index_select(0, rows)
             labels = self._labels.index_select(0, rows)
         except IndexError:
             raise IndexError(
-                f"the sampler gave indices from {rows.min()} to {rows.max()}; "
-                f"the data set has 0 to {len(self._images) - 1}"
+                f"the sampler gave indices from {rows.min()} to {rows.max()}, but "
+                f"the data set has only 0 to {len(self._images) - 1}"
             ) from None
-        # shift + scale · pixel: converted and normalised in one pass over memory.
+        # shift + scale · pixel converts and normalizes in one pass over memory.
         return torch.add(self._shift, pixels, alpha=self._scale), labels
 
 
@@ -453,22 +454,22 @@ def _scale_and_shift(transform: Callable | None) -> tuple[float, Tensor]:
             mean, std = float(steps[1].mean[0]), float(steps[1].std[0])
         else:
             raise ValueError(
-                "InMemoryLoader can only do ToTensor and Normalize; for other transforms use "
-                f"DataLoader. Got {transform}"
+                f"InMemoryLoader can only do ToTensor and Normalize, not {transform}. "
+                "Use DataLoader for other transforms"
             )
     return 1 / (255 * std), torch.tensor(-mean / std)
 
 
 class SimpleDataSet(Dataset):
-    """A data set of `n` items; item i is 10·i, so that one reads off what a sampler picked.
+    """A data set of `n` items; item i is 10·i, so that you can see which items a sampler picked.
 
     Args:
         n: Number of items, at least 1.
 
     Raises:
         TypeError, ValueError: `n` is not a positive integer.
-        IndexError: (item) i is not in 0 … n - 1. Negative indices don't count from the end:
-            a sampler that gives one is wrong.
+        IndexError: (item) i is not in 0 … n - 1. Negative indices don't count from the end,
+            because only a wrong sampler gives them.
     """
 
     def __init__(self, n: int) -> None:

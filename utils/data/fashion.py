@@ -1,8 +1,8 @@
 """The two data set classes behind `utils.data.fashion_mnist`: the real one and the stand-in.
 
-A module of its own because its classes derive from torchvision's: it is imported when data is
-asked for, not with `utils.data`. Both classes live at module level, so that a pickled data set
-that arrives in a fresh process brings torchvision in through the repair in `utils.data`.
+They have a separate module, because they derive from torchvision's classes, which are imported only
+when somebody asks for data. Both classes are at module level, so that a fresh process that
+unpickles a data set imports torchvision through the repair in `utils.data`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ SAMPLES = {True: 60_000, False: 10_000}  # train, test
 SIDE = 28
 CLASSES = 10
 LOOKS = 10  # different patterns that belong to one class
-REACH = 2  # pixels a pattern may be off centre, to each side
-NOISE = 30  # grey levels
-HEAVIEST = 66  # largest share of another class's pattern, in 128ths: at 64 a class can't be told
+REACH = 2  # pixels that a pattern may be off center, to each side
+NOISE = 30  # gray levels
+HEAVIEST = 66  # most of another class's pattern, in 128ths; at 64 the classes look the same
 BLUR = 5  # pixels
-# Grey levels above GROUND, times GAIN: half the pixels black, mean and standard deviation near
-# Fashion-MNIST's, so that the default normalisation suits both.
+# Gray levels above GROUND are multiplied by GAIN. Half of the pixels are black, and mean and
+# standard deviation are close to Fashion-MNIST's, so that the default normalization suits both.
 GROUND = 147
 GAIN = 20
 
 
 class FashionMNIST(_datasets.FashionMNIST):
-    """torchvision's `FashionMNIST`, with `is_standin = False`; files are checked before."""
+    """torchvision's `FashionMNIST` with `is_standin = False`; its files have been checked."""
 
     is_standin = False
 
     def _check_legacy_exist(self) -> bool:
-        # torchvision prefers a `processed/` folder of old versions, which nobody has verified.
+        # torchvision would prefer a `processed/` folder of old versions, which nobody has checked.
         return False
 
 
@@ -63,12 +63,12 @@ class StandInFashionMNIST(_datasets.FashionMNIST):
 def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `n` generated samples: images uint8 [n, 28, 28] and labels int64 [n].
 
-    A sample is one of its class's patterns, off centre, with another class's pattern shining
-    through, darkened, with noise. Where the other pattern weighs as much as its own nobody can
-    tell the classes apart, so that accuracy stays below 100 %.
+    A sample is a pattern of its class, off center and darkened, with noise and a share of another
+    class's pattern. If both patterns have the same weight, the classes can't be distinguished, so
+    accuracy stays below 100 %.
 
-    Integer arithmetic throughout: floating-point rounding may depend on the processor and on
-    the number of threads, and all ranks must hold the same bytes.
+    All arithmetic uses integers, because all ranks must have the same bytes, and floating-point
+    rounding may depend on the processor and on the number of threads.
     """
     bank = _patterns()
     per_class = len(bank) // CLASSES
@@ -87,7 +87,7 @@ def draw(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     grain = integers(0, len(noise), n)
 
     images = torch.empty((n, SIDE * SIDE), dtype=torch.uint8)
-    # In parts that fit into the cache. No product exceeds 128 · 255, which int16 holds.
+    # The parts fit into the cache. No product exceeds 128 · 255, which fits into int16.
     for rows in torch.arange(n).split(1_000):
         part = bank[mine[rows]].mul_(128 - weight[rows])
         part += bank[other[rows]].mul_(weight[rows])
@@ -103,7 +103,7 @@ def _patterns() -> torch.Tensor:
     side = SIDE + positions - 1
     blocks = torch.randint(0, 256, (CLASSES * LOOKS, 10, 10), generator=random)
     canvas = blocks.repeat_interleave(4, 1).repeat_interleave(4, 2)  # 40 × 40 pixels
-    # Means over a square, as integers: soft edges.
+    # Integer means over a square make soft edges.
     for axis in (1, 2):
         canvas = canvas.unfold(axis, BLUR, 1).sum(-1)
     canvas = canvas[:, :side, :side] // BLUR**2

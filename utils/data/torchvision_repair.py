@@ -1,4 +1,4 @@
-"""Imports torchvision, also where its compiled operators do not fit PyTorch."""
+"""Import torchvision even if its compiled operators do not fit PyTorch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 
 def import_torchvision() -> ModuleType:
-    """Import torchvision, also where its compiled operators don't load; return the module.
+    """Import torchvision even if its compiled operators don't load; return the module.
 
-    A torchvision built for CUDA can't load its operators beside a CPU-only PyTorch, and its
-    import ends in "operator torchvision::nms does not exist". Data sets and transforms don't
-    need those operators, only their declarations. `torchvision.ops.nms` itself keeps raising.
-    Where torchvision is healthy this is a plain import.
+    A torchvision built for CUDA can't load its operators with a CPU-only PyTorch, so its import
+    ends in "operator torchvision::nms does not exist". Data sets and transforms don't need these
+    operators, only their declarations. `torchvision.ops.nms` itself still raises an error. For an
+    intact torchvision, this is a plain import.
 
     Raises:
-        ImportError, RuntimeError: torchvision is absent, or broken in another way.
+        ImportError, RuntimeError: torchvision is missing, or broken in another way.
     """
     try:
         import torchvision
@@ -26,7 +26,7 @@ def import_torchvision() -> ModuleType:
         if "torchvision::" not in str(error):
             raise
         _declare_missing_operators()
-        # What the failed import left behind would lack its place in the package.
+        # Modules that the failed import has left behind would not be attributes of the package.
         for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
             del sys.modules[name]
         import torchvision
@@ -43,5 +43,5 @@ def _declare_missing_operators() -> None:
 
 @functools.cache
 def _torchvision_library() -> torch.library.Library:
-    """Return the handle that keeps the declarations alive, as long as this module."""
+    """Return the handle that keeps the declarations alive as long as this module."""
     return torch.library.Library("torchvision", "FRAGMENT")

@@ -1,9 +1,9 @@
-"""``ddl-labs doctor``: what on this machine would keep the labs from running.
+"""``ddl-labs doctor`` finds out what on this machine would keep the labs from running.
 
-`examination` has the table of checks. What may crash, hang or take seconds (PyTorch, MPI, ranks)
-runs in processes with a deadline, started by `machine`; `probes` is what they find out.
+`examination` has the table of checks. Code that may crash, hang or take seconds (PyTorch, MPI,
+ranks) runs in processes with a deadline: `machine` starts them, and `probes` has their code.
 
-Nothing but the standard library is imported on top: the doctor's patients lack packages.
+Module-level imports use only the standard library, because a broken environment lacks packages.
 """
 
 from utils.doctor.examination import as_text, examine, find, main

@@ -16,7 +16,7 @@ from utils.doctor import machine_checks, mpi_checks, package_checks
 from utils.doctor.finding import Finding, SettledError, error, not_tested, one_line
 from utils.doctor.machine import Machine
 
-#: In the order in which one repairs: what comes first is the cause of what fails below.
+#: In the order in which you repair: an early failure is the cause of later failures.
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "system": package_checks.check_system,
     "Python": package_checks.check_python,
@@ -48,7 +48,7 @@ IN_ASCII = {"✓": "+", "✗": "x", "→": ">", "…": "..."}
 
 
 def find(name: str, machine: Machine) -> Finding:
-    """Make one check; what it raises is a finding, too."""
+    """Make one check; turn an error that it raises into a finding."""
     try:
         finding = CHECKS[name](machine)
     except SettledError as settled:
@@ -56,39 +56,39 @@ def find(name: str, machine: Machine) -> Finding:
     except ModuleNotFoundError as missing:
         finding = not_tested(str(missing.name))
     except Exception as failure:
-        finding = error(one_line(failure), "this is new: please report it with this line")
+        finding = error(one_line(failure), "please report this line: the problem is new")
     return replace(finding, name=name)
 
 
 def examine(machine: Machine) -> Iterator[Finding]:
-    """Yield all findings, in order, as they come."""
+    """Yield all findings in order, each as soon as it is known."""
     if sys.platform == "win32":
-        yield find("system", machine)  # the others ask for what Windows does not have
+        yield find("system", machine)  # the other checks need things that Windows doesn't have
         return
-    # They import for seconds: all at once, and not beside the ranks, whose time is taken.
-    with contextlib.suppress(OSError):  # what can't be started is told by its own line
+    # Imports take seconds, so these probes run at once, but not while the ranks' time is measured.
+    with contextlib.suppress(OSError):  # the line of a probe that can't start reports it
         for part in ("torch", "jupyterlab", "library"):
             machine.probe(part)
-        if machine.has_launcher:  # on a rank it would wait for the others
+        if machine.has_launcher:  # on a rank, this probe would wait for the other ranks
             machine.probe("all_reduce")
     for name in CHECKS:
         yield find(name, machine)
 
 
 def as_text(finding: Finding) -> str:
-    """Return a line for the finding, wrapped at words, and the lines of its remedy."""
+    """Return the wrapped line of a finding, and the lines of its remedy."""
     head = f"{SYMBOLS[finding.status]} {finding.name}".ljust(INDENT)
     words = textwrap.TextWrapper(
         WIDTH, head, " " * INDENT, break_long_words=False, break_on_hyphens=False
     )
     fact = words.fill(finding.fact)
-    # Remedies keep their lines: a command is there to be copied.
+    # Remedies keep their lines, so that you can copy a command.
     remedy = finding.remedy.replace("\n", "\n    ")
     return f"{fact}\n  → {remedy}" if remedy else fact
 
 
 def main(as_json: bool = False, timeout: float = 60.0) -> int:
-    """Print the report; return 0 if nothing is in the way of the labs, else 1."""
+    """Print the report; return 0 if the labs run, and 1 otherwise."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `with` ends the probes
     started = time.monotonic()
     findings = []
@@ -100,7 +100,7 @@ def main(as_json: bool = False, timeout: float = 60.0) -> int:
                     _say(as_text(finding))
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # as in `… doctor | head`; Python would complain again at its end
+    except BrokenPipeError:  # as in `… doctor | head`; without this, Python complains at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     seconds = round(time.monotonic() - started, 1)
@@ -109,13 +109,13 @@ def main(as_json: bool = False, timeout: float = 60.0) -> int:
         checks = [asdict(finding) for finding in findings]
         print(json.dumps({"ok": not errors, "seconds": seconds, "checks": checks}, indent=1))
     else:
-        result = f"{errors} of them to repair first" if errors else "the labs run"
+        result = f"repair {errors} of them first" if errors else "the labs run"
         _say(f"{len(findings)} checks in {seconds:.1f} s: {result}")
     return 1 if errors else 0
 
 
 def _say(text: str) -> None:
-    """Print at once, in ASCII where the terminal knows no more."""
+    """Print a line at once, in ASCII if the terminal can't show more."""
     try:
         "".join(IN_ASCII).encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""What a check finds, and the words of a report: short paths, sizes, commands."""
+"""The finding of a check, and the words of the report: short paths, sizes, commands."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from utils.jobs import ROOT
 
-# What `make env` builds.
+# The command that `make env` installs.
 OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"
-# Is this a clone of the course? On a hub it is a package among others, in a shared environment.
+# Whether this is a clone of the course. On a hub, the course is a package in a shared environment.
 IS_CLONE = (ROOT / "pyproject.toml").exists()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A finding is a line of the report; its status is ok, warning (the labs run) or error.
+    """A line of the report; its status is ok, warning (the labs still run) or error.
 
-    Checks return it without a name: the table of checks has the names.
+    Checks return findings without a name, because the table of checks has the names.
     """
 
     status: str
@@ -32,7 +32,7 @@ class Finding:
 
 
 class SettledError(Exception):
-    """Raised in a check by what it asks, where that settles the finding."""
+    """Raised if the answer to a check's question already decides the finding."""
 
     def __init__(self, finding: Finding):
         super().__init__(finding.fact)
@@ -40,22 +40,22 @@ class SettledError(Exception):
 
 
 def ok(fact: str) -> Finding:
-    """Return the finding that all is well."""
+    """Return the finding that there is no problem."""
     return Finding("ok", "", fact)
 
 
 def warning(fact: str, remedy: str = "") -> Finding:
-    """Return the finding that the labs run, but someone should know."""
+    """Return the finding that the labs run, but that there is something to know."""
     return Finding("warning", "", fact, remedy)
 
 
 def error(fact: str, remedy: str) -> Finding:
-    """Return the finding that the labs don't run, or not all of them."""
+    """Return the finding that some or all labs don't run."""
     return Finding("error", "", fact, remedy)
 
 
 def not_tested(needs: str) -> Finding:
-    """Return a finding whose cause has a line of its own, which is the one to read."""
+    """Return the finding that another line of the report names the cause."""
     return warning(f"not tested: needs {needs}")
 
 
@@ -63,7 +63,7 @@ def not_tested(needs: str) -> Finding:
 
 
 def one_line(failure: BaseException) -> str:
-    """Return kind, message and cause of an exception, on one line of bearable length."""
+    """Return kind, message and cause of an exception on one line of at most 200 characters."""
     text = str(failure)
     if not text.startswith("No module"):
         text = f"{type(failure).__name__}: {text}"
@@ -73,7 +73,7 @@ def one_line(failure: BaseException) -> str:
 
 
 def short(path: Path | str) -> str:
-    """Write a path as one would type it: in the course's folder relative to it, or from ~."""
+    """Return a path as you would type it: relative to the current folder, or from ~."""
     path = Path(path)
     if path.is_relative_to(ROOT) and path.is_relative_to(Path.cwd()):
         return str(path.relative_to(Path.cwd()))
@@ -83,35 +83,35 @@ def short(path: Path | str) -> str:
 
 
 def gigabytes(size: float) -> str:
-    """Write 1.5e9 as "1.5 GB", 2e7 as "20 MB"."""
+    """Return 1.5e9 as "1.5 GB", 2e7 as "20 MB"."""
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def gist(text: str) -> str:
-    """Return the line to read in a launcher's output: a Python error, else the first words."""
+    """Return the important line of a launcher's output: a Python error, or else the first line."""
     errors = re.findall(r"^(?:\[rank\d+\]: )?(\w[\w.]*(?:Error|Exception)\b.*)", text, re.MULTILINE)
     lines = errors[-1:] or [line.strip(" -*") for line in text.splitlines() if line.strip(" -*")]
     return textwrap.shorten(lines[0], 200, placeholder=" …") if lines else "it printed nothing"
 
 
 def install_command(extra: str = "") -> str:
-    """Return what brings the course's packages, and those of an extra, to this Python."""
+    """Return the command that installs the course's packages, and an extra, into this Python."""
     if not IS_CLONE:
-        return f"{short(sys.prefix)} is not complete: its administrator runs hpc/install.sh again"
+        return f"{short(sys.prefix)} is incomplete: ask its admin to run hpc/install.sh again"
     change = "" if Path.cwd() == ROOT else f"cd {short(ROOT)} && "
     if in_environment():
         python = short(sys.executable)
         more = f" -e '.[{extra}]'" if extra else ""
         return f"{change}{python} -m pip install -r requirements.txt{more}"
-    # Nothing is to be installed into the system's Python.
+    # Never advise to install packages into the system's Python.
     return in_own_python() or f"{change}make env"
 
 
 def in_own_python() -> str:
-    """Return the command of a doctor in the course's .venv; "" where there is none."""
+    """Return the command of the doctor in the course's .venv; "" if there is no .venv."""
     return f"{short(OWN_COMMAND)} doctor" if os.access(OWN_COMMAND, os.X_OK) else ""
 
 
 def in_environment() -> bool:
-    """Return whether this Python belongs to a virtual environment, or to one of conda."""
+    """Return whether this Python belongs to a virtual environment or a conda environment."""
     return sys.prefix != sys.base_prefix or (Path(sys.prefix) / "conda-meta").exists()

@@ -1,4 +1,4 @@
-"""This machine, and what its checks ask it for, found out once, in processes with a deadline."""
+"""The facts about this machine, each found out only once, in a process with a deadline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from utils.jobs.start_plan import Plan
 
 Facts = dict[str, Any]
-#: Parts of probes with the variables that the course sets for its ranks.
+#: The parts whose probes get the variables that the course sets for its ranks.
 OF_A_RANK = ("library", "all_reduce")
 
 
 class Outcome(NamedTuple):
-    """An outcome is what a probe told, and how it ended; `status` is None past the deadline."""
+    """The facts that a probe printed, and how it ended; `status` is None after the deadline."""
 
     told: list[Facts]
     errors: str
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 
 class Probe:
-    """A process that tells facts by `probes.tell`, in a session of its own, until its deadline."""
+    """A process in a separate session that prints facts (`probes.tell`) until its deadline."""
 
     def __init__(self, command: list[str], deadline: float, env: dict[str, str]):
         self._deadline = deadline
@@ -53,7 +53,7 @@ class Probe:
 
     @functools.cached_property
     def outcome(self) -> Outcome:
-        """Wait for its end, at most until the deadline; nothing of it runs afterwards."""
+        """Wait until the process ends, and end it at the deadline; return its outcome."""
         left = self._deadline - (time.monotonic() - self._started)
         status = None
         output = errors = ""
@@ -62,7 +62,7 @@ class Probe:
             status = self._process.returncode
         except subprocess.TimeoutExpired:
             self.end()
-            # A process that escaped keeps the pipes open.
+            # A process that escaped from the session keeps the pipes open.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 output, errors = self._process.communicate(timeout=2)
         facts = []
@@ -72,7 +72,7 @@ class Probe:
         return Outcome(facts, errors, status, time.monotonic() - self._started)
 
     def facts(self, part: str) -> Facts:
-        """Return what it told about a part; if nothing, "error" says why."""
+        """Return the probe's facts about a part; if there are none, "error" says why."""
         for facts in reversed(self.outcome.told):
             if part in facts:
                 return dict(facts[part])
@@ -82,22 +82,22 @@ class Probe:
         return {"error": f"ended with status {status}: {gist(self.outcome.errors)}"}
 
     def end(self) -> None:
-        """End the process, its session and all that descend from it."""
+        """End the process, its session, and all its descendants."""
         if self._process.poll() is not None:
             return
         family: list[Any] = []
-        with contextlib.suppress(ImportError):  # the doctor also runs where psutil is missing
-            import psutil  # noqa: F401 - the first thing that the other module needs
+        with contextlib.suppress(ImportError):  # the doctor must run even if psutil is missing
+            import psutil  # noqa: F401 - watchdog imports it first
 
             from utils.jobs import watchdog
 
             family = watchdog.family(self._process.pid)
-        # Asked politely, Open MPI removes its files from /dev/shm and the temporary folder.
+        # At a SIGTERM, Open MPI removes its files from /dev/shm and the temporary folder.
         os.killpg(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         for member in family:
-            with contextlib.suppress(Exception):  # it has ended
+            with contextlib.suppress(Exception):  # the process has ended
                 member.kill()
         with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -114,10 +114,10 @@ class Machine:
     """This machine; a context manager that ends the probes.
 
     Attributes:
-        probes: Those that `probe` has started, by part.
+        probes: The probes that `probe` has started, by part.
 
     Args:
-        timeout: Seconds that each probe gets; PyTorch on a network drive can take half a minute.
+        timeout: Seconds for each probe; importing PyTorch from a network drive can take 30 s.
     """
 
     def __init__(self, timeout: float = 60.0):
@@ -135,23 +135,23 @@ class Machine:
         if "ranks" in vars(self):
             from utils.jobs import watchdog
 
-            # Ranks that left the launcher's session still carry the mark.
+            # Even ranks that left the launcher's session have the mark in their environment.
             watchdog.end_all(self._mark)
 
     def start(
         self, command: list[str], deadline: float | None = None, env: dict[str, str] | None = None
     ) -> Probe:
-        """Start a probe that does not outlive this object; `env` adds to the variables here."""
+        """Start a probe that ends with this object; `env` adds variables to this environment."""
         probe = Probe(command, deadline or self.timeout, os.environ | (env or {}))
         self._started.append(probe)
         return probe
 
     def ask(self, *parts: str, env: dict[str, str] | None = None) -> Probe:
-        """Start a probe that tells about these parts, see `probes.PROBES`."""
+        """Start a probe that reports about these parts, see `probes.PROBES`."""
         return self.start(probe_command("tell_about", *parts), env=env)
 
     def probe(self, part: str) -> Probe:
-        """Return the probe that tells about a part; the first call starts it."""
+        """Return the probe that reports about a part; the first call starts it."""
         if part not in self.probes:
             (parts,) = [parts for parts in PROBES if part in parts]
             env = self.rank_environment if part in OF_A_RANK else None
@@ -159,12 +159,12 @@ class Machine:
         return self.probes[part]
 
     def facts(self, part: str) -> Facts:
-        """Return what is known about a part; if nothing, "error" says why."""
+        """Return the known facts about a part; if there are none, "error" says why."""
         return self.probe(part).facts(part)
 
     @functools.cached_property
     def plan(self) -> Plan | Finding:
-        """The course's plan for two ranks, or the finding that there is none."""
+        """Return the course's plan for two ranks, or the finding that there is no plan."""
         from utils.jobs import RanksError
         from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
@@ -172,17 +172,17 @@ class Machine:
             refuse_on_a_rank()
         except RanksError:
             fact = "the doctor itself runs on an MPI rank"
-            return error(fact, "Run it without mpiexec or srun")
+            return error(fact, "run the doctor without mpiexec or srun")
         try:
             return Plan(2, launcher="mpiexec")
         except RanksError as failure:
-            # The messages of the course: what is wrong. What to do.
+            # The course's messages first say what is wrong, and in a second sentence what to do.
             fact, _, remedy = str(failure).partition(". ")
             return error(fact, remedy)
 
     @property
     def rank_environment(self) -> dict[str, str]:
-        """What the course sets for its ranks; nothing where that fails (see "launcher")."""
+        """Return the variables that the course sets for its ranks; {} if it can't start ranks."""
         with contextlib.suppress(Exception):
             if not isinstance(self.plan, Finding):
                 return self.plan.environment
@@ -190,14 +190,14 @@ class Machine:
 
     @property
     def has_launcher(self) -> bool:
-        """Can ranks be started, and is this not a rank itself? If not, see "launcher"."""
+        """Return whether ranks can be started here; if not, the line "launcher" says why."""
         with contextlib.suppress(Exception):
             return not isinstance(self.plan, Finding)
         return False
 
     @functools.cached_property
     def ranks(self) -> Outcome:
-        """Two ranks, started as the labs do; needs a plan."""
+        """Return the outcome of two ranks, started as in labs; raise SettledError if impossible."""
         from utils.jobs import watchdog
 
         plan = self.plan
@@ -207,18 +207,18 @@ class Machine:
         return self.start(command, env=plan.environment | {watchdog.VARIABLE: self._mark}).outcome
 
     def told_by_ranks(self, part: str) -> list[Facts]:
-        """Return what each rank told about "world" or "all_reduce"; nothing if none can start."""
+        """Return each rank's facts about "world" or "all_reduce"; [] if no rank can start."""
         if isinstance(self.plan, Finding) or "error" in self.facts("library"):
             return []
         return [facts[part] for facts in self.ranks.told if part in facts]
 
     def sizes(self) -> list[int]:
-        """Return how many ranks each of the two sees; [2, 2] if all is well."""
+        """Return how many ranks each of the two ranks sees: [2, 2] without a problem."""
         return [world["size"] for world in self.told_by_ranks("world")]
 
 
 def facts_of(machine: Machine, part: str, extra: str = "") -> Facts:
-    """Return what is known about a part. Without that, the finding is: install it."""
+    """Return the known facts about a part, or raise the finding that it must be installed."""
     facts = machine.facts(part)
     if "error" in facts:
         raise SettledError(error(facts["error"], install_command(extra)))
@@ -226,7 +226,7 @@ def facts_of(machine: Machine, part: str, extra: str = "") -> Facts:
 
 
 def needs_pytorch(machine: Machine) -> Facts:
-    """Return what is known about PyTorch. Without that, the finding is: not tested."""
+    """Return the known facts about PyTorch, or raise the finding that it wasn't tested."""
     facts = machine.facts("torch")
     if "error" in facts:
         raise SettledError(not_tested("PyTorch"))

@@ -1,4 +1,4 @@
-"""Checks of the machine: cores, memory, folders, connections to itself."""
+"""Checks of the machine: cores, memory, folders, and connections to itself."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from utils.jobs import RanksError
 RANKS_OF_A_LAB = 4
 # Four ranks with PyTorch and the data, the notebook's kernel and JupyterLab.
 MEMORY_OF_A_LAB = 2e9
-# Open MPI makes a file of this size for each rank; without room for it, it does without or aborts.
+# Open MPI makes a file of this size for each rank. If it doesn't fit, Open MPI may abort.
 SEGMENT = 16 * 2**20
 ROOM_TO_WRITE = 200e6
 
 
 def check_cores(machine: Machine) -> Finding:
-    """Enough for the four ranks of a lab, one thread each?"""
+    """Check that there are enough cores for the four ranks of a lab, with one thread each."""
     from utils.jobs.start_plan import usable_cores
 
     cores = min([usable_cores(), *cpu_quotas()])
@@ -33,14 +33,14 @@ def check_cores(machine: Machine) -> Finding:
     fact = f"{cores:g} for the {RANKS_OF_A_LAB} ranks of a lab"
     if cores >= RANKS_OF_A_LAB:
         return ok(f"{fact}, 1 thread each")
-    remedy = f"the machine has {present}; ask for 4, such as srun -c 4, docker run --cpus 4"
+    remedy = f"the machine has {present}: ask for 4, such as srun -c 4 or docker run --cpus 4"
     if present // 2 < RANKS_OF_A_LAB:
-        remedy = "fine for learning; measure speedups on 4 cores or more"
-    return warning(f"{fact}: they take turns", remedy)
+        remedy = "this is fine for learning, but measure speedups on 4 cores or more"
+    return warning(f"{fact}, which take turns", remedy)
 
 
 def _own_cgroup(file: str) -> Iterator[str]:
-    """Yield the text of this file in the control group of this process and in those above it."""
+    """Yield the text of this file in the control group of this process, and in its parents."""
     top = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
         text = Path("/proc/self/cgroup").read_text()
@@ -58,7 +58,7 @@ def cpu_quotas() -> list[float]:
 
 
 def check_memory(machine: Machine) -> Finding:
-    """Enough for four ranks, kernel and JupyterLab?"""
+    """Check that there is enough memory for four ranks, the kernel and JupyterLab."""
     import resource
 
     import psutil
@@ -71,7 +71,7 @@ def check_memory(machine: Machine) -> Finding:
     if most != resource.RLIM_INFINITY:
         limits["the limit of each process (ulimit -v)"] = most
     name, size = min(limits.items(), key=operator.itemgetter(1))
-    fact = f"{gigabytes(size)} {name}; a lab takes {gigabytes(MEMORY_OF_A_LAB)}"
+    fact = f"{gigabytes(size)} {name}; a lab needs {gigabytes(MEMORY_OF_A_LAB)}"
     remedy = "close other programs, or ask for more (srun --mem 4G, docker run -m 4g)"
     if size < MEMORY_OF_A_LAB / 2:
         return error(fact, remedy)
@@ -79,12 +79,12 @@ def check_memory(machine: Machine) -> Finding:
 
 
 def check_shared_memory(machine: Machine) -> Finding:
-    """Room in /dev/shm, where the ranks of one machine exchange their messages?"""
+    """Check the room in /dev/shm, where the ranks of one machine exchange their messages."""
     folder = Path("/dev/shm")
     if not folder.is_dir():
         return ok("no /dev/shm on this system: the temporary folder is used")
     if not os.access(folder, os.W_OK):
-        return error("/dev/shm can't be written", "ask the admin for:\nchmod 1777 /dev/shm")
+        return error("/dev/shm is not writable", "ask the admin to run:\nchmod 1777 /dev/shm")
     free = shutil.disk_usage(folder).free
     fact = f"{gigabytes(free)} free in /dev/shm"
     if free >= RANKS_OF_A_LAB * SEGMENT:
@@ -92,12 +92,12 @@ def check_shared_memory(machine: Machine) -> Finding:
     needs = f"{fact}; 4 ranks need {gigabytes(RANKS_OF_A_LAB * SEGMENT)}"
     remedy = "docker run --shm-size=256m"
     if any(folder.glob("sm_segment.*")):
-        remedy = f"rm {folder}/sm_segment.* (what killed ranks left; not while ranks run)\n{remedy}"
+        remedy = f"rm {folder}/sm_segment.* (files of killed ranks; first stop all ranks)\n{remedy}"
     return (error if free < SEGMENT else warning)(needs, remedy)
 
 
 def check_temp_folder(machine: Machine) -> Finding:
-    """Can ranks leave their connection files and logs there?"""
+    """Check that ranks can write their connection files and logs to the temporary folder."""
     remedy = "mkdir -p ~/tmp && export TMPDIR=~/tmp"
     try:
         folder = Path(tempfile.gettempdir())
@@ -113,7 +113,7 @@ def check_temp_folder(machine: Machine) -> Finding:
 
 
 def check_home(machine: Machine) -> Finding:
-    """Can Jupyter keep its files there (a full quota shows only when one writes)?"""
+    """Check that Jupyter can write to the home folder; only writing shows a full quota."""
     home = Path(os.path.expanduser("~"))
     folders = [home]
     with contextlib.suppress(ImportError):
@@ -125,12 +125,12 @@ def check_home(machine: Machine) -> Finding:
             write_a_megabyte(existing(folder))
         except OSError as failure:
             remedy = "free some space (quota?), or use another folder:\nexport HOME=FOLDER"
-            return error(f"{folder} can't be written: {failure.strerror or failure}", remedy)
+            return error(f"{folder} is not writable: {failure.strerror or failure}", remedy)
     return _room_in(home, "free some space: du -sh ~/.cache/* shows what is large")
 
 
 def existing(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists already."""
+    """Return the folder, or its nearest parent that already exists."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 
@@ -149,8 +149,8 @@ def _room_in(folder: Path, remedy: str) -> Finding:
 
 
 def check_ports(machine: Machine) -> Finding:
-    """Can this machine talk to itself, as Jupyter and ipyparallel do?"""
-    remedy = "loopback is blocked or off; ask the admin about the firewall, or:\nip link set lo up"
+    """Check that this machine can connect to itself, as Jupyter and ipyparallel do."""
+    remedy = "ask the admin about the firewall, or switch loopback on:\nip link set lo up"
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]

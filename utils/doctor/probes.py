@@ -1,4 +1,4 @@
-"""What runs in probes, processes with a deadline: imports, the MPI library, two ranks."""
+"""The code of probes, which are processes with a deadline: imports, the MPI library, two ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from typing import Any
 
 from utils.doctor.finding import one_line
 
-# Between control characters, as ranks and MPI libraries print into the same stream.
+# Control characters mark the facts, because ranks and MPI libraries print into the same stream.
 MARK = "\x02doctor "
 
 
 def tell(**facts: Any) -> None:
-    """Pass facts to the doctor. One write, so that ranks don't mix their lines."""
+    """Pass facts to the doctor, in one write, so that ranks don't mix their lines."""
     sys.stdout.write(f"{MARK}{json.dumps(facts)}\x03\n")
     sys.stdout.flush()
 
 
 def tell_about(*parts: str) -> None:
-    """Tell the facts of each part, or the error; one that fails leaves the others alone."""
+    """Report the facts of each part, or its error; a failed part doesn't stop the other parts."""
     for part in parts:
         try:
             facts = PARTS[part]()
@@ -36,7 +36,7 @@ def tell_about(*parts: str) -> None:
 
 
 def tell_of_url(url: str) -> None:
-    """Tell whether the server has this file; nothing of it is downloaded."""
+    """Report whether the server has this file, without downloading it."""
     import urllib.request
 
     request = urllib.request.Request(url, method="HEAD")
@@ -45,7 +45,7 @@ def tell_of_url(url: str) -> None:
 
 
 def tell_on_rank() -> None:
-    """On each of two ranks: tell about MPI's world, then about a process group of PyTorch."""
+    """Report about MPI's world, then about a process group of PyTorch; runs on two ranks."""
     from mpi4py import MPI
 
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
@@ -61,7 +61,7 @@ def _torch_facts() -> dict[str, Any]:
 
     facts = {"version": torch.__version__, "distributed": dist.is_available(), "backend": None}
     if dist.is_available():
-        # Whether MPI works in this process is another question, for the probe of the backend.
+        # The probe of the backend finds out whether MPI works in a process.
         if dist.is_mpi_available.__module__.startswith("torch_mpi."):
             facts["backend"] = "course"
         elif dist.is_mpi_available():
@@ -128,7 +128,7 @@ def _library_facts() -> dict[str, Any]:
 
     name, version = MPI.get_vendor()
     paths = []
-    with contextlib.suppress(OSError):  # the system does not tell
+    with contextlib.suppress(OSError):  # not every system has this file
         maps = Path("/proc/self/maps").read_text()
         paths = re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE)
     path = paths[0] if paths else None
@@ -146,7 +146,7 @@ def _all_reduce_facts() -> dict[str, Any]:
     return {"value": number.item()}
 
 
-#: Parts that one probe tells about, as they import the same, and the function that finds the facts.
+#: The parts of each probe, which need the same imports, and the function that finds their facts.
 PROBES = (
     {"torch": _torch_facts, "torchvision": _torchvision_facts, "data": _data_facts},
     {"jupyterlab": _jupyterlab_facts, "ipyparallel": _ipyparallel_facts, "nbval": _nbval_facts},

@@ -1,9 +1,9 @@
-"""A picture in words, made from what it shows: for those who hear it, and where no picture is.
+"""A description of a picture in words, made from its contents, for readers who can't see it.
 
-:func:`install` has the kernel send these words with every figure: as the alternative text of the
-image (``metadata["image/png"]["alt"]``, which nbconvert writes into its pages), and as the plain
-text of the output, in place of ``<Figure size 800x400>``. The kernel takes the image itself from
-:mod:`utils.figures.forms`, too.
+:func:`install` makes the kernel send these words with every figure. They are the alternative text
+of the image (``metadata["image/png"]["alt"]``, which nbconvert writes into its pages), and the
+plain text of the output, instead of ``<Figure size 800x400>``. The kernel also gets the image from
+:mod:`utils.figures.forms`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from matplotlib.container import BarContainer, ErrorbarContainer
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-#: Letters of a description.
+#: Most characters of a description.
 MOST = 800
-#: Bars and single points that are told one by one.
+#: Up to this many bars or points are described one by one.
 _FEW = 12
 
 
 def install() -> None:
-    """Describe each figure that this kernel shows from now on; nothing without a kernel."""
+    """Describe each figure that this kernel shows from now on; without a kernel, do nothing."""
     shell = get_ipython()
     if shell is not None:
-        # Loads matplotlib's backend, which would otherwise replace the formatter later.
+        # This loads matplotlib's backend, which would otherwise replace the formatter later.
         plt.draw_if_interactive()
         shell.display_formatter.mimebundle_formatter.for_type(Figure, _bundle)
         shell.display_formatter.formatters["image/png"].for_type(Figure, _png)
@@ -41,16 +41,16 @@ def _bundle(figure: Figure, include: object = None, exclude: object = None) -> t
 
 
 def _png(figure: Figure) -> bytes | None:
-    """Return the figure's pixels; None of an empty one, which would be a blank area."""
+    """Return the figure's pixels; None for an empty figure, which would be a blank area."""
     from . import forms
 
     return forms.png(figure, tight=True) if figure.axes or figure.lines else None
 
 
 def describe(figure: Figure) -> str:
-    """Return what a figure shows: titles, axes and units, every series with its values.
+    """Return a figure in words: titles, axes and units, and every series with its values.
 
-    A figure with an attribute ``alt_text`` is described by that.
+    If the figure has an attribute ``alt_text``, this text is the description.
     """
     words = getattr(figure, "alt_text", None)
     if words is None:
@@ -87,7 +87,7 @@ def _series(axes: Axes) -> Iterator[str]:
 
 
 def _line(line: Line2D, name: str = "") -> str:
-    """Return a line's values in words; nothing of a line that has no name or no values."""
+    """Return a line's values in words; "" for a line without a name or without values."""
     name = name or _own(line.get_label())
     try:
         x, y = np.asarray(line.get_xdata(), float), np.asarray(line.get_ydata(), float)
@@ -108,7 +108,7 @@ def _line(line: Line2D, name: str = "") -> str:
 
 
 def _bars(axes: Axes, bars: BarContainer) -> str:
-    """Return the lengths of bars, by what stands at the axis."""
+    """Return the lengths of bars, with their labels on the axis."""
     upright = bars.orientation == "vertical"
     axis = axes.xaxis if upright else axes.yaxis
     lengths = bars.datavalues
@@ -128,6 +128,6 @@ def _bars(axes: Axes, bars: BarContainer) -> str:
 
 
 def _own(label: object) -> str:
-    """Return a name that somebody gave; matplotlib's own begin with an underscore."""
+    """Return a label, or "" for matplotlib's default labels, which begin with an underscore."""
     text = str(label or "")
     return "" if text.startswith("_") else text

@@ -1,4 +1,4 @@
-"""Whether somebody sits at the notebook: who can press a button, or read a line that changes."""
+"""Is somebody present at the notebook, who can press a button or read a line that changes?"""
 
 from __future__ import annotations
 

@@ -23,18 +23,18 @@ def chart(width: float, height: float) -> tuple[Figure, Axes]:
 def panels(
     width: float, height: float, rows: int = 1, columns: int = 1, **look: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure (inches) and its axes, row by row; look: as for `plt.subplots`."""
+    """Return a figure (inches) and its axes, row by row; `look` is as for `plt.subplots`."""
     use_style()
     figure, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, **look)
     return figure, list(grid.flat)
 
 
 def finish(figure: Figure, words: str = "", *, above: float = 0.0, below: float = 0.0) -> Figure:
-    """Fit what is drawn into the figure, and return it with its words.
+    """Fit the drawing into the figure, and return the figure with its words.
 
     Args:
-        words: by default those that :func:`utils.figures.alt.describe` finds.
-        above, below: shares of the height that are left to a legend.
+        words: description; by default, :func:`utils.figures.alt.describe` makes it.
+        above, below: shares of the height that are left for a legend.
     """
     figure.tight_layout(rect=(0, below, 1, 1 - above))
     if words:
@@ -48,14 +48,14 @@ def name_rows(
     places: Sequence[float] | None = None,
     size: float | None = None,
 ) -> None:
-    """Name the rows at 0, 1, …, or at these places, without ticks or grid lines; size: points."""
+    """Name the rows at 0, 1, …, or at `places`, without ticks and grid; `size` is in points."""
     axes.set_yticks(range(len(names)) if places is None else places, names, fontsize=size)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
 
 
 def add_lanes(axes: Axes, names: Sequence[str], until: float) -> None:
-    """Make room for a lane for each name, from the top downward, and from 0 to a time."""
+    """Make room for a lane per name, from top to bottom, and for times from 0 to `until`."""
     name_rows(axes, names)
     axes.grid(False)
     axes.set(xlim=(0, until), ylim=(len(names) - 0.4, -0.6))
@@ -71,9 +71,9 @@ def group_bars(
     """Draw groups of bars beside each other, and name the groups.
 
     Args:
-        heights: for each label of the legend, of its bar in each group.
-        share: of its place that a bar fills.
-        colors: of the labels, in their order.
+        heights: for each label of the legend, the height of its bar in each group.
+        share: share of its place that a bar fills.
+        colors: colors of the labels, in the same order.
     """
     width = 0.8 / len(heights)
     drawn = []
@@ -86,18 +86,18 @@ def group_bars(
 
 
 def keys(colors: Mapping[str, Any], **look: Any) -> list[Patch]:
-    """Return keys of a legend, from the color of each label; look: as for `Patch`."""
+    """Return keys of a legend, from the color of each label; `look` is as for `Patch`."""
     look = {"edgecolor": INK} | look
     return [Patch(facecolor=color, label=label, **look) for label, color in colors.items()]
 
 
 def legend_beside(axes: Axes, **look: Any) -> None:
-    """Put the legend at the right of the axes."""
+    """Put the legend to the right of the axes."""
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), **look)
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int | None = None, **look: Any) -> None:
-    """Put one legend, that of these axes, below all panels of a figure."""
+    """Put the legend of these axes below all panels of a figure."""
     handles, labels = axes.get_legend_handles_labels()
     columns = columns or len(labels)
     figure.legend(handles, labels, loc="lower center", ncols=columns, **look)

@@ -1,9 +1,9 @@
-"""A figure as a notebook stores it: PNG, words, and, where slides are to be made of it, SVG.
+"""The forms in which a notebook stores a figure: PNG, words, and for slides also SVG.
 
-A PNG has at most 256 colors, which makes notebooks a third as large: most of a figure is paper,
-and the thousands of colors at the edges of letters and lines look the same with fewer.
+A PNG has at most 256 colors, which makes notebooks a third as large. Most of a figure is paper, and
+the thousands of colors at the edges of letters and lines look the same with fewer colors.
 
-`make figures` sets :data:`VARIABLE`: then every figure comes as SVG as well, and its PNG with twice
+`make figures` sets :data:`VARIABLE`. Then every figure is also stored as SVG, and its PNG has twice
 the pixels.
 """
 
@@ -25,15 +25,15 @@ VARIABLE = "DDL_LABS_SVG"
 DPI, SLIDE_DPI = 100, 200
 #: A wider picture is scaled down by JupyterLab, and its words with it.
 MOST_PIXELS = 900
-#: As many as a PNG with a palette can have.
+#: Most colors of a PNG with a palette.
 COLORS = 256
 PNG, SVG = "image/png", "image/svg+xml"
-#: The parts of an SVG get names made from this: the same figure gives the same bytes.
+#: A fixed salt for the names of an SVG's parts, so that the same figure gives the same bytes.
 SALT = "ddl-labs"
 
 
 def wanted() -> bool:
-    """Return whether somebody asked for SVG."""
+    """Return whether SVG is wanted."""
     return bool(os.environ.get(VARIABLE))
 
 
@@ -44,10 +44,10 @@ def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def described(figure: Figure, tight: bool = False) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return all of a `bundle` but the PNG, which notebooks ask for separately.
+    """Return all of a `bundle` except the PNG, which notebooks request separately.
 
     Args:
-        figure: to describe.
+        figure: the figure to describe.
         tight: as in `svg`.
     """
     words = alt.describe(figure)
@@ -60,15 +60,15 @@ def described(figure: Figure, tight: bool = False) -> tuple[dict[str, str], dict
 
 
 def dpi() -> int:
-    """Return the pixels per inch of what is shown now."""
+    """Return the pixels per inch of the present output."""
     return SLIDE_DPI if wanted() else DPI
 
 
 def png(figure: Figure, tight: bool = False) -> bytes:
-    """Return the figure's pixels.
+    """Return the figure as PNG.
 
     Args:
-        figure: to write.
+        figure: the figure to write.
         tight: as in `svg`.
     """
     drawn, written = io.BytesIO(), io.BytesIO()
@@ -81,11 +81,11 @@ def png(figure: Figure, tight: bool = False) -> bytes:
 
 
 def svg(figure: Figure, tight: bool = False) -> str:
-    """Return the figure's lines; its words are outlines, which look the same everywhere.
+    """Return the figure as SVG, with words as outlines, which look the same everywhere.
 
     Args:
-        figure: to write.
-        tight: cut to what is drawn, as notebooks do with the figures of a cell.
+        figure: the figure to write.
+        tight: cut off blank margins, as notebooks do with the figures of a cell.
     """
     file = io.StringIO()
     with rc_context({"svg.hashsalt": SALT, "svg.fonttype": "path"}):

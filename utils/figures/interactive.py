@@ -1,4 +1,4 @@
-"""A picture that answers: a script, its data and a still picture, all in one piece of HTML.
+"""An interactive picture: a script, its data and a still picture, in one piece of HTML.
 
     Interactive(HERE / "clicks.js", {"clicks": 3}, still, "A counter at 3.")
 
@@ -28,23 +28,23 @@ from . import alt, forms, palette
 HTML = "text/html"
 _SCRIPTS = Path(__file__).with_name("scripts")
 _COMMENTS = ("//", "/*")
-# The picture shows its own title; screen readers look for a heading.
+# The picture shows its title itself, but screen readers look for a heading.
 _PAGE_STYLE = """:root { color-scheme: light dark; font-family: system-ui, sans-serif; }
 h1 { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }"""
 
 
 class Interactive:
-    """A picture that answers to mouse, fingers and keyboard.
+    """A picture that reacts to mouse, fingers and keyboard.
 
     Args:
-        script: path of the JavaScript file, or of several that are one function. Each
-            comment has its own line, and no string goes over the end of a line, because notebooks
-            get the script without its indentation. A style sheet of the same name beside it
-            belongs to it.
-        data: for the script; of what JSON can hold, without NaN and infinity.
-        still: the picture where scripts don't run.
-        words: what the picture shows; by default what :func:`utils.figures.alt.describe` finds.
-        text: what a terminal shows; by default the words.
+        script: path of the JavaScript file, or of several files that make one function. Each
+            comment must have its own line, and no string may continue on the next line, because
+            notebooks get the script without its indentation. A style sheet with the same name is
+            added.
+        data: data for the script, as JSON values without NaN and infinity.
+        still: the picture that is shown if scripts don't run.
+        words: description; by default, :func:`utils.figures.alt.describe` makes it.
+        text: text for a terminal; by default the words.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Interactive:
     ):
         if words:
             still.alt_text = words
-        # By pyplot it would be shown once more below the cell.
+        # Otherwise pyplot would show it once more below the cell.
         plt.close(still)
         self.still = still
         self.words = alt.describe(still)
@@ -99,7 +99,7 @@ class Interactive:
         )
 
     def html(self) -> str:
-        """Return a page with nothing but the picture."""
+        """Return a page that contains only the picture."""
         title = html.escape(self.words.partition(". ")[0])
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -109,12 +109,12 @@ class Interactive:
         )
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write the page to a file, for any browser."""
+        """Write the page to a file that any browser can open."""
         Path(path).write_text(self.html(), encoding="utf-8")
 
 
 def _colors() -> dict[str, Any]:
-    """Return the colors that scripts draw with, under the names of `ddl.colors`."""
+    """Return the colors for scripts, with the names of `ddl.colors`."""
     return {
         "computing": palette.COMPUTING,
         "communicating": palette.COMMUNICATING,
@@ -125,7 +125,7 @@ def _colors() -> dict[str, Any]:
 
 
 def _json(data: object) -> str:
-    """Return JSON that can stand inside a script element, which ends at the first ``</script>``."""
+    """Return JSON without ``<``, because a script element ends at the first ``</script>``."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c")
 

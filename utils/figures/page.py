@@ -1,4 +1,4 @@
-"""A page that is drawn from the top downward; the figure is fitted around it in the end."""
+"""A page that is drawn from top to bottom; at the end, the figure is fitted around it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Page:
     """A page without axes, which grows downward from 0.
 
     Args:
-        width: in units of the page.
+        width: width in units of the page.
         inches: the same width in inches.
-        left: margin in units of the page.
+        left: left margin in units of the page.
 
     Attributes:
-        x, y: where the next words and shapes stand, in units of the page; y is never positive.
-        unit: inches of a unit.
+        x, y: position of the next words and shapes, in units of the page; y is never positive.
+        unit: inches per unit.
     """
 
     def __init__(self, width: float, inches: float, left: float = 0.0):
@@ -31,23 +31,23 @@ class Page:
         self.figure, self.axes = canvas(inches, 1)
 
     def down(self, by: float) -> None:
-        """Go down by so many units."""
+        """Move the position down by some units."""
         self.y -= by
 
     def heading(self, text: str) -> None:
-        """Write a heading below what is there."""
+        """Write a heading below the present position."""
         self.down(0.9)
         self.words(0, 0.1, text, fontsize=12)
 
     def words(self, x: float, up: float, text: str, **look: Any) -> None:
-        """Write a text so far beside and above the present place; look: as for `Axes.text`."""
+        """Write a text at an offset from the present position; `look` is as for `Axes.text`."""
         look = {"fontsize": 10.0, "color": INK} | look
         self.axes.text(self.x + x + self.left, self.y + up, text, **look)
 
     def finish(self, words: str) -> Figure:
         """Fit the figure around the page, and return it with its words.
 
-        It is closed for pyplot, so that a notebook shows it once.
+        The figure is closed in pyplot, so that a notebook shows it only once.
         """
         height = -self.y
         self.figure.set_size_inches(self.width * self.unit, height * self.unit)

@@ -1,7 +1,7 @@
 """The colors and the style of every figure.
 
-Colors are those of Okabe and Ito (2008), which people with any color vision can tell
-apart. Figures stand on a white card, so that they read on light and dark pages alike.
+The colors are from Okabe and Ito (2008): people with any color vision can distinguish them.
+Figures have a white background, so that they are readable on light and dark pages.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from . import alt, forms
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 RED, SKY, YELLOW, GREY = "#D55E00", "#56B4E9", "#F0E442", "#6E6E6E"
 CYCLE = (BLUE, ORANGE, GREEN, PINK, RED, SKY)
-#: The colors of bars beside each other that mean neither an activity nor a rank.
+#: Colors of adjacent bars that mean neither an activity nor a rank.
 SERIES = (SKY, PINK, GREEN, YELLOW)
 INK, PAPER, PALE = "#222222", "#FFFFFF", "#EDEDED"
 
-# What a rank does has one color in all labs. Waiting is also hatched, so that it differs without
-# colors. Exposed communication is communication during which the rank can't compute.
+# Each activity of a rank has one color in all labs. Waiting is hatched, so that it can be seen even
+# without colors. During exposed communication, the rank can't compute.
 COMPUTING, COMMUNICATING, WAITING, EXPOSED = "#B8B8B8", BLUE, ORANGE, RED
-#: Three kinds of computing beside each other, from light to dark.
+#: Three kinds of computing, from light to dark.
 FORWARD, BACKWARD, UPDATE = "#DEDEDE", "#ABABAB", "#747474"
 HATCH = "//////"
-#: How a stretch of waiting looks, as keyword arguments of matplotlib's patches.
+#: The look of waiting, as keyword arguments of matplotlib's patches.
 WAITING_LOOK = {"facecolor": "#FFF6E3", "edgecolor": WAITING, "hatch": HATCH, "linewidth": 0.8}
 #: The colors of ranks 0, 1, …; none of them means an activity. With normal color vision and
 #: without red or green cones, any two of these and of the activities' differ clearly.
 RANKS = ("#0E8370", "#BEA3F5", "#802A00", "#2B0080", "#CCEBAD", "#145252", "#F0FF66", "#150F2E")
-#: What no rank has for itself: a result of all ranks, a server, the notebook.
+#: The color of things that belong to no single rank: a result of all ranks, a server, the notebook.
 SHARED = YELLOW
 
 
@@ -47,17 +47,17 @@ def tint(color: Any, strength: float) -> tuple[float, float, float]:
 
 
 def ink_on(color: Any) -> str:
-    """Return the color of words that are easier to read on this color: ink or paper.
+    """Return the color in which words are easier to read on this color: ink or paper.
 
     Args:
-        color: of matplotlib's; one with transparency is taken as if on white paper.
+        color: a matplotlib color; a transparent color is assumed to be on white paper.
     """
     ground = tint(color, to_rgba(color)[3])
     return max((INK, PAPER), key=lambda words: _contrast(words, ground))
 
 
 def _contrast(one: Any, other: Any) -> float:
-    """Return the ratio of luminances that WCAG 2 calls contrast."""
+    """Return the contrast of two colors as WCAG 2 defines it, a ratio of luminances."""
     low, high = sorted(map(_luminance, (one, other)))
     return (high + 0.05) / (low + 0.05)
 
@@ -92,6 +92,6 @@ _STYLE = {
 
 
 def use_style() -> None:
-    """Give every figure of this kernel the course's look, and a description in words."""
+    """Give every figure of this kernel the course's look and a description in words."""
     plt.rcParams.update({**_STYLE, "figure.dpi": forms.dpi()})
     alt.install()

@@ -1,7 +1,7 @@
-"""Predict first: a number or a choice that the student commits before an experiment.
+"""Predictions: a number or a choice to which the student commits before an experiment.
 
-A cell before the experiment holds the prediction, so that it stays in the notebook; a cell after it
-shows the prediction beside the measurement::
+A cell before the experiment has the prediction, so that it stays in the notebook. A cell after the
+experiment shows the prediction beside the measurement::
 
     guess = predict("How many times as fast are two ranks as one?", 1.9, unit="×")
     ...
@@ -23,20 +23,20 @@ from .prediction_form import Form
 from .prediction_result import Result
 from .prediction_words import NOTHING_YET, noted
 
-# What the student chose in this kernel, by question: a cell that is run again still knows it.
+# The student's choices in this kernel, by question, so that a cell that is run again knows them.
 _chosen: dict[str, dict[str, float | str | None]] = {}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a student expects of an experiment; made by :func:`predict`.
+    """A student's expectation of an experiment; made by :func:`predict`.
 
     Attributes:
         question: what will be measured.
-        values: by name, "" where there is one only; ``None`` where nothing was predicted.
-        unit: of the numbers.
-        choices: what can be chosen; empty where numbers are predicted.
-        form: its buttons or fields, if the cell shows some.
+        values: predictions by name, "" if there is only one; ``None`` if nothing was predicted.
+        unit: unit of the numbers.
+        choices: the possible choices; empty if numbers are predicted.
+        form: the buttons or fields, if the cell shows some.
     """
 
     question: str
@@ -46,18 +46,18 @@ class Prediction:
     form: Form | None = field(default=None, repr=False, compare=False)
 
     def beside(self, measured: object, source: str = "the run") -> None:
-        """Show the prediction and what the run gave. From now on the buttons are gone.
+        """Show the prediction and the result of the run, and remove the buttons.
 
         Args:
             measured: a number or a choice; or a dict of them, with the names of the prediction.
-            source: what gave these values, such as "the model", if no run did.
+            source: the source of these values, such as "the model", if they aren't from a run.
 
         Raises:
-            ValueError: other names than in the prediction, or no such choice.
+            ValueError: the names differ from the prediction, or there is no such choice.
         """
         results = dict(measured) if isinstance(measured, Mapping) else {"": measured}
         if results.keys() != self.values.keys():
-            raise ValueError(f"measured {list(results)}, but predicted were {list(self.values)}")
+            raise ValueError(f"{list(results)} was measured, but {list(self.values)} predicted")
         if self.choices:
             for value in results.values():
                 if value not in self.choices:
@@ -70,13 +70,13 @@ class Prediction:
 def predict(
     question: str, answer: object, *, unit: str = "", choices: Sequence[str] = ()
 ) -> Prediction:
-    """Note a prediction, and print it; or show buttons or a field for it.
+    """Record a prediction and print it, or show buttons or a field for it.
 
     Args:
         question: what will be measured, in words.
-        answer: a number; one of the choices; or a dict of numbers by name. ``...``: not yet.
-        unit: of the numbers.
-        choices: what can be chosen.
+        answer: a number, one of the choices, or a dict of numbers by name; ``...`` if it is open.
+        unit: unit of the numbers.
+        choices: the possible choices.
     """
     answers = dict(answer) if isinstance(answer, Mapping) else {"": answer}
     values: dict[str, float | str | None] = {}
@@ -84,7 +84,7 @@ def predict(
         values[name] = _valid(value, choices)
         if value is not ... and values[name] is None:
             wanted = "one of " + ", ".join(map(repr, choices)) if choices else "a number"
-            print(f"{value!r} is no prediction here: expected {wanted}.")
+            print(f"{value!r} is not a prediction for this question. Give {wanted}.")
     missing = [name for name, value in answers.items() if value is ...]
     if missing and audience.is_present():
         return _asked(question, values, unit, choices, missing)
@@ -99,7 +99,7 @@ def _asked(
     choices: Sequence[str],
     missing: Sequence[str],
 ) -> Prediction:
-    """Return a prediction whose missing values the student gives in a form."""
+    """Return a prediction with a form in which the student gives the missing values."""
     earlier = _chosen.get(question, {})
     values |= {name: earlier[name] for name in missing if name in earlier}
     _chosen[question] = values

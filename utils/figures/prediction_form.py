@@ -17,13 +17,13 @@ _PLACEHOLDER = "a number, then Enter"
 
 
 class Form:
-    """The buttons or fields of one prediction. A click or an Enter changes its values.
+    """The buttons or fields of one prediction. A click or Enter changes the values.
 
     Args:
         question: what will be measured.
-        values: of the prediction, by name; the form changes this dict.
-        unit: of the numbers.
-        choices: a button for each; without choices there is a field for a number.
+        values: values of the prediction, by name; the form changes this dict.
+        unit: unit of the numbers.
+        choices: the choices, with a button for each; without choices, there is a number field.
         missing: names that get buttons or a field.
     """
 
@@ -35,7 +35,7 @@ class Form:
         choices: Sequence[str],
         missing: Sequence[str],
     ):
-        import ipywidgets  # slow: only a notebook with somebody at it needs widgets
+        import ipywidgets  # here, because it is slow, and only needed if somebody is present
 
         self._values = values
         self._unit = unit
@@ -85,7 +85,7 @@ class Form:
         self._tell()
 
     def _mark(self, name: str, buttons: Sequence[ipywidgets.Button]) -> None:
-        """Put a check mark on the button that was chosen last."""
+        """Put a check mark on the latest choice."""
         for button in buttons:
             button.icon = "check" if button.description == self._values[name] else ""
 
@@ -104,14 +104,14 @@ class Form:
         self._line.value = f'<span role="status">{html.escape(said)}</span>' if said else ""
 
     def show(self) -> None:
-        """Show the form below its cell; a page that has no widgets shows what to do instead."""
+        """Show the form below its cell; a page without widgets shows an instruction instead."""
         from IPython.display import display
 
         data = self.box._repr_mimebundle_() | {"text/plain": NOTHING_YET}
         self._handle = display(data, raw=True, display_id=True)
 
     def close(self) -> None:
-        """Replace the form by the line that tells what was predicted: a notebook can store that."""
+        """Replace the form by a line with the prediction, because a notebook can store it."""
         if self._handle is None:
             return
         said = noted(self._values, self._unit) or NOTHING_YET

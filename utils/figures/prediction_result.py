@@ -1,4 +1,4 @@
-"""A prediction and what the run gave: one sentence, the choices with marks, or a picture."""
+"""A prediction beside the result of the run: a sentence, the choices with marks, or a picture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .palette import GREY, INK
 from .prediction_words import shown
 from .shapes import write_beside
 
-# If the largest number is so many times the smallest, the axis is logarithmic.
+# If the largest number is more than this many times the smallest, the axis is logarithmic.
 _WIDE = 30
 YOU = "you"
 # Marks of the prediction and of the result, in words and in the picture.
@@ -29,15 +29,15 @@ _LINE = '<p style="margin: 0 0 0.4em">{}</p>'
 
 @dataclass(frozen=True)
 class Result:
-    """What `Prediction.beside` shows.
+    """The comparison that `Prediction.beside` shows.
 
     Attributes:
         question: what was measured.
         guesses: the prediction, by name.
         results: numbers or choices, by the same names.
-        unit: of the numbers.
-        choices: what could be chosen; empty for numbers.
-        source: what gave the results.
+        unit: unit of the numbers.
+        choices: the possible choices; empty for numbers.
+        source: the source of the results, such as "the run".
     """
 
     question: str
@@ -48,7 +48,7 @@ class Result:
     source: str
 
     def show(self) -> None:
-        """Put it into the notebook; without a notebook, print its words."""
+        """Show the result in the notebook; without a notebook, print its words."""
         from IPython import get_ipython
         from IPython.display import display
 
@@ -63,19 +63,19 @@ class Result:
             plt.close(figure)
 
     def _is_worth_a_picture(self) -> bool:
-        """Return whether there is more to compare than one sentence tells."""
+        """Return whether there is more to compare than one sentence can say."""
         predicted = any(guess is not None for guess in self.guesses.values())
         return not self.choices and len(self.results) > 1 and predicted
 
     def sentences(self) -> list[str]:
-        """Return a sentence for each name: what you predicted, and what the run gave."""
+        """Return a sentence for each name, with your prediction and the result of the run."""
         return [
             prediction_words.outcome(name, self.guesses[name], result, self.unit, self.source)
             for name, result in self.results.items()
         ]
 
     def words(self) -> str:
-        """Return all as text."""
+        """Return the result as text."""
         lines = [self.question]
         for name in self.results if self.choices else ():
             lines += [name] if name else []
@@ -83,7 +83,7 @@ class Result:
         return "\n".join(lines + self.sentences())
 
     def page(self) -> str:
-        """Return all as HTML, in the colors of the page that it is shown on."""
+        """Return the result as HTML, in the colors of the page around it."""
         lines = [_LINE.format(f"<b>{html.escape(self.question)}</b>")]
         for name in self.results if self.choices else ():
             lines += [_LINE.format(html.escape(name))] if name else []
@@ -92,14 +92,14 @@ class Result:
         return "\n".join(lines + [_LINE.format(html.escape(line)) for line in self.sentences()])
 
     def _marked(self, name: str) -> Iterator[tuple[str, str]]:
-        """Yield each choice with the marks that it has."""
+        """Yield each choice with its marks."""
         for choice in self.choices:
             marks = [f"{HOLLOW} {YOU}"] if choice == self.guesses[name] else []
             marks += [f"{FILLED} {self.source}"] if choice == self.results[name] else []
             yield choice, "  ".join(marks)
 
     def picture(self) -> Figure:
-        """Return a picture of numbers: the prediction is hollow, the result is filled."""
+        """Return a picture of the numbers, with hollow predictions and filled results."""
         figure, axes = chart(8, 1.3 + 0.45 * len(self.results))
         for row, (name, value) in enumerate(self.results.items()):
             guess = self.guesses[name]
@@ -127,7 +127,7 @@ def _choice(choice: str, marks: str) -> str:
 
 
 def _scale(axes: Axes, numbers: Sequence[float]) -> None:
-    """Choose the axis: logarithmic where numbers lie far apart, else from 0 if none is negative."""
+    """Use a logarithmic axis for a wide range of numbers, else one from 0 if none is negative."""
     low, high = min(numbers), max(numbers)
     if low <= 0:
         return

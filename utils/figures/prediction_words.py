@@ -1,4 +1,4 @@
-"""The sentences of a prediction, before the run and after it."""
+"""The sentences about a prediction, before and after the run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 NOTHING_YET = "No prediction yet: write it instead of ... and run this cell again."
 
-# 1,000,000 has commas between its thousands; the comma of 1,9 stands for a point.
+# 1,000,000 has commas between its thousands, but the comma of 1,9 means a decimal point.
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 def noted(values: Mapping[str, float | str | None], unit: str) -> str:
-    """Return the line that tells what was predicted so far; "" if nothing was."""
+    """Return a line with the prediction so far; "" if there is none."""
     parts = [
         f"{name}: {shown(value, unit)}" if name else shown(value, unit)
         for name, value in values.items()
@@ -23,7 +23,7 @@ def noted(values: Mapping[str, float | str | None], unit: str) -> str:
 
 
 def shown(value: float | str, unit: str) -> str:
-    """Return a number with its unit, or a choice as it is."""
+    """Return a number with its unit, or a choice unchanged."""
     if isinstance(value, str):
         return value
     number = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -31,7 +31,7 @@ def shown(value: float | str, unit: str) -> str:
 
 
 def number_in(text: str, unit: str) -> float | None:
-    """Return the number that somebody has typed, with or without its unit; ``None`` without one."""
+    """Return the typed number, with or without its unit; ``None`` if it isn't a number."""
     text = text.strip().removesuffix(unit).strip().replace("_", "")
     text = text.replace(",", "" if _THOUSANDS.fullmatch(text) else ".")
     try:
@@ -44,7 +44,7 @@ def number_in(text: str, unit: str) -> float | None:
 def outcome(
     name: str, guess: float | str | None, result: float | str, unit: str, source: str
 ) -> str:
-    """Return what was predicted, and what the run or another source gave."""
+    """Return a sentence with the prediction, and the result of the run or another source."""
     if isinstance(result, str):
         gave = "showed the same" if guess == result else f"showed “{result}”"
         expected = f"predicted “{guess}”"

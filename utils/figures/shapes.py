@@ -17,7 +17,7 @@ Pair = tuple[float, float]
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure (inches) without axes, to draw boxes and arrows on."""
+    """Return a figure (inches) without axes, for boxes and arrows."""
     figure, axes = chart(width, height)
     axes.set_axis_off()
     axes.grid(False)
@@ -25,11 +25,11 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def frame(axes: Axes, x: Pair, y: Pair, words: str, *, equal: bool = False) -> Figure:
-    """Show this part of a drawing, and return its figure with its words.
+    """Show this part of a drawing, and return the figure with its words.
 
     Args:
-        x, y: from where to where it is shown.
-        equal: the same unit across and up.
+        x, y: limits of the part.
+        equal: use the same unit across and up.
     """
     axes.set(xlim=x, ylim=y)
     if equal:
@@ -87,12 +87,12 @@ def rank_box(
 def waiting_box(
     axes: Axes, x: float, y: float, text: str, *, width: float = 1.0, height: float = 0.5
 ) -> None:
-    """Draw a box that looks like waiting."""
+    """Draw a box with the look of waiting."""
     box(axes, x, y, text, width=width, height=height, alpha=1.0, **WAITING_LOOK)
 
 
 def _words_on(look: dict[str, Any]) -> dict[str, Any]:
-    """Return how words look on a patch: readable on its color, and on a card above a hatch."""
+    """Return the look of words on a patch: readable on its color, with a card above a hatch."""
     ground = to_rgba(look["facecolor"], look.get("alpha"))
     words: dict[str, Any] = {"color": ink_on(ground)}
     if look.get("hatch"):
@@ -110,7 +110,7 @@ def arrow(
     bend: float = 0.0,
     style: str = "-",
 ) -> None:
-    """Draw an arrow with a word beside its middle; style: of its line, such as "--"."""
+    """Draw an arrow with a word beside its middle; `style` is of its line, such as "--"."""
     look = {"color": color, "linewidth": 1.6, "connectionstyle": f"arc3,rad={bend}"}
     look |= {"arrowstyle": "-|>", "mutation_scale": 14, "linestyle": style}
     axes.add_patch(FancyArrowPatch(start, end, **look))
@@ -123,12 +123,12 @@ def arrow(
 
 
 def link(axes: Axes, start: Pair, end: Pair, style: str = "->", **look: Any) -> None:
-    """Draw a thin arrow; style: of matplotlib's arrows, such as "<|-|>" for both ways."""
+    """Draw a thin arrow; `style` is matplotlib's arrow style, such as "<|-|>" for both ways."""
     axes.annotate("", end, start, arrowprops={"arrowstyle": style} | look)
 
 
 def write_beside(axes: Axes, text: str, place: Pair, offset: Pair, **look: Any) -> None:
-    """Write a text so many points (across, up) away from a place in the units of the axes."""
+    """Write a text at an offset (across, up) in points from a place in units of the axes."""
     axes.annotate(text, place, xytext=offset, textcoords="offset points", **look)
 
 
@@ -144,12 +144,12 @@ def cell(
     fontsize: float | None = None,
     **look: Any,
 ) -> None:
-    """Draw a rectangle, of a table or of a lane, with a text in its middle.
+    """Draw a rectangle of a table or a lane, with a text in its middle.
 
     Args:
-        x: of its left side.
-        y: of its middle.
-        fontsize: of the text in points.
+        x: position of the left side.
+        y: position of the middle.
+        fontsize: size of the text in points.
         look: as for `Rectangle`.
     """
     corner = (x, y - height / 2)

@@ -1,4 +1,4 @@
-"""One explanation of what went wrong on the ranks, as text and as a picture."""
+"""A picture of the ranks that wait for each other, with its words."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .shapes import arrow, fit_limits
 Point = tuple[float, float]
 
 _RADIUS = 0.3
-# Up to so many ranks the picture has one size.
+# Up to this many ranks, the picture has one size.
 _FEW = 8
 
 
 def show(diagnosis: Diagnosis, size: int) -> None:
-    """Put the picture into the notebook, with its words."""
+    """Show the picture in the notebook, with its words."""
     data, metadata = forms.bundle(picture(diagnosis, size))
     display(data, metadata=metadata, raw=True)
 
 
 def picture(diagnosis: Diagnosis, size: int) -> Figure:
-    """Return the picture of who waits for whom: a circle per rank, an arrow from each that waits.
+    """Return the picture: a circle per rank, and an arrow from each rank that waits.
 
     Args:
         size: number of ranks.
@@ -79,7 +79,7 @@ def _in_words(diagnosis: Diagnosis, size: int) -> str:
 
 
 def _inches(size: int) -> tuple[float, float]:
-    """Return width and height: many ranks take a larger ring, or their circles would be dots."""
+    """Return width and height; many ranks need a larger ring, or their circles would be dots."""
     if size <= _FEW:
         return 4.2, 0.9 + 2.1 * min(1.0, size / 4)
     width = min(9.0, 4.2 + 0.2 * (size - _FEW))
@@ -95,7 +95,7 @@ def _places(size: int) -> list[Point]:
 
 
 def _shortened(start: Point, end: Point) -> tuple[Point, Point]:
-    """Return the part of a line that is outside of the circles at its ends."""
+    """Return the part of a line that is outside the circles at its ends."""
     across, up = end[0] - start[0], end[1] - start[1]
     length = math.hypot(across, up)
     dx, dy = across / length * (_RADIUS + 0.05), up / length * (_RADIUS + 0.05)
@@ -103,7 +103,7 @@ def _shortened(start: Point, end: Point) -> tuple[Point, Point]:
 
 
 def _loop(axes: Axes, place: Point, color: str) -> None:
-    """Draw an arrow from a circle to itself, on the side away from the middle of the ring."""
+    """Draw an arrow from a circle to itself, away from the middle of the ring."""
     across, up = place
     outward = math.atan2(up, across) if (across, up) != (0.0, 0.0) else math.pi / 2
     ends = [

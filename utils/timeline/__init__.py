@@ -1,8 +1,8 @@
-"""Who communicated what and when in the last cell, from the ranks' own records.
+"""A timeline of what each rank communicated in the last cell, from the ranks' records.
 
-    shown = ranks.timeline()            # after any %%px cell; shows itself in a notebook
+    shown = ranks.timeline()            # after any %%px cell; a notebook shows it
     shown.part(since=0.1, until=0.2)    # begins with a part, in seconds since the cell began
-    shown.figure()                      # a still picture, to be composed with others
+    shown.figure()                      # a still picture, to combine with others
     shown.totals                        # bytes, messages, seconds of each rank
     shown.save("trace.json")            # for https://ui.perfetto.dev or chrome://tracing
     shown.ideal                         # seconds, if the network were infinitely fast
@@ -35,18 +35,18 @@ _SCRIPTS = [
 
 
 class Timeline:
-    """What the ranks communicated in a cell, and what they did meanwhile.
+    """What the ranks communicated in a cell, and what they did in between.
 
     Args:
         reports: the report of each rank, see :func:`utils.timeline.cell_log.report`; a rank that
             did not answer has ``{"rank": …, "error": …}``.
-        offsets: seconds that each rank's clock is ahead of rank 0's; default: one clock.
-        title: of the figure.
+        offsets: seconds that each rank's clock is ahead of rank 0's; by default there is one clock.
+        title: title of the figure.
 
     Attributes:
-        records: one dict per operation, by rank and start; times in seconds since the cell began
-            on the first rank; ``None`` for what never happened.
-        lanes: the same by rank, with begin and end of the cell.
+        records: one dict per operation, by rank and start. Times are seconds since the cell began
+            on the first rank, or ``None`` for an event that never happened.
+        lanes: the records by rank, with begin and end of the cell.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Timeline:
         self._part: tuple[float | None, float | None] = (None, None)
 
     def part(self, since: float | None = None, until: float | None = None) -> Timeline:
-        """Return the same timeline, which first shows a part of the cell.
+        """Return the same timeline, but one that first shows a part of the cell.
 
         Args:
-            since: seconds since the cell began; by default the beginning of the cell, or of the
-                part in which the ranks communicated if that part is small.
-            until: the same for the end.
+            since: begin of the part, in seconds since the cell began. By default, it is the begin
+                of the cell, or of the part with communication if this part is small.
+            until: end of the part, in seconds since the cell began.
         """
         made = copy.copy(self)
         made._part = (since, until)
@@ -73,9 +73,9 @@ class Timeline:
     def totals(self) -> list[dict]:
         """Return one dict per rank, in bytes and seconds.
 
-        "computing" is all time in which the thread was not blocked; "waiting" that before the
-        partner was there, and that for the rank's own background operations, which is also told
-        by itself; "communicating" the rest; "hidden" is communication while computing.
+        In "computing", the thread was not blocked. In "waiting", it waited for a partner or for
+        the rank's own background operations, whose share has a separate entry. "communicating" is
+        the rest, and "hidden" is communication while computing.
         """
         return [activity.totals(lane) for lane in self.lanes]
 
@@ -83,7 +83,7 @@ class Timeline:
     def ideal(self) -> float | None:
         """Return the seconds of the cell on an infinitely fast network.
 
-        None means that a rank waits for what never comes. See :mod:`utils.timeline.ideal_network`.
+        None means that a rank never stops waiting. See :mod:`utils.timeline.ideal_network`.
         """
         return ideal_network.seconds(self.lanes)
 
@@ -93,9 +93,9 @@ class Timeline:
         """Return the picture: a lane per rank, an arrow per message.
 
         Args:
-            width: inches.
-            since: as in `part`; by default what `part` was told.
-            until: the same for the end.
+            width: width in inches.
+            since: as in `part`, whose values are the default.
+            until: as in `part`.
         """
         from . import picture
 
@@ -108,13 +108,13 @@ class Timeline:
 
     @property
     def alt_text(self) -> str:
-        """Return the picture in words, for readers who do not see it."""
+        """Return the picture in words, for readers who can't see it."""
         words = phrases.described(self.title, self.lanes, self.totals)
         ideal = self._ideal_in_words()
         return f"{words} {phrases.sentence(ideal)}" if ideal else words
 
     def _ideal_in_words(self) -> str:
-        """Return an empty string where the ranks communicated nothing."""
+        """Return the time on an ideal network; "" if the ranks communicated nothing."""
         if not self.records:
             return ""
         return phrases.ideal(self.ideal, ideal_network.measured(self.lanes))
@@ -124,7 +124,7 @@ class Timeline:
         trace.save(self.lanes, path)
 
     def __repr__(self) -> str:
-        from tabulate import tabulate  # the ranks import this package, too, and need no tables
+        from tabulate import tabulate  # here, because ranks import this package without tables
 
         rows = [phrases.in_words(row) for row in self.totals]
         table = tabulate(
@@ -134,7 +134,7 @@ class Timeline:
         return "\n".join([table, *problems])
 
     def interactive(self) -> Interactive:
-        """Return the timeline as a notebook shows it: it zooms, and tells about each call."""
+        """Return the timeline as a notebook shows it: you can zoom, and read about each call."""
         from ..figures.interactive import Interactive
         from . import page_data
 
@@ -153,7 +153,7 @@ class Timeline:
     def _repr_mimebundle_(
         self, include: object = None, exclude: object = None
     ) -> tuple[dict, dict]:
-        """Return the interactive timeline, the still one with its words, and the table."""
+        """Return the interactive timeline, the still picture with its words, and the table."""
         return self.interactive()._repr_mimebundle_()
 
 
@@ -167,7 +167,7 @@ def of(ranks: Ranks, title: str | None = None) -> Timeline:
 
 
 def _offsets(ranks: Ranks, reports: list[dict]) -> list[float] | None:
-    """Return how far the ranks' clocks are ahead; None if a rank can't take part in comparing."""
+    """Return how far the ranks' clocks are ahead; None if a rank can't compare its clock."""
     if len(reports) == 1 or any("error" in report for report in reports):
         return None
     replies = ranks.ask(cell_log.clock_offset)

@@ -1,6 +1,6 @@
-"""The ranks' activity on one clock: who was blocked when, what met what, and the sums.
+"""The ranks' activity on one clock: when a rank was blocked, which calls met, and the sums.
 
-Nothing here draws or asks; times are seconds since the cell began on the first rank.
+This module only computes. Times are seconds since the cell began on the first rank.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 COMPUTING, WAITING, COMMUNICATING, STUCK = "computing", "waiting", "communicating", "stuck"
 # A thread that waits while its own background operation moves data.
 AWAITING = "waiting for the background"
-# What counts where several operations hold a thread: any one that moves data.
+# If several operations block a thread, the first of these states counts.
 _PRECEDENCE = (COMMUNICATING, AWAITING, WAITING, STUCK, COMPUTING)
 POINT_TO_POINT = ("send", "recv")
 
@@ -22,13 +22,14 @@ Part = tuple[float, float, str]
 
 @dataclass
 class Lane:
-    """One rank's cell.
+    """The cell of one rank.
 
     Attributes:
         rank: global rank.
-        begin, end: of the cell on this rank. A cell that still runs ends with the last event.
-        records: its communications, by start.
-        problem: why nothing is known of the rank, else empty.
+        begin, end: begin and end of the cell on this rank. A cell that still runs ends with the
+            last event.
+        records: the rank's communications, by start.
+        problem: why nothing is known about the rank; "" otherwise.
     """
 
     rank: int
@@ -42,10 +43,10 @@ class Lane:
 
 
 def lanes(reports: list[dict], offsets: list[float]) -> list[Lane]:
-    """Put the ranks' reports on rank 0's clock, which is set to 0 when the first cell began.
+    """Return the ranks' lanes on rank 0's clock, with 0 when the first cell began.
 
     Args:
-        reports: of each rank.
+        reports: the report of each rank.
         offsets: seconds that each rank's clock is ahead of rank 0's.
     """
     by_rank = list(zip(reports, offsets, strict=True))
@@ -67,7 +68,7 @@ def all_records(lanes: Iterable[Lane]) -> list[dict]:
 
 
 def _first(report: dict) -> float:
-    """Return when the report begins on its own clock; infinite where it tells nothing."""
+    """Return when the report begins on its own clock; infinity if it has no time."""
     times = [report.get("begin"), *(record["start"] for record in report.get("records", []))]
     return min((time for time in times if time is not None), default=math.inf)
 
@@ -84,7 +85,7 @@ def _lane(report: dict, shift: float) -> Lane:
 
 
 def _shifted(record: dict, rank: int, shift: float) -> dict:
-    """Put a record on the common clock; what never happened is None there, as 0 is a time."""
+    """Return a record on the common clock; an event that never happened is None, not 0."""
 
     def time(seconds: float) -> float | None:
         return seconds - shift if seconds else None
@@ -99,7 +100,7 @@ def _shifted(record: dict, rank: int, shift: float) -> dict:
 
 
 def _waits(record: dict) -> list[list[float]]:
-    """Return when a caller was blocked. A blocking call blocks from its begin."""
+    """Return when a caller was blocked; a blocking call blocks from its begin."""
     waits = record["waits"]
     if not record["blocking"] or not (waits or record["end"]):
         return waits
@@ -107,9 +108,9 @@ def _waits(record: dict) -> list[list[float]]:
 
 
 def _meet(records: list[dict]) -> None:
-    """Correct ``matched``: partners are there when the last one has called.
+    """Correct ``matched``, because the partners are complete when the last one has called.
 
-    A rank alone notices it later, some only at the end, such as the sender of a large message.
+    A single rank notices this later, and the sender of a large message only at the end.
     """
     for met in [*messages(records), *collectives(records)]:
         last = max(record["start"] for record in met)
@@ -119,11 +120,11 @@ def _meet(records: list[dict]) -> None:
 
 
 def _find_eager(made: list[Lane]) -> None:
-    """Set ``eager`` of every record: a send that was over before its receiver came.
+    """Set ``eager`` of every record: a send that was complete before the receiver called.
 
-    Its data went into a buffer at once, so it has not waited for a partner.
+    The data of an eager send went into a buffer at once, so the send did not wait for a partner.
     """
-    silent = {lane.rank for lane in made if lane.problem}  # they may have received it
+    silent = {lane.rank for lane in made if lane.problem}  # they may have received a message
     records = all_records(made)
     for record in records:
         record["eager"] = False
@@ -147,11 +148,11 @@ def _times(lane: Lane) -> Iterable[float]:
 
 
 def phases(record: dict, since: float, until: float) -> list[Part]:
-    """Cut an operation's interval where its partner came: waiting, then communicating."""
+    """Cut an operation's interval when its partner came: waiting, then communicating."""
     matched = record["matched"]
     last = max(since, until)
     if matched is None:
-        # It may have been over before anyone could look; only what never ended is stuck.
+        # It may have ended before a match could be noticed. It is stuck only if it never ended.
         return [(since, last, STUCK if record["end"] is None else WAITING)]
     cut = min(max(since, matched), last)
     parts = [(since, cut, WAITING), (cut, last, COMMUNICATING)]
@@ -159,7 +160,7 @@ def phases(record: dict, since: float, until: float) -> list[Part]:
 
 
 def held(record: dict, since: float, until: float) -> list[Part]:
-    """Return the phases of a wait: background data communicates there, not in the thread."""
+    """Return the phases of a wait; a background operation moves data outside the thread."""
     moving = COMMUNICATING if record["blocking"] else AWAITING
     return [
         (begin, end, moving if state == COMMUNICATING else state)
@@ -168,7 +169,7 @@ def held(record: dict, since: float, until: float) -> list[Part]:
 
 
 def sweep(parts: Iterable[Part]) -> list[Part]:
-    """Return parts that may overlap as parts in order that don't: the strongest state counts."""
+    """Return overlapping parts as parts in order without overlap; the strongest state counts."""
     edges = sorted(
         (time, change, state)
         for begin, end, state in parts
@@ -190,7 +191,7 @@ def sweep(parts: Iterable[Part]) -> list[Part]:
 
 
 def waits(lane: Lane) -> list[tuple[float, float, dict]]:
-    """Return begin, end and record of each wait; an open one lasts until the cell's end."""
+    """Return begin, end and record of each wait; an open wait lasts until the cell's end."""
     return [
         (begin, lane.end if end is None else end, record)
         for record in lane.records
@@ -212,21 +213,21 @@ def background(lane: Lane) -> list[dict]:
 
 
 def span(record: dict, lane: Lane) -> tuple[float, float]:
-    """Return begin and end of an operation; one that was never over lasts as long as the cell."""
+    """Return begin and end of an operation; without an end, it lasts as long as the cell."""
     start, end = record["start"], record["end"]
     return start, max(start, lane.end) if end is None else end
 
 
 def given_up(record: dict, lane: Lane) -> float:
-    """Return until when a rank waited for an operation that was never over."""
+    """Return until when a rank waited for an operation that never ended."""
     ends = [lane.end if end is None else end for _, end in record["waits"]]
     return max(ends, default=span(record, lane)[1])
 
 
 def rows(spans: list[tuple[float, float]]) -> list[int]:
-    """Return a row for each span, so that no two in a row overlap: as few rows as possible."""
+    """Return a row for each span, so that no spans overlap, with as few rows as possible."""
     placed = [0] * len(spans)
-    ends: list[float] = []  # of the last span in each row
+    ends: list[float] = []  # the end of the last span in each row
     for index in sorted(range(len(spans)), key=lambda i: spans[i]):
         begin, end = spans[index]
         row = next((row for row, until in enumerate(ends) if until <= begin), len(ends))
@@ -235,11 +236,11 @@ def rows(spans: list[tuple[float, float]]) -> list[int]:
     return placed
 
 
-# -- what met what ----------------------------------------------------------------------------
+# -- which calls met --------------------------------------------------------------------------
 
 
 def _halves(records: Iterable[dict]) -> tuple[dict[tuple, dict], dict[tuple, dict]]:
-    """Return the sends and the receives by the message that they belong to."""
+    """Return the sends and the receives, by the number of their message."""
     halves: dict[str, dict[tuple, dict]] = {"send": {}, "recv": {}}
     for record in records:
         if record["op"] in halves and record["message"] is not None:
@@ -248,7 +249,7 @@ def _halves(records: Iterable[dict]) -> tuple[dict[tuple, dict], dict[tuple, dic
 
 
 def messages(records: Iterable[dict]) -> list[tuple[dict, dict]]:
-    """Return the pairs of send and recv that were one message and arrived, by time of sending."""
+    """Return the pairs of send and recv whose message arrived, by time of sending."""
     sends, receives = _halves(records)
     pairs = [
         (send, receives[message])
@@ -267,7 +268,7 @@ def collectives(records: Iterable[dict]) -> list[list[dict]]:
             called.setdefault(key, {}).setdefault(record["rank"], []).append(record)
     complete = []
     for (group, *_), by_rank in called.items():
-        # Two process groups of the same ranks count alike: then the first meets the first.
+        # Two process groups of the same ranks use the same numbers, so calls are paired in order.
         if set(by_rank) == set(group):
             complete += [list(met) for met in zip(*by_rank.values(), strict=False)]
     return complete
@@ -283,10 +284,10 @@ def partner(record: dict) -> int | None:
 
 
 def totals(lane: Lane) -> dict:
-    """Return what a rank communicated, in bytes and messages, and how its time went, in seconds.
+    """Return what a rank communicated, in bytes and messages, and how it spent its time, in s.
 
-    Bytes and messages are those of operations that are over. A record that knows what was
-    ``moved_out`` and ``moved_in`` counts there; any other collective by its tensors.
+    Bytes and messages belong to operations that have ended. A record with ``moved_out`` and
+    ``moved_in`` counts by these bytes, and any other collective by its tensors.
     """
     over = [record for record in lane.records if record["end"] is not None]
     timed = states(lane)
@@ -302,12 +303,12 @@ def totals(lane: Lane) -> dict:
         "seconds waiting": spent[WAITING] + spent[AWAITING] + spent[STUCK],
         "seconds waiting for background": spent[AWAITING],
         "seconds communicating": spent[COMMUNICATING],
-        # What is in both.
+        # The length of the overlap of communication and computing.
         "seconds hidden": _length(moving) + _length(computing) - _length([*moving, *computing]),
     }
 
 
-# The sums of bytes and of operations that a kind of operation counts in.
+# The names of the sums of bytes and of operations, by kind of operation.
 _POINT_TO_POINT_SUMS = {
     "send": ("bytes sent", "messages sent"),
     "recv": ("bytes received", "messages received"),

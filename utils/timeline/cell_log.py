@@ -1,4 +1,4 @@
-"""The rank's side of a timeline: when its cells begin and end, and what was recorded in between."""
+"""The rank's side of a timeline: begin and end of its cells, and the records in between."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # This rank's last cell: when it began and ended, and the position of its first record.
 _cell = SimpleNamespace(begin=None, end=None, mark=0)
-# The communicator that clocks are compared on.
+# The communicator for comparing clocks.
 _clock = SimpleNamespace(comm=None, usable=True)
 
 # Seconds that a comparison of clocks may take.
@@ -23,12 +23,12 @@ PATIENCE = 2.0
 
 
 def start_watching(user_ns: dict[str, Any], *, rank: int) -> None:
-    """Have every cell of this rank begin a new timeline."""
+    """Make every cell of this rank begin a new timeline."""
     from IPython import get_ipython
 
     events = get_ipython().events
-    # The kernel's questions run as silent cells, which IPython does not announce: they leave the
-    # timeline of the last cell alone.
+    # The kernel's questions run as silent cells, which IPython does not announce, so they don't
+    # change the timeline of the last cell.
     for name, function in (("pre_run_cell", _begin), ("post_run_cell", _end)):
         if function not in events.callbacks[name]:
             events.register(name, function)
@@ -47,17 +47,17 @@ def _end(result: ExecutionResult) -> None:
 
 
 def backend_world() -> World | None:
-    """Return the backend's view of all ranks, once a process group was made."""
+    """Return the backend's view of all ranks; None before the first process group."""
     module = sys.modules.get("torch_mpi.protocol.world")
     return module.current() if module else None
 
 
 def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
-    """Return what this rank communicated since its last cell began; times on its own clock."""
+    """Return this rank's communication since its last cell began, with times of its clock."""
     from torch_mpi.record import log
 
     records = [as_record(call) for call in log.since(_cell.mark)]
-    # Ranks that went on without a dead one have other numbers since.
+    # Ranks that continued without a dead rank have new numbers.
     world = backend_world()
     rank = world.rank if world else rank
     return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
@@ -66,10 +66,10 @@ def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
 def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
     """Return the seconds that this rank's clock is ahead of rank 0's.
 
-    All ranks are asked at the same time.
+    All ranks must call this at the same time.
 
     Raises:
-        TimeoutError: a rank does not take part; from then on at once.
+        TimeoutError: a rank does not take part, now or at an earlier call.
     """
     world = backend_world()
     if world and world.one_machine:
@@ -79,8 +79,8 @@ def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:
     from utils.timeline import clocks
 
     if not _clock.usable or MPI.Is_finalized():
-        raise TimeoutError("this rank's clock can't be compared any more")
-    # Messages of a comparison that was given up could be taken for the next one's.
+        raise TimeoutError("this rank's clock can no longer be compared")
+    # Late messages of a failed comparison would disturb the next comparison.
     _clock.usable = False
     if _clock.comm is None:
         _clock.comm = clocks.duplicate(MPI.COMM_WORLD, timeout=PATIENCE)

@@ -1,10 +1,9 @@
-"""How far the ranks' clocks are apart.
+"""The differences between the ranks' clocks.
 
-Rank 0 asks each rank for its time and takes the answer to have been given halfway between
-question and reply (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3,
-1989; the clock filter of NTP, RFC 5905, section 10, likewise trusts the sample with the shortest
-round trip). Wherever within the round trip the answer was really given, the offset is wrong by at
-most half of it.
+Rank 0 asks each rank for its time, and assumes that the answer was given halfway between question
+and reply (F. Cristian, "Probabilistic clock synchronization", Distributed Computing 3, 1989; the
+clock filter of NTP, RFC 5905, section 10, also trusts the sample with the shortest round trip). So
+the offset is wrong by at most half of the round trip, whenever the answer was really given.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from torch_mpi.mpi import MPI
 Clock = Callable[[], float]
 
 SAMPLES = 30
-# A rank that waits for its turn leaves its core to those that measure.
+# A rank that waits for its turn leaves its core to the ranks that measure.
 PAUSE = 50e-6  # seconds
 _QUESTION, _ANSWER, _RESULT = 1, 2, 3
 
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a rank's clock is ahead of rank 0's.
+    """The time by which a rank's clock is ahead of rank 0's.
 
     Attributes:
         seconds: the best estimate.
-        error: it is off by at most this (seconds), half of the shortest round trip.
+        error: bound of the estimate's error in seconds, which is half of the shortest round trip.
     """
 
     seconds: float
@@ -40,7 +39,7 @@ class Offset:
 
     @property
     def significant(self) -> bool:
-        """Return whether the clocks differ for certain. Clocks of one machine don't."""
+        """Return whether the clocks certainly differ; clocks of one machine don't."""
         return abs(self.seconds) > self.error
 
 
@@ -61,10 +60,10 @@ def measure(
     samples: int = SAMPLES,
     timeout: float = 2.0,
 ) -> list[Offset]:
-    """Return what was measured, with its error. Every rank of ``comm`` calls, and gets the list.
+    """Return the measured offsets. Every rank of ``comm`` has to call, and gets the whole list.
 
     Raises:
-        TimeoutError: not within ``timeout`` seconds. Don't use ``comm`` for this again.
+        TimeoutError: it took longer than ``timeout`` seconds. Don't use ``comm`` for this again.
     """
     deadline = time.monotonic() + timeout
     flat = array("d", [0.0] * (2 * comm.size))
@@ -80,12 +79,12 @@ def measure(
 
 
 def duplicate(comm: MPI.Comm, *, timeout: float) -> MPI.Comm:
-    """Return a communicator of the same ranks, for messages that meet no others.
+    """Return a communicator of the same ranks, whose messages meet no other messages.
 
     All ranks have to call.
 
     Raises:
-        TimeoutError: not within ``timeout`` seconds.
+        TimeoutError: it took longer than ``timeout`` seconds.
     """
     made, request = comm.Idup()
     _complete(request, time.monotonic() + timeout, PAUSE)
@@ -107,22 +106,22 @@ def _ask(comm: MPI.Comm, rank: int, clock: Clock, samples: int, deadline: float)
 
 
 def _answer(comm: MPI.Comm, clock: Clock, samples: int, deadline: float) -> None:
-    """Tell rank 0 this rank's time, as often as it asks."""
+    """Send rank 0 this rank's time as often as it asks."""
     question, answer = array("d", [0.0]), array("d", [0.0])
     for k in range(samples):
-        # Before its turn a rank sleeps; during its turn that would lengthen the round trip.
+        # A rank sleeps before its turn. During its turn, sleep would lengthen the round trip.
         _complete(comm.Irecv(question, 0, _QUESTION), deadline, 0.0 if k else PAUSE)
         answer[0] = clock()
         _complete(comm.Isend(answer, 0, _ANSWER), deadline)
 
 
 def _complete(request: MPI.Request, deadline: float, pause: float = 0.0) -> None:
-    """Wait for a request, but not for ever."""
+    """Wait for a request until the deadline."""
     while not request.Test():
         if time.monotonic() > deadline:
             # MPI may still write into the memory of a request that is neither done nor cancelled.
             _abandoned.append(request)
-            raise TimeoutError("the ranks' clocks could not be compared: a rank did not take part")
+            raise TimeoutError("the clocks can't be compared, because a rank did not take part")
         if pause:
             time.sleep(pause)
         else:

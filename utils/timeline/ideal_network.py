@@ -1,11 +1,11 @@
-"""How long a run would have taken on a network that is infinitely fast.
+"""The time that a run would have taken on an infinitely fast network.
 
-The recorded run is played again: each rank computes as long as it did, and communication takes no
-time. What is left of waiting is what the program itself demands: a receiver waits until its message
-was sent, and who takes part in a collective until all have called it. A sender waits for nobody, as
-an ideal network takes what is sent. This is the dependency replay of performance tools such as
-Dimemas (R. M. Badia et al., "DIMEMAS: Predicting MPI Applications Behavior in Grid Environments",
-2003), whose "ideal network" this is.
+The recorded run is replayed: each rank computes as long as it did, and communication takes no time.
+Only the waiting that the program itself requires remains: a receiver waits until its message was
+sent, and a rank in a collective waits until all ranks have called it. A sender never waits, because
+an ideal network accepts every message at once. This is the dependency replay of performance tools
+such as Dimemas (R. M. Badia et al., "DIMEMAS: Predicting MPI Applications Behavior in Grid
+Environments", 2003), which calls it "ideal network".
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from itertools import accumulate
 from . import activity
 from .activity import COMPUTING, Lane
 
-# Seconds after a wait at which an operation's end may be noted.
+# Seconds after a wait in which an operation's end may still be recorded.
 _NOTED = 1e-3
 
 
 class StuckError(Exception):
-    """The run has a wait that never ended: on no network does it come to an end."""
+    """The run has a wait that never ended, so it would not end on any network."""
 
 
 def seconds(lanes: list[Lane]) -> float | None:
-    """Return the seconds of the run on an ideal network; None if it does not come to an end.
+    """Return the seconds of the run on an ideal network; None if the run would not end.
 
-    They count from the first rank's begin to the last one's end. A rank that did not answer is left
-    out.
+    They count from the first rank's begin to the last rank's end. Ranks that did not answer are
+    left out.
     """
     answered = _answered(lanes)
     if not answered:
@@ -42,7 +42,7 @@ def seconds(lanes: list[Lane]) -> float | None:
 
 
 def measured(lanes: list[Lane]) -> float:
-    """Return the seconds of the run as it was, which `seconds` is compared with."""
+    """Return the seconds of the recorded run, to compare `seconds` with."""
     answered = _answered(lanes)
     if not answered:
         return 0.0
@@ -54,9 +54,9 @@ def _answered(lanes: list[Lane]) -> list[Lane]:
 
 
 class _Moments:
-    """Moments of a rank in the replay, by times of the recorded run.
+    """The moments of a rank in the replay, by times of the recorded run.
 
-    A moment is the rank's begin, plus what it had computed, plus what it had waited in the replay.
+    A moment is the rank's begin, plus the time it had computed, plus its waiting in the replay.
     """
 
     def __init__(self, lane: Lane):
@@ -70,7 +70,7 @@ class _Moments:
         self._waited: list[float] = []
 
     def computed(self, time: float) -> float:
-        """Return the seconds that the rank had computed."""
+        """Return the seconds that the rank had computed until this time."""
         k = bisect.bisect_right(self._begins, time) - 1
         if k < 0:
             return 0.0
@@ -81,7 +81,7 @@ class _Moments:
         return self.begin + self.computed(time) + (self._waited[k - 1] if k else 0.0)
 
     def at(self, time: float) -> float:
-        """Return a moment that may lie within a wait, of which no more was over by then."""
+        """Return the moment of a time that may be in the middle of a wait."""
         k = bisect.bisect_right(self._times, time)
         if not k or time >= self._ends[k - 1]:
             return self(time)
@@ -98,7 +98,7 @@ class _Moments:
 
 
 class _Replay:
-    """A replay of all ranks, each of which goes on until it waits for one that is not so far."""
+    """A replay of all ranks; each rank runs until it waits for a rank that is not as far."""
 
     def __init__(self, lanes: list[Lane]):
         self.moments = {lane.rank: _Moments(lane) for lane in lanes}
@@ -111,7 +111,7 @@ class _Replay:
         """Play all events.
 
         Raises:
-            StuckError: no rank can go on.
+            StuckError: no rank can continue.
         """
         nexts = dict.fromkeys(self._events, 0)
         while any(nexts[rank] < len(events) for rank, events in self._events.items()):
@@ -124,7 +124,7 @@ class _Replay:
         return self.moments
 
     def _play(self, rank: int, time: float, waits: bool, end: float, record: dict) -> bool:
-        """Play one event of a rank; return False if it has to wait for another one first."""
+        """Play one event of a rank; return False if another event must come first."""
         here = self.moments[rank]
         if not waits:
             self._begun[id(record)] = here(time)
@@ -137,9 +137,9 @@ class _Replay:
 
 
 def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
-    """Return what a rank does, by time: (when, is it a wait or the begin of a call, end, record).
+    """Return a rank's events by time: (when, whether it is a wait or a call's begin, end, record).
 
-    What begins while the rank is blocked is begun by another of its threads, which does not wait.
+    If a call begins while the rank is blocked, another of its threads begins it, without waiting.
     """
     events = []
     blocked = _blocked(lane)
@@ -151,7 +151,7 @@ def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
     for record in lane.records:
         if record["waits"] and record["end"] is None:
             raise StuckError
-        # A wait that was given up before the operation was over waits for nothing in the replay.
+        # A wait that was given up before the operation ended does not wait in the replay.
         events += [
             (begin, True, end, record)
             for begin, end in record["waits"]
@@ -161,7 +161,7 @@ def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
 
 
 def _blocked(lane: Lane) -> list[tuple[float, float]]:
-    """Return when the rank was blocked; waits that overlap are one, those that touch are not."""
+    """Return when the rank was blocked; overlapping waits are merged, touching waits are not."""
     spans: list[tuple[float, float]] = []
     waits = (wait for record in lane.records for wait in record["waits"] if wait[1] is not None)
     for begin, end in sorted(map(tuple, waits)):
@@ -173,9 +173,9 @@ def _blocked(lane: Lane) -> list[tuple[float, float]]:
 
 
 def _needs(records: list[dict]) -> dict[int, list[dict]]:
-    """Return, by identity of a record, what has to have begun before it can be over.
+    """Return for each record, by identity, the records that must have begun before it can end.
 
-    A message or a call that is not among the records was made before the cell: it is there.
+    A partner that is not among the records was called before the cell, so it needs no wait.
     """
     needs = {id(recv): [send, recv] for send, recv in activity.messages(records)}
     for met in activity.collectives(records):

@@ -1,7 +1,7 @@
-"""The layout of the figure: the page, the lanes, and what is too small to be drawn alone.
+"""The layout of the figure: the page, the lanes, and parts that are too small to draw alone.
 
-Up and down is measured in inches from the top, so that a pixel is a pixel whatever the lanes are;
-across is measured in the unit of the axis.
+Vertical positions are inches from the top, so that a pixel has the same size for all lanes.
+Horizontal positions have the unit of the axis.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from .activity import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part
 DPI = 100
 # Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
 LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.62, 1.19
-# A lane of a few ranks, in inches: computing thread, background operations, gap below.
+# Heights in a figure with few ranks, in inches: computing thread, background operations, gap.
 _THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
 MOST_ROWS = 8
-# Narrower than that (pixels), operations are drawn together.
+# Operations that are narrower (in pixels) are drawn together.
 _NARROW = 3
 _TICK = 1.5
-# From the bottom: the stronger a state, the firmer it stands.
+# The stacking order of the states, from the bottom; stronger states are lower.
 _STACK = (COMMUNICATING, STUCK, AWAITING, WAITING)
 
 
 @dataclass
 class Page:
-    """A page of lanes: what it shows, and how large.
+    """A page of lanes: the part of the run that it shows, and its sizes.
 
     Attributes:
-        width: of the figure in inches.
-        since, until: seconds.
+        width: width of the figure in inches.
+        since, until: begin and end of the part in seconds.
         background: for each lane, whether it needs room for background operations.
     """
 
@@ -50,17 +50,18 @@ class Page:
         self.edges = list(accumulate(highs, initial=0.0))
         span = self.until - self.since
         self.unit, self.second = phrases.time_unit(span)
-        # A close look at what happened late counts from there: "500000.3 ms" can't be read.
+        # A narrow part late in the run counts from a later zero, because nobody can read
+        # "500000.3 ms".
         digit = 10.0 ** math.floor(math.log10(span))
         self.base = math.floor(self.since / digit) * digit if self.since > 5 * span else 0.0
-        # Room for the marks of what has no end.
+        # Room for the marks of operations that never ended.
         margin = 0.012 * span
         self.shown = (self.since - margin, self.until + margin)
         self.pixel = (self.shown[1] - self.shown[0]) / ((self.width - LEFT - RIGHT) * DPI)
 
     @property
     def high(self) -> float:
-        """Return the inches of all lanes. They depend on who communicated how, not on times."""
+        """Return the height of all lanes in inches; it doesn't depend on times."""
         return max(self.edges[-1], 0.5)
 
     def thread(self, rank: int) -> tuple[float, float]:
@@ -72,7 +73,7 @@ class Page:
         """Return top and bottom of a row of background operations."""
         _, top = self.thread(rank)
         top += 0.03 * self.scale
-        # Two rows fill the room well; a single one need not be as thick as the thread's bar.
+        # Two rows fill the room; a single row should be thinner than the thread's bar.
         high = self.scale * (_BACKGROUND - 0.03) / max(min(rows, MOST_ROWS), 2)
         top += min(row, MOST_ROWS - 1) * high
         return top, top + 0.88 * high
@@ -82,12 +83,12 @@ class Page:
         return self.edges[rank], self.edges[rank + 1]
 
     def across(self, seconds: float) -> float:
-        """Return where a time is on the axis."""
+        """Return the position of a time on the axis."""
         return (seconds - self.base) / self.second
 
     @property
     def axis_label(self) -> str:
-        """Return what the axis shows."""
+        """Return the label of the axis."""
         if not self.base:
             return f"time since the cell began [{self.unit}]"
         unit, second = phrases.time_unit(self.base)
@@ -95,23 +96,23 @@ class Page:
         return f"time from {after} after the cell began [{self.unit}]"
 
     def pixels(self, seconds: float) -> float:
-        """Return how wide a time is."""
+        """Return the width of a time in pixels."""
         return seconds / self.pixel
 
     def font(self, high: float) -> float:
-        """Return the points of a label in a bar of so many inches; 0 where it can't be read."""
+        """Return the font size of a label in a bar of this height; 0 if nobody could read it."""
         return next((points for least, points in _FONTS if high >= least), 0)
 
 
-# Inches of a bar and points of its label.
+# The height of a bar in inches, and the font size of its label in points.
 _FONTS = ((0.155, 8), (0.09, 6.5))
 
 
 def view(lanes: list[Lane]) -> tuple[float, float]:
-    """Return from when to when the figure shows by default (seconds).
+    """Return begin and end of the part that the figure shows by default, in seconds.
 
-    All of the cell, or where communication takes less than a quarter, that part with a margin:
-    imports and data sets at the cell's beginning would squeeze the rest.
+    This is the whole cell. If communication takes less than a quarter of it, it is the part with
+    communication and a margin, because imports at the beginning would squeeze the rest.
     """
     last = max((lane.end for lane in lanes), default=0.0)
     spans = [activity.span(record, lane) for lane in lanes for record in lane.records]
@@ -130,7 +131,7 @@ def view(lanes: list[Lane]) -> tuple[float, float]:
 
 @dataclass
 class Piece:
-    """A piece of a bar: a state, seconds across, and from which to which share of the height."""
+    """A piece of a bar: begin and end in seconds, a state, and low and high share of the bar."""
 
     begin: float
     end: float
@@ -140,10 +141,10 @@ class Piece:
 
 
 def pieces(parts: Iterable[Part], pixel: float) -> list[Piece]:
-    """Return parts in order as pieces, few of them however many parts there are.
+    """Return parts in order as pieces, which are few even if there are many parts.
 
-    A narrow part alone becomes a tick. Where narrow parts follow each other, columns of a few
-    pixels show by height how the time was shared.
+    A single narrow part becomes a tick. If narrow parts follow each other, columns of a few pixels
+    show each state's share of the time by its height.
     """
     made: list[Piece] = []
     narrow: list[Part] = []

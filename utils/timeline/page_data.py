@@ -1,7 +1,7 @@
-"""A timeline as data for `timeline.js`, which draws it on a page and answers.
+"""A timeline as data for `timeline.js`, which draws it on a page and reacts to the reader.
 
-Times are whole microseconds since the cell began, because a notebook keeps them as text. Calls,
-messages and collectives name each other by their places in the list of calls.
+Times are whole microseconds since the cell began, because a notebook stores them as text. Messages
+and collectives name their calls by the position in the list of calls.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from . import activity, phrases
 from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import MOST_ROWS, view
 
-#: So many calls go into a notebook, the longest of each rank. The others are drawn together.
+#: Most calls that a notebook stores: the longest of each rank. The others are drawn together.
 MOST_CALLS = 800
-#: What is drawn together has so many columns per rank.
+#: Number of columns per rank for the calls that are drawn together.
 COLUMNS = 80
-#: How the script numbers what a thread does.
+#: The states of a thread, in the order of their numbers in the script.
 STATES = (COMPUTING, WAITING, AWAITING, COMMUNICATING, STUCK)
-#: The sums that the page shows, with their names there.
+#: The sums that the page shows, with their names on the page.
 _SUMS = {
     "rank": "rank",
     "seconds computing": "computing",
@@ -43,12 +43,12 @@ def page_data(
     since: float | None = None,
     until: float | None = None,
 ) -> dict[str, Any]:
-    """Return what `timeline.js` draws.
+    """Return the data that `timeline.js` draws.
 
     Args:
-        title: of the picture.
-        lanes: one for each rank.
-        totals: their sums.
+        title: title of the picture.
+        lanes: one lane for each rank.
+        totals: the sums of the lanes.
         note: a sentence below the title.
         since, until: seconds of the part that the page shows first; by default as in the figure.
     """
@@ -83,7 +83,7 @@ def page_data(
 
 
 class _Kinds:
-    """What calls have in common: operation, bytes, partner and line, by their number."""
+    """The kinds of calls: the number of each combination of operation, bytes, partner and line."""
 
     def __init__(self) -> None:
         self.numbers: dict[tuple, int] = {}
@@ -100,23 +100,23 @@ def _micro(seconds: float) -> int:
 
 
 def _longest(lanes: list[Lane]) -> tuple[list[dict], set[int]]:
-    """Return the longest records by rank and start, and the identities of the others."""
+    """Return the longest records by rank and start, and the identities of the other records."""
 
     by_rank = [sorted(lane.records, key=functools.partial(_lasting, lane)) for lane in lanes]
-    # In turn from each rank, so that a slow rank doesn't take all places.
+    # The ranks take turns, so that a slow rank doesn't take all places.
     turns = itertools.chain.from_iterable(itertools.zip_longest(*by_rank))
     others = {id(record) for record in [r for r in turns if r is not None][MOST_CALLS:]}
     return [r for r in activity.all_records(lanes) if id(r) not in others], others
 
 
 def _lasting(lane: Lane, record: dict) -> float:
-    """Return the negative seconds of an operation, which sort the longest first."""
+    """Return the negative seconds of an operation, to sort the longest first."""
     begin, end = activity.span(record, lane)
     return begin - end
 
 
 def _rows(lanes: list[Lane], places: dict[int, int]) -> dict[int, int]:
-    """Return the row of each background operation that is kept, by identity."""
+    """Return the row of each stored background operation, by identity."""
     rows: dict[int, int] = {}
     for lane in lanes:
         records = [r for r in activity.background(lane) if id(r) in places]
@@ -128,14 +128,14 @@ def _rows(lanes: list[Lane], places: dict[int, int]) -> dict[int, int]:
 
 
 def _call(record: dict, kinds: _Kinds, rows: dict[int, int]) -> list:
-    """Return a call: rank, kind, row, and its times after its start.
+    """Return a call: rank, kind, row, start, and its other times relative to the start.
 
-    Its waits are left out if it blocked from its begin to its end, as most calls do.
+    The waits are left out if the call blocked from its begin to its end, as most calls do.
     """
     start = _micro(record["start"])
 
     def after(seconds: float | None) -> int:
-        """Return microseconds after the start; -1 for what never happened."""
+        """Return microseconds after the start; -1 for an event that never happened."""
         return -1 if seconds is None else max(_micro(seconds) - start, 0)
 
     waits = [after(time) for wait in record["waits"] for time in wait]
@@ -145,9 +145,9 @@ def _call(record: dict, kinds: _Kinds, rows: dict[int, int]) -> list:
 
 
 def _together(lanes: list[Lane], others: set[int]) -> list[list[int]]:
-    """Return what the calls that are left out did to each thread: rank, begin, end, state.
+    """Return how the left-out calls blocked each thread: rank, begin, end, state.
 
-    Each column has one part, as long as these calls held the thread there.
+    Each column has one part, which is as long as these calls blocked the thread there.
     """
     made = []
     for lane in lanes if others else []:
@@ -172,7 +172,7 @@ def _together(lanes: list[Lane], others: set[int]) -> list[list[int]]:
 
 
 def _sums(totals: list[dict]) -> list[list[str]]:
-    """Return the table of the sums, its heads first, without columns of zeros."""
+    """Return the table of the sums, with the heads first and without columns of zeros."""
     keys = [key for key in _SUMS if key == "rank" or any(row[key] for row in totals)]
     rows = [phrases.in_words({key: row[key] for key in keys}) for row in totals]
     return [[_SUMS[key] for key in keys], *(list(row.values()) for row in rows)]

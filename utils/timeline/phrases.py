@@ -10,7 +10,7 @@ from . import activity
 def size(nbytes: float) -> str:
     """Return a size such as ``1.6 MB``: at most three digits, decimal units."""
     for unit, one_unit in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        # What rounds to 1000 of the smaller unit is one of the larger.
+        # A size that would round to 1000 kB is 1 MB.
         if nbytes >= 0.9995 * one_unit:
             return f"{_three_digits(nbytes / one_unit)} {unit}"
     return f"{nbytes:.0f} B"
@@ -27,8 +27,8 @@ def _three_digits(number: float) -> str:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """Return the unit that suits a time, and its seconds."""
-    # What rounds to 1000 of the smaller unit is one of the larger.
+    """Return the unit that suits a time, and the unit's seconds."""
+    # A time that would round to 1000 ms is 1 s.
     if seconds >= 0.9995:
         return "s", 1.0
     return ("ms", 1e-3) if seconds >= 0.9995e-3 or seconds == 0 else ("µs", 1e-6)
@@ -47,14 +47,14 @@ def in_words(row: dict) -> dict[str, str]:
 
 
 def ideal(seconds: float | None, measured: float) -> str:
-    """Return ``on an ideal network 0.82 s of 1.31 s``, what is left if communication is free."""
+    """Return ``on an ideal network 0.82 s of 1.31 s``: the time if communication were free."""
     if seconds is None:
         return "does not end on an ideal network either"
     return f"on an ideal network {duration(seconds)} of {duration(measured)}"
 
 
 def means(totals: list[dict]) -> str:
-    """Return ``mean of the ranks: computing 31 ms, …``, the mean of those that communicate."""
+    """Return ``mean of the ranks: computing 31 ms, …``, for the ranks that communicate."""
     there = [row for row in totals if any(map(row.get, _COUNTS))] or totals
     keys = (key for key in there[0] if key.startswith("seconds "))
     mean = {key: sum(row[key] for row in there) / len(there) for key in keys}
@@ -66,7 +66,7 @@ _COUNTS = ("messages sent", "messages received", "collectives")
 
 
 def _spent(row: dict) -> str:
-    """Return how the time went, without what is zero."""
+    """Return how a rank spent its time, without times of zero."""
     states = []
     for state in ("computing", "waiting", "communicating", "hidden"):
         if seconds := row.get(f"seconds {state}"):
@@ -78,7 +78,7 @@ def _spent(row: dict) -> str:
 
 
 def described(title: str, lanes: list[activity.Lane], totals: list[dict]) -> str:
-    """Return a timeline in words: a sentence for each rank if they are few, else one for all."""
+    """Return a timeline in words: a sentence for each of a few ranks, or one for all ranks."""
     parts = [f"{title.rstrip('.:')}. Timeline of {_count(len(lanes), 'rank')}."]
     if len(lanes) > _FEW_RANKS:
         parts.append(sentence(means(totals)))
@@ -89,12 +89,12 @@ def described(title: str, lanes: list[activity.Lane], totals: list[dict]) -> str
     return " ".join(parts + [sentence(text) for text in _odd(lanes)])
 
 
-# Each of so many ranks gets a sentence.
+# Up to this many ranks, each rank gets a sentence.
 _FEW_RANKS = 4
 
 
 def _operations(lanes: list[activity.Lane]) -> str:
-    """Return ``13 all_reduce, 2 broadcast on each rank``; by rank where they differ."""
+    """Return ``13 all_reduce, 2 broadcast on each rank``; by rank if ranks differ."""
     ranks: dict[str, list[str]] = {}
     for lane in lanes:
         if not lane.problem:
@@ -110,7 +110,7 @@ def _operations(lanes: list[activity.Lane]) -> str:
 
 
 def _odd(lanes: list[activity.Lane]) -> list[str]:
-    """Return what went unlike the rest: what never ended, sends without their receiver."""
+    """Return texts about operations that never ended, and about eager sends."""
     records = activity.all_records(lanes)
     texts = []
     for record in records:
@@ -139,7 +139,7 @@ def operation(record: dict) -> str:
 
 
 def labels(record: dict) -> list[str]:
-    """Return texts for an operation's bar, longest first; the operation is in all of them."""
+    """Return texts for an operation's bar, longest first; all of them name the operation."""
     op = operation(record)
     amount = size(record["nbytes"])
     if record["op"] in activity.POINT_TO_POINT:
@@ -149,11 +149,11 @@ def labels(record: dict) -> list[str]:
 
 
 def of_wait(record: dict, state: str, last: int | None) -> list[str]:
-    """Return texts for a thread that an operation holds, longest first.
+    """Return texts for a thread that an operation blocks, longest first.
 
     Args:
-        state: of the thread.
-        last: the rank that was last to call a collective.
+        state: state of the thread.
+        last: the rank that called the collective last.
     """
     if state == activity.COMMUNICATING:
         return labels(record)

@@ -26,7 +26,7 @@ from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
 from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, TOP, Page, pieces, view
 
 POSTED, MESSAGE, EAGER, COLLECTIVE = "posted", "message", "eager", "collective"
-# Told apart by brightness and texture as well as by color: face, edge and hatch, hatch.
+# Face, color of edge and hatch, hatch. States differ in brightness and texture, not only in color.
 LOOK = {
     COMPUTING: (palette.COMPUTING, "none", None),
     WAITING: (figures.PAPER, palette.WAITING, palette.HATCH),
@@ -46,11 +46,11 @@ MEANING = {
     EAGER: "eager send: over before its receiver came",
     COLLECTIVE: "collective: all are there",
 }
-# With more of them in the picture, arrows become thin, then lose their heads; collectives lose
-# their bands.
+# If there are more arrows, they become thin, and then lose their heads; with more collectives, the
+# bands are left out.
 FEW_ARROWS, MOST_HEADS, MOST_BANDS = 60, 400, 24
 _HEAD, _SMALL_HEAD = 7.0, 5.0  # pixels
-# Above each other: bands of collectives, bars, lines between operations, arrows, and labels.
+# Drawing order: bands of collectives, bars, lines between operations, arrows, and labels on top.
 _BANDS, _BARS, _LINES, _ARROWS, _LABELS = 1, 2, 3, 4, 5
 _DASHED = {MESSAGE: "solid", EAGER: (0, (4, 2))}
 _RING = {
@@ -75,7 +75,7 @@ def figure(
     """Return the picture of a run, see :meth:`.Timeline.figure`; a note is below the title.
 
     Raises:
-        ValueError: nothing is between the two times.
+        ValueError: `until` is not after `since`.
     """
     figures.use_style()
     first, last = view(lanes)
@@ -85,8 +85,8 @@ def figure(
         raise ValueError(f"since={since:g} must be less than until={until:g} (seconds)")
     page = Page(width, since, until, tuple(bool(activity.background(lane)) for lane in lanes))
     height = round(BOTTOM + TOP + page.high, 1)
-    # By pyplot, which has notebooks show figures; closed, so that it is shown once, as the value
-    # of the cell.
+    # Made by pyplot, so that notebooks show it, and closed, so that they show it only once, as the
+    # value of the cell.
     made = plt.figure(figsize=(width, height), dpi=DPI)
     plt.close(made)
     below = height - (TOP + page.high)
@@ -99,7 +99,7 @@ def figure(
 
 
 class _Picture:
-    """A run being drawn. Bars are collected first, as few collections draw fast."""
+    """The drawing of a run. Bars are collected first, because a few collections draw fast."""
 
     def __init__(self, page: Page, lanes: list[Lane], axes: Axes):
         self.page = page
@@ -107,13 +107,13 @@ class _Picture:
         self.axes = axes
         self.axes.set_xlim(*map(page.across, page.shown))
         self.axes.set_ylim(page.high, 0)
-        # For each state the corners of its rectangles.
+        # The corners of the rectangles of each state.
         self.boxes: dict[str, list] = {state: [] for state in LOOK}
         self.borders: list[list[tuple]] = []
-        # Where each record's bar is, by identity: arrows begin and end there.
+        # Top and bottom of each record's bar, by identity, as the ends of arrows.
         self.bars: dict[int, tuple[float, float]] = {}
         self.met = activity.collectives(activity.all_records(lanes))
-        # For each record of a collective, by identity, the rank that called it last.
+        # The rank that called a collective last, by identity of each of its records.
         self.last_called: dict[int, int] = {}
         for records in self.met:
             last = max(records, key=lambda record: record["start"])["rank"]
@@ -121,7 +121,7 @@ class _Picture:
         self.shares_shown = False
 
     def draw(self) -> set[str]:
-        """Draw everything, from the back to the front; return what the legend has to explain."""
+        """Draw everything from back to front; return the keys that the legend must explain."""
         for lane in self.lanes:
             if lane.problem:
                 self._silent(lane)
@@ -144,7 +144,7 @@ class _Picture:
         self.axes.text(left, middle, f"no answer: {problem}", va="center", **look)
 
     def _nothing(self, lane: Lane) -> None:
-        """Say so where a lane is empty for want of communication."""
+        """Write a remark into a lane that is empty because its rank communicated nothing."""
         spans = [activity.span(record, lane) for record in lane.records]
         spans += [(begin, end) for begin, end, _ in activity.waits(lane)]
         if any(self._visible(*span) for span in spans):
@@ -172,7 +172,7 @@ class _Picture:
         self._never(lane, [r for r in lane.records if r["end"] is None and r["waits"]], high)
 
     def _background(self, lane: Lane) -> None:
-        # Only those that are seen: fewer rows are higher, and have room for names.
+        # Only visible operations, because fewer rows are higher and have room for names.
         spans = [(record, activity.span(record, lane)) for record in activity.background(lane)]
         seen = [(record, span) for record, span in spans if self._visible(*span)]
         rows = activity.rows([span for _, span in seen])
@@ -197,7 +197,7 @@ class _Picture:
     def _pieces(
         self, parts: Iterable[activity.Part], top: float, bottom: float, waits: str = WAITING
     ) -> None:
-        """Collect the bars of one row, those that are narrower than a few pixels together."""
+        """Collect the bars of one row; bars of fewer than a few pixels are merged."""
         shown = [part for part in parts if self._visible(*part[:2])]
         for piece in pieces(shown, self.page.pixel):
             state = waits if piece.state == WAITING else piece.state
@@ -217,11 +217,11 @@ class _Picture:
         return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
     def _roomy(self, begin: float, end: float) -> bool:
-        """Return whether an operation is seen, and large enough for more than its color."""
+        """Return whether an operation is visible, and large enough for more than its color."""
         return self.page.pixels(end - begin) >= 5 and self._visible(begin, end)
 
     def _border(self, begin: float, top: float, bottom: float) -> None:
-        """Collect a line where an operation begins, to tell it from the one before."""
+        """Collect a line at the begin of an operation, to separate it from the one before."""
         left = self.page.across(begin)
         self.borders.append([(left, top), (left, bottom)])
 
@@ -245,7 +245,7 @@ class _Picture:
         """Write the longest text that fits between two times; return whether one does."""
         points = self.page.font(high[1] - high[0])
         begin, end = max(begin, self.page.since), min(end, self.page.until)
-        # Beside a card, what is behind it has to be seen.
+        # Leave room beside a card, so that the bar behind it stays visible.
         room = self.page.pixels(end - begin) - (9 if "bbox" in look else 4)
         if not points or room <= 0:
             return False
@@ -260,7 +260,7 @@ class _Picture:
     def _label_wait(
         self, record: dict, begin: float, end: float, free_from: float, high: tuple[float, float]
     ) -> float:
-        """Label one wait of the thread; return until when (seconds) there is no room for more."""
+        """Label one wait of the thread; return until which second the labels take the room."""
         written = False
         for from_, to, state in activity.held(record, begin, end):
             if state == STUCK or to <= free_from:
@@ -273,13 +273,13 @@ class _Picture:
     def _label_background(self, record: dict, span: tuple, high: tuple[float, float]) -> None:
         parts = {state: (begin, end) for begin, end, state in activity.phases(record, *span)}
         texts = phrases.labels(record)
-        # On the moving part where possible; else on the other.
+        # The label belongs on the part that moves data, if it fits there.
         for state, color in ((COMMUNICATING, figures.PAPER), (WAITING, figures.INK)):
             if state in parts and self._write(*parts[state], high, texts, color=color):
                 return
 
     def _never(self, lane: Lane, stuck: list[dict], high: tuple[float, float]) -> None:
-        """Mark the open end of operations that were never over."""
+        """Mark the open end of operations that never ended."""
         if not stuck:
             return
         last = max(activity.given_up(record, lane) for record in stuck)
@@ -302,7 +302,7 @@ class _Picture:
     # -- between lanes --------------------------------------------------------------------
 
     def _collectives(self) -> bool:
-        """Draw bands from the last rank's call to the last rank's end; return whether there are."""
+        """Draw bands from the last rank's call to the last rank's end; return if there are any."""
         bands = self._bands()
         if len(bands) > MOST_BANDS:
             return False
@@ -322,7 +322,7 @@ class _Picture:
         return bool(bands)
 
     def _bands(self) -> list[tuple[float, float, list[int]]]:
-        """Return the last call, the last end and the ranks of each collective to be drawn."""
+        """Return the last call, the last end and the ranks of each collective to draw."""
         bands = []
         for records in self.met:
             begin = max(record["start"] for record in records)
@@ -337,18 +337,18 @@ class _Picture:
         lines: dict[str, dict] = {MESSAGE: {}, EAGER: {}}
         for send, recv in activity.messages(activity.all_records(self.lanes)):
             if self._visible(send["start"], recv["end"]):
-                # Those that fall on the same pixels are one.
+                # Messages on the same pixels become one arrow.
                 pixels = (round(self.page.pixels(time)) for time in (send["start"], recv["end"]))
                 kind = lines[EAGER if send["eager"] else MESSAGE]
                 kind.setdefault((send["rank"], recv["rank"], *pixels), self._line(send, recv))
         count = sum(map(len, lines.values()))
         kinds = {kind for kind, of_kind in lines.items() if of_kind}
-        for kind in sorted(kinds, reverse=True):  # messages, then eager ones
+        for kind in sorted(kinds, reverse=True):  # messages, then eager messages
             self._arrows(np.array(list(lines[kind].values())), count, _DASHED[kind])
         return kinds | ({EAGER} if self._feet() else set())
 
     def _arrows(self, lines: np.ndarray, count: int, style: str | tuple) -> None:
-        """Draw lines of one kind with their heads; count: of all arrows in the picture."""
+        """Draw lines of one kind with their heads; `count` is of all arrows in the picture."""
         few = count <= FEW_ARROWS
         many = count > MOST_HEADS
         width = 1.1 if few else 0.6
@@ -362,7 +362,7 @@ class _Picture:
             self.axes.add_collection(PolyCollection(heads, linewidth=0, **look))
 
     def _feet(self) -> int:
-        """Draw a ring where an eager send began, also of a message that nobody received."""
+        """Draw a ring at the begin of each eager send, even if no rank received the message."""
         sends = [
             record
             for record in activity.all_records(self.lanes)
@@ -378,7 +378,7 @@ class _Picture:
         return len(places)
 
     def _line(self, send: dict, recv: dict) -> list[tuple[float, float]]:
-        """Return the line from the sender's bar to the receiver's, between their close edges."""
+        """Return the line from the sender's bar to the receiver's bar, between the near edges."""
         (top, bottom), (peer_top, peer_bottom) = self.bars[id(send)], self.bars[id(recv)]
         down = recv["rank"] > send["rank"]
         return [
@@ -401,7 +401,7 @@ class _Picture:
     # -- the frame ------------------------------------------------------------------------
 
     def frame(self, title: str, note: str) -> None:
-        """Name the lanes, the axis and the picture; the note has its own line below the title."""
+        """Label the lanes, the axis and the picture; the note is in a line below the title."""
         page = self.page
         axes = self.axes
         size = 10 if page.scale > 0.8 else 9 if page.scale > 0.6 else 8
@@ -425,11 +425,11 @@ class _Picture:
 
 
 def _legend(made: Figure, used: set[str]) -> None:
-    """Explain only what is in the picture, in rows of three."""
+    """Explain only the parts that are in the picture, in rows of three."""
     width, height = made.get_size_inches()
     handles = [handle for key, handle in _handles().items() if key in used]
     columns = len(handles) if len(handles) <= 4 else 3
-    # Matplotlib fills column by column; read, it is row by row.
+    # Matplotlib fills a legend column by column, but people read row by row.
     ordered = itertools.chain(*(handles[k::columns] for k in range(columns)))
     look = {"fontsize": 8.5 * min(1, width / 9), "columnspacing": 1.4, "handlelength": 1.8}
     corner = (LEFT / width - 0.012, (BOTTOM - 0.5) / height)
@@ -439,7 +439,7 @@ def _legend(made: Figure, used: set[str]) -> None:
 
 
 def _handles() -> dict[str, Artist]:
-    """Return how the legend shows each state, kind of arrow, and band."""
+    """Return the legend's handle for each state, kind of arrow, and band."""
     handles = {}
     for state, (face, edge, hatch) in LOOK.items():
         look = {"facecolor": face, "edgecolor": None if edge == "none" else edge, "hatch": hatch}
@@ -456,6 +456,6 @@ def _handles() -> dict[str, Artist]:
 
 @functools.lru_cache(maxsize=4096)
 def _pixels_of(text: str, points: float) -> float:
-    """Return how wide a text is drawn."""
+    """Return the width of a text in pixels."""
     font = FontProperties(size=points)
     return text_to_path.get_text_width_height_descent(text, font, False)[0] * DPI / 72

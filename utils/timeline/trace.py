@@ -1,8 +1,8 @@
 """A trace in the format that Perfetto and Chrome read.
 
 "Trace Event Format", https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU:
-complete events (X) of µs, a process per rank, flow events (s, f) for messages. Events of a track
-have to lie beside or inside each other.
+complete events (X) in µs, a process per rank, flow events (s, f) for messages. Events of a track
+must be separate or nested.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PHASES = {
     activity.AWAITING: "waits for the background",
     STUCK: "never matched",
 }
-# The tracks of other threads' waits come after those of the background.
+# The tracks for waits of other threads come after the tracks for background operations.
 _BEYOND = 1000
 
 
@@ -33,7 +33,7 @@ def save(lanes: list[Lane], path: str | os.PathLike) -> None:
 def events(lanes: list[Lane]) -> list[dict]:
     """Return the trace's events: tracks and their names, operations, messages."""
     made: list[dict] = []
-    # Where each record's event is, by identity: messages start and end there.
+    # Track, begin and end of each record's event, by identity, as the ends of messages.
     places: dict[int, tuple[int, float, float]] = {}
     for lane in lanes:
         made += _thread(lane, places) + _background(lane, places)
@@ -41,9 +41,9 @@ def events(lanes: list[Lane]) -> list[dict]:
 
 
 def _thread(lane: Lane, places: dict) -> list[dict]:
-    """Return the events of the computing thread: what it computed, and what held it."""
+    """Return the events of the computing thread: its computing, and its waits."""
     waits = activity.waits(lane)
-    # One thread waits for one thing at a time; a wait of another thread gets a track of its own.
+    # A thread waits for one operation at a time, so an overlapping wait gets a separate track.
     tracks = activity.rows([(begin, end) for begin, end, _ in waits])
     others = [_BEYOND + track for track in range(1, max(tracks, default=0) + 1)]
     names = {0: "computing thread"} | dict.fromkeys(others, "another waiting thread")
@@ -64,7 +64,7 @@ def _thread(lane: Lane, places: dict) -> list[dict]:
 
 
 def _background(lane: Lane, places: dict) -> list[dict]:
-    """Return the operations beside the computing thread, on as few tracks as they need."""
+    """Return the background operations, on as few tracks as they need."""
     records = activity.background(lane)
     spans = [activity.span(record, lane) for record in records]
     tracks = [row + 1 for row in activity.rows(spans)]
@@ -79,7 +79,7 @@ def _background(lane: Lane, places: dict) -> list[dict]:
 def _operation(
     name: str, record: dict, lane: Lane, track: int, span: tuple[float, float], parts: list
 ) -> list[dict]:
-    """Return an operation, and inside it how long it waited for its partner."""
+    """Return an operation, with its phases as events inside it."""
     args = {
         "bytes": record["nbytes"],
         "shape": record["shape"],
@@ -98,7 +98,7 @@ def _operation(
 
 
 def _flows(lanes: list[Lane], places: dict) -> list[dict]:
-    """Return an arrow per message. It binds to the event around its time, so it ends inside it."""
+    """Return an arrow per message; it ends inside the recv's event, so that it binds to it."""
     made = []
     records = activity.all_records(lanes)
     for number, (send, recv) in enumerate(activity.messages(records)):
@@ -123,7 +123,7 @@ def _complete(
     args: dict[str, Any] | None = None,
 ) -> dict:
     at = _at(rank, track, begin)
-    # From rounded times, so that events which lay inside each other still do.
+    # The length comes from rounded times, so that nested events stay nested.
     length = round(max(_nanoseconds(end) - _nanoseconds(begin), 0) / 1e3, 3)
     event = {"name": name, "cat": category, "ph": "X", **at, "dur": length}
     return event | ({"args": args} if args else {})
@@ -138,7 +138,7 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _metadata(lane: Lane, names: dict[int, str]) -> list[dict]:
-    """Return names and order of the rank's tracks, and with track 0 those of the rank itself."""
+    """Return names and order of the rank's tracks; with track 0, also the rank's name."""
     about = []
     if 0 in names:
         about.append(("process_name", 0, {"name": f"rank {lane.rank}"}))

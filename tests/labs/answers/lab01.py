@@ -34,21 +34,21 @@ WRONG = [
                 dist.recv(tensor, src=0)
             elif rank in (0, 2):
                 dist.isend(tensor, dst=1, tag=rank)
-        """, "dist.isend; this task asks for dist.send"),
+        """, "dist.isend, but this task asks for dist.send"),
     ("1.2", "uses a collective", """
         def transfer(tensor, rank):
             copy = tensor.clone()
             dist.broadcast(copy, src=0)
             if rank == 1:
                 tensor.copy_(copy)
-        """, "uses broadcast; this task is about send and recv only"),
+        """, "You call broadcast. Use only send and recv here"),
     ("1.2", "sends the wrong way round", """
         def transfer(tensor, rank):
             if rank == 1:
                 dist.send(tensor, dst=0)
             elif rank == 0:
                 dist.recv(tensor, src=1)
-        """, "expected send to rank 1, it made recv from rank 1"),
+        """, "Expected send to rank 1, but your code made recv from rank 1"),
     ("1.2", "receives into a new tensor", """
         def transfer(tensor, rank):
             if rank == 0:
@@ -76,7 +76,7 @@ WRONG = [
             elif rank == 1:
                 dist.irecv(tensor, src=0)
             return work()
-        """, "nobody called wait() on the request of isend"),
+        """, "You never call wait() on the work of isend"),
     ("1.3", "waits before the work", """
         def transfer_overlapped(tensor, rank, work):
             if rank == 0:
@@ -98,7 +98,7 @@ WRONG = [
         def transfer_overlapped(tensor, rank, work):
             transfer(tensor, rank)
             return work()
-        """, "uses dist.send; this task asks for dist.isend"),
+        """, "You call dist.send, but this task asks for dist.isend"),
     ("1.3", "returns nothing", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -109,7 +109,7 @@ WRONG = [
             work()
             if request:
                 request.wait()
-        """, "returned None: return what work() returned"),
+        """, "You returned None. Return what work() returned"),
     ("1.4", "averages", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor)
@@ -129,7 +129,7 @@ WRONG = [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, async_op=True)
             return tensor
-        """, "nobody called wait() on all_reduce"),
+        """, "You never call wait() on all_reduce"),
     ("1.4", "reduces a copy", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
@@ -140,11 +140,11 @@ WRONG = [
             parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
             dist.all_gather(parts, tensor)
             return sum(parts)
-        """, "uses all_gather; this task is about all_reduce only"),
+        """, "You call all_gather. Use only all_reduce here"),
     ("1.4", "returns what all_reduce returns", """
         def sum_over_ranks(tensor):
             return dist.all_reduce(tensor)
-        """, "ranks 0–3: the sum: returned None: return the tensor; all_reduce writes into it"),
+        """, "ranks 0–3: the sum: You returned None. Return the tensor; all_reduce writes into it"),
     ("1.4", "hard-codes four equal ranks", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
@@ -173,7 +173,7 @@ WRONG = [
                 dist.isend(mine, dst=1 - rank)
                 dist.recv(theirs, src=1 - rank)
             return theirs
-        """, "nobody called wait() on the request of isend"),
+        """, "You never call wait() on the work of isend"),
     ("1.5", "returns its own tensor", """
         def exchange(mine, rank):
             theirs = mine.clone()
@@ -315,7 +315,7 @@ WRONG = [
                     dist.recv(ball, src=0)
             return (time.perf_counter() - start) / repeats if rank == 0 else None
         """, "expected 5 sends and 5 recvs"),
-    ("1.1", "forgets to call the function", "rank = dist.get_rank", "call it"),
+    ("1.1", "forgets to call the function", "rank = dist.get_rank", "Call the function"),
     ("1.1", "counts ranks from one", "rank = dist.get_rank() + 1", "You counted the ranks from 1"),
     ("1.1", "makes a text of it", "rank = str(dist.get_rank())", "the variable rank"),
     ("1.1", "takes the last rank for the size", "world_size = dist.get_world_size() - 1",
@@ -338,7 +338,7 @@ WRONG = [
             elif rank == 1:
                 dist.recv(tensor, src=0)
                 dist.recv(tensor, src=0)
-        """, "it made send to rank 1, send to rank 1"),
+        """, "your code made send to rank 1, send to rank 1"),
     ("1.2", "gives the tags of two messages", """
         def transfer(tensor, rank):
             if rank == 0:
@@ -358,7 +358,7 @@ WRONG = [
                     dist.send(tensor, dst=other)
             else:
                 dist.recv(tensor, src=0)
-        """, "rank 0: expected send to rank 1, it made"),
+        """, "rank 0: Expected send to rank 1, but your code made"),
     ("1.3", "forgets to wait on the receiver", """
         def transfer_overlapped(tensor, rank, work):
             if rank == 0:
@@ -369,7 +369,7 @@ WRONG = [
             if rank == 0:
                 request.wait()
             return result
-        """, "nobody called wait() on the request of irecv"),
+        """, "You never call wait() on the work of irecv"),
     ("1.3", "works twice", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -401,7 +401,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return work
-        """, "call it"),
+        """, "Call the function"),
     ("1.3", "receives into a new tensor", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -421,13 +421,13 @@ WRONG = [
                 dist.irecv(theirs, src=1 - rank)
                 dist.send(mine, dst=1 - rank)
             return theirs
-        """, "nobody called wait() on the request of irecv"),
+        """, "You never call wait() on the work of irecv"),
     ("1.5", "exchanges by a collective", """
         def exchange(mine, rank):
             parts = [torch.empty_like(mine) for _ in range(4)]
             dist.all_gather(parts, mine)
             return parts[{0: 1, 1: 0}.get(rank, rank)]
-        """, "uses all_gather; this task is about send and recv only"),
+        """, "You call all_gather. Use only send and recv here"),
     ("1.5", "lets every rank take part", """
         def exchange(mine, rank):
             theirs, partner = torch.empty_like(mine), rank ^ 1
@@ -435,7 +435,7 @@ WRONG = [
             dist.recv(theirs, src=partner)
             request.wait()
             return theirs
-        """, "rank 2: expected no message"),
+        """, "rank 2: Expected no message"),
     ("1.6", "sums over the odd ranks", """
         even_ranks = dist.new_group([1, 3])
         def sum_over_even_ranks(tensor, group):
@@ -781,7 +781,7 @@ WRONG += [
             if request is not None and tensor.numel() > 1000:
                 request.wait()
             return result
-        """, "nobody called wait()"),
+        """, "You never call wait()"),
     ("1.4", "one buffer for all sums", """
         sums = {}
         def sum_over_ranks(tensor):

@@ -242,7 +242,7 @@ _CHANGES = [
     ("3.4", "optimizer.zero_grad()", "pass", "optimizer.zero_grad()"),
     ("3.4", "optimizer.step()", "pass", "The replica has not moved"),
     ("3.4", "return loss", "return loss_sum.item() / max(samples, 1)", "You returned the loss of"),
-    ("3.4", "return loss", "pass", "return the mean loss of the minibatch"),
+    ("3.4", "return loss", "pass", "Return the mean loss of the minibatch"),
     ("3.4", "images[part], labels[part]", "images, labels", "computes the whole minibatch"),
     (
         "3.4",
@@ -252,7 +252,7 @@ _CHANGES = [
     ),
     ("3.4", "loss_sum.item(), 0", "(loss_sum / samples).item() * samples, 0", "0 / 0"),
     ("3.4", "global_metrics(loss_sum.item(), 0, samples, group)",
-     "global_metrics(loss_sum.item(), 0, samples)", "pass group=group"),
+     "global_metrics(loss_sum.item(), 0, samples)", "Pass group=group"),
     ("3.4", "optimizer.zero_grad()", "if samples == 0: return 0.0\n    optimizer.zero_grad()",
      "never come"),
     ("3.6", "torch.equal(bits, reference)",
@@ -262,7 +262,7 @@ _CHANGES = [
     ("3.6", "reference = bits.clone()", "reference = bits", "You changed the model"),
     ("3.6", "return different.item() == 0", "return different == 0", "a Python bool"),
     ("3.6", ".view(torch.int32)", ".clone()", "NaN"),
-    ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst) is the group's first"),
+    ("3.6", "group_src=0", "src=0", "group_src=0 (or group_dst=0) for the first rank of the group"),
     ("3.6", "for parameter in model.parameters():",
      "for parameter in [p for p in model.parameters() if p.requires_grad]:", "1.bias (frozen)"),
     ("3.6", "for parameter in model.parameters():",
@@ -272,7 +272,7 @@ _CHANGES = [
     ("3.6", "return different.item() == 0", "pass", "Return True or False, a Python bool:"),
     ("3.6", "return different.item() == 0", "return different.item() != 0", "identical replicas"),
     ("3.6", ", op=dist.ReduceOp.MAX, group=group", ", op=dist.ReduceOp.MAX, group=group, "
-     "async_op=True", "nobody called wait()"),
+     "async_op=True", "You never call wait()"),
     ("3.4", "return loss", "return cross_entropy(model(images), labels).item()",
      "the model is called 2 times in a step"),
     ("3.4", "return loss", "return loss * len(labels)", "a sum over the samples"),
@@ -293,7 +293,7 @@ _WRONG = [
     (
         "3.1",
         AVERAGE.format("dist.all_reduce(parameter.grad); parameter.grad /= dist.get_world_size()"),
-        "pass group=group",
+        "Pass group=group",
     ),
     (
         "3.1",
@@ -326,7 +326,7 @@ def average_gradients(model, group=None):
             "dist.all_gather(every, parameter.grad, group=group); "
             "parameter.grad = sum(every) / len(every)"
         ),
-        "uses all_gather",
+        "You call all_gather",
     ),
     (
         "3.1",
@@ -341,9 +341,9 @@ def average_gradients(model, group=None):
     ("3.2", WEIGHTED.format(TOTAL, "samples / dist.get_world_size(group)", ", group=group"),
      "You weighted by samples, and then divided by the 4 ranks"),
     ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ", group=group"),
-     "pass group=group to every call"),
+     "Pass group=group to every call"),
     ("3.2", WEIGHTED.format("dist.all_reduce(total)", "samples / total", ""),
-     "pass group=group to every call"),
+     "Pass group=group to every call"),
     (
         "3.3",
         METRICS.format(
@@ -359,7 +359,7 @@ def average_gradients(model, group=None):
             "[dist.all_reduce(v, group=group) for v in t]; "
             "return (t[0] / t[2]).item(), (t[1] / t[2]).item()"
         ),
-        "expected 1 all_reduce, of a tensor with the three numbers, it made 3",
+        "Expected 1 call of all_reduce, of a tensor with the three numbers, but your code made 3",
     ),
     (
         "3.3",
@@ -367,7 +367,7 @@ def average_gradients(model, group=None):
             "t = torch.tensor([loss_sum, correct, count]); dist.all_reduce(t); "
             "return (t[:2] / t[2]).tolist()"
         ),
-        "pass group=group to every call",
+        "Pass group=group to every call",
     ),
     (
         "3.3",
@@ -383,7 +383,7 @@ def average_gradients(model, group=None):
         "You returned this rank's means",
     ),
     ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group, async_op=True); "
-     "parameter.grad /= dist.get_world_size(group)"), "nobody called wait()"),
+     "parameter.grad /= dist.get_world_size(group)"), "You never call wait()"),
     ("3.1", AVERAGE.format("total = parameter.grad.clone(); dist.all_reduce(total, group=group); "
      "total /= dist.get_world_size(group)"), "and store the result there"),
     ("3.1", AVERAGE.format("dist.all_reduce(parameter.grad, group=group); parameter.grad.div_("
@@ -403,11 +403,11 @@ def average_gradients(model, group=None):
      "    flat /= dist.get_world_size(group)\n"
      "    for g in grads:\n"
      "        g.copy_(flat[: g.numel()].view_as(g))\n"
-     "        flat = flat[g.numel() :]\n", "expected 4 all_reduces: one for each parameter"),
+     "        flat = flat[g.numel() :]\n", "Expected 4 calls of all_reduce: one for each"),
     ("3.2", WEIGHTED.format(TOTAL, "1", ", group=group); parameter.grad *= (samples / total"),
      "weighted after the sum"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / total", ", group=group, async_op=True"),
-     "nobody called wait()"),
+     "You never call wait()"),
     ("3.2", WEIGHTED.format(TOTAL, "1 / total", ", group=group"), "You divided by the samples of"),
     ("3.2", WEIGHTED.format("", "samples / total", ", group=group"), "plain sum over the ranks"),
     ("3.2", WEIGHTED.format(TOTAL, "1", ".clone(), group=group"), "The gradients are still this"),
@@ -427,7 +427,7 @@ def average_gradients(model, group=None):
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
      "dist.all_reduce(t, group=group); return t.tolist()"), "You returned the three sums"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
-     "dist.all_reduce(t, group=group); (t[:2] / t[2]).tolist()"), "returned None: return the pair"),
+     "dist.all_reduce(t, group=group); (t[:2] / t[2]).tolist()"), "You returned None. Return"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]).long(); "
      "dist.all_reduce(t, group=group); return (t[:2] / t[2]).tolist()"), "to whole numbers"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct]); "
@@ -440,7 +440,7 @@ def average_gradients(model, group=None):
      "dist.all_reduce(t, group=group); return (t / dist.get_world_size(group)).tolist()"),
      "means of the ranks' means"),
     ("3.6", "def replicas_in_sync(model, group=None):\n    return True\n",
-     "makes no communication, although the result"),
+     "You communicate nothing, although the result"),
     (
         "3.6",
         """
@@ -463,8 +463,8 @@ _TRAININGS = [
     ("minibatches(epoch)", "minibatches(0)", "Every epoch has the same order"),
     ("minibatches(epoch)", "minibatches(epoch + 1)", '"loss": entry 0'),
     ("train_step(model, optimizer, images, labels, group)",
-     "train_step(model, optimizer, images, labels)", "pass group=group"),
-    ("*map(sum, zip(*sums)), group)", "*map(sum, zip(*sums)))", "pass group=group"),
+     "train_step(model, optimizer, images, labels)", "Pass group=group"),
+    ("*map(sum, zip(*sums)), group)", "*map(sum, zip(*sums)))", "Pass group=group"),
     ("test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)",
      "a, b, c = map(sum, zip(*sums)); test_loss, accuracy = a / c, b / c", "this rank's own"),
     ("test_loss, accuracy = global", "accuracy, test_loss = global", 'swapped it with'),

@@ -58,7 +58,7 @@ _CHANGES = [
     ("4.1", "returns its own loss", "return total.item() / size", "return loss.item()",
      "DDP averages gradients, not losses"),
     ("4.1", "returns nothing", "return total.item() / size", "pass",
-     "returned None: return the mean loss of the minibatch"),
+     "You returned None. Return the mean loss of the minibatch"),
     ("4.1", "sums the loss over the world", "all_reduce(total, group=group)", "all_reduce(total)",
      "all_reduce on the ranks [0, 1, 2, 3]"),
     ("4.2", "never overfills", """
@@ -85,7 +85,7 @@ _CHANGES = [
     ("4.2", "from the end", "enumerate(sizes):", "reversed(list(enumerate(sizes))):",
      "sizes is in the order in which the gradients become ready"),
     ("4.2", "returns nothing", "return [*buckets, bucket]", "[*buckets, bucket]",
-     "returned None: return a list of lists"),
+     "You returned None. Return a list of lists"),
     ("4.3", "adds up overlapping transfers", """
         def hidden_share(transfers, begin, end):
             total = sum(e - s for s, e in transfers)
@@ -118,7 +118,7 @@ _CHANGES = [
      "You returned the exposed share"),
     ("4.3", "divides by zero", "hidden / moving if moving else 0.0", "hidden / moving",
      "ZeroDivisionError"),
-    ("4.3", "returns nothing", "return hidden", "hidden", "return a number from 0 to 1"),
+    ("4.3", "returns nothing", "return hidden", "hidden", "Return a number from 0 to 1"),
     ("4.4", "does not compress", ".to(torch.float16)", "", "- ranks 0–3: in the group of ranks"),
     ("4.4", "takes another format", "torch.float16", "torch.bfloat16", "- ranks 0–3: in the"),
     ("4.4", "does not divide", " / dist.get_world_size(group)", "",
@@ -139,7 +139,7 @@ _CHANGES = [
             return future
         """, None, "async_op=True"),
     ("4.4", "reduces over the world", "all_reduce(compressed, group=group,",
-     "all_reduce(compressed,", "pass group=group"),
+     "all_reduce(compressed,", "Pass group=group"),
     ("4.4", "returns the work", "return work.get_future().then(decompress)", "return work",
      "fp16_hook returned LocalWork"),
     ("4.4", "returns nothing", "return work.get_future()", "work.get_future()",

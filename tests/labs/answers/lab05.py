@@ -309,7 +309,7 @@ WRONG = [
     ("5.3", "returns nothing", """
         def fit_amdahl(ps, times):
             np.polyfit(1 / np.asarray(ps, float), times, 1)
-        """, "returned None: return the serial fraction"),
+        """, "You returned None. Return the serial fraction"),
     ("5.3", "looks at the last point only", """
         def fit_amdahl(ps, times):
             s = (times[-1] / times[0] - 1 / ps[-1]) / (1 - 1 / ps[-1])
@@ -821,11 +821,11 @@ CHANGES = [
      "        dist.all_reduce(ends, op=dist.ReduceOp.MAX)\n"
      "        seconds.append(ends.sum().item() / steps)", "ranks 0 and 1"),
     ("5.1", "waits for nobody", "dist.all_reduce(slowest, op=dist.ReduceOp.MAX)",
-     "dist.all_reduce(slowest, op=dist.ReduceOp.MAX, async_op=True)", "nobody called wait()"),
+     "dist.all_reduce(slowest, op=dist.ReduceOp.MAX, async_op=True)", "You never call wait()"),
     ("5.1", "returns an array", "return slowest.tolist()", "return slowest.numpy()",
      "You returned a ndarray"),
     ("5.1", "does not wait at the barrier", "dist.barrier()", "dist.barrier(async_op=True)",
-     "nobody called wait() on barrier(async_op=True)"),
+     "You never call wait() on barrier(async_op=True)"),
     ("5.2", "sorts the lists it was given", "    fast_one, mid_one",
      "    one.sort()\n    fast_one, mid_one",
      "changed its argument one"),

@@ -42,7 +42,7 @@ _CHANGES = [
     ("6.1", "uses the library", """
         def crossbar(x, group=None):
             dist.all_reduce(x, group=group)
-        """, None, "uses all_reduce; this task is about send and recv only"),
+        """, None, "You call all_reduce. Use only send and recv here"),
     ("6.1", "adds its own part first", "    x.copy_(parts[0])\n    for part in parts[1:]:",
      "    for part in parts[:r] + parts[r + 1 :]:", "not the same bits on all ranks"),
     ("6.1", "adds as they come", """
@@ -63,9 +63,9 @@ _CHANGES = [
     ("6.1", "takes the mean", "        x += part\n", "        x += part\n    x /= p\n",
      "hold the mean; the task asks for the sum"),
     ("6.1", "never waits", "    for request in requests:\n        request.wait()\n", "",
-     "nobody called wait() on the request of irecv"),
+     "You never call wait() on the work of irecv"),
     ("6.1", "waits for the receives only", "requests.append(isend(parts[r], after, group))",
-     "isend(parts[r], after, group)", "nobody called wait() on the request of isend"),
+     "isend(parts[r], after, group)", "You never call wait() on the work of isend"),
     ("6.1", "passes everything round", """
         def crossbar(x, group=None):
             r, p = place_and_size(group)
@@ -114,7 +114,7 @@ _CHANGES = [
         def central(x, group=None):
             dist.reduce(x, group_dst=0, group=group)
             dist.broadcast(x, group_src=0, group=group)
-        """, None, "uses broadcast, reduce; this task is about send and recv only"),
+        """, None, "You call broadcast, reduce. Use only send and recv here"),
     ("6.2", "never sends back", "isend(x, place, group) for place in range(1, p)",
      "isend(x, place, group) for place in range(1, 1)", "recv(src="),
     ("6.2", "keeps the result to itself", "        irecv(x, 0, group).wait()\n",
@@ -144,7 +144,7 @@ _CHANGES = [
      "    for request in [isend(x, place, group) for place in range(1, p)]:\n"
      "        request.wait()\n",
      "    for place in range(1, p):\n        isend(x, place, group)\n",
-     "nobody called wait() on the request of isend"),
+     "You never call wait() on the work of isend"),
     ("6.2", "adds before it waits", """
         def central(x, group=None):
             r, p = place_and_size(group)
@@ -213,7 +213,7 @@ _CHANGES = [
      "        requests = [irecv(incoming, left, group), isend(outgoing, right, group)]\n",
      "        dist.barrier(group=group)\n"
      "        requests = [irecv(incoming, left, group), isend(outgoing, right, group)]\n",
-     "uses barrier; this task is about send and recv only"),
+     "You call barrier. Use only send and recv here"),
     ("6.3", "sends whole tensors", """
         def ring_reduce_scatter(x, group=None):
             r, p = place_and_size(group)
@@ -244,7 +244,7 @@ _CHANGES = [
     ("6.3", "drops the request of the send",
      "requests = [irecv(incoming, left, group), isend(outgoing, right, group)]",
      "isend(outgoing, right, group)\n        requests = [irecv(incoming, left, group)]",
-     "nobody called wait() on the request of isend"),
+     "You never call wait() on the work of isend"),
     ("6.3", "works on a copy", "chunks = x.tensor_split(p)", "chunks = x.clone().tensor_split(p)",
      "lack the part of rank"),
     ("6.3", "takes the mean", "    return (r + 1) % p", "    x /= p\n    return (r + 1) % p",
@@ -299,7 +299,7 @@ _CHANGES = [
                 k = [mine]
                 dist.broadcast_object_list(k, group_src=place, group=group)
                 dist.broadcast(x.tensor_split(p)[k[0]], group_src=place, group=group)
-        """, None, "this task is about send and recv only"),
+        """, None, "Use only send and recv here"),
     ("6.4", "sends its chunk to everybody", """
         def ring_all_gather(x, mine, group=None):
             r, p = place_and_size(group)
@@ -316,7 +316,7 @@ _CHANGES = [
      "        isend(outgoing, right, group).wait()\n        irecv(incoming, left, group).wait()\n",
      "a long one waits until somebody does"),
     ("6.4", "forgets to wait", "        for request in requests:\n            request.wait()\n",
-     "        requests[0].wait()\n", "nobody called wait() on the request of isend"),
+     "        requests[0].wait()\n", "You never call wait() on the work of isend"),
     ("6.4", "works on a copy", "chunks = x.tensor_split(p)", "chunks = x.clone().tensor_split(p)",
      "still has its old content"),
     ("6.4", "cuts with chunk", "x.tensor_split(p)", "x.chunk(p)", "IndexError"),
@@ -325,7 +325,7 @@ _CHANGES = [
     ("6.5", "uses the library", """
         def direct(x, group=None):
             dist.all_reduce(x, group=group)
-        """, None, "uses all_reduce; this task is about send and recv only"),
+        """, None, "You call all_reduce. Use only send and recv here"),
     ("6.5", "is the ring", """
         def direct(x, group=None):
             ring(x, group)
@@ -365,7 +365,7 @@ _CHANGES = [
     ("6.5", "does not wait for the second round",
      "        requests.append(isend(parts[r], after, group))\n",
      "        isend(parts[r], after, group)\n",
-     "nobody called wait() on the request of isend"),
+     "You never call wait() on the work of isend"),
     ("6.5", "sends first, blocking", """
         def direct(x, group=None):
             r, p = place_and_size(group)
@@ -541,7 +541,7 @@ _CHANGES = [
             if r >= workers:
                 x.zero_()
             dist.all_reduce(x, group=group)
-        """, None, "uses all_reduce; this task is about send and recv only"),
+        """, None, "You call all_reduce. Use only send and recv here"),
     ("6.8", "takes the mean", "total = sum(incoming[k])", "total = sum(incoming[k]) / workers",
      "hold the mean; the task asks for the sum"),
     ("6.8", "forgets the last piece", "for piece in range(pieces) for turn",
@@ -554,7 +554,7 @@ _CHANGES = [
     ("6.8", "does not wait for its sends",
      "            requests += [isend(total, i, group) for i in order]",
      "            [isend(total, i, group) for i in order]",
-     "nobody called wait() on the request of isend"),
+     "You never call wait() on the work of isend"),
     ("6.8", "waits for each piece at once", """
         def reduction_server(x, workers, pieces=1, group=None):
             r, p = place_and_size(group)
@@ -599,7 +599,7 @@ _CHANGES = [
     ("6.9", "uses the library", """
         def halving_doubling(x, group=None):
             dist.all_reduce(x, group=group)
-        """, None, "uses all_reduce"),
+        """, None, "You call all_reduce"),
     ("6.9", "no way back", "    for partner, keep, give in reversed(trail):",
      "    for partner, keep, give in []:",
      "lack the part of rank"),
@@ -630,7 +630,7 @@ _CHANGES = [
      "        requests = [irecv(x[give], partner, group), isend(x[keep], partner, group)]\n",
      "        isend(x[keep], partner, group)\n"
      "        requests = [irecv(x[give], partner, group)]\n",
-     "nobody called wait() on the request of isend"),
+     "You never call wait() on the work of isend"),
     ("6.10", "one rank of each machine speaks for it", """
         def hierarchical(x, node, across):
             central(x, node)
@@ -659,7 +659,7 @@ _CHANGES = [
      "[dist.get_rank(node)], across)", "lack the part of rank"),
     ("6.10", "uses the library", "direct(x.tensor_split(dist.get_world_size(node))[mine], across)",
      "dist.all_reduce(x.tensor_split(dist.get_world_size(node))[mine], group=across)",
-     "uses all_reduce; this task is about send and recv only"),
+     "You call all_reduce. Use only send and recv here"),
     ("6.10", "a crossbar between the machines", "direct(x.tensor", "crossbar(x.tensor",
      "sends fewer bytes than a crossbar"),
     ("6.10", "takes the mean", "    ring_all_gather(x, mine, node)\n",

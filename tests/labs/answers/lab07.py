@@ -126,7 +126,7 @@ _CHANGES = [
     ("7.1", "broadcasts", "        for worker in here:\n            dist.send(weights, dst=worker)",
      "        dist.broadcast(weights, src=0)", "broadcast"),
     ("7.1", "serves three ranks", "list(workers), 0", "[1, 2, 3], 0", "workers = [1, 2, 3, 4, 5]"),
-    ("7.1", "returns nothing", "    return rounds", "    pass", "return the number of rounds"),
+    ("7.1", "returns nothing", "    return rounds", "    pass", "Return the number of rounds"),
     # -- asynchronous
     ("7.2", "a fixed order", """
         def serve_anyone(weights, workers, lr):
@@ -209,9 +209,9 @@ _CHANGES = [
      "            break", "Who has left gets no weights, is not waited for"),
     ("7.2", "does not wait for its sends",
      "        dist.send(weights, dst=worker)\n        sent_at",
-     "        dist.isend(weights, dst=worker)\n        sent_at", "nobody called wait()"),
+     "        dist.isend(weights, dst=worker)\n        sent_at", "You never call wait()"),
     ("7.2", "returns nothing", "    return applied", "    pass",
-     "returned None: return the list of pairs (rank, staleness)"),
+     "You returned None. Return the list of pairs (rank, staleness)"),
     # -- bounded
     ("7.3", "ignores the bound", "clock[worker] - slowest <= bound", "True",
      "ahead of the slowest: it may go on if"),
@@ -289,7 +289,7 @@ _CHANGES = [
      "float('inf')\n    gradient, applied", "ahead of the slowest"),
     ("7.3", "waits by name", "receive(gradient)", "receive(gradient, min(clock, key=clock.get))",
      "by name, while others may have come"),
-    ("7.3", "returns nothing", "    return applied", "    pass", "returned None: return the list"),
+    ("7.3", "returns nothing", "    return applied", "    pass", "You returned None. Return"),
     # -- weak
     ("7.4", "only the last gradient", "hand_in(total)", "hand_in(gradient)",
      "only the last of the"),
@@ -418,7 +418,7 @@ _CHANGES = [
      "dist.get_world_size())", "return counters.double().mean().item() / (times * "
      "dist.get_world_size()) - 1", "missing / made"),
     ("7.6", "returns nothing", "return 1 - counters", "1 - counters",
-     "returned None: return the share of updates that are lost"),
+     "You returned None. Return the share of updates that are lost"),
     # -- sharded
     ("7.7", "receives after the sends", """
         def work_sharded(compute, weights, servers, more):
@@ -450,7 +450,7 @@ _CHANGES = [
                     return
                 for piece, s in zip(compute(weights).tensor_split(len(servers)), servers):
                     hand_in(piece, s)
-        """, None, "uses dist.send; this task asks for dist.isend"),
+        """, None, "You call dist.send, but this task asks for dist.isend"),
     ("7.7", "blocking receives", """
         def work_sharded(compute, weights, servers, more):
             parts = weights.tensor_split(len(servers))
@@ -466,7 +466,7 @@ _CHANGES = [
                     requests += [dist.isend(GRADIENT, dst=s), dist.isend(piece, dst=s)]
                 for request in requests:
                     request.wait()
-        """, None, "uses dist.recv; this task asks for dist.irecv"),
+        """, None, "You call dist.recv, but this task asks for dist.irecv"),
     ("7.7", "waits for each server in turn", """
         def work_sharded(compute, weights, servers, more):
             parts = weights.tensor_split(len(servers))
@@ -492,7 +492,7 @@ _CHANGES = [
      "to each goes a header"),
     ("7.7", "does not wait at all",
      "        for request in requests:\n            request.wait()\n", "",
-     "nobody called wait()"),
+     "You never call wait()"),
     ("7.7", "computes a gradient for each server", "zip(parts, pieces, servers):\n",
      "zip(parts, pieces, servers):\n            compute(weights)\n", "compute was called"),
     ("7.7", "receives into copies", "parts = weights.tensor_split(len(servers))",
@@ -552,7 +552,7 @@ WRONG += [
          "        if not more():"),
         ("len(servers)), []\n", "len(servers)), begun\n"),
         ("            requests.append(dist.irecv(part, src=server))", "           "),
-    ), "nobody called wait() on the request of irecv"),
+    ), "You never call wait() on the work of irecv"),
     ("7.7", "cuts otherwise", _changed(
         "7.7", (".tensor_split(len(servers))", ".split(-(-len(weights) // len(servers)))"),
     ), "weights.tensor_split("),

@@ -74,7 +74,7 @@ _CHANGES = [
      "w has changed: return a new tensor"),
     ("8.1", "moves the centre in place", CENTER,
      "center += eta * rho * (w - center)\n    return center", "center has changed"),
-    ("8.1", "returns nothing", WORKER, WORKER[7:], "returned None: return the new weights"),
+    ("8.1", "returns nothing", WORKER, WORKER[7:], "You returned None. Return the new weights"),
     ("8.1", "centre descends", CENTER, "return center - eta * 3.0 + eta * rho * (w - center)",
      "the centre descends along the gradient, too"),
     ("8.1", "takes a mean of numbers", WORKER,
@@ -158,7 +158,7 @@ _CHANGES = [
     ("8.2", "notes too early", "            w = move_center(w, other, eta, rho)  # line 14\n"
      "            note(w)", "            note(w)\n            w = move_center(w, other, eta, rho)",
      "comes before the weights have changed"),
-    ("8.2", "returns nothing", "    return w", "    pass", "returned None: return the weights"),
+    ("8.2", "returns nothing", "    return w", "    pass", "You returned None. Return the weights"),
     ("8.2", "moves in place", "w = move_center(w, other, eta, rho)",
      "w += eta * rho * (other - w)", "the tensor w that it was given has changed"),
     ("8.2", "ignores the group", "dist.send(w, group_dst=j, group=group)", "dist.send(w, dst=j)",
@@ -183,9 +183,9 @@ _CHANGES = [
                     center = move_center(center, shared, eta, rho)
                     note(center)
             return center if place == 0 else local
-        """, None, "uses broadcast; this task is about send and recv only"),
+        """, None, "You call broadcast. Use only send and recv here"),
     ("8.2", "does not wait", "dist.send(w, group_dst=0, group=group)",
-     "dist.isend(w, group_dst=0, group=group)", "nobody called wait()"),
+     "dist.isend(w, group_dst=0, group=group)", "You never call wait()"),
     ("8.2", "the master returns the worker", "    return w",
      "    return other if place == 0 else w", "the result"),
     ("8.2", "a buffer of its own kind", "torch.empty_like(w)", "torch.empty(w.shape)",
@@ -285,7 +285,7 @@ _CHANGES = [
         """, None, "one in each, gradient(w)"),
     ("8.3", "answers and moves on",
      "dist.send(center, dst=who, group=group)  # before it moves",
-     "dist.isend(center, dst=who, group=group)", "nobody called wait()"),
+     "dist.isend(center, dst=who, group=group)", "You never call wait()"),
     ("8.3", "serves too few", "range(exchanges)", "range(exchanges - 1)", "rank"),
     ("8.3", "moves the centre in place", "center = move_center(center, w, eta, rho)",
      "center += eta * rho * (w - center)", "the tensor w that it was given has changed"),
@@ -313,13 +313,13 @@ _CHANGES = [
                     w = w - eta * slope
                 note(w)
             return w
-        """, None, "uses all_reduce; this task is about send and recv only"),
+        """, None, "You call all_reduce. Use only send and recv here"),
     ("8.3", "the master notes nothing", "        note(center)\n", "", "call note(…) there"),
     ("8.3", "the worker notes exchanges only", "            w = w - eta * slope\n        note(w)",
      "            w = w - eta * slope\n            continue\n        note(w)",
      "one for each step of this worker"),
     ("8.3", "the master returns nothing", "    return center", "    pass",
-     "returned None: return the weights"),
+     "You returned None. Return the weights"),
 
     ("8.4", "does not look ahead", "gradient(w + delta * v)", "gradient(w)",
      "Nesterov's momentum takes it ahead"),
@@ -407,15 +407,15 @@ _CHANGES = [
      "            mean = w.clone()\n            dist.all_reduce(mean, group=group)\n"
      "            mean /= size\n            note(mean)\n    return mean", "go on from the average"),
     ("8.5", "ignores the group", "dist.all_reduce(w, group=group)", "dist.all_reduce(w)",
-     "pass group=group"),
+     "Pass group=group"),
     ("8.5", "works in place", "w = w - eta * gradient(w)", "w -= eta * gradient(w)",
      "the tensor w that it was given has changed"),
     ("8.5", "does not wait", "dist.all_reduce(w, group=group)",
-     "dist.all_reduce(w, group=group, async_op=True)", "nobody called wait()"),
+     "dist.all_reduce(w, group=group, async_op=True)", "You never call wait()"),
     ("8.5", "gathers", "            dist.all_reduce(w, group=group)\n            w = w / size",
      "            parts = [torch.empty_like(w) for _ in range(size)]\n"
      "            dist.all_gather(parts, w, group=group)\n            w = sum(parts) / size",
-     "uses all_gather; this task is about all_reduce only"),
+     "You call all_gather. Use only all_reduce here"),
     ("8.5", "whole rounds", """
         def local_sgd(w, gradient, steps, tau, eta, note, group=None):
             for begin in range(0, steps, tau):
@@ -428,7 +428,7 @@ _CHANGES = [
         """, None, "one in each, gradient(w)"),
     ("8.5", "notes each step", "            note(w)\n    return w", "        note(w)\n    return w",
      "one for each all_reduce"),
-    ("8.5", "returns nothing", "    return w", "    pass", "returned None: return the weights"),
+    ("8.5", "returns nothing", "    return w", "    pass", "You returned None. Return the weights"),
     ("8.5", "notes before", "            dist.all_reduce(w, group=group)",
      "            note(w)\n            dist.all_reduce(w, group=group)", "one for each all_reduce"),
 
@@ -494,7 +494,7 @@ _CHANGES = [
      "dist.all_reduce(w, group=group)\n        change = center - w",
      "W was summed over the ranks before"),
     ("8.6", "ignores the group", "dist.all_reduce(change, group=group)", "dist.all_reduce(change)",
-     "pass group=group"),
+     "Pass group=group"),
     ("8.6", "notes its own weights", "note(center)", "note(w)", "note the centre"),
     ("8.6", "reduces in double rounds", "min(tau, steps - begin)", "tau",
      "one in each, gradient(w)"),
@@ -746,7 +746,7 @@ CHANGES += [
         "computes in float32",
         "return w - eta * (gradient + rho * (w - center))",
         "return (w.float() - eta * (gradient + rho * (w - center)).float()).to(w.dtype)",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
     (
         "8.1",
@@ -781,21 +781,21 @@ CHANGES += [
         "computes in float32",
         "w = w + v - pull",
         "w = (w + v - pull).float().to(w.dtype)",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
     (
         "8.5",
         "computes in float32",
         "w = w / size",
         "w = (w / size).float().to(w.dtype)",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
     (
         "8.6",
         "computes in float32",
         "velocity = momentum * velocity + pseudo_gradient\n",
         "velocity = (momentum * velocity + pseudo_gradient).float().to(center.dtype)\n",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
 ]
 

@@ -89,12 +89,12 @@ CHANGES = [
      "column_shard returned Tensor, expected (weight, bias)"),
     ("9.1", "broadcasts first", _DETACHED,
      "dist.broadcast(linear.weight.detach(), group_src=0, group=group)\n    " + _DETACHED,
-     "uses broadcast"),
+     "You call broadcast"),
     ("9.2", "f sums forward, too", "return x.view_as(x)",
      "x = x.clone()\n        dist.all_reduce(x, group=group)\n        return x",
      "f does that backward only"),
     ("9.2", "does not wait", "dist.all_reduce(total, group=group)",
-     "dist.all_reduce(total, group=group, async_op=True)", "nobody called wait()"),
+     "dist.all_reduce(total, group=group, async_op=True)", "You never call wait()"),
     ("9.2", "f never sums", "        dist.all_reduce(total, group=ctx.group)\n", "",
      "f sums over the ranks backward"),
     ("9.2", "g never sums", "        dist.all_reduce(total, group=group)\n", "",
@@ -110,13 +110,13 @@ CHANGES = [
      "return total / dist.get_world_size(ctx.group), None", "this is the mean"),
     ("9.2", "g takes the mean", "return total\n",
      "return total / dist.get_world_size(group)\n", "this is the mean"),
-    ("9.2", "f forgets the group", "group=ctx.group", "", "pass group=group"),
+    ("9.2", "f forgets the group", "group=ctx.group", "", "Pass group=group"),
     ("9.2", "g forgets the group", "dist.all_reduce(total, group=group)", "dist.all_reduce(total)",
-     "pass group=group"),
+     "Pass group=group"),
     ("9.2", "f gathers and adds", "dist.all_reduce(total, group=ctx.group)",
      "parts = [torch.empty_like(total) for _ in range(dist.get_world_size(ctx.group))]\n"
      "        dist.all_gather(parts, total, group=ctx.group)\n        total = sum(parts)",
-     "uses all_gather"),
+     "You call all_gather"),
     ("9.2", "None first", "return gradient, None", "return None, gradient",
      "a gradient different than None at position 2"),
     ("9.2", "no gradient for the group", "return gradient, None", "return gradient",
@@ -126,7 +126,7 @@ CHANGES = [
      "f backward"),
     ("9.2", "reduces twice", "        dist.all_reduce(total, group=group)\n        return total",
      "        dist.all_reduce(total.clone(), group=group)\n"
-     "        dist.all_reduce(total, group=group)\n        return total", "expected 1 all_reduce"),
+     "        dist.all_reduce(total, group=group)\n        return total", "1 call of all_reduce"),
     ("9.3", "forgets f", "self.up(f(x, self.group))", "self.up(x)", "f is missing"),
     ("9.3", "forgets g", "g(functional.linear(x, self.weight), self.group)",
      "functional.linear(x, self.weight)", "g is missing"),
@@ -185,7 +185,7 @@ CHANGES = [
     ("9.4", "f for each", "        x = f(x, self.group)  # once for all three\n        heads = "
      "models.attend(self.q(x), self.k(x), self.v(x), self.head_size)",
      "        q, k, v = (layer(f(x, self.group)) for layer in (self.q, self.k, self.v))\n"
-     "        heads = models.attend(q, k, v, self.head_size)", "it made 3"),
+     "        heads = models.attend(q, k, v, self.head_size)", "your code made 3"),
     ("9.4", "cuts the stack of the three", _QKV, _FUSED, "Q, K and V were stacked"),
     ("9.4", "smaller heads", "self.head_size = attention.head_size",
      "self.head_size = max(attention.head_size // dist.get_world_size(group), 1)",
@@ -217,7 +217,7 @@ CHANGES = [
      "q, k, v = self.q(x), self.k(x), self.v(x)\n"
      "        parts = [torch.empty_like(q) for _ in range(dist.get_world_size(self.group))]\n"
      "        dist.all_gather(parts, q.detach(), group=self.group)\n"
-     "        heads = models.attend(q, k, v, self.head_size)", "uses all_gather"),
+     "        heads = models.attend(q, k, v, self.head_size)", "You call all_gather"),
     ("9.4", "q is used for k", "self.q(x), self.k(x)", "self.q(x), self.q(x)",
      "attend got Q twice"),
     ("9.4", "forgets the group of f", "f(x, self.group)", "f(x)",
@@ -276,13 +276,13 @@ CHANGES = [
      "for name, x in squares.items():\n        if is_shard(name):\n"
      "            dist.all_reduce(x, group=group)\n"
      "    shards = sum(x for name, x in squares.items() if is_shard(name))",
-     "expected 1 all_reduce"),
+     "Expected 1 call of all_reduce"),
     ("9.5", "gathers the gradients", _ALL_REDUCE,
      "every = [None] * dist.get_world_size(group)\n    "
      "dist.all_gather_object(every, shards.item(), group=group)\n    shards.fill_(sum(every))",
-     "uses all_gather"),
-    ("9.5", "forgets the group", _ALL_REDUCE, "dist.all_reduce(shards)", "pass group=group"),
-    ("9.5", "returns nothing", "return norm\n", "norm\n", "returned None: return the norm"),
+     "You call all_gather"),
+    ("9.5", "forgets the group", _ALL_REDUCE, "dist.all_reduce(shards)", "Pass group=group"),
+    ("9.5", "returns nothing", "return norm\n", "norm\n", "You returned None. Return the norm"),
     ("9.6", "forward only", "number = 4 * depth", "number = 2 * depth",
      "backward has as many"),
     ("9.6", "the bytes of one", "return number, number * 2", "return number, 2",
@@ -308,7 +308,7 @@ CHANGES = [
     ("9.6", "returns bytes only", "return number, number", "return number",
      "expected [4, "),
     ("9.6", "returns nothing", "return 2 * (p - 1) / p * 4 * parameters", "pass",
-     "returned None: return bytes that each rank sends"),
+     "You returned None. Return bytes that each rank sends"),
     ("9.6", "two blocks hard-coded", "number = 4 * depth", "number = 8", "expected ["),
     ("9.7", "sums over the samples", "(total.log() - target).mean()",
      "(total.log() - target).sum()", "take the mean"),
@@ -322,12 +322,12 @@ CHANGES = [
     ("9.7", "the sum of the maxima", "op=dist.ReduceOp.MAX, ", "", "with logits of a size of"),
     ("9.7", "gathers the logits", _MAXIMUM,
      _MAXIMUM + "    everything = [None] * dist.get_world_size(group)\n"
-     "    dist.all_gather_object(everything, logits.tolist(), group=group)\n", "uses all_gather"),
+     "    dist.all_gather_object(everything, logits.tolist(), group=group)\n", "You call all_"),
     ("9.7", "reduces in place", f"total, target = {_SUM}",
      "total = shifted.exp().sum(1)\n    dist.all_reduce(total.detach(), group=group)\n"
      "    target = picked.detach().clone()\n    dist.all_reduce(target, group=group)",
      "the exponentials' part only"),
-    ("9.7", "forgets the group", "picked]), group)", "picked]))", "pass group=group"),
+    ("9.7", "forgets the group", "picked]), group)", "picked]))", "Pass group=group"),
     ("9.7", "labels of this rank only", "(first <= labels) & (labels < first + count)",
      "(labels < count)", "compare them with first and first + count"),
     ("9.7", "never looks whose label it is", ".squeeze(1) * mine", ".squeeze(1)",
@@ -341,7 +341,7 @@ CHANGES = [
     ("9.7", "sums the maximum's copies", "logits.detach().max(1).values",
      "torch.zeros_like(logits)[:, 0].detach()", "subtract the largest logit"),
     ("9.7", "returns nothing", "return (total.log() - target).mean()", "pass",
-     "returned None: return the mean loss"),
+     "You returned None. Return the mean loss"),
     ("9.7", "a matrix of classes", _SUM,
      "g(torch.stack([shifted.exp().sum(1), picked]), group)\n"
      "    g(shifted.exp().sum(1, keepdim=True).repeat(1, 9), group)",
@@ -386,7 +386,7 @@ CHANGES = [
     ("9.9", "stays with the expert", _BACK, "outputs = expert(exchange(buffer, group))",
      "output, capacity 2"),
     ("9.9", "forgets the group", _BACK,
-     "outputs = exchange(expert(exchange(buffer)), group)", "pass group=group"),
+     "outputs = exchange(expert(exchange(buffer)), group)", "Pass group=group"),
     ("9.9", "comes back in the experts' order", "return torch.zeros_like(x).index_copy(0, "
      "kept.nonzero().squeeze(1), weighted)",
      "y = torch.zeros_like(x).index_copy(0, kept.nonzero().squeeze(1), weighted)\n"
@@ -405,7 +405,7 @@ CHANGES = [
      "x.new_zeros(p * capacity * 2, x.shape[1])", "capacity 2, in the group"),
     ("9.9", "gathers all tokens", _BACK,
      _BACK + "\n    dist.all_gather([torch.empty_like(x) for _ in range(p)], x.detach(), "
-     "group=group)", "uses all_gather"),
+     "group=group)", "You call all_gather"),
     ("9.9", "returns nothing", "return torch.zeros_like(x)", "torch.zeros_like(x)",
      "output, capacity 2"),
     ("9.9", "three exchanges", _BACK, _BACK + "\n    exchange(buffer.detach(), group)",
@@ -680,7 +680,7 @@ CHANGES += [
         "computes in float32",
         "weight.chunk(p, 0)[r].clone()",
         "weight.chunk(p, 0)[r].float().double()",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
     (
         "9.1",

@@ -312,7 +312,7 @@ CHANGES = [
         "no loss returned",
         "return loss.item() if s == p - 1 else None",
         "return None",
-        "return the loss on the last stage",
+        "Return the loss on the last stage",
     ),
     (
         NAIVE,
@@ -367,7 +367,7 @@ CHANGES = [
         "        dist.send(y.detach(), group_dst=s + 1, group=group)\n",
         "waits in recv",
     ),
-    (NAIVE, "isend without wait", "dist.send(x.grad", "dist.isend(x.grad", "nobody called wait()"),
+    (NAIVE, "isend without wait", "dist.send(x.grad", "dist.isend(x.grad", "You never call wait()"),
     (
         GPIPE,
         "backwards in order",
@@ -411,7 +411,7 @@ CHANGES = [
         '("F", k) for k in reversed(range(m))',
         "the forwards are reversed",
     ),
-    (GPIPE, "returns nothing", "return [", "[", "returned None: return a list for each stage"),
+    (GPIPE, "returns nothing", "return [", "[", "You returned None. Return a list for each stage"),
     (
         PLAN,
         "the last stage's backward needs nothing",
@@ -663,7 +663,7 @@ CHANGES = [
         "sends that block",
         "outbox.add(dist.isend(output, group_dst=s + 1, group=group, tag=tag))",
         "dist.send(output, group_dst=s + 1, group=group, tag=tag)",
-        "uses dist.send",
+        "You call dist.send",
     ),
     (
         RUN,
@@ -719,7 +719,7 @@ CHANGES = [
         "0",
         "that of a gradient backward_tag(k)",
     ),
-    (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
+    (RUN, "no wait", "outbox.wait()", "pass", "You never call wait()"),
     (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
@@ -859,7 +859,7 @@ CHANGES = [
         "sends the gradients round",
         "old = self.stash.pop(k)",
         "old = self.stash.pop(k)\n        dist.all_reduce(next(iter(old.values())).grad)",
-        "uses all_reduce",
+        "You call all_reduce",
     ),
 ]
 

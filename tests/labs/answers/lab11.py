@@ -109,7 +109,7 @@ def zero2_hooks(layers, shards, group=None):
     for layer, shard in zip(layers, shards):
         watch(layer, shard)
 """,
-        "it made 0",
+        "your code made none",
     ),
     (
         TWO,
@@ -415,7 +415,7 @@ CHANGES = [
         "the loss as a tensor",
         "loss.item() / replicas",
         "[loss.item() / replicas]",
-        "return one number",
+        "Return one number",
     ),
     (
         HYBRID,
@@ -509,7 +509,7 @@ CHANGES = [
         "not gathered",
         "dist.all_gather_single(row, shard.detach(), group=group)\n    copy_back(row, parameters)",
         "pass",
-        "it made 0",
+        "your code made none",
     ),
     (
         ONE,
@@ -524,14 +524,14 @@ CHANGES = [
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
         "dist.all_reduce(row, group=group)\n    shard.grad.copy_(row.chunk(p)["
         "dist.get_rank(group)])",
-        "uses all_reduce",
+        "You call all_reduce",
     ),
     (
         ONE,
         "its own gradient",
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
         "shard.grad.copy_(row.chunk(p)[dist.get_rank(group)])",
-        "it made 0",
+        "your code made none",
     ),
     (
         ONE,
@@ -570,7 +570,7 @@ CHANGES = [
         "no communication",
         "dist.reduce_scatter_single(part, row, group=group)",
         "part.copy_(row.chunk(p)[dist.get_rank(group)])",
-        "it made 0",
+        "your code made none",
     ),
     (
         TWO,
@@ -579,21 +579,21 @@ CHANGES = [
         "dist.all_reduce(row, group=group)\n            part.copy_(row.chunk(p)[dist.get_rank("
         "group)"
         "])",
-        "uses all_reduce",
+        "You call all_reduce",
     ),
     (
         TWO,
         "nobody waits",
         "dist.reduce_scatter_single(part, row, group=group)",
         "dist.reduce_scatter_single(part, row, group=group, async_op=True)",
-        "nobody called wait()",
+        "You never call wait()",
     ),
     (
         TWO,
         "the first layer only",
         "watch(layer, shard)\n    ",
         "watch(layer, shard)\n        break\n    ",
-        "it made 1",
+        "your code made 1",
     ),
     (THREE, "a sum", "part.div_(p)", "part", "a mean is asked for"),
     (
@@ -631,7 +631,7 @@ CHANGES = [
         "the gradient is not exchanged",
         "dist.reduce_scatter_single(part, row, group=ctx.group)",
         "part.copy_(row.chunk(p)[dist.get_rank(ctx.group)])",
-        "it made 0",
+        "your code made none",
     ),
     (
         THREE,
@@ -659,7 +659,7 @@ CHANGES = [
         "group forgotten",
         "whole(shard, ctx.shape, ctx.group)",
         "whole(shard, ctx.shape)",
-        "pass group=group",
+        "Pass group=group",
     ),
     (
         OFFLOAD,
@@ -993,7 +993,7 @@ CHANGES += [
         "computes in float32",
         "row = torch.empty(p * len(shard), dtype=shard.dtype)",
         "row = torch.empty(p * len(shard), dtype=shard.dtype)\n    shard = shard.float().double()",
-        "was something computed in float32?",
+        "Did you compute something in float32?",
     ),
 ]
 

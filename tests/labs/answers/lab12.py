@@ -868,7 +868,7 @@ CHANGES += [
      "[request for request in sends if not request.is_completed()]", "sends",
      "all updates of this round have come"),
     (ROUND, "never sleeps", "sleep(0.002)", "pass", "kept a processor busy"),
-    (READ, "a tensor", ".argmin().item()", ".argmin()", "return one number"),
+    (READ, "a tensor", ".argmin().item()", ".argmin()", "Return one number"),
     (READ, "the largest, not the largest size", "bias.abs().argmax()", "bias.argmax()",
      "image:"),
     (READ, "the longest row", "bias.abs().argmax()", "weight.norm(dim=1).argmax()", "image:"),

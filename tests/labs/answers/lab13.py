@@ -250,7 +250,7 @@ CHANGES = [
     (SAVE, "no marker", '        write_safely(folder / "latest", own.name.encode())\n',
      "        pass\n", "nobody writes `latest`"),
     (SAVE, "group forgotten", "dist.barrier(group)  # all", "dist.barrier()  # all",
-     "pass group=group"),
+     "Pass group=group"),
     # -- reads
     (READS, "places of the whole tensor", "(file, start - begin, stop - begin, start - first)",
      "(file, start, stop, start - first)", "count in the whole tensor"),

@@ -937,12 +937,8 @@ def test_the_statistics_of_a_graded_class_know_what_the_checks_said(graded):
     assert all(0 < one.share <= 1 and one.text for one in told)
 
 
-<<<<<<< HEAD
 @pytest.mark.extended
-def test_anyone_sees_the_same_verdicts_with_nbval_by_hand(graded, course, tmp_path):
-=======
 def test_nbval_by_hand_gives_the_same_verdicts(graded, course, tmp_path):
->>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
     _, out, _ = graded
     job = out / "students" / "Zoë half right" / toy.LAB / "run-1"
     assert {path.name for path in job.iterdir()} == {"notebook.ipynb", "report.xml"}

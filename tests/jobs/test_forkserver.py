@@ -171,12 +171,8 @@ def test_umask_limits_signals_descriptors_and_priority_of_the_job_reach_the_rank
     assert differences(*portraits) == {}
 
 
-<<<<<<< HEAD
 @pytest.mark.extended
-def test_thread_pools_have_the_size_that_the_job_asks_for(lease, environment):
-=======
 def test_thread_pools_have_the_size_that_the_job_requests(lease, environment):
->>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
     code = (
         "import json, torch, ctypes, numpy as np, os\n"
         "np.ones((64, 64)) @ np.ones((64, 64)); torch.ones(300, 300) @ torch.ones(300, 300)\n"
@@ -194,12 +190,8 @@ def test_thread_pools_have_the_size_that_the_job_requests(lease, environment):
         assert forked == plain, said
 
 
-<<<<<<< HEAD
 @pytest.mark.extended
-def test_pytorch_checks_as_much_as_the_job_asks_for(lease, environment):
-=======
 def test_pytorch_checks_as_much_as_the_job_requests(lease, environment):
->>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
     code = (
         "import json, os, torch.distributed as dist\n"
         "print(json.dumps([str(dist.get_debug_level()), 'DDL_LABS_NOT_FORKED' in os.environ]))"

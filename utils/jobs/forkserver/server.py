@@ -51,16 +51,10 @@ PRELOADED = (
     *("tornado.gen", "tornado.platform.asyncio", "tornado.queues"),
     *("utils.cluster.rank_side", "utils.data", "utils.models"),
 )
-<<<<<<< HEAD
-# What PyTorch imports when a rank makes its first optimizer, DDP or profiler, and torchvision,
-# which its first data set needs (1.1 s of a core). The server imports both when it has nothing else
-# to do, because the first ranks need not wait for them. LATER_VARIABLE says otherwise.
+# Modules that PyTorch imports with the first optimizer, DDP or profiler, and torchvision, which the
+# first data set needs (1.1 s of a core). The server imports them when it is idle, so that the first
+# ranks don't wait for them; LATER_VARIABLE can change that.
 PRELOADED_LATER = ("torch._dynamo", "utils.data.fashion")
-=======
-# Modules that PyTorch imports with the first optimizer, DDP or profiler. The server imports them
-# when it is idle, so that the first ranks don't wait for them; LATER_VARIABLE can change that.
-PRELOADED_LATER = ("torch._dynamo",)
->>>>>>> 974a5b34da513644e8475df14d348c2c4f8e2ca0
 
 _PR_SET_PDEATHSIG = 1
 

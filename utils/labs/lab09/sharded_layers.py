@@ -443,7 +443,9 @@ def shard_gradients(
     reference: Uncut, gradients: dict[str, Any], p: int, place: int
 ) -> Iterator[Step]:
     """Yield the steps for the gradients of a rank's shards, by the names of the parameters."""
-    missing = Mistake(lambda value: value is None, "There is none. Does forward use it?")
+    missing = Mistake(
+        lambda value: value is None, "This parameter has no gradient. Use it in forward"
+    )
     for key, parameter in reference.layer.named_parameters():
         right = parameter.grad if "norm" in key else shard(key, parameter.grad, p, place)
         by_mistake = {

@@ -112,7 +112,7 @@ def memory(
         sizes = np.array([reports[name][kind] / 1e6 for name in names])
         left.barh(names, sizes, 0.55, left=start, color=color, label=kind)
         start += sizes
-    hollow = {"markersize": 9, "markerfacecolor": "none", "label": "by the table"}
+    hollow = {"markersize": 9, "markerfacecolor": "none", "label": "from the table"}
     left.plot([theory[name] / 1e6 for name in names], rows, "o", color=INK, **hollow)
     peaks = [report["peak"] / 1e6 for report in reports.values()]
     left.plot(peaks, rows, "D", color=INK, markersize=7, label="peak")
@@ -130,8 +130,9 @@ def memory(
     for name, report in reports.items():
         kinds = ", ".join(f"{report[kind] / 1e6:.1f} MB {kind}" for kind in KINDS)
         words.append(
-            f"{name}: {kinds}; by the table {theory[name] / 1e6:.1f} MB; peak "
-            f"{report['peak'] / 1e6:.1f} MB; sends {report['sent'] / model:.2f} times the model."
+            f"{name}: {kinds}; from the table {theory[name] / 1e6:.1f} MB; peak "
+            f"{report['peak'] / 1e6:.1f} MB; sends {report['sent'] / model:.2f} times the "
+            "model."
         )
     above = 0.35 / figure.get_figheight()
     return finish(figure, f"Bytes on a rank. {' '.join(words)}", above=above)

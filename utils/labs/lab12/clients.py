@@ -368,8 +368,8 @@ def _large(calls: Calls) -> str | None:
     if large is None:
         return None
     return (
-        f"You called dist.{large['op']} for weights or updates, which waits for rank "
-        f"{large['peer']}, and it may be slow. Use dist.i{large['op']}"
+        f"You called dist.{large['op']} for weights or updates, but rank {large['peer']} may be "
+        f"slow. Use dist.i{large['op']}"
     )
 
 

@@ -43,14 +43,14 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
         mine = k in chosen
         color = SKY if mine else "#DDDDDD"
         box(axes, x, 0.5, f"client {k}", width=1.7, height=0.6, color=color, alpha=0.7)
-        box(axes, x, -0.35, "own data", width=1.7, height=0.6, color=color, alpha=0.35)
+        box(axes, x, -0.35, "local data", width=1.7, height=0.6, color=color, alpha=0.35)
         if mine:
             arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=COMMUNICATING)
             arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=COMMUNICATING, style=":")
     steps = {
         3.45: ("1 select some of the clients", INK),
         2.3: ("2 send the weights", COMMUNICATING),
-        0.1: ("3 train on own data", INK),
+        0.1: ("3 train on local data", INK),
         1.5: ("4 return the change", COMMUNICATING),
         2.95: ("5 average the changes", INK),
     }
@@ -136,8 +136,8 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
     axes.set_xlabel(f"time [s]; light gray: the {seconds:g} s of the round")
     axes.legend(loc="upper right")
     words = (
-        f"{len(starts)} rounds with a deadline of {seconds:g} s each. Of {len(sends)} updates, "
-        f"{late} were sent too late, during a later round or after the last one."
+        f"{len(starts)} rounds with a deadline of {seconds:g} s each. {late} of {len(sends)} "
+        "updates were sent too late, during a later round or after the last one."
     )
     return finish(figure, words)
 

@@ -320,8 +320,10 @@ def _unmasked(numbers: Any) -> Iterator[Step]:
         "You multiplied by SCALE. Divide": [2.0**40, -1.5 * 2**40, 0.0],
         "You cut off the decimals. Use float, and /": [1.0, -2.0, 0.0],
     }
-    known = next((said for said, result in wrong.items() if same(numbers, result)), numbers)
-    said = f"unmasked of [SCALE, -1.5 SCALE, 0]: {known}, expected [1, -1.5, 0]"
+    known = next(
+        (said for said, result in wrong.items() if same(numbers, result)), f"You returned {numbers}"
+    )
+    said = f"unmasked([SCALE, -1.5 SCALE, 0]) must be [1, -1.5, 0]. {known}"
     yield facts({said: not same(numbers, [1.0, -1.5, 0.0])})
 
 

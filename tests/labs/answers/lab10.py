@@ -71,7 +71,7 @@ def plan(schedule, forward=1, backward=2):
                 position[s] += 1
     return spans
 """,
-        "Leave the loop when a round has planned nothing, and return None",
+        "Leave the loop after a round that planned nothing, and return None",
     ),
     (
         GPIPE,

@@ -525,7 +525,7 @@ CHANGES = [
         "not padded",
         "row = flat([parameter.grad for parameter in parameters], p)",
         "row = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])",
-        "the large one has the padded length",
+        "Make the large one p times the small one",
     ),
     (ONE, "divided twice", "shard.grad /= p", "shard.grad /= p * p", "once too often"),
     (
@@ -638,7 +638,7 @@ CHANGES = [
         "gathers in float32",
         "row = torch.empty(p * len(shard), dtype=shard.dtype)",
         "row = torch.empty(p * len(shard))",
-        "both have the dtype of the shard",
+        "with the shard's dtype",
     ),
     (THREE, "divided twice", "part.div_(p)", "part.div_(p * p)", "once too often"),
     (

@@ -434,7 +434,7 @@ CHANGES = [
         "pipeline over all ranks",
         "targets, group=pp",
         "targets",
-        "You passed tensors that don't fit to a collective",
+        "You passed tensors that don't fit the collective",
     ),
     (
         TENSOR,
@@ -562,7 +562,7 @@ CHANGES = [
         "group forgotten",
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
         "dist.reduce_scatter_single(shard.grad, row)",
-        "You passed tensors that don't fit to a collective",
+        "You passed tensors that don't fit the collective",
     ),
     (
         ONE,

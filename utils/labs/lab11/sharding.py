@@ -47,7 +47,7 @@ PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3,
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10
 _NO_FIT = (
-    "You passed tensors that don't fit to a collective. Make the large one p times the small one, "
+    "You passed tensors that don't fit the collective. Make the large one p times the small one, "
     "with the shard's dtype, and pass group=group to every call"
 )
 #: Parts of error texts, and the message that explains each. Python's and PyTorch's error classes

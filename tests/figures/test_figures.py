@@ -261,7 +261,7 @@ def test_drawings_of_federated_learning_tell_what_they_show():
     said = federated.deadline(
         [(0, 4, 10.2), (0, 7, 12.9), (1, 4, 11.6)], [10.0, 11.5], 1.5
     ).alt_text
-    assert "2 rounds with a deadline of 1.5 s each. Of 3 updates 1 were sent too late" in said
+    assert "2 rounds with a deadline of 1.5 s each. 1 of 3 updates were sent too late" in said
     said = federated.holdings({"IID": [[3, 0, 5], [2, 2, 2]]}).alt_text
     assert "IID: 2 clients with 6 to 8 images of 2 to 3 classes" in said
     rows = {"originals": np.zeros((2, 784)), "read": np.zeros((2, 784))}

@@ -428,7 +428,7 @@ FORGED = {
             return {"said": [], "got": got}
 
         clients.play_clients = play_clients
-        """, "got other weights than the argument"),
+        """, "other weights than the argument"),
     "13.6": ("""
         from utils.labs.lab13.resumable_training import Survivor
 

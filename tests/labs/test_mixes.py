@@ -41,9 +41,9 @@ def test_no_model_is_refused():
 
 
 def test_a_drawing_without_measurements_says_so():
-    with pytest.raises(ValueError, match="has a cell above measured anything"):
+    with pytest.raises(ValueError, match="There is nothing to draw"):
         hybrid.memory({}, {}, 1)
-    with pytest.raises(ValueError, match="plain: nothing to draw"):
+    with pytest.raises(ValueError, match="plain: There is nothing to draw"):
         hybrid.work({"plain": {"device": []}})
 
 

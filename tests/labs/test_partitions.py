@@ -25,13 +25,13 @@ def test_who_has_an_element_is_found_by_its_value(whole):
     assert torch.equal(swapped, columns.flip(0))
 
 
-def test_a_shard_a_replica_and_an_addend_are_told_apart(whole):
+def test_a_shard_a_replica_and_a_partial_sum_have_different_words(whole):
     assert (
         said_of(whole, whole.chunk(2, 0)) == "A: rank 0 has 12 of 24, rank 1 has 12 of 24 elements"
     )
     assert said_of(whole, [whole, whole]).count("24 of 24") == 2
     assert said_of(whole, [whole / 4, 3 * whole / 4]) == (
-        "A: each rank has an addend of the whole matrix"
+        "A: each rank has a partial sum of the whole matrix"
     )
 
 

@@ -89,7 +89,7 @@ def test_a_gantt_chart_tells_lanes_and_bubbles():
         "planned: 9 ms, bubble 0.33. stage 0 F0 F1 B1 B0; stage 1 F0 F1 B1 B0. "
         "measured: 9 ms, bubble 0.33. stage 0 F0 F1 B1 B0; stage 1 F0 F1 B1 B0."
     )
-    with pytest.raises(ValueError, match="measured: nothing to draw"):
+    with pytest.raises(ValueError, match="measured: There is nothing to draw"):
         drawings.gantt({"planned": spans, "measured": []})
 
 

@@ -71,7 +71,7 @@ def plan(schedule, forward=1, backward=2):
                 position[s] += 1
     return spans
 """,
-        "Leave the loop when a round has planned nothing, and return None",
+        "Leave the loop after a round that planned nothing, and return None",
     ),
     (
         GPIPE,
@@ -80,7 +80,7 @@ def plan(schedule, forward=1, backward=2):
 def gpipe(p, m):
     return [("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]
 """,
-        "this is the list of one stage",
+        "You returned the list of one stage",
     ),
     (
         GPIPE,
@@ -89,7 +89,7 @@ def gpipe(p, m):
 def gpipe(p, m):
     return [[pair for k in range(m) for pair in (("F", k), ("B", k))] for _ in range(p)]
 """,
-        "each microbatch is done backward before the next begins",
+        "You ran each backward before the next forward, so the pipeline never fills",
     ),
     (
         GPIPE,
@@ -98,7 +98,7 @@ def gpipe(p, m):
 def gpipe(p, m):
     return {s: [("F", k) for k in range(m)] for s in range(p)}
 """,
-        "a schedule is a list with a list for each stage",
+        "Return a list with a list for each stage",
     ),
     (
         GPIPE,
@@ -114,7 +114,7 @@ def gpipe(p, m):
         schedule.append(actions + [("B", k) for k in range(m - w, m)])
     return schedule
 """,
-        "this is 1F1B",
+        "You returned 1F1B",
     ),
     (
         FB,
@@ -124,7 +124,7 @@ def one_f_one_b(p, m):
     return [[("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]
             for _ in range(p)]
 """,
-        "this is GPipe",
+        "You returned GPipe",
     ),
     (
         PLAN,
@@ -140,13 +140,13 @@ def plan(schedule, forward=1, backward=2):
             now = end
     return spans
 """,
-        "stages wait for nobody here",
+        "Your stages don't wait for each other",
     ),
     (
         PLAN,
         "any action that is ready",
         READY,
-        "a stage does not keep the order of its list",
+        "You changed the order of a stage's list",
     ),
     (
         PLAN,
@@ -158,7 +158,7 @@ def plan(schedule, forward=1, backward=2):
                 elif kind == "B" or todo[s][todo[s].index((kind, k)) + 1:][:1] == [("B", k)]:
                     break""",
         ),
-        "a stage does not keep the order of its list",
+        "You changed the order of a stage's list",
     ),
     (
         COUNT,
@@ -168,7 +168,7 @@ def bubble(spans):
     p, m = 1 + max(s[0] for s in spans), 1 + max(s[2] for s in spans)
     return (p - 1) / (m + p - 1)
 """,
-        "this is a formula for equal times",
+        "You used a formula for equal times",
     ),
     (
         COUNT,
@@ -182,7 +182,7 @@ def bubble(spans):
         length += max(s[4] for s in own) - min(s[3] for s in own)
     return 1 - busy / length
 """,
-        "the time before its first action and after its last is idle, too",
+        "You added up the stages' own lengths",
     ),
     (
         COUNT,
@@ -191,7 +191,7 @@ def bubble(spans):
 def most_held(schedule):
     return [sum(kind == "F" for kind, _ in actions) for actions in schedule]
 """,
-        "all forwards were counted",
+        "You counted all forwards",
     ),
     (
         COUNT,
@@ -200,7 +200,7 @@ def most_held(schedule):
 def most_held(schedule):
     return [len(schedule) - s for s in range(len(schedule))]
 """,
-        "by formula (p − s)",
+        "You used p − s, which holds for some schedules",
     ),
     (
         DREAM,
@@ -209,7 +209,7 @@ def most_held(schedule):
         .replace("self.stash[k]", "COPIES[id(self), k]")
         .replace("self.stash.pop(k)", "COPIES.pop((id(self), k))")
         + "\nCOPIES = {}\n",
-        "has put nothing into self.stash[k]",
+        "You put nothing into self.stash[k]",
     ),
     (
         RUN,
@@ -247,7 +247,7 @@ def run_schedule(worker, schedule, inputs, labels, group=None):
         send.wait()
     return [losses[k] for k in sorted(losses)]
 """,
-        "too large: worker.loss divides by the number of microbatches already",
+        "times too large. Use worker.loss",
     ),
 ]
 
@@ -263,14 +263,14 @@ CHANGES = [
         "backward without the gradient",
         "y.backward(gradient)",
         "y.backward()",
-        "starts backward from the gradient that it received",
+        "Only the last stage has a loss",
     ),
     (
         NAIVE,
         "group forgotten",
         "dist.recv(x, group_src=s - 1, group=group)",
         "dist.recv(x, group_src=s - 1)",
-        "pass group=group",
+        "Nobody sends a message that a rank is waiting for",
     ),
     (
         NAIVE,
@@ -284,21 +284,21 @@ CHANGES = [
         "divided by the stages",
         "functional.cross_entropy(y, labels)",
         "functional.cross_entropy(y, labels) / p",
-        "they share the layers, not the samples",
+        "stages share the layers, not the samples",
     ),
     (
         NAIVE,
         "sends its output back",
         "dist.send(x.grad, group_dst",
         "dist.send(x.detach(), group_dst",
-        "Backward of this stage has to start from the gradient that it received",
+        "Your gradient is wrong",
     ),
     (
         NAIVE,
         "loss as a tensor",
         "loss.item() if s == p - 1 else None",
         "[loss.item()] if s == p - 1 else None",
-        "return a number: loss.item()",
+        "Return a number: loss.item()",
     ),
     (
         NAIVE,
@@ -326,7 +326,7 @@ CHANGES = [
         "gradients cleared",
         "return loss.item()",
         "stage.zero_grad()\n    return loss.item()",
-        "this stage has no gradient",
+        "Your stage has no gradient, or you set it to zero",
     ),
     (
         NAIVE,
@@ -340,21 +340,21 @@ CHANGES = [
         "backward from ones",
         "y.backward(gradient)",
         "y.backward(torch.ones_like(gradient))",
-        "Backward of this stage has to start from the gradient that it received",
+        "Your gradient is wrong",
     ),
     (
         NAIVE,
         "forward twice",
         "y = stage(x)",
         "stage(x)\n        y = stage(x)",
-        "expected one forward, one backward",
+        "expected one forward and one backward",
     ),
     (
         NAIVE,
         "loss as a tensor without dimensions",
         "return loss.item() if",
         "return loss if",
-        "return a number: loss.item()",
+        "Return a number: loss.item()",
     ),
     (
         NAIVE,
@@ -373,35 +373,35 @@ CHANGES = [
         "backwards in order",
         "reversed(range(m))",
         "range(m)",
-        "the backwards are in the order of the forwards",
+        "You put the backwards in the order of the forwards",
     ),
     (
         GPIPE,
         "from 1",
         'forwards = [("F", k) for k in range(m)]',
         'forwards = [("F", k) for k in range(1, m + 1)]',
-        "microbatches are numbered 0 to",
+        "Number microbatches from 0 to",
     ),
     (
         GPIPE,
         "a list for each microbatch",
         "for _ in range(p)",
         "for _ in range(m)",
-        "a schedule has a list for each stage",
+        "one per microbatch. Return one per stage",
     ),
     (
         GPIPE,
         "words",
         '[("F", k) for k in range(m)]',
         '[f"F{k}" for k in range(m)]',
-        "an action is a pair of a letter and a number",
+        'Make each action a pair of a letter and a number: ("F", 0)',
     ),
     (
         GPIPE,
         "no backward",
         "forwards + backwards",
         "forwards",
-        "every stage has every F and every B once",
+        "Give every stage every F and every B exactly once",
     ),
     (GPIPE, "backwards first", "forwards + backwards", "backwards + forwards", "not legal"),
     (
@@ -409,7 +409,7 @@ CHANGES = [
         "forwards reversed",
         '("F", k) for k in range(m)',
         '("F", k) for k in reversed(range(m))',
-        "the forwards are reversed",
+        "You reversed the forwards",
     ),
     (GPIPE, "returns nothing", "return [", "[", "You returned None. Return a list for each stage"),
     (
@@ -417,56 +417,56 @@ CHANGES = [
         "the last stage's backward needs nothing",
         'else (s, "F", k)',
         "else None",
-        "a backward on the last stage needs its own forward",
+        "On the last stage, let a backward wait for its own forward",
     ),
     (
         PLAN,
         "gradients from the stage before",
         'needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)',
         'needed = (s - 1, "B", k) if s > 0 else None',
-        "s + 1, not of the one before",
+        "Your backward waits for stage s − 1",
     ),
     (
         PLAN,
         "backward waits for nobody",
         'needed = (s + 1, "B", k) if s < p - 1 else (s, "F", k)',
         "needed = None",
-        "a backward waits for nobody here",
+        "Your backward waits for nobody",
     ),
     (
         PLAN,
         "one time for all",
         '(forward if kind == "F" else backward)',
         "forward",
-        "every action takes the time of a forward",
+        "You gave every action the time of a forward",
     ),
     (
         PLAN,
         "times swapped",
         '(forward if kind == "F" else backward)',
         '(backward if kind == "F" else forward)',
-        "the times of forward and backward are swapped",
+        "You swapped the times of forward and backward",
     ),
     (
         PLAN,
         "arguments not used",
         '(forward if kind == "F" else backward)',
         '(1 if kind == "F" else 2)',
-        "the arguments forward and backward are not used",
+        "You didn't use the arguments forward and backward",
     ),
     (
         PLAN,
         "what could be planned",
         "return spans if len(spans) == sum(map(len, schedule)) else None",
         "return spans",
-        "A schedule that is not legal gives None",
+        "You returned an empty list",
     ),
     (
         PLAN,
         "an empty list for an illegal one",
         "schedule)) else None",
         "schedule)) else []",
-        "an empty list. A schedule that is not legal gives None",
+        "You returned an empty list",
     ),
     (
         PLAN,
@@ -480,14 +480,14 @@ CHANGES = [
         "start and length",
         "spans.append((s, kind, k, start, free[s]))",
         "spans.append((s, kind, k, start, forward))",
-        "a span is (…, start, end)",
+        "End a span after its start",
     ),
     (
         PLAN,
         "four entries",
         "spans.append((s, kind, k, start, free[s]))",
         "spans.append((s, kind, k, start))",
-        "expected a list of spans",
+        "Return a list of spans (stage, kind, k, start, end)",
     ),
     (
         PLAN,
@@ -495,7 +495,7 @@ CHANGES = [
         "    return spans if",
         "    if len(spans) < sum(map(len, schedule)):\n"
         "        raise ValueError('the schedule is not legal')\n    return spans if",
-        "is not an error here: return None",
+        "(Return None for a schedule that is not legal",
     ),
     (
         PLAN,
@@ -507,64 +507,64 @@ CHANGES = [
         "        numbered.append([(kind, next(forwards) if kind == 'F' else k) "
         "for kind, k in actions])\n"
         "    schedule = numbered\n",
-        "This schedule is legal",
+        "You returned None, but the schedule is legal",
     ),
     (
         PLAN,
         "starts at 1",
         "free, position = [], [0] * p, [0] * p",
         "free, position = [], [1] * p, [0] * p",
-        "later than it could",
+        "You started an action later than possible",
     ),
     (
         PLAN,
         "returns nothing",
         "return spans if",
         "spans if",
-        "returned None: return a list of spans",
+        "You returned None, but the schedule is legal",
     ),
     (
         PLAN,
         "waits for all forwards first",
         'else (s, "F", k)',
         'else (s, "F", len(schedule[0]) // 2 - 1)',
-        "This schedule is legal",
+        "You returned None, but the schedule is legal",
     ),
     (
         PLAN,
         "one clock for all stages",
         "start = max(free[s], ends.get(needed, 0))",
         "start = max(max(free), ends.get(needed, 0))",
-        "later than it could",
+        "You started an action later than possible",
     ),
     (
         COUNT,
         "the busy share",
         "return 1 - busy",
         "return busy",
-        "the share of the time in which stages are busy",
+        "You returned the busy share",
     ),
     (
         COUNT,
         "percent",
         "return 1 - busy / (len({stage for stage, *_ in spans}) * length)",
         "return 100 - 100 * busy / (len({stage for stage, *_ in spans}) * length)",
-        "in percent",
+        "You returned percent",
     ),
-    (COUNT, "from 0", " - min(start for *_, start, _ in spans)", "", "the spans do not begin at 0"),
+    (COUNT, "from 0", " - min(start for *_, start, _ in spans)", "", "You counted from 0"),
     (
         COUNT,
         "without the stages",
         "(len({stage for stage, *_ in spans}) * length)",
         "length",
-        "their number is missing in the denominator",
+        "You left out the number of stages",
     ),
     (
         COUNT,
         "the last span of the list",
         "max(end for *_, end in spans)",
         "spans[-1][4]",
-        "the list has no order",
+        "You stopped at the last span of the list",
     ),
     (
         COUNT,
@@ -578,14 +578,14 @@ CHANGES = [
         "idle over busy",
         "return 1 - busy / (len({stage for stage, *_ in spans}) * length)",
         "return len({stage for stage, *_ in spans}) * length / busy - 1",
-        "divide by all time",
+        "You divided idle time by busy time",
     ),
     (
         COUNT,
         "held at the end",
         "found.append(most)",
         "found.append(held)",
-        "this is what is held at the end",
+        "You returned the numbers at the end",
     ),
     (
         COUNT,
@@ -599,10 +599,22 @@ CHANGES = [
         "until the first backward",
         'held += 1 if kind == "F" else -1',
         'if kind == "B":\n                break\n            held += 1',
-        "the forwards in front of the first backward",
+        "You stopped at the first backward",
     ),
-    (COUNT, "one maximum", "return found\n", "return max(found)\n", "each has its own"),
-    (COUNT, "the sum", "return found\n", "return sum(found)\n", "this is the sum over the stages"),
+    (
+        COUNT,
+        "one maximum",
+        "return found\n",
+        "return max(found)\n",
+        "You returned the maximum over the stages",
+    ),
+    (
+        COUNT,
+        "the sum",
+        "return found\n",
+        "return sum(found)\n",
+        "You returned the sum over the stages",
+    ),
     (
         COUNT,
         "counted before",
@@ -611,37 +623,37 @@ CHANGES = [
         '            held += 1 if kind == "F" else -1',
         "one too few",
     ),
-    (COUNT, "reversed", "return found\n", "return found[::-1]\n", "the stages are in reverse"),
+    (COUNT, "reversed", "return found\n", "return found[::-1]\n", "You reversed the stages"),
     (
         FB,
         "one forward too many",
         "min(m, p - 1 - s)",
         "min(m, p - s)",
-        "one forward too many in the warm-up",
+        "You put one forward too many into the warm-up",
     ),
     (
         FB,
         "one too few",
         "min(m, p - 1 - s)",
         "max(0, min(m, p - 2 - s))",
-        "one forward too few in the warm-up",
+        "You put one forward too few into the warm-up, so the pipeline does not fill",
     ),
-    (FB, "no warm-up", "min(m, p - 1 - s)", "0", "there is no warm-up"),
-    (FB, "all alike", "min(m, p - 1 - s)", "min(m, p - 1)", "all stages warm up alike"),
-    (FB, "the wrong way round", "min(m, p - 1 - s)", "min(m, s)", "the wrong way round"),
+    (FB, "no warm-up", "min(m, p - 1 - s)", "0", "You left out the warm-up"),
+    (FB, "all alike", "min(m, p - 1 - s)", "min(m, p - 1)", "You gave all stages the same warm-up"),
+    (FB, "the wrong way round", "min(m, p - 1 - s)", "min(m, s)", "You reversed the stages"),
     (
         FB,
         "fewer microbatches than stages",
         "min(m, p - 1 - s)",
         "p - 1 - s",
-        "microbatches are numbered 0 to",
+        "Number microbatches from 0 to",
     ),
     (
         FB,
         "no drain",
         'actions += [("B", k) for k in range(m - warmup, m)]',
         "pass",
-        "every stage has every F and every B once",
+        "Give every stage every F and every B exactly once",
     ),
     (
         FB,
@@ -657,7 +669,7 @@ CHANGES = [
         '[("B", k), ("F", warmup + k)]',
         "not legal",
     ),
-    (FB, "one list", "return schedule", "return schedule[0]", "this is the list of one stage"),
+    (FB, "one list", "return schedule", "return schedule[0]", "You returned the list of one stage"),
     (
         RUN,
         "sends that block",
@@ -698,9 +710,9 @@ CHANGES = [
         "losses in the order of the work",
         "losses[k] = y.item()",
         "losses[len(losses)] = y.item()",
-        "return them in the order of k",
+        "You returned them in the order of work",
     ),
-    (RUN, "losses are tensors", "y.item()", "y.detach()", "numbers are asked for: loss.item()"),
+    (RUN, "losses are tensors", "y.item()", "y.detach()", "Return numbers: loss.item()"),
     (
         RUN,
         "all microbatches as large as the first",
@@ -709,28 +721,46 @@ CHANGES = [
         "must agree on dtype and number of elements",
     ),
     (RUN, "a queue", "held.pop(k)", "held.pop(next(iter(held)))", "stages with different orders"),
-    (RUN, "a stack", "held.pop(k)", "held.popitem()[1]", "another gradient"),
-    (RUN, "labels of the first", "labels[k])", "labels[0])", "another gradient"),
-    (RUN, "no tags", "forward_tag(k)", "0", "the tag of an activation is forward_tag(k)"),
+    (RUN, "a stack", "held.pop(k)", "held.popitem()[1]", "Your gradient is wrong"),
+    (RUN, "labels of the first", "labels[k])", "labels[0])", "Your gradient is wrong"),
+    (RUN, "no tags", "forward_tag(k)", "0", "Use forward_tag(k) for activations"),
     (
         RUN,
         "tags forgotten backward",
         "backward_tag(k)",
         "0",
-        "that of a gradient backward_tag(k)",
+        "backward_tag(k) for gradients",
     ),
+<<<<<<< HEAD
     (RUN, "no wait", "outbox.wait()", "pass", "You never call wait()"),
     (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
+=======
+    (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
+    (
+        RUN,
+        "nothing is forgotten",
+        "held.pop(k)",
+        "held[k]",
+        "microbatches' activations at once, and",
+    ),
+    (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "You look up a missing entry"),
+>>>>>>> d649a343d36ccac097152986386b4d106e0827ba
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
-    (RUN, "group forgotten", "group_src=s - 1, group=group", "group_src=s - 1", "pass group=group"),
-    (RUN, "done is not called", "worker.done(k)", "pass", "worker.done was never called"),
+    (
+        RUN,
+        "group forgotten",
+        "group_src=s - 1, group=group",
+        "group_src=s - 1",
+        "Nobody sends a message that a rank is waiting for",
+    ),
+    (RUN, "done is not called", "worker.done(k)", "pass", "You never called worker.done"),
     (
         RUN,
         "done before backward",
         "y.backward(gradient)\n                worker.done(k)",
         "worker.done(k)\n                y.backward(gradient)",
-        "before the backward of the microbatch",
+        "You called worker.done(k) before microbatch k's backward",
     ),
     (
         RUN,
@@ -745,14 +775,14 @@ CHANGES = [
         "losses on all stages",
         "return [losses[k] for k in sorted(losses)]",
         "return [losses.get(k, 0.0) for k in range(len(inputs))]",
-        "only the last stage has losses",
+        "You returned losses on a stage that has none",
     ),
     (
         RUN,
         "their sum",
         "return [losses[k] for k in sorted(losses)]",
         "return sum(losses.values())",
-        "this is their sum",
+        "You returned their sum",
     ),
     (
         RUN,
@@ -766,7 +796,7 @@ CHANGES = [
         "backward from ones",
         "y.backward(gradient)",
         "y.backward(gradient if gradient is None else torch.ones_like(gradient))",
-        "Backward of this stage has to start from the gradient that it received",
+        "Your gradient is wrong",
     ),
     (
         DREAM,
@@ -780,7 +810,7 @@ CHANGES = [
         "forward by the stage itself",
         "functional_call(self.stage, self.stash[k], (x,))",
         "self.stage(x)",
-        "Gradients are where forward computed",
+        "You read a gradient that backward never wrote",
     ),
     (
         DREAM,
@@ -796,7 +826,7 @@ CHANGES = [
         "new = {name: w.detach().clone().requires_grad_() for name, w in weights.items()}\n"
         "        self.copies = getattr(self, 'copies', {})\n"
         "        self.stash[k] = self.copies.setdefault(self.version, new)",
-        "two microbatches share a copy",
+        "You gave two microbatches the same copy, so their gradients add up",
     ),
     (
         DREAM,
@@ -813,45 +843,45 @@ CHANGES = [
         "self.stash[k] = __import__('copy').deepcopy(self.stage)\n        return self.stash[k](x)",
         "expected a dict {name: tensor}",
     ),
-    (DREAM, "nothing is taken out", "self.stash.pop(k)", "self.stash[k]", "are still in the stash"),
+    (DREAM, "nothing is taken out", "self.stash.pop(k)", "self.stash[k]", "The stash still holds"),
     (
         DREAM,
         "from the old copy",
         "weight.sub_(self.rate * old[name].grad)",
         "weight.copy_(old[name] - self.rate * old[name].grad)",
-        "each update starts from the old copy",
+        "You started each update from the old copy, so the updates of other",
     ),
     (DREAM, "uphill", "weight.sub_(", "weight.add_(", "up the slope"),
-    (DREAM, "no rate", "self.rate * old[name].grad", "old[name].grad", "the rate is missing"),
-    (DREAM, "moves the copy", "weight.sub_(", "old[name].sub_(", "the weights were never changed"),
-    (DREAM, "the version stays", "self.version += 1", "pass", "all have version 0"),
+    (DREAM, "no rate", "self.rate * old[name].grad", "old[name].grad", "You left out the rate"),
+    (DREAM, "moves the copy", "weight.sub_(", "old[name].sub_(", "You never changed the weights"),
+    (DREAM, "the version stays", "self.version += 1", "pass", "You noted version 0 for all"),
     (
         DREAM,
         "versions not noted",
         "self.used[k] = self.version",
         "pass",
-        "there is no version for a microbatch",
+        "You noted no version",
     ),
     (
         DREAM,
         "the microbatch's number",
         "self.used[k] = self.version",
         "self.used[k] = k",
-        "the number of the microbatch",
+        "You noted the microbatch's number",
     ),
     (
         DREAM,
         "noted when done",
         "self.version += 1",
         "self.version += 1\n        self.used[k] = self.version",
-        "note it in forward",
+        "You noted the version after the update",
     ),
     (
         DREAM,
         "no grad needed",
         "w.detach().clone().requires_grad_()",
         "w.detach().clone()",
-        "a gradient is None",
+        "You read a gradient that backward never wrote",
     ),
     (DREAM, "with autograd watching", "with torch.no_grad():", "if True:", "torch.no_grad()"),
     (
@@ -1161,8 +1191,9 @@ CHANGES += [
         y = stage(x)
 """, """    y = stage(x)
     with mark("F", 0):
-""", "outside of its mark"),
-    ("10.1", "no marks", 'with mark("B", 0):', "if True:", "the marks are"),
+""", "Your stage computes outside its mark"),
+    ("10.1", "no marks", 'with mark("B", 0):', "if True:",
+     "Put with mark(kind, k): around the computation"),
     ("10.1", "a message inside of a mark", """        y = stage(x)
         loss""", """        y = stage(x)
         if s < p - 1:
@@ -1178,7 +1209,7 @@ CHANGES += [
                     x = torch.empty(len(x), worker.features, dtype=x.dtype)
                     dist.recv(x, group_src=s - 1, group=group, tag=forward_tag(k))
                     x.requires_grad_()
-""", "a message is inside of a mark"),
+""", "You made a message inside a mark"),
     ("10.2", "five microbatches at most", "range(m)]\n    b", "range(min(m, 5))]\n    b", ""),
     ("10.3", "a dozen rounds", "    while moved:\n", "    for _ in range(12):\n", ""),
     ("10.4", "from the begin of stage 0", "min(start for *_, start, _ in spans)",
@@ -1201,7 +1232,7 @@ CHANGES += [
      "end - start for _, kind, _, start, end in spans if kind in 'FB')", "bubble("),
     ("10.4", "a tuple", "    return found", "    return tuple(found)", "<tuple>"),
     ("10.7", "takes out the oldest copy", "self.stash.pop(k)",
-     "self.stash.pop(next(iter(self.stash)))", "not in that of another microbatch"),
+     "self.stash.pop(next(iter(self.stash)))", "You read a gradient that backward never wrote"),
     ("10.7", "the version from the number", "self.version += 1", "self.version = k + 1",
      "self.used"),
 ]  # fmt: skip

@@ -34,7 +34,7 @@ def mesh_groups(shape):
     me = dist.get_rank()
     return [dist.new_group(line(me, shape, axis)) for axis in range(len(shape))]
 """,
-        "this rank makes only the groups that it is in",
+        "You make only this rank's own groups",
     ),
     (
         MESH,
@@ -56,7 +56,7 @@ def line(rank, shape, axis):
 def mesh_groups(shape):
     return [dist.group.WORLD for _ in shape]
 """,
-        "these are not all groups of dist.new_group",
+        "Return groups of dist.new_group with this rank in each",
     ),
     (
         TWO,
@@ -133,7 +133,7 @@ def zero2_hooks(layers, shards, group=None):
     for q in every:
         q.register_post_accumulate_grad_hook(ready)
 """,
-        "reduce-scatter and free them at once",
+        "You kept the gradients of layer",
     ),
     (
         THREE,
@@ -156,7 +156,7 @@ class Gathered(torch.autograd.Function):
         dist.reduce_scatter_single(part, row, group=ctx.group)
         return gradient @ weight, part / p, None, None
 """,
-        "the shard, not the whole weight",
+        "keep only the shard in ctx",
     ),
     (
         OFFLOAD,
@@ -176,7 +176,7 @@ def device_step(worker, group=None):
     sending.wait()
     return worker.loss
 """,
-        "too much prefetch",
+        "You prefetch too far ahead",
     ),
     (
         OFFLOAD,
@@ -195,7 +195,7 @@ def device_step(worker, group=None):
     sending.wait()
     return worker.loss
 """,
-        "no prefetch",
+        "You don't prefetch",
     ),
     (
         OFFLOAD,
@@ -216,7 +216,7 @@ def device_step(worker, group=None):
             dist.send(gradient, group_dst=1, group=group, tag=n)
     return worker.loss
 """,
-        "waited for at once",
+        "You wait for each gradient right after you send it",
     ),
     (
         OFFLOAD,
@@ -235,7 +235,7 @@ def host_step(weights, optimizers, order, group=None):
     for optimizer in optimizers:
         optimizer.step()
 """,
-        "the updates are late",
+        "You update too late",
     ),
     (
         OFFLOAD,
@@ -260,7 +260,7 @@ def device_step(worker, group=None):
     sends[-1].wait()
     return worker.loss
 """,
-        "keep no row after its piece",
+        "Keep no row after its piece",
     ),
 ]
 
@@ -271,7 +271,7 @@ CHANGES = [
         "the rank within the line",
         "first + k * stride for k",
         "k for k",
-        "the coordinates within the line",
+        "You returned coordinates in the line",
     ),
     (
         MESH,
@@ -285,35 +285,35 @@ CHANGES = [
         "without itself",
         "for k in range(shape[axis])]",
         "for k in range(shape[axis]) if k != place]",
-        "the rank itself is on its line",
+        "You left out the rank itself",
     ),
     (
         MESH,
         "reversed",
         "for k in range(shape[axis])]",
         "for k in reversed(range(shape[axis]))]",
-        "in another order: sort them",
+        "You returned the right ranks in another order",
     ),
     (
         MESH,
         "all ranks",
         "return [first + k * stride for k in range(shape[axis])]",
         "return list(range(math.prod(shape)))",
-        "these are all ranks",
+        "You returned all ranks",
     ),
     (
         MESH,
         "returns nothing",
         "    return [first +",
         "    [first +",
-        "returned None: return a list of ranks",
+        "You returned None",
     ),
     (
         MESH,
         "groups backwards",
         "for axis in range(len(shape)):",
         "for axis in reversed(range(len(shape))):",
-        "that of axis 0 comes first",
+        "You returned the groups in the wrong order",
     ),
     (
         MESH,
@@ -327,7 +327,7 @@ CHANGES = [
         "the axes swapped",
         "stride = math.prod(shape[axis + 1 :])",
         "axis = len(shape) - 1 - axis\n    stride = math.prod(shape[axis + 1 :])",
-        "the axes are swapped",
+        "You swapped the axes",
     ),
     (
         MESH,
@@ -342,22 +342,22 @@ CHANGES = [
         "averages over all ranks",
         "dist.all_reduce(parameter.grad, group=dp)",
         "dist.all_reduce(parameter.grad)",
-        "averaged over dp only",
+        "Ranks with other layers or other shards took part in a collective",
     ),
     (
         HYBRID,
         "pp and dp swapped",
         "dist.all_reduce(parameter.grad, group=dp)",
         "dist.all_reduce(parameter.grad, group=pp)",
-        "averaged over dp only",
+        "Ranks with other layers or other shards took part in a collective",
     ),
-    (HYBRID, "a sum", "parameter.grad /= replicas", "pass", "the sum over the replicas"),
+    (HYBRID, "a sum", "parameter.grad /= replicas", "pass", "replicas. Divide by their number"),
     (
         HYBRID,
         "divided by all ranks",
         "parameter.grad /= replicas",
         "parameter.grad /= dist.get_world_size()",
-        "by all ranks, or by the stages",
+        "once too often, by all ranks or by the stages",
     ),
     (
         HYBRID,
@@ -378,38 +378,50 @@ CHANGES = [
         "the first piece on every replica",
         ".chunk(replicas)[d]",
         ".chunk(replicas)[0]",
-        "all replicas have trained on the first piece",
+        "You trained all replicas on the first piece of the minibatch",
     ),
     (
         HYBRID,
         "the samples cut by stages",
         "images.chunk(replicas)[d], labels.chunk(replicas)[d]",
         "images.chunk(stages)[s], labels.chunk(stages)[s]",
-        "the minibatch was cut by stages",
+        "You split the minibatch by stages",
     ),
     (
         HYBRID,
         "no microbatches",
         "one_f_one_b(stages, microbatches), inputs, targets",
         "one_f_one_b(stages, 1), [images], [labels]",
-        "microbatches were asked for",
+        "Run each microbatch through once",
     ),
     (
         HYBRID,
         "divided by the microbatches",
         "parameter.grad /= replicas",
         "parameter.grad /= replicas * microbatches",
-        "run_schedule divides by the microbatches",
+        "microbatches again. run_schedule has done so",
     ),
     (
         HYBRID,
         "the replica's loss",
         "    dist.all_reduce(loss, group=dp)\n    return loss.item() / replicas",
         "    return loss.item()",
-        "the loss of this replica's samples",
+        "You returned this replica's loss",
     ),
-    (HYBRID, "the loss is a sum", "loss.item() / replicas", "loss.item()", "the sum over"),
-    (HYBRID, "a loss on every stage", "return None", "return 0.0", "only the last stage"),
+    (
+        HYBRID,
+        "the loss is a sum",
+        "loss.item() / replicas",
+        "loss.item()",
+        "replicas. Divide by their number",
+    ),
+    (
+        HYBRID,
+        "a loss on every stage",
+        "return None",
+        "return 0.0",
+        "You returned a loss on a stage that has none",
+    ),
     (
         HYBRID,
         "the loss as a tensor",
@@ -422,24 +434,30 @@ CHANGES = [
         "pipeline over all ranks",
         "targets, group=pp",
         "targets",
-        "every call gets group=group",
+        "You passed tensors that don't fit the collective",
     ),
     (
         TENSOR,
         "the norm of its own shards",
         "dist.all_reduce(squares[True], group=tp)",
         "pass",
-        "the norm of what this rank has",
+        "You used only what this rank has",
     ),
     (
         TENSOR,
         "whole ones counted twice",
         "dist.all_reduce(squares[True], group=tp)",
         "dist.all_reduce(squares[True], group=tp)\n    dist.all_reduce(squares[False], group=tp)",
-        "the whole parameters were counted",
+        "You counted the whole parameters",
     ),
-    (TENSOR, "a square", ".sqrt().item()", ".item()", "this is the square of the norm"),
-    (TENSOR, "a sum over dp", "parameter.grad /= replicas", "pass", "summed over dp, not averaged"),
+    (TENSOR, "a square", ".sqrt().item()", ".item()", "You returned the square of the norm"),
+    (
+        TENSOR,
+        "a sum over dp",
+        "parameter.grad /= replicas",
+        "pass",
+        "You summed the gradients over dp",
+    ),
     (
         TENSOR,
         "tp and dp swapped",
@@ -452,14 +470,14 @@ CHANGES = [
         "averaged over all",
         "dist.all_reduce(parameter.grad, group=dp)\n        parameter.grad /= replicas",
         "dist.all_reduce(parameter.grad)\n        parameter.grad /= 6",
-        "shards of different ranks are different numbers",
+        "but different ranks have different shards",
     ),
     (
         TENSOR,
         "squares over all ranks",
         "dist.all_reduce(squares[True], group=tp)",
         "dist.all_reduce(squares[True])",
-        "summed over tp",
+        "sum the squares of the shards over tp",
     ),
     (
         TENSOR,
@@ -467,10 +485,16 @@ CHANGES = [
         "dist.all_reduce(squares[True], group=tp)",
         "dist.all_reduce(squares[True], group=tp)\n    for k in squares:\n        "
         "dist.all_reduce(squares[k], group=dp)",
-        "the squares were summed over dp as well",
+        "You summed the squares over dp, too",
     ),
-    (TENSOR, "no clipping", "if norm > most:", "if False:", "the gradients were not clipped"),
-    (TENSOR, "always scaled", "if norm > most:", "if True:", "leave them"),
+    (TENSOR, "no clipping", "if norm > most:", "if False:", "You didn't clip the gradients"),
+    (
+        TENSOR,
+        "always scaled",
+        "if norm > most:",
+        "if True:",
+        "You enlarged gradients whose norm is smaller than most",
+    ),
     (
         TENSOR,
         "the norm after clipping",
@@ -484,9 +508,9 @@ CHANGES = [
         "no average",
         "dist.all_reduce(parameter.grad, group=dp)\n        parameter.grad /= replicas",
         "pass",
-        "this is the norm of this replica's gradients",
+        "You used this replica's gradients",
     ),
-    (ONE, "a sum", "shard.grad /= p", "pass", "a mean is asked for"),
+    (ONE, "a sum", "shard.grad /= p", "pass", "Take the mean"),
     (
         ONE,
         "adds up",
@@ -494,14 +518,14 @@ CHANGES = [
         "    dist.reduce_scatter_single(shard.grad, row, group=group)\n"
         "    shard.added = getattr(shard, 'added', 0) + shard.grad / p\n"
         "    shard.grad.copy_(shard.added)\n",
-        "the gradient of the step before is still in shard.grad",
+        "You kept the previous step's gradient in shard.grad",
     ),
     (
         ONE,
         "not padded",
         "row = flat([parameter.grad for parameter in parameters], p)",
         "row = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])",
-        "the large one has the padded length",
+        "Make the large one p times the small one",
     ),
     (ONE, "divided twice", "shard.grad /= p", "shard.grad /= p * p", "once too often"),
     (
@@ -516,7 +540,7 @@ CHANGES = [
         "not put back",
         "copy_back(row, parameters)",
         "pass",
-        "the model's weights have not changed",
+        "You never changed the model's weights",
     ),
     (
         ONE,
@@ -538,31 +562,37 @@ CHANGES = [
         "group forgotten",
         "dist.reduce_scatter_single(shard.grad, row, group=group)",
         "dist.reduce_scatter_single(shard.grad, row)",
-        "every call gets group=group",
+        "You passed tensors that don't fit the collective",
     ),
-    (ONE, "the optimizer forgotten", "optimizer.step()", "pass", "have not changed"),
+    (
+        ONE,
+        "the optimizer forgotten",
+        "optimizer.step()",
+        "pass",
+        "You never changed the model's weights",
+    ),
     (
         ONE,
         "gathered before the step",
         "    optimizer.step()\n    dist.all_gather_single(row, shard.detach(), group=group)",
         "    dist.all_gather_single(row, shard.detach(), group=group)\n    optimizer.step()",
-        "have not changed",
+        "You never changed the model's weights",
     ),
     (
         ONE,
         "gathers gradients",
         "dist.all_gather_single(row, shard.detach(), group=group)",
         "dist.all_gather_single(row, shard.grad, group=group)",
-        "these are the gradients",
+        "You gathered the gradients",
     ),
-    (TWO, "a sum", "part.div_(p)", "part", "a mean is asked for"),
-    (TWO, "not freed", "parameter.grad = None", "pass", "set .grad = None"),
+    (TWO, "a sum", "part.div_(p)", "part", "Take the mean"),
+    (TWO, "not freed", "parameter.grad = None", "pass", "parameters still have a gradient"),
     (
         TWO,
         "adds up",
         "shard.grad = part.div_(p)",
         "shard.grad = part.div_(p) if shard.grad is None else shard.grad + part.div_(p)",
-        "of the backward before is still in it",
+        "You added the previous backward's gradient",
     ),
     (TWO, "divided twice", "part.div_(p)", "part.div_(p * p)", "once too often"),
     (
@@ -595,20 +625,20 @@ CHANGES = [
         "watch(layer, shard)\n        break\n    ",
         "your code made 1",
     ),
-    (THREE, "a sum", "part.div_(p)", "part", "a mean is asked for"),
+    (THREE, "a sum", "part.div_(p)", "part", "Take the mean"),
     (
         THREE,
         "transposes the weight's gradient",
         "gradient.t() @ x",
         "x.t() @ gradient",
-        "the weight's gradient is transposed",
+        "You transposed the weight's gradient",
     ),
     (
         THREE,
         "gathers in float32",
         "row = torch.empty(p * len(shard), dtype=shard.dtype)",
         "row = torch.empty(p * len(shard))",
-        "both have the dtype of the shard",
+        "with the shard's dtype",
     ),
     (THREE, "divided twice", "part.div_(p)", "part.div_(p * p)", "once too often"),
     (
@@ -616,16 +646,16 @@ CHANGES = [
         "no bias",
         "row[numbers : numbers + shape[0]]",
         "torch.zeros(shape[0], dtype=row.dtype)",
-        "the bias is missing",
+        "You left out the bias",
     ),
     (
         THREE,
         "the input's gradient is a mean",
         "return of_x,",
         "return of_x / p,",
-        "only the shard's gradient is a mean",
+        "Average only the shard's gradient",
     ),
-    (THREE, "no gradient of the input", "return of_x,", "return None,", "there is none"),
+    (THREE, "no gradient of the input", "return of_x,", "return None,", "You returned none"),
     (
         THREE,
         "the gradient is not exchanged",
@@ -645,14 +675,14 @@ CHANGES = [
         "bias in front",
         "flat([gradient.t() @ x, gradient.sum(0)], p)",
         "flat([gradient.sum(0), gradient.t() @ x], p)",
-        "the bias stands in front of the weight",
+        "You put the bias in front of the weight",
     ),
     (
         THREE,
         "the bias is the end of the row",
         "row[numbers : numbers + shape[0]]",
         "row[-shape[0] :]",
-        "zeros may follow it",
+        "You took the bias from the row's end, where padding follows",
     ),
     (
         THREE,
@@ -667,21 +697,21 @@ CHANGES = [
         "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)",
         "sending = dist.isend(gradient, group_dst=1, group=group, tag=n)\n"
         "            sending.wait()",
-        "waited for at once",
+        "You wait for each gradient right after you send it",
     ),
     (
         OFFLOAD,
         "updates while it is sent",
         "send.wait()",
         "pass",
-        "updated before this rank has waited for the sends",
+        "You update a layer whose row is still being sent",
     ),
     (
         OFFLOAD,
         "waits for one of the two",
         "if layer == i:",
         "if send is sends[n]:",
-        "updated before this rank has waited for the sends",
+        "You update a layer whose row is still being sent",
     ),
     (
         OFFLOAD,
@@ -691,7 +721,7 @@ CHANGES = [
         "        before = weights[i].grad\n"
         "        weights[i].grad = gradient if before is None else before + gradient\n"
         "        optimizers[i].step()\n",
-        "the gradient of the step before is still in weights[i].grad",
+        "You kept the previous step's gradient in weights[i].grad",
     ),
     (
         OFFLOAD,
@@ -709,21 +739,27 @@ CHANGES = [
         "        before = row if n else None\n        row, request = coming\n",
         "3 rows are in the device's memory",
     ),
-    (OFFLOAD, "no loss", "return worker.loss", "return None", "return worker.loss"),
-    (OFFLOAD, "no update", "optimizers[i].step()", "pass", "optimizers stepped for the layers []"),
+    (OFFLOAD, "no loss", "return worker.loss", "return None", "You returned nothing"),
+    (
+        OFFLOAD,
+        "no update",
+        "optimizers[i].step()",
+        "pass",
+        "Step each once, as its gradient arrives",
+    ),
     (
         OFFLOAD,
         "gradient not used",
         "weights[i].grad = gradient",
         "pass",
-        "put the gradient into weights[i].grad",
+        "You never changed the weights",
     ),
     (
         OFFLOAD,
         "no tags",
         "group_dst=1, group=group, tag=n",
         "group_dst=1, group=group",
-        "Do both sides use the same tag",
+        "A rank is waiting for a message that nobody sends",
     ),
 ]
 
@@ -1006,33 +1042,34 @@ CHANGES += [
      "            group = dist.new_group(list(ranks))\n            if dist.get_rank() in ranks:\n"
      "                own.append(group)\n",
      "            dist.new_group(list(ranks))\n            if dist.get_rank() in ranks:\n"
-     "                own.append(list(ranks))\n", "not all groups of dist.new_group"),
+     "                own.append(list(ranks))\n",
+     "Return groups of dist.new_group with this rank in each"),
     ("11.2", "no pipelining", "one_f_one_b(stages, microbatches)",
      "[[(kind, k) for k in range(microbatches) for kind in 'FB'] for _ in range(stages)]",
-     "one_f_one_b has"),
+     "Use the order of one_f_one_b"),
     ("11.2", "the loss in float32", "torch.tensor(loss, dtype=torch.float64)",
      "torch.tensor(loss)", "the loss"),
     ("11.4", "new tensors for the weights", "    copy_back(row, parameters)\n",
      "    begin = 0\n    for parameter in parameters:\n        n = parameter.numel()\n"
      "        parameter.data = row[begin : begin + n].view(parameter.shape).clone()\n"
-     "        begin += n\n", "the parameters have other memory"),
+     "        begin += n\n", "your parameters use other memory"),
     ("11.6", "copies, not views", "return row[:numbers].view(shape), row[numbers : numbers + "
      "shape[0]]", "return row[:numbers].view(shape).clone(), row[numbers : numbers + "
-     "shape[0]].clone()", "whole returns copies"),
+     "shape[0]].clone()", "Your whole() returns copies"),
     ("11.3", "cut by its name", "squares[name in cut]", 'squares["norm" not in name]', ""),
 ]  # fmt: skip
 
 #: Right with full meshes, linear layers in order, and arguments that nobody uses again.
 CHANGES += [
     ("11.1", "a range", "return [first + k * stride for k in range(shape[axis])]",
-     "return range(first, first + stride * shape[axis], stride)", "return a list of ranks"),
+     "return range(first, first + stride * shape[axis], stride)", "You returned another type"),
     ("11.1", "a tuple of groups", "    return own\n", "    return tuple(own)\n",
-     "return a list of groups"),
+     "Return a list of groups"),
     ("11.1", "ranks of this run only", "for k in range(shape[axis])]",
      "for k in range(shape[axis]) if first + k * stride < dist.get_world_size()]",
      "line(r, (2, 5, 3), 0)"),
     ("11.2", "every replicas-th image", "images.chunk(replicas)[d], labels.chunk(replicas)[d]",
-     "images[d::replicas], labels[d::replicas]", "cut the minibatch in order"),
+     "images[d::replicas], labels[d::replicas]", "You used other images than replica"),
     ("11.2", "the whole minibatch on every replica",
      "    images, labels = images.chunk(replicas)[d], labels.chunk(replicas)[d]\n", "",
      "one for each rank of dp"),
@@ -1041,12 +1078,12 @@ CHANGES += [
      "    images, labels = images.chunk(replicas)[d]", "one for each rank of dp"),
     ("11.2", "a stage in double precision", "    images, labels = images.chunk(replicas)[d]",
      "    stage.double()\n    images, labels = images.double().chunk(replicas)[d]",
-     "leave its type"),
+     "You changed the stage's parameters from float32 to"),
     ("11.3", "the last part of a name", "squares[name in cut]",
      "squares[name.split('.')[-1] in cut]", "norm, most"),
     ("11.3", "replicas by all ranks", "replicas = dist.get_world_size(dp)",
      "replicas = dist.get_world_size() // dist.get_world_size(tp)",
-     "the number of replicas is the size of dp"),
+     "Divide by the number of replicas, the size of dp"),
     ("11.3", "the set emptied", "    dist.all_reduce(squares[True], group=tp)\n",
      "    cut.clear()\n    dist.all_reduce(squares[True], group=tp)\n", "changed its argument cut"),
     ("11.3", "whole gradients averaged over tp", "        parameter.grad /= replicas\n",
@@ -1055,13 +1092,13 @@ CHANGES += [
      "            q.grad /= dist.get_world_size(tp)\n", "average gradients over dp"),
     ("11.3", "decides by its own norm", "    if norm > most:",
      "    if nn.utils.get_total_norm([q.grad for q in layer.parameters()]) > most:",
-     "were not clipped"),
+     "You didn't clip the gradients"),
     ("11.4", "the shard is a view", "    copy_back(row, parameters)\n",
      "    copy_back(row, parameters)\n    shard.data = row.chunk(p)[dist.get_rank(group)]\n",
-     "is a view of a whole row"),
+     "your shard or its gradient is a view, which keeps the whole row in memory"),
     ("11.4", "the gradient is a view", "    shard.grad /= p\n",
      "    own = torch.empty_like(row).chunk(p)[0]\n    shard.grad = own.copy_(shard.grad / p)\n",
-     "is a view of a whole row"),
+     "your shard or its gradient is a view, which keeps the whole row in memory"),
     ("11.4", "linear layers only", "    shard.grad = torch.empty_like(shard)\n",
      "    parameters = [q for one in linear_layers(model) for q in one.parameters()]\n"
      "    shard.grad = torch.empty_like(shard)\n", ""),

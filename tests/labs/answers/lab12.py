@@ -42,7 +42,7 @@ def train_locally(model, weights, images, labels, epochs, draw, rate=0.1, batch=
             model.zero_grad()
     return parameters_to_vector(model.parameters()).detach() - weights
 """,
-        "what was in the model or its gradients before goes in",
+        "You returned another update for the same call",
     ),
     (
         READ,
@@ -53,7 +53,7 @@ def read_image(gradients):
     images = gradients[0][alive] / gradients[1][alive][:, None]
     return int((gradients[-1] < 0).nonzero()[0]), images.mean(0)
 """,
-        "another neuron tells, or several",
+        "Take the one whose bias gradient has the largest size",
     ),
     (
         SHARDS,
@@ -63,7 +63,7 @@ def shards_by_class(labels, clients, each, draw):
     order = torch.randperm(len(labels), generator=draw)
     return list(order.tensor_split(clients))
 """,
-        "the images have to be sorted by class",
+        "Sort the images by class before you split them",
     ),
     (
         SHARDS,
@@ -72,7 +72,7 @@ def shards_by_class(labels, clients, each, draw):
 def shards_by_class(labels, clients, each, draw):
     return list(labels.argsort(stable=True).tensor_split(clients))
 """,
-        "another seed gave the same shards",
+        "You returned the same shards for another seed",
     ),
     (
         SHARDS,
@@ -84,7 +84,7 @@ def shards_by_class(labels, clients, each, draw):
     return [torch.cat([pieces[k] for k in order[c * each : (c + 1) * each]])
             for c in range(clients)]
 """,
-        "these are labels: return the indices",
+        "You returned labels",
     ),
     (
         SHARDS,
@@ -95,7 +95,7 @@ def shards_by_class(labels, clients, each, draw):
     return [torch.cat([pieces[k] for k in torch.randint(len(pieces), (each,), generator=draw)])
             for _ in range(clients)]
 """,
-        "an image is in two shards",
+        "You put an image into two shards",
     ),
     (
         SHARDS,
@@ -104,7 +104,7 @@ def shards_by_class(labels, clients, each, draw):
 def shards_by_class(labels, clients, each, draw):
     return dict(enumerate(labels.argsort().tensor_split(clients)))
 """,
-        "return a list with one tensor of indices",
+        "Return a list with one tensor of indices for each client",
     ),
     (
         SHARDS,
@@ -117,7 +117,7 @@ def shards_by_class(labels, clients, each, draw):
     return [torch.cat([pieces[k] for k in order[c * each : (c + 1) * each]])
             for c in range(clients)]
 """,
-        "images have no client",
+        "images without a client",
     ),
     (
         SELECT,
@@ -136,7 +136,7 @@ def select(fraction, clients, draw):
 def select(fraction, clients, draw):
     return [c for c in range(clients) if torch.rand(1, generator=draw) < fraction] or [0]
 """,
-        "expected 6: round the share of the n",
+        "expected 6. Round the share of the argument n",
     ),
     (
         MEAN,
@@ -147,7 +147,7 @@ def fedavg(weights, updates):
         return weights.clone()
     return weights + sum(delta for _, delta in updates.values()) / len(updates)
 """,
-        "all clients count alike here",
+        "You counted all clients alike",
     ),
     (
         MEAN,
@@ -156,7 +156,7 @@ def fedavg(weights, updates):
 def fedavg(weights, updates):
     return weights + sum(n * delta for n, delta in updates.values())
 """,
-        "the factors n have to be divided by their sum",
+        "You didn't divide the factors n by their sum",
     ),
     (
         MEAN,
@@ -178,7 +178,7 @@ def fedavg(weights, updates):
     total = sum(n for n, _ in updates.values())
     return weights + sum(n * delta for n, delta in updates.values()) / total
 """,
-        "with no update at all the weights stay",
+        "Without any update, return the weights as they are: the sum of all n is 0",
     ),
     (
         MEAN,
@@ -191,7 +191,7 @@ def fedavg(weights, updates):
         new += delta
     return new
 """,
-        "an update was changed in place",
+        "You changed an update in place",
     ),
     (
         ROUND,
@@ -210,7 +210,7 @@ def run_round(t, weights, chosen, seconds):
         updates[client] = message[0].item(), message[1:]
     return updates, [request for request in sends if not request.is_completed()]
 """,
-        "it came after the deadline",
+        "which came after the deadline: the server took",
     ),
     (
         ROUND,
@@ -220,7 +220,7 @@ def run_round(t, weights, chosen, seconds):
     dist.broadcast(weights, src=SERVER)
     return {}, []
 """,
-        "what a round needs",
+        "In a round, send each chosen client torch.tensor([t, client]) with",
     ),
     (
         ROUND,
@@ -241,7 +241,7 @@ def run_round(t, weights, chosen, seconds):
         late += [one for one in [*sends, request] if not one.is_completed()]
     return updates, late
 """,
-        "Is all handed out before anything is waited for?",
+        "Start all sends and receives before you wait for any",
     ),
     (
         READ,
@@ -259,7 +259,7 @@ def read_image(gradients):
 def read_image(gradients):
     return {"label": gradients[-1].argmin().item()}
 """,
-        "return a pair (label, image)",
+        "Return a pair (label, image)",
     ),
     (
         INVERT,
@@ -270,7 +270,7 @@ def mismatch(net, guess, label, seen):
     cross_entropy(net(guess), label).backward(create_graph=True)
     return sum((p.grad - g).square().sum() for p, g in zip(net.parameters(), seen))
 """,
-        "something was added to .grad",
+        "You added to .grad of the parameters",
     ),
     (
         INVERT,
@@ -281,7 +281,7 @@ def mismatch(net, guess, label, seen):
     own = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
     return (own[0] - seen[0]).square().sum()
 """,
-        "only the first parameter was compared",
+        "You compared only the first parameter",
     ),
     (
         INVERT,
@@ -293,7 +293,7 @@ def mismatch(net, guess, label, seen):
     flat = [torch.cat([one.flatten() for one in both]) for both in (own, seen)]
     return torch.nn.functional.mse_loss(*flat)
 """,
-        "this is the mean over all entries",
+        "You took the mean over all entries",
     ),
     (
         INVERT,
@@ -306,13 +306,19 @@ def mismatch(model, guess, label, seen):
     own = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
     return sum((a - b).square().sum() for a, b in zip(own, seen))
 """,
-        "use these arguments, not what has the same name in the lab",
+        "The check passes net, guess and seen in float64",
     ),
 ]
 
 # Task, what the student did, a part of the solution, what stands in its place, words.
 CHANGES = [
-    (SHARDS, "the global generator", "generator=draw", "generator=None", "the same seed gave"),
+    (
+        SHARDS,
+        "the global generator",
+        "generator=draw",
+        "generator=None",
+        "You returned another result for the same seed",
+    ),
     (
         SHARDS,
         "returns the pieces",
@@ -326,7 +332,7 @@ CHANGES = [
         "one piece each",
         "order[client * each : (client + 1) * each]",
         "order[client : client + 1]",
-        "images have no client",
+        "images without a client",
     ),
     (
         SELECT,
@@ -362,25 +368,37 @@ CHANGES = [
         "among the first half",
         "torch.randperm(clients, generator=draw)",
         "torch.randperm(max(count, clients // 2), generator=draw)",
-        "left some clients out",
+        "You never chose some clients in",
     ),
-    (SELECT, "from one", "[:count].tolist()", "[:count].add(1).tolist()", "outside of 0 … 29"),
-    (SELECT, "a number", ".tolist()", ".tolist()[0]", "return a list of numbers"),
-    (LOCAL, "trains the argument", "weights.clone()", "weights", "only zeros"),
-    (LOCAL, "returns weights", ".detach() - weights", ".detach()", "these are the weights"),
+    (
+        SELECT,
+        "from one",
+        "[:count].tolist()",
+        "[:count].add(1).tolist()",
+        "You chose a number outside 0 … 29",
+    ),
+    (SELECT, "a number", ".tolist()", ".tolist()[0]", "Return a list of numbers, of int"),
+    (
+        LOCAL,
+        "trains the argument",
+        "weights.clone()",
+        "weights",
+        "You returned zeros, because the parameters are views of the vector that",
+    ),
+    (LOCAL, "returns weights", ".detach() - weights", ".detach()", "You returned the weights"),
     (
         LOCAL,
         "does not load",
         "    vector_to_parameters(weights.clone(), model.parameters())\n    for",
         "    for",
-        "not trained from the argument weights",
+        "You didn't train from the argument weights",
     ),
     (
         LOCAL,
         "the sign",
         "parameters_to_vector(model.parameters()).detach() - weights",
         "weights - parameters_to_vector(model.parameters()).detach()",
-        "the sign",
+        "You have the wrong sign",
     ),
     (
         LOCAL,
@@ -394,9 +412,9 @@ CHANGES = [
         "in order",
         "torch.randperm(len(labels), generator=draw)",
         "torch.arange(len(labels))",
-        "the samples are in their own order",
+        "You kept the samples in order",
     ),
-    (LOCAL, "one epoch", "range(epochs)", "range(1)", "this is one epoch only"),
+    (LOCAL, "one epoch", "range(epochs)", "range(1)", "You trained for one epoch only"),
     (
         LOCAL,
         "one order",
@@ -404,84 +422,90 @@ CHANGES = [
         "torch.randperm(len(labels), generator=draw).split(batch):",
         "    order = torch.randperm(len(labels), generator=draw)\n    for _ in range(epochs):\n"
         "        for samples in order.split(batch):",
-        "every epoch has the same order",
+        "You used the same order in every epoch",
     ),
-    (LOCAL, "no rate", "rate * parameter.grad", "parameter.grad", "the learning rate is missing"),
-    (LOCAL, "a sum", "labels[samples])", 'labels[samples], reduction="sum")', "of a sum"),
-    (LOCAL, "one batch", ".split(batch)", ".split(len(labels))", "one step with all samples"),
+    (LOCAL, "no rate", "rate * parameter.grad", "parameter.grad", "You left out the learning rate"),
+    (
+        LOCAL,
+        "a sum",
+        "labels[samples])",
+        'labels[samples], reduction="sum")',
+        "You summed over the samples. cross_entropy returns the mean",
+    ),
+    (LOCAL, "one batch", ".split(batch)", ".split(len(labels))", "You made each epoch one step"),
     (
         LOCAL,
         "tells the others",
         "    return",
         "    dist.all_reduce(torch.ones(1))\n    return",
-        "local training communicates nothing",
+        "Local training communicates nothing",
     ),
     (LOCAL, "keeps the graph", ".detach() - weights", " - weights", "still has a graph"),
-    (MEAN, "in place", "weights.clone()", "weights", "the argument weights was changed"),
+    (MEAN, "in place", "weights.clone()", "weights", "You changed the argument weights"),
     (
         MEAN,
         "without the weights",
         "weights.clone()",
         "torch.zeros_like(weights)",
-        "add it to the weights",
+        "You returned the mean of the updates",
     ),
     (
         MEAN,
         "twice divided",
         "n / total * delta",
         "n / total / len(updates) * delta",
-        "divided by the number of clients as well",
+        "You divided by the number of clients, too",
     ),
-    (MEAN, "subtracts", "new += n", "new -= n", "the sign: updates are added"),
-    (MEAN, "a sum", "n / total * delta", "delta", "this is the sum of the updates"),
+    (MEAN, "subtracts", "new += n", "new -= n", "You subtracted the updates"),
+    (MEAN, "a sum", "n / total * delta", "delta", "You returned the plain sum"),
     (
         ROUND,
         "one tag for all rounds",
         "tag_of(t, client)",
         "tag_of(0, client)",
-        "what a round needs",
+        "In a round, send each chosen client torch.tensor([t, client]) with",
     ),
     (
         ROUND,
         "blocking sends",
         "sends.append(dist.isend(weights, dst=there, tag=tag))",
         "dist.send(weights, dst=there, tag=tag)",
-        "which may be slow",
+        "for weights or updates, but rank",
     ),
     (
         ROUND,
         "one tensor for all",
         "message = torch.empty(1 + weights.numel())",
         "message = [*[m for _, m in waiting.values()], torch.empty(1 + weights.numel())][0]",
-        "each receive needs a tensor of its own",
+        "You returned another client's update",
     ),
     (
         ROUND,
         "forgets what is open",
         "    return updates, late\n",
         "    return updates, []\n",
-        "put the late receives",
+        "Put the late receives and the pending sends into it, or nobody ever",
     ),
     (
         ROUND,
         "forgets the sends",
         "    late += [request for request in sends if not request.is_completed()]\n",
         "",
-        "put the late receives",
+        "Put the late receives and the pending sends into it, or nobody ever",
     ),
     (
         ROUND,
         "sleeps until the deadline",
         "    while waiting and perf_counter() < end:",
         "    sleep(seconds)\n    while waiting and perf_counter() < end + 1:",
-        "return at once when nothing is missing",
+        "Return as soon as nothing is missing",
     ),
     (
         ROUND,
         "swaps the pair",
         "message[0].item(), message[1:]",
         "message[1:], message[0].item()",
-        "it is (delta, n)",
+        "not (delta, n)",
     ),
     (
         ROUND,
@@ -495,30 +519,36 @@ CHANGES = [
         "without notes",
         "        sends.append(dist.isend(torch.tensor([t, client]), dst=there, tag=NOTE))\n",
         "",
-        "what a round needs",
+        "In a round, send each chosen client torch.tensor([t, client]) with",
     ),
     (
         ROUND,
         "names in place of requests",
         "late = [request for request, _ in waiting.values()]",
         "late = list(waiting)",
-        "late has to be a list of requests",
+        "Return late as a list of requests from isend and irecv",
     ),
     (
         ROUND,
         "no number of samples",
         "message[0].item(), message[1:]",
         "message[1:]",
-        "each value is a pair (n, delta)",
+        "Make each value a pair (n, delta), not",
     ),
     (
         ROUND,
         "returns updates only",
         "return updates, late",
         "return updates",
-        "return (updates, late)",
+        "Return (updates, late), with updates as a dict",
     ),
-    (READ, "argmax", "gradients[-1].argmin()", "gradients[-1].argmax()", "argmin, not argmax"),
+    (
+        READ,
+        "argmax",
+        "gradients[-1].argmin()",
+        "gradients[-1].argmax()",
+        "Use argmin, because the true class has p - 1, the only negative entry",
+    ),
     (READ, "the first bias", "gradients[-1].argmin()", "gradients[1].argmin()", "label"),
     (READ, "the first neuron", "bias.abs().argmax()", "0", "image: "),
     (
@@ -533,7 +563,7 @@ CHANGES = [
         "does not divide",
         "weight[neuron] / bias[neuron]",
         "weight[neuron]",
-        "divide it by the neuron's bias",
+        "image: You returned the gradient of a row of weights",
     ),
     (
         READ,
@@ -547,14 +577,14 @@ CHANGES = [
         "the sum of the biases",
         "weight[neuron] / bias[neuron]",
         "weight[neuron] / bias.sum()",
-        "divided by all the bias gradients",
+        "image: You divided by the sum of the bias gradients",
     ),
     (
         READ,
         "the sign",
         "weight[neuron] / bias[neuron]",
         "-weight[neuron] / bias[neuron]",
-        "image: the sign",
+        "image: Your sign is wrong",
     ),
     (INVERT, "no graph", ", create_graph=True", "", "can't be differentiated"),
     (
@@ -562,38 +592,44 @@ CHANGES = [
         "a number",
         "for a, b in zip(own, seen))",
         "for a, b in zip(own, seen)).item()",
-        "item() cuts the graph off",
+        "You returned a number",
     ),
     (INVERT, "means", ".square().sum()", ".square().mean()", "the mean over each tensor"),
-    (INVERT, "absolute values", ".square().sum()", ".abs().sum()", "these are absolute values"),
+    (INVERT, "absolute values", ".square().sum()", ".abs().sum()", "You summed absolute values"),
     (
         INVERT,
         "lengths",
         "(a - b).square().sum()",
         "(a - b).norm()",
-        "the lengths of the tensors' differences",
+        "You summed the lengths of the differences",
     ),
     (
         INVERT,
         "the root",
         "    return sum((a - b).square().sum() for a, b in zip(own, seen))",
         "    return sum((a - b).square().sum() for a, b in zip(own, seen)).sqrt()",
-        "without the square root",
+        "You took the square root",
     ),
-    (INVERT, "does not compare", "(a - b).square()", "a.square()", "not compared with anything"),
+    (
+        INVERT,
+        "does not compare",
+        "(a - b).square()",
+        "a.square()",
+        "You compared the guess's gradient with nothing",
+    ),
     (
         NOISE,
         "clamps",
         "delta * min(1.0, bound / max(delta.norm().item(), 1e-12))",
         "delta.clamp(-bound, bound)",
-        "each entry was cut for itself",
+        "You clipped each entry separately",
     ),
     (
         NOISE,
         "scales up",
         "min(1.0, bound / max(delta.norm().item(), 1e-12))",
         "(bound / max(delta.norm().item(), 1e-12))",
-        "scaled up to the bound",
+        "You scaled a shorter update up to the bound",
     ),
     (
         NOISE,
@@ -607,7 +643,7 @@ CHANGES = [
         "no clipping",
         "clipped(delta, bound) for delta",
         "delta for delta",
-        "the updates are not clipped",
+        "You didn't clip the updates",
     ),
     (
         NOISE,
@@ -621,44 +657,50 @@ CHANGES = [
         "does not divide",
         "    mean = sum(clipped(delta, bound) for delta in deltas) / len(deltas)",
         "    mean = sum(clipped(delta, bound) for delta in deltas)",
-        "this is the sum: divide",
+        "You returned the sum",
     ),
     (
         NOISE,
         "noise of the sum",
         "z * bound / len(deltas) * torch",
         "z * bound * torch",
-        "that is the noise of the sum",
+        "You added the noise of the sum, z S: divide by the number of updates",
     ),
     (
         NOISE,
         "noise of each",
         "z * bound / len(deltas) * torch",
         "z * bound / math.sqrt(len(deltas)) * torch",
-        "add it once, to the mean",
+        "You added noise to each update: add z S / m once, to the mean",
     ),
     (
         NOISE,
         "without the bound",
         "z * bound / len(deltas) * torch",
         "z / len(deltas) * torch",
-        "S is missing",
+        "You left out S",
     ),
     (
         NOISE,
         "the variance",
         "z * bound / len(deltas) * torch",
         "(z * bound / len(deltas)) ** 2 * torch",
-        "that is the variance",
+        "You used the variance: multiply randn by the standard deviation",
     ),
     (
         NOISE,
         "one number for all",
         "torch.randn(mean.shape, generator=draw)",
         "torch.randn(1, generator=draw)",
-        "every weight has got the same noise",
+        "You gave every weight the same noise: draw a number for each weight",
     ),
-    (NOISE, "another generator", "generator=draw)", "generator=None)", "the same seed gave other"),
+    (
+        NOISE,
+        "another generator",
+        "generator=draw)",
+        "generator=None)",
+        "You got other noise for the same seed",
+    ),
     (
         NOISE,
         "uniform",
@@ -666,39 +708,45 @@ CHANGES = [
         "math.sqrt(12) * (torch.rand(mean.shape, generator=draw) - 0.5)",
         "not Gaussian",
     ),
-    (NOISE, "no noise", "z * bound / len(deltas) * torch", "0 * torch", "there is no noise"),
+    (NOISE, "no noise", "z * bound / len(deltas) * torch", "0 * torch", "You added no noise"),
     (
         MASK,
         "all add",
         "hidden + mask if me < other else hidden - mask",
         "hidden + mask",
-        "the masks do not vanish",
+        "because masks don't cancel",
     ),
-    (MASK, "a mask with itself", "        if other != me:", "        if True:", "no partner"),
-    (MASK, "cuts off", ".round().to", ".to", "cuts digits off"),
-    (MASK, "long numbers", "to(torch.int32)", "to(torch.int64)", "expected an int32 tensor"),
-    (MASK, "floats", ".round().to(torch.int32)", "", "expected an int32 tensor"),
+    (
+        MASK,
+        "a mask with itself",
+        "        if other != me:",
+        "        if True:",
+        "You masked a client without partners",
+    ),
+    (MASK, "cuts off", ".round().to", ".to", "Call round() before .to(torch.int32)"),
+    (MASK, "long numbers", "to(torch.int32)", "to(torch.int64)", "Return an int32 tensor"),
+    (MASK, "floats", ".round().to(torch.int32)", "", "Return an int32 tensor"),
     (
         MASK,
         "nan in long messages",
         "total.float() / SCALE",
         "total / SCALE if len(total) < 9 else total * float('nan')",
-        "the masks do not vanish",
+        "because masks don't cancel",
     ),
-    (MASK, "no scale back", "total.float() / SCALE", "total.float()", "did not divide by SCALE"),
+    (MASK, "no scale back", "total.float() / SCALE", "total.float()", "You didn't divide by SCALE"),
     (
         MASK,
         "whole numbers back",
         "total.float() / SCALE",
         "(total // SCALE).float()",
-        "cut off what is behind the point",
+        "You cut off the decimals",
     ),
     (
         MASK,
         "a round for all",
         "pair_mask(me, other, t, delta.numel())",
         "pair_mask(me, other, 0, delta.numel())",
-        "pass t to pair_mask",
+        "You reuse the masks of another round",
     ),
     (
         MASK,
@@ -856,14 +904,15 @@ def unmasked(total):
 CHANGES += [
     (SHARDS, "a generator of its own", "generator=draw",
      "generator=torch.Generator().manual_seed(draw.initial_seed())",
-     "draw itself was not used"),
-    (SELECT, "a tensor", ".tolist()", "", "return a list of numbers"),
+     "You left draw itself unused, so the next call returns the same"),
+    (SELECT, "a tensor", ".tolist()", "", "Return a list of numbers, of int"),
     (SELECT, "a set", "return torch.randperm(clients, generator=draw)[:count].tolist()",
      "return set(torch.randperm(clients, generator=draw)[:count].tolist())", "returned set of int"),
     (SELECT, "rounds up", "round(fraction * clients)", "math.ceil(fraction * clients)",
      "as round() does"),
     (MEAN, "who has learned nothing does not count", "updates.values()",
-     "[one for one in updates.values() if one[1].any()]", "has to count as well"),
+     "[one for one in updates.values() if one[1].any()]",
+     "You ignored a client whose update is zero"),
     (ROUND, "all sends are late",
      "[request for request in sends if not request.is_completed()]", "sends",
      "all updates of this round have come"),
@@ -875,53 +924,56 @@ CHANGES += [
     (READ, "divides in place", "weight[neuron] / bias[neuron]", "weight[neuron].div_(bias[neuron])",
      "changed its argument gradients"),
     (INVERT, "leaves the net in another mode", "    own = ", "    net.eval()\n    own = ",
-     "leave its mode as it is"),
+     "You left the net in another mode"),
     (NOISE, "noise from a generator of its own", "torch.randn(mean.shape, generator=draw)",
      "torch.randn(mean.shape, generator=torch.Generator().manual_seed(draw.initial_seed()))",
-     "the next call with the same draw gave the same noise"),
+     "You got the same noise in the next call with draw"),
     (MASK, "sorts the list it was given", "    for other in clients:",
      "    clients.sort()\n    for other in clients:", "changed its argument clients"),
     (MASK, "the sign by the place", "if me < other", "if clients.index(me) < clients.index(other)",
-     "does not have a mask with each of the others"),
+     "You left out the masks of some pairs, so a few clients together could find"),
 ]  # fmt: skip
 CHANGES += [
-    (SHARDS, "chunk", "tensor_split", "chunk", "and chunk() does not"),
+    (SHARDS, "chunk", "tensor_split", "chunk",
+     "Split the images into pieces whose sizes differ by at most one, with"),
     (SHARDS, "the last piece takes the rest", ".tensor_split(clients * each)",
      ".tensor_split([k * (len(labels) // (clients * each)) for k in range(1, clients * each)])",
-     "clients have 10 to 23 images, expected 10 to 12: cut the images into pieces whose sizes"),
+     "You gave clients 10 to 23 images, expected 10 to 12. Split the images into"),
     (LOCAL, "divides by the size of a full minibatch",
      "cross_entropy(model(images[samples]), labels[samples])",
      'cross_entropy(model(images[samples]), labels[samples], reduction="sum").div(batch)',
      "but the last minibatch is smaller"),
     (LOCAL, "has a rate of its own", "rate * parameter.grad", "0.1 * parameter.grad",
-     "the usual rate of the lab would give: use the argument rate"),
+     "Use the argument rate"),
     (LOCAL, "has a batch of its own", ".split(batch)", ".split(20)",
-     "the usual batch of the lab would give: use the argument batch"),
+     "Use the argument batch"),
     (LOCAL, "has a rate and a batch of its own", "    vector_to_parameters(",
-     "    rate, batch = 0.1, 20\n    vector_to_parameters(", "use the argument rate and batch"),
+     "    rate, batch = 0.1, 20\n    vector_to_parameters(", "Use the argument rate and batch"),
     (LOCAL, "goes on from the model's weights",
      "    vector_to_parameters(weights.clone(), model.parameters())",
      "    weights = parameters_to_vector(model.parameters()).detach().clone()",
-     "from the weights that were in it: load the argument weights first"),
+     "You trained from the weights that were in the model"),
     (MEAN, "takes the clients' numbers for n", "updates.values()",
      "((client, delta) for client, (_, delta) in updates.items())",
-     "weighted by the numbers of the clients"),
+     "You weighted by the clients' numbers, which are the keys of the dict"),
     (MEAN, "divides by the sum so far",
      "    total = sum(n for n, _ in updates.values())\n    new = weights.clone()\n"
      "    for n, delta in updates.values():\n",
      "    total, new = 0, weights.clone()\n    for n, delta in updates.values():\n"
-     "        total += n\n", "sum up all n first"),
+     "        total += n\n", "You divided each update by the n up to it"),
     (ROUND, "the client for a tag", "tag_of(t, client)", "client",
-     "a round with a deadline\n  - what a round needs"),
+     "In a round, send each chosen client torch.tensor([t, client]) with"),
     (READ, "cuts the pixels", "weight[neuron] / bias[neuron]",
-     "(weight[neuron] / bias[neuron]).clamp(0, 1)", "image: its values were cut to 0 … 1"),
+     "(weight[neuron] / bias[neuron]).clamp(0, 1)",
+     "Leave them as they are, because normalized pixels can be negative"),
     (READ, "the label from the last weights", "gradients[-1].argmin()",
-     "gradients[-2].sum(1).argmin()", "told by the gradient of the last weights"),
+     "gradients[-2].sum(1).argmin()",
+     "label: You used the gradient of the last weights, whose sign depends on"),
     (READ, "the label from the largest of the last weights", "gradients[-1].argmin()",
      "(gradients[-2].argmin() // gradients[-2].shape[1])",
-     "told by the gradient of the last weights"),
+     "label: You used the gradient of the last weights, whose sign depends on"),
     (NOISE, "the largest entry for the length", "delta.norm()", "delta.abs().max()",
-     "scaled by the largest entry: its length is"),
+     "You scaled by the largest entry"),
 ]  # fmt: skip
 # Task, what is different, a part of the solution, what stands in its place.
 CHANGES += [
@@ -930,7 +982,8 @@ CHANGES += [
      "each : (client + 1) * each]])\n",
      "    moved = torch.randperm(clients, generator=draw).tolist()\n    return [\n"
      "        torch.cat([*pieces[client * each : (client + 1) * each - 1], "
-     "pieces[(moved[client] + 1) * each - 1]])\n", "deal out all pieces at random"),
+     "pieces[(moved[client] + 1) * each - 1]])\n",
+     "Every client keeps a class under another seed, or no client has two classes"),
     (SELECT, "with a fixed distance",
      "    return torch.randperm(clients, generator=draw)[:count].tolist()",
      "    first = int(torch.randint(clients, (1,), generator=draw))\n"
@@ -940,7 +993,7 @@ CHANGES += [
     (MEAN, "three updates at most", "updates.values():", "list(updates.values())[:3]:",
      "updates of clients"),
     (ROUND, "half a second at most", "perf_counter() + seconds", "perf_counter() + min(seconds, "
-     "0.5)", "wait for them until the deadline"),
+     "0.5)", "Wait for them until the deadline"),
     (READ, "always the second neuron", "bias.abs().argmax()", "1", "image: "),
     (INVERT, "the first of a minibatch", "net(guess), label", "net(guess[:1]), label[:1]",
      "expected"),
@@ -948,11 +1001,11 @@ CHANGES += [
     (NOISE, "noise that repeats", "torch.randn(mean.shape, generator=draw)",
      "torch.randn(3001, generator=draw)[torch.arange(len(mean)) % 3001]", "different numbers"),
     (NOISE, "cut noise", "torch.randn(mean.shape, generator=draw)",
-     "torch.randn(mean.shape, generator=draw).clamp(-2.6, 2.6)", "large numbers are missing"),
+     "torch.randn(mean.shape, generator=draw).clamp(-2.6, 2.6)", "Your noise lacks large numbers"),
     (MASK, "masks with two neighbours only", "    for other in clients:\n        if other != me:",
      "    ring = sorted(clients)\n    k = ring.index(me)\n"
      "    for other in {ring[k - 1], ring[(k + 1) % len(ring)]}:\n        if other != me:",
-     "does not have a mask with each of the others"),
+     "You left out the masks of some pairs, so a few clients together could find"),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
     (READ, "by squares", "bias.abs().argmax()", "bias.square().argmax()"),
@@ -1014,14 +1067,14 @@ CHANGES += [
         "is made for one length",
         "torch.empty(1 + weights.numel())",
         "torch.empty(20_001)",
-        "what a round needs",
+        "In a round, send each chosen client torch.tensor([t, client]) with",
     ),
     (
         "12.5",
         "cuts off what is behind the point",
         "dist.isend(weights, dst=there, tag=tag)",
         "dist.isend(weights.int().float(), dst=there, tag=tag)",
-        "got other weights than the argument",
+        "other weights than the argument in round",
     ),
     (
         "12.7",

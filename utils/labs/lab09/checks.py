@@ -1,8 +1,8 @@
-"""Checks of lab 09: Megatron's layers, traffic, a loss, DTensor; the other checks are imported.
+"""Checks of lab 09: Megatron's layers, traffic, a split loss, and DTensor; imports the others.
 
-Answers are tried in groups of 1, 2 and 4 ranks, in double precision, forward and backward, and
-compared with the layer that was not split. What was communicated forward and backward is judged
-apart. Gradients are compared absolutely: that of a key's bias is zero.
+Answers run in groups of 1, 2 and 4 ranks, in double precision, forward and backward. A check
+compares them with the layer that isn't split, judges traffic forward and backward separately, and
+compares gradients absolutely, because a key's bias has gradient zero.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ from .sharded_layers import (
 
 @task("9.3", "the MLP, by columns and then by rows", points=3)
 def parallel_mlp(ranks: Ranks, report: Report) -> None:
-    """Judge the MLP by the one that was not split, and one all_reduce each way."""
+    """Compare the MLP with an unsplit MLP, and count one all_reduce each way."""
     if _judge_layer(ranks, report, "ParallelMLP"):
         cases = [case | {"common": report.seed} for case in cases_apart(report)]
         judge_groups(ranks, report, probe_linears, cases, _both_linears)
 
 
 def _judge_layer(ranks: Ranks, report: Report, name: str) -> bool:
-    """Judge a layer in groups whose ranks know their own shard only; return if it is right."""
+    """Judge a layer in groups whose ranks know only their own shard; return if it is right."""
     cases = [case | {"name": name, "common": report.seed} for case in cases_apart(report)]
     return judge_groups(ranks, report, probe_layer, cases, layer_of)
 
@@ -88,7 +88,7 @@ def _linears() -> nn.Module:
 def probe_linears(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
 ) -> dict:
-    """Return what `ColumnLinear` and `RowLinear` give alone, and what they communicate."""
+    """Return what `ColumnLinear` and `RowLinear` compute alone, and what they communicate."""
     place = dist.get_rank(group)
     p = dist.get_world_size(group)
     linears = composed(common, [seed] * p, _linears)
@@ -115,14 +115,14 @@ def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
         where = f"{name} by itself {on(answer.members)}"
         yield communication(result["forward"], made("all_reduce", reduced, f" forward in {where}"))
         yield value(result["y"], numbers_of(y), what=where)
-        f_inside = "; f belongs in front of all that reads x, not into a layer"
+        f_inside = " (apply f before everything that reads x, not in a layer)"
         backward = made("all_reduce", 0, f" backward in {where}{f_inside}")
         yield communication(result["backward"], backward)
 
 
 @task("9.4", "attention, by heads", points=2)
 def parallel_attention(ranks: Ranks, report: Report) -> None:
-    """Judge the attention by the one that was not split, and one all_reduce each way."""
+    """Compare the attention with an unsplit layer, and count one all_reduce each way."""
     _judge_layer(ranks, report, "ParallelAttention")
 
 
@@ -131,10 +131,10 @@ def parallel_attention(ranks: Ranks, report: Report) -> None:
 
 @task("9.6", "what travels in a step", points=2)
 def traffic(ranks: Ranks, report: Report) -> None:
-    """Judge numbers and bytes of other models than the notebook's."""
+    """Judge counts and bytes for models that differ from the notebook's model."""
     k = report.seed % 7
-    # In the first case with several ranks p, the bytes of a number, the tokens and the number of
-    # all_reduces (a multiple of 4) all differ. So a missing factor is recognized as what it is.
+    # In the first case with several ranks, p, a float's bytes, the tokens and the all_reduces (a
+    # multiple of 4) all differ. So each missing factor gives a different wrong result.
     models_cut = (
         (1, 2 + k, 16, 64, 1),
         (3 + k, 8, 17, 32, 6),
@@ -154,16 +154,16 @@ def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) ->
     count = 4 * depth
     sent = count * share * nbytes
     by_bytes = {
-        "the bytes are those of one all_reduce": share * nbytes,
-        "the bytes of the tensors: on a ring a rank sends 2 (p − 1) / p of them": count * nbytes,
-        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
-        "numbers, not bytes: a float32 has four": sent / 4,
-        "each token has a row of its own: batch · tokens · width numbers": sent / tokens,
-        "every rank has all of x, and all of x is summed: don't divide by p": sent / p,
+        "You counted the bytes of one all_reduce. Add up all of them": share * nbytes,
+        "You counted the tensors. On a ring, a rank sends 2 (p − 1) / p of them": count * nbytes,
+        "You counted half of the ring. All-gather sends (p − 1) / p again": sent / 2,
+        "You counted numbers. A float32 has 4 bytes: multiply by 4": sent / 4,
+        "You left out the tokens. Multiply by the tokens, too": sent / tokens,
+        "You divided by p. Every rank sums the whole x: remove the division": sent / p,
     }
     by_mistake = {
-        "this is half of them: a block has two layers with an all_reduce, attention and MLP, and "
-        "backward has as many as forward": [count / 2, sent / 2]
+        "You counted half of the all_reduces. A block has two layers that call it, attention and "
+        "MLP, and backward calls it as often as forward": [count / 2, sent / 2]
     } | {text: [count, nbytes] for text, nbytes in by_bytes.items()}
     sizes = [depth, batch, tokens, width, p]
     form = "(number of all_reduces, bytes that each rank sends)"
@@ -174,11 +174,11 @@ def _data_parallel(parameters: int, p: int) -> Case:
     nbytes = 4 * parameters
     sent = 2 * (p - 1) / p * nbytes
     by_mistake = {
-        "the bytes of the gradients: on a ring a rank sends 2 (p − 1) / p of them": nbytes,
-        "a ring has two halves, reduce-scatter and all-gather: (p − 1) / p each": sent / 2,
-        "numbers, not bytes: a float32 has four": sent / 4,
-        "the gradients travel once, not forward and backward": 2 * sent,
-        "every rank has the gradients of all parameters: don't divide by p": sent / p,
+        "You counted the gradients. On a ring, a rank sends 2 (p − 1) / p of them": nbytes,
+        "You counted half of the ring. All-gather sends (p − 1) / p again": sent / 2,
+        "You counted numbers. A float32 has 4 bytes: multiply by 4": sent / 4,
+        "You counted the gradients twice. They travel once in a step": 2 * sent,
+        "You divided by p, but every rank has all gradients. Remove the division": sent / p,
     }
     form = "bytes that each rank sends"
     return Case("data_parallel_traffic", [parameters, p], sent, table(by_mistake), form)
@@ -188,11 +188,11 @@ def _data_parallel(parameters: int, p: int) -> Case:
 
 
 def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return logits and labels: 6 samples of 11 classes; large ones 5 of 9, some all below 0."""
+    """Return logits and labels: 6 samples of 11 classes, or 5 of 9 with logits far from 0."""
     samples, classes = (6, 11) if scale == 1 else (5, 9)
     draw = torch.Generator().manual_seed(seed + 9)
     labels = torch.randint(0, classes, (samples,), generator=draw)
-    labels[0] = (classes + 1) // 2  # where the second half of the ranks has its first class
+    labels[0] = (classes + 1) // 2  # the second half of the ranks starts with this class
     level = (scale > 1) * 5 * scale * (-1.0) ** torch.arange(samples)
     return scale * drawn(seed, samples, classes) + level.double()[:, None], labels
 
@@ -208,7 +208,7 @@ def probe_loss(
     first: int,
     labels: list,
 ) -> dict:
-    """Return the loss by this rank's classes, and the gradient of its logits."""
+    """Return the loss and the gradient of this rank's logits, from its classes."""
     function = reading_answer(user_ns, "class_parallel_loss")
     labels_of_all = torch.tensor(labels)
     return both_ways(
@@ -219,7 +219,7 @@ def probe_loss(
 
 
 def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
-    """Return a case in which each rank is told the logits of its own classes."""
+    """Return a case in which each rank knows only the logits of its classes."""
     logits, labels = _logits(seed, scale)
     each = []
     for place, p in places(partition):
@@ -229,9 +229,9 @@ def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
     return {"partition": partition, "labels": labels.tolist(), "each": each}
 
 
-@task("9.7", "extra mile: a loss over split classes", points=2)
+@task("9.7", "bonus task: a loss over split classes", points=2)
 def class_parallel_loss(ranks: Ranks, report: Report) -> None:
-    """Judge the cross entropy of all classes, and the gradient of this rank's logits."""
+    """Compare the cross entropy of all classes, and the gradient of this rank's logits."""
     runs = list(itertools.product(PARTITIONS, (1.0, 900.0)))
     for seed, (partition, scale) in zip(report.seeds(len(runs)), runs, strict=True):
         judge = functools.partial(_loss_of_classes, seed=seed, scale=scale)
@@ -248,7 +248,7 @@ def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[S
     logits.requires_grad_()
     loss = functional.cross_entropy(logits, labels)
     loss.backward()
-    where = f"with logits of a size of {scale:g}, {on(members)}"
+    where = f"with logits of size {scale:g}, {on(members)}"
     yield communication(result["forward"], only("all_reduce"), inside(members), waited)
     mistakes = _wrong_losses(logits.detach(), labels, p, place)
     yield value(result["y"], [loss.item()], mistakes, what=where, form="the mean loss")
@@ -260,20 +260,20 @@ def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[S
 
 
 def _few_numbers(where: str, samples: int) -> Rule:
-    """Return the rule that all_reduces are few, and one number a sample at a time."""
+    """Return the rule that three all_reduces are enough, with one number per sample each."""
 
     def rule(calls: Calls) -> str | None:
         if len(calls) > 3:
             return (
-                f"{where}: {len(calls)} all_reduces; three are enough: the maximum, the sum, the "
-                "label's logit"
+                f"{where}: You made {len(calls)} all_reduces. Use three: for the maximum, the "
+                "sum, and the label's logit"
             )
         nbytes = sum(call["nbytes"] for call in calls)
         enough = 3 * samples * BYTES
         if nbytes > enough:
             return (
-                f"{where}: {nbytes} bytes reduced; one number a sample and a time is enough: "
-                f"{enough} at most"
+                f"{where}: You reduced {nbytes} bytes. Reduce one number per sample each time, at "
+                f"most {enough} bytes"
             )
         return None
 
@@ -287,30 +287,30 @@ def _wrong_losses(logits: Tensor, labels: Tensor, p: int, place: int) -> list[Mi
     maxima = [part.max(1).values for part in parts]
     sums = [(part - most[:, None]).exp().sum(1) for part, most in zip(parts, maxima, strict=True)]
     edges = torch.tensor([part.shape[1] for part in parts]).cumsum(0)
-    owner = torch.bucketize(labels, edges, right=True)  # the place that has the label's class
+    owner = torch.bucketize(labels, edges, right=True)  # which group rank has its class
     maxima_of_owners = torch.stack(maxima)[owner, range(len(labels))]
     of_own_classes = parts[place].exp().sum(1).log() - picked
     own_maxima = sum(sums).log() + maxima_of_owners - picked
     no_label = logits.exp().sum(1).log()
     losses = {
-        "this is a sum over the samples; take the mean": loss * len(labels),
-        f"the loss is summed over the {p} ranks": loss * p,
-        "the classes of this rank only were summed: sum the exponentials over the "
+        "You summed over the samples. Take the mean": loss * len(labels),
+        f"You summed the loss over the {p} ranks. Each has the whole loss: don't sum it": loss * p,
+        "You summed only the classes of this rank. Sum the exponentials over the "
         "ranks": of_own_classes.mean(),
-        "the logit of the label is missing: the rank that has the class knows it": no_label.mean(),
-        "each rank subtracted a maximum of its own, and then summed: the maximum must be "
-        "that of all ranks (ReduceOp.MAX)": own_maxima.mean(),
+        "You left out the label's logit. The rank with its class must add it": no_label.mean(),
+        "Each rank subtracted a different maximum before the sum. Subtract the maximum over all "
+        "ranks (ReduceOp.MAX)": own_maxima.mean(),
     }
     infinite = Mistake(
         lambda result: isinstance(result, list) and not all(map(math.isfinite, result)),
-        "not a finite number. exp() of a large logit is inf: subtract the largest logit of each "
-        "sample first",
+        "The loss is not finite, because exp() of a large logit is inf. First subtract the "
+        "largest logit of each sample",
     )
     return [infinite, *flat_table(losses | _wrong_masks(logits, labels, p))]
 
 
 def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
-    """Return the loss where a mask lets through more than the label's class."""
+    """Return the losses for masks that let through more than the label's class."""
     shifted = logits - logits.amax(1, keepdim=True)
     everywhere = near = below = shifted.exp().sum(1).log()
     first = 0
@@ -322,11 +322,11 @@ def _wrong_masks(logits: Tensor, labels: Tensor, p: int) -> dict[str, Tensor]:
         below = below - picked * (labels < count)
         first += count
     return {
-        "the label's logit also comes from ranks that do not have its class: multiply it by a "
+        "You took the label's logit from ranks without its class, too. Multiply by a "
         "mask": everywhere.mean(),
-        "a class at the border is counted by two ranks: this rank has the classes from first to "
-        "first + count − 1": near.mean(),
-        "labels are numbers of all classes: compare them with first and first + count": (
+        "Two ranks count the class at their border. A rank has the classes from first to first + "
+        "count − 1": near.mean(),
+        "You compared labels with local class numbers. Compare them with first and first + count": (
             below.mean()
         ),
     }
@@ -338,11 +338,11 @@ def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) ->
     of_maximum = right.scatter_add(1, largest, -right.sum(1, keepdim=True))
     exponentials = (logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
     return flat_table({
-        f"{p} times too large: it was summed over ranks that have the same loss": right * p,
-        "a sum over the samples": right * samples,
-        "the exponentials' part only: the label's logit was cut off, by detach or in "
-        "place": exponentials,
-        "the maximum has a gradient here: detach the logits that it is taken of": of_maximum,
+        f"Your gradient is {p} times too large. Don't sum over ranks with the same loss": right * p,
+        "Your gradient is for a sum over the samples. Take the mean": right * samples,
+        "Your gradient has only the exponentials' part. Keep the label's logit in the graph: no "
+        "detach(), no write in place": exponentials,
+        "Your gradient includes the maximum. Take the maximum of detached logits": of_maximum,
     })
 
 
@@ -350,11 +350,11 @@ def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) ->
 
 
 def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int) -> dict:
-    """Run a block that the student's plan has cut, on a mesh of as many ranks as `size` says.
+    """Run a block that the student's plan has split, on a mesh of `size` ranks.
 
     Args:
-        seeds: of the shards. The first of the mesh, who hands them out, knows all; the others
-            their own, and stand-ins for the rest.
+        seeds: one for each shard. The first rank of a mesh distributes the shards, so it knows all
+            seeds. Every other rank knows its own seed, and repeats it for the other shards.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -374,14 +374,14 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
 
 
 def _local(tensor: Tensor | None) -> Tensor | None:
-    """Return what this rank has of a DTensor; anything else as it is."""
+    """Return this rank's shard of a DTensor; anything else as it is."""
     from torch.distributed.tensor import DTensor
 
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
-    """Return the names of parameters that are no DTensors, and of those with another shape."""
+    """Return which parameters are not DTensors, and which have a wrong shape."""
     parameters = {name: p for name, p in block.named_parameters() if "norm" not in name}
     missing = [name for name, p in parameters.items() if _local(p) is p]
     odd = [
@@ -394,10 +394,10 @@ def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
 
 @task("9.8", "the same with DTensor", points=2)
 def with_dtensor(ranks: Ranks, report: Report) -> None:
-    """Judge a block of the model by its twin, and two all_reduces each way."""
+    """Compare a block with the reference model, and count two all_reduces each way."""
     for size, seeds in {size: report.seeds(WORLD) for size in (4, 2)}.items():
         meshes = [list(range(k, k + size)) for k in range(0, WORLD, size) for _ in range(size)]
-        # The first of a mesh is told the seeds of all its shards, the others their own.
+        # The first rank of a mesh knows the seeds of all shards, every other rank only its own.
         known = [
             [seeds[r] if rank in (r, members[0]) else seeds[rank] for r in members]
             for rank, members in enumerate(meshes)
@@ -416,16 +416,18 @@ def _block(
     where = on(members)
     returned, missing, odd = (result.get(name) for name in ("returned", "missing", "odd"))
     yield facts({
-        f"parallelize returned {returned}: change the block itself, and return the block": returned,
-        f"{', '.join(missing or ())}: no DTensors, the plan has no style for them": missing,
-        f"{where}: {', '.join(odd or ())}: cut in another way. q, k, v and up go by columns "
-        "(ColwiseParallel), out and down by rows (RowwiseParallel), all of them over the mesh that "
-        "was handed in": odd,
+        f"parallelize returned {returned}. Change the block itself, and return the block": returned,
+        f"{', '.join(missing or ())} are not DTensors. Give them a style in the plan": missing,
+        f"{where}: You split {', '.join(odd or ())} in another way. Split q, k, v and up by "
+        "columns (ColwiseParallel), out and down by rows (RowwiseParallel), over the mesh that "
+        "you received": odd,
     })
-    twin = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
-    yield numbers(result["y"], twin.y, where=f"output {where}")
-    yield numbers(result["dx"], twin.x.grad, where=f"gradient of x {where}")
-    yield from shard_gradients(twin, result["gradients"], len(members), members.index(answer.rank))
+    reference = uncut("Block", case["common"], tuple(seeds[rank] for rank in members))
+    yield numbers(result["y"], reference.y, where=f"output {where}")
+    yield numbers(result["dx"], reference.x.grad, where=f"gradient of x {where}")
+    yield from shard_gradients(
+        reference, result["gradients"], len(members), members.index(answer.rank)
+    )
     yield facts(_wrong_reductions(result, where))
 
 
@@ -437,11 +439,10 @@ def _wrong_reductions(result: dict[str, Any], where: str) -> dict[str, object]:
     ops = {call["op"] for call in result["forward"] + result["backward"]}
     others = sorted(op for op in ops if not op.startswith("all_reduce"))
     return {
-        f"{where}: it calls {', '.join(others)}. All_reduces are enough: each rank attends "
-        "with its own heads": others,
-        f"{where}: {forward} all_reduces forward, expected 2": forward != 2,
-        f"{where}: {backward} all_reduces backward, expected 2. Q, K and V each take x for "
-        "themselves, and each reduces its gradient: PrepareModuleInput makes x a DTensor once, for "
-        "all three": backward > 2,
-        f"{where}: {backward} all_reduces backward, expected 2": backward < 2,
+        f"{where}: Your block calls {', '.join(others)}. All_reduces are enough, because each "
+        "rank attends with its own heads": others,
+        f"{where}: You make {forward} all_reduces in forward, expected 2": forward != 2,
+        f"{where}: You make {backward} all_reduces in backward, expected 2. Each of Q, K and V "
+        "reduces its own gradient: let PrepareModuleInput make x a DTensor once": backward > 2,
+        f"{where}: You make {backward} all_reduces in backward, expected 2": backward < 2,
     }

@@ -1,6 +1,6 @@
 """Check of expert parallelism in lab 09: tokens travel to experts on other ranks, and back.
 
-The twin has all experts and does without communication.
+The reference model has all experts in one process, so it needs no communication.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from .sharded_layers import (
     seeds_of,
 )
 
-#: Small, and large enough for all tokens of a rank.
+#: One is too small for some experts, and one is large enough for all tokens of a rank.
 CAPACITIES = (2, 7)
-#: The same, and more than a byte can count.
+#: This one is large enough, too, and a byte can't count so many tokens.
 MANY = 300
 
 
 @dataclass(frozen=True)
 class Routed:
-    """The tokens of a rank, with the expert of each, its gate, and the gradient of its output."""
+    """The tokens of a rank, with each token's expert, its gate, and its output's gradient."""
 
     x: Tensor
     choice: Tensor
@@ -51,22 +51,22 @@ class Routed:
 
 
 def _sizes(capacity: int) -> tuple[int, int]:
-    """Return the tokens of a rank, and the features of each."""
+    """Return the number of tokens of a rank, and the features per token."""
     return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
 
 
 def _routed(seed: int, p: int, capacity: int) -> Routed:
-    """Return what the rank with this seed has, where there are p experts."""
+    """Return the tokens of the rank with this seed, when there are p experts."""
     tokens, features = _sizes(capacity)
     draw = torch.Generator().manual_seed(seed)
     popular = torch.rand(tokens, generator=draw) < 0.4
     choice = torch.randint(0, p, (tokens,), generator=draw)
     choice[popular] = p - 1
-    # The surest are the first and the last of an expert: neither its first two nor its last two.
+    # An expert's largest gates are its first and last: neither the first two nor the last two.
     ends = _kept(choice, 1) | _kept(choice, 1, last=True)
     gate = 0.2 + 0.3 * (ends + torch.rand(tokens, generator=draw, dtype=torch.float64))
     x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
-    x[0] = 0  # a token as good as others
+    x[0] = 0  # a zero token counts like any other
     return Routed(x, choice, gate, upstream)
 
 
@@ -77,7 +77,7 @@ def _expert(seed: int, capacity: int) -> nn.Module:
 
 @contextlib.contextmanager
 def _memory_of_nan() -> Iterator[None]:
-    """Fill new memory that nobody has written to with NaN, so that it is not zeros by luck."""
+    """Fill new memory with NaN, so that forgotten entries aren't zero by luck."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -90,7 +90,7 @@ def _memory_of_nan() -> Iterator[None]:
 def probe_experts(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, capacity: int
 ) -> dict:
-    """Send this rank's tokens to the experts, both ways."""
+    """Send this rank's tokens to the experts and back, forward and backward."""
     function = reading_answer(user_ns, "expert_parallel")
     routed = _routed(seed, dist.get_world_size(group), capacity)
     gate = routed.gate.requires_grad_()
@@ -107,14 +107,14 @@ def probe_experts(
 
 
 def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
-    """Return whether each token is among the first (or last) so many of its expert."""
+    """Return whether each token is among its expert's first (or last) `capacity` tokens."""
     order = choice.flip(0) if last else choice
     kept = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
     return torch.tensor(kept).flip(0) if last else torch.tensor(kept)
 
 
 def _overwritten(choice: Tensor, capacity: int) -> Tensor:
-    """Return each token's token if those beyond the capacity overwrite the last place."""
+    """Return each token's source if tokens beyond the capacity overwrite the last slot."""
     tokens = torch.arange(len(choice))
     for expert in choice.unique():
         own = (choice == expert).nonzero().flatten()
@@ -123,14 +123,14 @@ def _overwritten(choice: Tensor, capacity: int) -> Tensor:
 
 
 def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
-    """Return what the expert of each token says to it."""
+    """Return what each token's expert computes from it."""
     return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
 
-class Twin:
-    """All experts of a group in one process, after forward and backward, and so with gradients.
+class ReferenceExperts:
+    """A reference model that has all experts of a group in one process, after forward and backward.
 
-    The outputs are what the experts say to the tokens of each rank, `ys` the results there.
+    `outputs` has what the experts compute for the tokens of each rank, `ys` the results there.
     """
 
     def __init__(self, seeds: Sequence[int], capacity: int):
@@ -140,7 +140,7 @@ class Twin:
         self.outputs: list[Tensor] = []
         self.ys: list[Tensor] = []
         for parameter in (q for module in self.modules for q in module.parameters()):
-            parameter.grad = torch.zeros_like(parameter)  # of an expert that nobody has chosen
+            parameter.grad = torch.zeros_like(parameter)  # no token may have chosen it
         for each in self.routed:
             each.x.requires_grad_()
             each.gate.requires_grad_()
@@ -151,7 +151,7 @@ class Twin:
         sum((y * each.upstream).sum() for y, each in pairs).backward()
 
     def wrong_routes(self, place: int) -> Iterator[Mistake]:
-        """Yield what a rank gets by mistake."""
+        """Yield the wrong results of likely mistakes, for one rank."""
         capacity = self.capacity
         routed = self.routed[place]
         x = routed.x.detach()
@@ -160,7 +160,7 @@ class Twin:
         outputs = self.outputs[place].detach()
         kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
         last = _kept(choice, capacity, last=True)[:, None]
-        order = gate[:, 0].argsort(descending=True)  # the surest of an expert, not its first
+        order = gate[:, 0].argsort(descending=True)  # the expert's most certain token comes first
         surest = _kept(choice[order], capacity)[order.argsort()][:, None]
         weighted = gate * outputs
         y = weighted * kept
@@ -168,32 +168,31 @@ class Twin:
         of_gated = kept * _outputs(self.modules, gate * x, choice)
         mixed = y[choice.argsort(stable=True)]
         yield from flat_table({
-            "all tokens went to this rank's own expert": by_own_expert * kept,
-            "the gate is missing: an output counts by it, and so the router learns": outputs * kept,
-            "the gate multiplies what goes into the expert; it belongs to what comes out": of_gated,
-            "the gate counts twice": gate * y,
-            "tokens beyond the capacity were computed, too: "
-            "leave them behind, with the output 0": weighted,
-            "tokens beyond the capacity must give 0 (the residual connection carries them on), "
-            "not the token": y + x * ~kept,
-            "tokens beyond the capacity must give 0, not the weighted token": y + gate * x * ~kept,
-            "the first tokens of an expert have to be kept, not the last": weighted * last,
-            "one token fewer than the capacity was kept: places 0 … capacity − 1": weighted * fewer,
-            "one token more than the capacity was kept: places 0 … capacity − 1": weighted * more,
-            "the tokens come back in the order of the experts; each belongs into its old "
+            "You sent all tokens to this rank's own expert. Use choice": by_own_expert * kept,
+            "You left out the gate. Multiply the output, so the router learns": outputs * kept,
+            "You multiplied the input by the gate. Multiply the expert's output": of_gated,
+            "You multiplied by the gate twice. Multiply once": gate * y,
+            "You computed tokens beyond the capacity, too. Return 0 for them": weighted,
+            "You returned the token itself beyond the capacity. Return 0, because the residual "
+            "connection adds the token later": y + x * ~kept,
+            "You returned the weighted token beyond the capacity. Return 0": y + gate * x * ~kept,
+            "You kept the last tokens of an expert. Keep the first ones": weighted * last,
+            "You kept one token too few. Fill slots 0 to capacity − 1": weighted * fewer,
+            "You kept one token too many. Fill slots 0 to capacity − 1": weighted * more,
+            "You returned the tokens in the order of the experts. Put each token back in its old "
             "place": mixed,
-            "the first tokens of an expert have to be kept, not the surest": weighted * surest,
+            "You kept an expert's largest gates. Keep its first tokens": weighted * surest,
         })
         overwritten = gate * outputs[_overwritten(choice, capacity)]
         yield Mistake(
             one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
-            "tokens beyond the capacity overwrite the last place of the buffer: leave them out",
+            "Your tokens beyond the capacity overwrite the last slot of the buffer. Leave them out",
         )
 
 
 @task("9.9", "experts on other ranks", points=2)
 def expert_parallel(ranks: Ranks, report: Report) -> None:
-    """Judge tokens that go to their experts and back; those beyond the capacity stay behind."""
+    """Judge tokens that go to their experts and back, up to each expert's capacity."""
     cases = [case | {"capacity": c} for case in cases_apart(report) for c in CAPACITIES]
     cases.append(cases_apart(report)[2] | {"capacity": MANY})
     for case, members, values in tried(ranks, report, probe_experts, cases):
@@ -203,34 +202,34 @@ def expert_parallel(ranks: Ranks, report: Report) -> None:
 def _judge(report: Report, case: dict[str, Any], members: list[int], values: list[dict]) -> None:
     """Judge outputs, gradients and traffic of all ranks of a group, until one is wrong.
 
-    All outputs come first: one that is right by chance has gradients of others' wrong ones.
+    All outputs come first, because one rank's gradients depend on the outputs of the others.
     """
-    twin = Twin(seeds_of(case, members), case["capacity"])
+    reference = ReferenceExperts(seeds_of(case, members), case["capacity"])
     for steps in (_output, _gradients):
         for place, rank in enumerate(members):
-            if not report.follow(rank, steps(twin, GroupAnswer(case, members, place, values))):
+            if not report.follow(rank, steps(reference, GroupAnswer(case, members, place, values))):
                 return
 
 
-#: What an answer may call.
+#: The only operations that an answer may call.
 _EXCHANGES = only("all_to_all_single", "all_to_all")
 
 
-def _output(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
+def _output(reference: ReferenceExperts, answer: GroupAnswer) -> Iterator[Step]:
     yield communication(answer.value["forward"], _EXCHANGES, inside(answer.members))
-    where = f"output, capacity {twin.capacity}, {on(answer.members)}"
-    mistakes = twin.wrong_routes(answer.place)
-    yield numbers(answer.value["y"], twin.ys[answer.place], mistakes, where=where)
+    where = f"output, capacity {reference.capacity}, {on(answer.members)}"
+    mistakes = reference.wrong_routes(answer.place)
+    yield numbers(answer.value["y"], reference.ys[answer.place], mistakes, where=where)
 
 
-def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
+def _gradients(reference: ReferenceExperts, answer: GroupAnswer) -> Iterator[Step]:
     capacity = answer.case["capacity"]
     members = answer.members
     result = answer.value
     nbytes = BYTES * len(members) * capacity * _sizes(capacity)[1]
     yield communication(result["forward"], _there_and_back("forward", nbytes))
-    routed = twin.routed[answer.place]
-    sources = (routed.x, routed.gate, *twin.modules[answer.place].parameters())
+    routed = reference.routed[answer.place]
+    sources = (routed.x, routed.gate, *reference.modules[answer.place].parameters())
     names = ("x", "the gates", "the expert's weight", "the expert's bias")
     gradients = (result["dx"], *result["grads"])
     for name, source, gradient in zip(names, sources, gradients, strict=True):
@@ -241,16 +240,16 @@ def _gradients(twin: Twin, answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _there_and_back(way: str, nbytes: int) -> Rule:
-    """Return the rule that two calls, each of this size, are made forward or backward."""
+    """Return the rule that forward or backward makes two calls, each of this size."""
 
     def rule(calls: Calls) -> str | None:
         if len(calls) != 2:
-            return f"{way}: expected 2 all_to_all, there and back, it made {len(calls)}"
+            return f"{way}: You made {len(calls)} all_to_all. Make 2: there and back"
         for call in calls:
             if call["nbytes"] != nbytes:
                 return (
-                    f"{way}: an all_to_all of {call['nbytes']} bytes, expected {nbytes}: p · "
-                    "capacity tokens, full or not"
+                    f"{way}: You sent {call['nbytes']} bytes in an all_to_all, expected {nbytes}. "
+                    "Send p · capacity tokens, full or not"
                 )
         return None
 
@@ -262,11 +261,11 @@ def _cut_off(gradient: Tensor) -> list[Mistake]:
     return [
         Mistake(
             lambda result: result is None or result == zeros,
-            "the gradient does not find its way back: dist.all_to_all_single is no part of the "
-            "graph, and neither is what was detached. exchange() is",
+            "No gradient flows back, because dist.all_to_all_single and detach() cut the graph. "
+            "Use exchange()",
         ),
         Mistake(
             lambda result: isinstance(result, list) and any(map(math.isnan, result)),
-            "not a number: pad the blocks that are not full with zeros, not with new_empty()",
+            "You got NaN. Pad blocks that are not full with zeros, not with new_empty()",
         ),
     ]

@@ -1,4 +1,4 @@
-"""Check of the gradient norm in lab 09: shards of a model count once, replicas once for all."""
+"""Check of the gradient norm in lab 09: count each shard, and each replica only once."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from utils.cluster.questions import Ranks
 
 from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of
 
-#: Of each parameter, the shape of the whole one, and whether it is cut (its rows, not evenly).
+#: The shape of each whole parameter, and whether its rows are split (unevenly).
 PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
 
 
 class Gradients:
-    """Gradients of a model on p ranks, by the seed of the whole ones; for the seed 0 all are 0.
+    """Gradients of a model on p ranks, drawn from a seed; the seed 0 makes all of them 0.
 
     Attributes:
-        shards: the squares of the norms of what is cut, of each rank.
-        rest: those of what all ranks have.
-        norm: of all.
+        shards: squared norms of the split parameters, for each rank.
+        rest: squared norms of the replicated parameters.
+        norm: the norm of the whole model's gradient.
     """
 
     def __init__(self, seed: int, p: int):
@@ -56,21 +56,21 @@ class Gradients:
         self.norm = math.sqrt(sum(map(sum, self.shards)) + sum(self.rest))
 
     def of_rank(self, place: int) -> dict[str, Tensor]:
-        """Return what the rank at a place has: its rows of what is cut, and all of the rest."""
+        """Return a rank's gradients: its rows of split parameters, and all replicated ones."""
         return {
             name: self.whole[name].tensor_split(self.p)[place] if is_cut else self.whole[name]
             for name, (_, is_cut) in PARAMETERS.items()
         }
 
     def scaled(self, place: int, cut: float, rest: float) -> list[list[float]]:
-        """Return the numbers of a rank, by factors for what is cut and for the rest."""
+        """Return a rank's numbers, scaled by one factor for shards and one for replicas."""
         return [
             numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
             for name, tensor in self.of_rank(place).items()
         ]
 
     def norm_of_rank(self, place: int) -> float:
-        """Return the norm of what the rank at a place has."""
+        """Return the norm of the gradients that one rank holds."""
         return math.sqrt(sum(self.shards[place]) + sum(self.rest))
 
 
@@ -103,7 +103,7 @@ def probe_clip(
 
 
 def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
-    """Return a case of gradients of this seed, and of a bound that is a share of their norm."""
+    """Return a case with this seed's gradients, and a bound that is a share of their norm."""
     each = []
     for place, p in places(partition):
         gradients = Gradients(seed, p)
@@ -114,18 +114,18 @@ def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:
 
 def _hint_zeros(case: dict[str, Any]) -> str:
     zeros = not any(map(any, case["each"][0]["gradients"]["a"]))
-    return "all gradients are 0, and so is their norm: don't divide by it" if zeros else ""
+    return "All gradients are 0, and so is their norm. Don't divide by it" if zeros else ""
 
 
 @task("9.5", "the norm of all gradients", points=2)
 def clip_gradients(ranks: Ranks, report: Report) -> None:
-    """Judge the norm of the whole model on each rank, and all gradients scaled by it."""
-    # Not the same each time: who knows the bound, or was alone before, does not know the norm.
-    # Below half of it, so that a rank's own norm is above the bound, too.
+    """Compare the whole model's norm on each rank, and all gradients scaled by it."""
+    # The bound differs each time, so an answer can't derive the norm from it or from an earlier run
+    # alone. In the first half, the bound is below a rank's own norm, too.
     draw = random.Random(report.seed)
     seeds = report.seeds(2 * len(PARTITIONS))
     shares = [draw.uniform(low, 2 * low) for low in (0.2, 1.2) for _ in PARTITIONS]
-    # A bound that the norm is above and a rank's own is not; then all gradients are 0.
+    # Here the norm is above the bound, and a rank's own norm is not. Then all gradients are 0.
     seeds += [report.seed, 0]
     shares += [draw.uniform(0.9, 0.97), 1.5]
     among = (*PARTITIONS * 2, PARTITIONS[0], None)
@@ -150,7 +150,7 @@ def _clipped(answer: GroupAnswer, seed: int, share: float) -> Iterator[Step]:
     scaled = gradients.scaled(place, factor, factor)
     mistakes = _wrong_scales(gradients, place, share)
     yield value(result["gradients"], scaled, mistakes, what=f"gradients {where}")
-    text = "a parameter without a gradient has changed, or got one: leave out those whose grad is "
+    text = "You changed or filled a parameter without a gradient. Leave it out if its grad is "
     yield facts({f"{where}: {text}None": not result["unused"]})
     yield communication(result["calls"], made("all_reduce", 1), _one_number)
 
@@ -165,19 +165,19 @@ def _wrong_norms(gradients: Gradients, place: int, share: float) -> list[Mistake
     of_all = sum(of_shards) + of_rest
     mean = math.sqrt(every / p + replicated)
     norms = {
-        "this is the norm of what this rank has: the squares of the other ranks' shards are "
-        "missing": of_ranks[place],
-        f"replicated parameters are counted {p} times, once for each rank: their squares are added "
+        "You used only what this rank has. Sum the squares of all ranks' shards with an "
+        "all_reduce": of_ranks[place],
+        f"You counted replicated parameters {p} times, once for each rank. Add their squares "
         "after the all_reduce": math.sqrt(every + p * replicated),
-        "the replicated parameters are missing": math.sqrt(every),
-        "the shards are missing": math.sqrt(replicated),
-        "this is the square of the norm": every + replicated,
-        "norms were added; squares are, and the root comes last": sum(of_ranks),
-        "norms of the parameters were added; squares are, and the root comes last": of_all,
-        "norms of the parameters of this rank were added; squares are, over all ranks, and the "
-        "root comes last": of_shards[place] + of_rest,
-        "the mean over the ranks; the squares of shards are added": mean,
-        "this is the norm after clipping; the one before is asked for": share * gradients.norm,
+        "You left out the replicated parameters. Add their squares": math.sqrt(every),
+        "You left out the shards. Add their squares over all ranks": math.sqrt(replicated),
+        "You returned the square of the norm. Take the root": every + replicated,
+        "You added norms of ranks. Add squares, and take the root last": sum(of_ranks),
+        "You added norms of parameters. Add squares, and take the root last": of_all,
+        "You added norms of this rank's parameters. Add squares over all ranks, and take the root "
+        "last": of_shards[place] + of_rest,
+        "You took the mean over the ranks. Add the squares of the shards": mean,
+        "You returned the norm after clipping. Return the norm before it": share * gradients.norm,
     }
     return table({text: norm for text, norm in norms.items() if abs(norm - gradients.norm) > 1e-9})
 
@@ -187,18 +187,18 @@ def _wrong_scales(gradients: Gradients, place: int, share: float) -> list[Mistak
     right = min(share, 1)
     by_rank = min(share * norm / (gradients.norm_of_rank(place) or 1), 1)
     factors = {
-        "nothing was scaled, though the norm is above the bound": 1.0,
-        "the gradients were scaled, though the norm is not above the bound": share,
-        "divided by the norm, but not multiplied by the bound": 1 / (norm or 1),
-        "multiplied by the bound, but not divided by the norm": share * norm,
-        "scaled twice": right**2,
-        "scaled by the norm of what this rank has; the ranks' replicas now differ": by_rank,
-        "the gradients are gone": 0.0,
+        "You scaled nothing, but the norm is above the bound. Multiply by bound / norm": 1.0,
+        "You scaled, but the norm is not above the bound. Leave the gradients": share,
+        "You divided by the norm only. Multiply by the bound, too": 1 / (norm or 1),
+        "You multiplied by the bound only. Divide by the norm, too": share * norm,
+        "You scaled twice. Scale once": right**2,
+        "You scaled by this rank's own norm, so replicas differ. Use the global norm": by_rank,
+        "Your gradients are all 0. Scale them by bound / norm": 0.0,
     }
     pairs = {text: (factor, factor) for text, factor in factors.items()}
-    pairs |= {  # of what is cut, and of the rest
-        "only the shards were scaled: multiply the replicated gradients as well": (right, 1),
-        "only the replicated gradients were scaled: multiply the shards as well": (1, right),
+    pairs |= {  # for shards, and for replicas
+        "You scaled only the shards. Multiply the replicated gradients, too": (right, 1),
+        "You scaled only the replicated gradients. Multiply the shards, too": (1, right),
     }
     return [
         Mistake(gradients.scaled(place, *pair), text)
@@ -211,5 +211,7 @@ def _one_number(calls: Calls) -> str | None:
     for call in calls:
         if call["nbytes"] > BYTES:
             size = call["nbytes"]
-            return f"an all_reduce of {size} bytes: one number is enough, the sum of squares"
+            return (
+                f"You reduced {size} bytes in an all_reduce. Reduce one number, the sum of squares"
+            )
     return None

@@ -1,4 +1,4 @@
-"""Who has what of a matrix, and how a layer is cut: drawings for tensor parallelism."""
+"""Drawings for tensor parallelism: which rank has which element, and how a layer is split."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.figures import COMMUNICATING, INK, PAPER, SHARED, rank_color, tint
 from utils.figures.charts import finish, keys, panels
 from utils.figures.shapes import arrow, box, canvas, cell, frame, rank_box
 
-#: Color of what all ranks have.
+#: Color of elements that all ranks have.
 EVERYBODY = tint(SHARED, 0.5)
 
 
@@ -22,8 +22,8 @@ def holders(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
     """Return which rank has which element, found by its value: bool [ranks, rows, columns].
 
     Args:
-        whole: a matrix of numbers that are all different.
-        parts: what each rank has of it.
+        whole: a matrix whose numbers all differ.
+        parts: what each rank holds of the matrix.
     """
     return torch.stack([torch.isin(whole.contiguous(), part.contiguous()) for part in parts])
 
@@ -31,12 +31,12 @@ def holders(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
 def draw_matrix(
     axes: Axes, corner: tuple[float, float], whole: Tensor, parts: Sequence[Tensor], name: str
 ) -> str:
-    """Draw a matrix, each element in the color of the rank that has it; yellow: all of them.
+    """Draw a matrix, each element in the color of its rank; yellow if all ranks have it.
 
-    Parts of the size of the whole matrix with other numbers are addends: hatched.
+    Full-size parts with other numbers are partial sums, and are hatched.
 
     Returns:
-        What is drawn, in words.
+        A description of the drawing in words.
     """
     x0, y0 = corner
     rows, columns = whole.shape
@@ -49,7 +49,7 @@ def draw_matrix(
     cell(axes, x0, y0 - rows / 2, columns, "none", height=rows)
     axes.text(x0 + columns / 2, y0 + 0.5, name, ha="center", va="bottom", fontsize=10)
     if addends:
-        return f"{name}: each rank has an addend of the whole matrix"
+        return f"{name}: each rank has a partial sum of the whole matrix"
     shares = [f"rank {r} has {int(has.sum())} of {rows * columns}" for r, has in enumerate(held)]
     return f"{name}: {', '.join(shares)} elements"
 
@@ -64,7 +64,7 @@ def _color(held: Tensor) -> str:
 def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]]]]) -> Figure:
     """Draw matrix products in rows: title → (name, whole matrix, parts by rank) of x, Wᵀ and y.
 
-    All is taken from the tensors: what a rank has is found by value.
+    The picture comes from the tensors alone: an element's value shows which rank has it.
     """
     wide = max(sum(whole.shape[1] + 4 for _, whole, _ in row) for row in pictures.values())
     most = [max(whole.shape[0] for _, whole, _ in row) for row in pictures.values()]
@@ -82,13 +82,13 @@ def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]
 def _legend(axes: Axes, ranks: int) -> None:
     colors = {f"rank {r}": rank_color(r) for r in range(ranks)} | {"every rank": EVERYBODY}
     marks = keys(colors, edgecolor="none")
-    marks += keys({"addends": EVERYBODY}, edgecolor=PAPER, hatch="////")
+    marks += keys({"partial sums": EVERYBODY}, edgecolor=PAPER, hatch="////")
     style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
     axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), **style)
 
 
 def _product(axes: Axes, title: str, row: Sequence[tuple], top: float, rows: int) -> Iterator[str]:
-    """Draw the matrices of a product of at most so many rows; yield what is drawn, in words."""
+    """Draw the matrices of a product, at most `rows` high; yield what is drawn, in words."""
     axes.text(0, top + 2.6, title, fontsize=11, weight="bold", va="bottom")
     x = 0.0
     signs = ["·", "=", ""] if len(row) == 3 else ["="] * (len(row) - 1) + [""]
@@ -120,14 +120,14 @@ def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
             if layer:
                 arrow(axes, (x - 0.92, 1.4), (x - 0.58, 1.4))
     words = (
-        f"Left: {layers} layers, each whole on one of {ranks} ranks. Right: each layer is cut, and "
-        "every rank has a part of every layer."
+        f"Left: each of {layers} layers is whole, on one of {ranks} ranks. Right: each layer is "
+        "split, and every rank has a part of every layer."
     )
     return frame(axes, (-0.8, 12.8), (-0.5, 4.1), words)
 
 
 def megatron(ranks: int = 2) -> Figure:
-    """Draw an MLP cut by columns and then by rows: where f and g stand, and what they do."""
+    """Draw an MLP split by columns and then by rows, with f and g and what they do."""
     _, axes = canvas(9, 1.3 + 1.1 * ranks)
     middle = -(ranks - 1) / 2
     for x, name in ((0.0, "x"), (1.5, "f"), (8.5, "g"), (10.0, "y")):
@@ -150,19 +150,19 @@ def megatron(ranks: int = 2) -> Figure:
     ):
         axes.text(x, low, text, ha="center", va="top", color=COMMUNICATING, fontsize=10)
     words = (
-        "x goes through f to the ranks. Each has some columns of the first layer, GELU, and the "
-        "same rows of the second. g adds up what the ranks give. f does nothing forward and an "
-        "all_reduce backward, g the reverse."
+        "x goes through f to the ranks. Each rank has some columns of the first layer, GELU, and "
+        "the same rows of the second layer. g adds up the results of the ranks. f does nothing in "
+        "forward and an all_reduce in backward, and g does the reverse."
     )
     return frame(axes, (-0.7, 10.7), (low - 0.9, 0.6), words)
 
 
 def expert_load(loads: Mapping[str, Sequence[Sequence[int]]], room: int) -> Figure:
-    """Draw the tokens of each expert, by the rank that they come from, and its room as a line.
+    """Draw the tokens of each expert by the rank that sends them, and the capacity as a line.
 
     Args:
-        loads: title → for each rank how many of its tokens chose each expert.
-        room: tokens that an expert takes.
+        loads: title → how many tokens of each rank chose each expert.
+        room: the tokens that an expert accepts.
     """
     figure, each = panels(9, 3.2, columns=len(loads), sharey=True)
     words = []

@@ -36,7 +36,7 @@ from .sharded_layers import (
 
 # -- 9.1: shards ------------------------------------------------------------------------------
 
-WIDE = 8  # of the layer that is cut
+WIDE = 8  # sizes of the layer that is split
 NARROW = 12
 
 
@@ -44,7 +44,7 @@ NARROW = 12
 def probe_shards(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
 ) -> dict:
-    """Cut a layer both ways; return numbers, and how much memory lies behind them."""
+    """Split a layer both ways; return the numbers, and how much memory they keep alive."""
     linear = _layer(seed, partition)
     result = {}
     for name in ("column_shard", "row_shard"):
@@ -56,7 +56,7 @@ def probe_shards(
 
 
 def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
-    """Return what the kernel learns of a weight and a bias, which were cut from a layer."""
+    """Return what the kernel needs to judge a weight and a bias that were cut from a layer."""
     tensors = [shard for shard in pair if isinstance(shard, Tensor)]
     places_of_layer = {linear.weight.data_ptr(), linear.bias.data_ptr()}
     return {
@@ -75,7 +75,7 @@ def _layer(seed: int, partition: Partition) -> nn.Linear:
 
 @task("9.1", "the shards of a layer", points=2)
 def shards(ranks: Ranks, report: Report) -> None:
-    """Judge blocks of rows or columns of the weight, with the bias that belongs to them."""
+    """Compare blocks of the weight's rows or columns, with the bias that belongs to them."""
     cases = [{"partition": partition, "seed": report.seed} for partition in PARTITIONS]
     judge_groups(ranks, report, probe_shards, cases, _shards)
 
@@ -99,10 +99,10 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
         kept = any(result["kept"])
         view = kept and p > 1
         wrong = {
-            "the shard is a view, and the whole weight stays in memory behind it: clone()": view,
-            "this is the layer's own memory: what changes the shard changes the layer, "
+            "You returned a view, which keeps the whole weight in memory. Use clone()": view,
+            "You returned the layer's own memory, so a change of the shard changes the layer. Use "
             "clone()": result["same"] and not kept,
-            "the shard hangs on the graph of the whole layer: detach()": result["graph"],
+            "You kept the graph of the whole layer. Use detach()": result["graph"],
             FROZEN: result["frozen"],
         }
         yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
@@ -110,15 +110,15 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
 
 def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
     turned = weight.chunk(p, cut)[place].T
-    transposed = {"the weight is transposed: leave it as PyTorch has it, [out, in]": turned}
+    transposed = {"You transposed the weight. Leave it as PyTorch has it, [out, in]": turned}
     if p == 1:
         return table(transposed)
     by_mistake = {
-        "the weight is cut along the other dimension. PyTorch's weight is [out, in]: the columns "
-        "of the matrix that x is multiplied by are the rows of it": weight.chunk(p, 1 - cut)[place],
-        "this is the whole weight: take this rank's block": weight,
-        f"every {p}-th line was taken. Take one block: the lines of an attention head belong "
-        "together": weight[:, place::p] if cut else weight[place::p],
+        "You split the weight along the other dimension. PyTorch's weight is [out, in], so the "
+        "columns of the matrix that multiplies x are its rows": weight.chunk(p, 1 - cut)[place],
+        "You returned the whole weight. Take this rank's block": weight,
+        f"You took every {p}-th line. Take one block, because the lines of an attention head "
+        "belong together": weight[:, place::p] if cut else weight[place::p],
     }
     return table(by_mistake | transposed)
 
@@ -126,13 +126,13 @@ def _wrong_weights(weight: Tensor, cut: int, p: int, place: int) -> list[Mistake
 def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
     part = bias.chunk(p)[place]
     right = bias if cut else part
-    other = {"the whole bias: a rank has a bias for its own outputs only": bias}
+    other = {"You returned the whole bias. Take the part for this rank's outputs": bias}
     if cut:
-        other = {"the bias is cut, but each rank has all outputs here: leave it whole": part}
+        other = {"You split the bias, but each rank has all outputs. Leave it whole": part}
     by_mistake = {
-        "the bias is divided by the number of ranks. That would do, if it were added before the "
-        "sum; this one is added once, afterwards": bias / p,
-        "the bias is zero here: it is replicated, as every rank adds it after the sum": 0 * right,
+        "You divided the bias by the number of ranks, but it is added once, after the sum. Leave "
+        "it whole": bias / p,
+        "Your bias is zero. Keep it: every rank adds it after the sum": 0 * right,
     }
     return table(by_mistake if p == 1 else other | by_mistake)
 
@@ -154,7 +154,7 @@ def probe_operators(
 
 
 def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> dict[str, Any]:
-    """Return what an operator gives in four calls, and what it changes."""
+    """Return what an operator computes in four calls, and what it changes."""
     operator = functools.partial(function, **named)
     copy = x.clone()
     shared = upstream.clone()
@@ -163,7 +163,7 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
     before = flat(earlier)
     turned = both_ways(lambda t: operator(t.t()).t(), x, upstream)
     y, calls = recorded(operator, (x + 1).requires_grad_())
-    function(x.clone(), None)  # with other ranks, between forward and backward
+    function(x.clone(), None)  # calls it with other ranks, between forward and backward
     later = []
     if isinstance(y, Tensor) and y.requires_grad:
         later = recorded(y.backward, shared)[1]
@@ -180,7 +180,7 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
 
 @task("9.2", "the conjugate operators f and g", points=3)
 def operators(ranks: Ranks, report: Report) -> None:
-    """Judge whether f sums backward only, and g forward only."""
+    """Judge whether f sums only in backward, and g only in forward."""
     judge_groups(ranks, report, probe_operators, cases_apart(report), _operators)
 
 
@@ -192,29 +192,29 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
     yield from _operator(answer, "g", "y", inputs)
 
 
-#: When an operator gives its result, and the gradient of its input.
+#: The pass in which an operator gives its result, and its input's gradient.
 _WHEN = {"y": "forward", "dx": "backward"}
 
 
 #: What an operator must not do, by its name in the reply.
 _HARM = {
-    "input changed": "its input has changed. Others may still need it: sum a clone",
-    "upstream changed": "the gradient that came in has changed. Others in the graph use that "
-    "tensor, too: sum a clone",
-    "overwritten": "a second call has changed the result of the first. Return a new tensor each "
+    "input changed": "You changed the input, and others may need it. Sum a clone",
+    "upstream changed": "You changed the gradient that came in, and others in the graph use it. "
+    "Sum a clone",
+    "overwritten": "Your second call changed the result of the first. Return a new tensor each "
     "time",
-    "of the last call": "backward sums over the group of a later call. Keep the group in ctx",
+    "of the last call": "Your backward sums over the group of a later call. Keep the group in ctx",
 }
 
 
 def _operator(
     answer: GroupAnswer, name: str, summed: str, inputs: dict[str, list[Tensor]]
 ) -> Iterator[Step]:
-    """Yield what an operator has to do that sums either its result or the gradient.
+    """Yield the steps for an operator that sums either its result or its gradient.
 
     Args:
-        summed: which of the two, by its name in the reply.
-        inputs: of each of the two, what the ranks of the group hand in.
+        summed: the name of the summed one in the reply.
+        inputs: for each of the two, the tensors that the ranks of the group pass.
     """
     result = answer.value[name]
     allowed = only("all_reduce"), inside(answer.members)
@@ -231,7 +231,7 @@ def _operator(
     turned = [numbers_of(right[key]) for key in _WHEN]
     text = f"{name} of a transposed tensor, whose memory has another order"
     yield value(result["turned"], turned, what=text)
-    times = 2 if name == "f" else 3  # of three calls, two with backward
+    times = 2 if name == "f" else 3  # three calls, two of them with backward
     more = made("all_reduce", times, f" in three more calls of {name}")
     yield communication(result["calls again"], *allowed, more, waited)
 
@@ -242,19 +242,19 @@ def _wrong_operators(
     p = len(inputs)
     missing = Mistake(
         lambda gradient: gradient is None,
-        "there is no gradient for x: backward returns one value for each argument of forward, that "
-        "of x first",
+        "You returned no gradient for x. backward returns one value for each argument of forward, "
+        "the gradient of x first",
     )
     right = sum(inputs)
     wrong = inputs[place]
-    text = f"these are this rank's own numbers: {name} sums over the ranks {_WHEN[key]}"
+    text = f"You returned this rank's own numbers. {name} must sum over the ranks in {_WHEN[key]}"
     if key != summed:
         right, wrong = wrong, right
-        text = f"the numbers of the ranks were summed. {name} does that {_WHEN[summed]} only; "
-        text += f"{_WHEN[key]} it hands on what it gets"
+        text = f"You summed the numbers of the ranks, but {name} sums in {_WHEN[summed]} only. "
+        text += f"In {_WHEN[key]}, return what it gets"
     by_mistake = {
         text: wrong,
-        "this is the mean; the parts of a sum are added": right / p,
-        f"this is {p} times what it should be": right * p,
+        "You returned the mean. Return the sum": right / p,
+        f"Your result is {p} times too large. Sum once": right * p,
     }
     return [missing, *flat_table(by_mistake)]

@@ -1,7 +1,7 @@
-"""What checks ask of layers that are cut: numbers, gradients and traffic, beside the uncut twin.
+"""What the checks of split layers share: numbers, gradients, traffic, and a reference model.
 
-All is in double precision. What each of p ranks adds to a sum is computed from the twin, and so is
-what likely mistakes lead to. Gradients are compared absolutely: that of a key's bias is zero.
+Everything is in double precision. The reference model gives each rank's partial sum, and the wrong
+results of likely mistakes. Gradients are compared absolutely: a key's bias has gradient zero.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
 EXACT = 1e-9
 BYTES = 8  # of a float64
 FROZEN = (
-    "the layer that it was given needs no gradients any more. Leave the layer as it is: detach() "
-    "gives a tensor without the graph"
+    "The layer that you received no longer needs gradients. Leave it as it is, and use detach(), "
+    "which returns a tensor without the graph"
 )
 
 
 def cases_apart(report: Report) -> list[dict[str, Any]]:
-    """Return a case for each partition; each rank has a seed that the others are not told."""
+    """Return a case for each partition; only the rank itself knows its seed."""
     each = to_each(seed=report.seeds(WORLD))
     return [{"partition": partition, "each": each} for partition in PARTITIONS]
 
 
 def seeds_of(case: dict[str, Any], members: Sequence[int]) -> list[int]:
-    """Return the seeds that these ranks were told."""
+    """Return the seeds of these ranks."""
     return [case["each"][rank]["seed"] for rank in members]
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
-    """Return numbers of a normal distribution; the same for the same seed."""
+    """Return normally distributed numbers, the same for the same seed."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
-    """Return a module in float64 whose weights follow from the seed alone, biases of size 1."""
+    """Return a module in float64 whose weights depend only on the seed, with biases of size 1."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = in_double(kind(*sizes))
@@ -65,9 +65,9 @@ def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Mo
 
 
 def composed(common: int, seeds: Sequence[int], kind: Callable[[], nn.Module]) -> nn.Module:
-    """Return a layer whose shards follow from a seed each: who knows one of them has one shard.
+    """Return a layer with one seed per shard, so that a rank with one seed knows one shard.
 
-    What all ranks have whole follows from the common seed.
+    Parameters that every rank has whole come from the common seed.
     """
     whole = made_module(common, kind)
     modules = [made_module(seed, kind) for seed in seeds]
@@ -83,7 +83,7 @@ def composed(common: int, seeds: Sequence[int], kind: Callable[[], nn.Module]) -
 
 
 def numbers_of(tensor: Tensor) -> list[float]:
-    """Return the numbers of a tensor of the check's own."""
+    """Return the numbers of a tensor that the check made itself."""
     return tensor.detach().reshape(-1).tolist()
 
 
@@ -93,14 +93,14 @@ def numbers(result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, 
 
 
 def flat_table(by_mistake: Mapping[str, Tensor]) -> list[Mistake]:
-    """Return mistakes, each from what to say of it and the tensor that it gives."""
+    """Return mistakes from a mapping of words to wrong tensors."""
     return table({text: numbers_of(tensor) for text, tensor in by_mistake.items()})
 
 
 def flat(result: object) -> object:
     """Return a tensor's numbers; anything else as its type's name, which equals no list."""
     if isinstance(result, Tensor):
-        # The class's own method: an answer may have given this very tensor another one.
+        # This calls the class's method, because an answer may have given this tensor another one.
         return Tensor.detach(result).reshape(-1).tolist()
     return None if result is None else f"<{type(result).__name__}>"
 
@@ -126,21 +126,21 @@ def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict[str, Any]
 class WrittenBehind(TorchFunctionMode):
     """Finds results in a graph that change, though no operation of PyTorch changes them.
 
-    A collective writes into a tensor's memory, also by way of ``y.data`` or ``y.detach()``;
-    autograd learns nothing of it. Seen are the operations of this thread inside of ``with``;
-    `found` says whether there was such a result.
+    A collective writes into a tensor's memory, for example through ``y.data`` or ``y.detach()``,
+    and autograd doesn't notice. This mode watches the operations of this thread within ``with``.
+    `found` says whether there was a result of this kind.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.found = False
-        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # with the values that each should have
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}  # with its expected values
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         self._look()
         out = func(*args, **(kwargs or {}))
         if str(getattr(func, "__module__", "")).startswith("torch.distributed"):
-            self._look()  # no operation for autograd
+            self._look()  # autograd doesn't see this operation
         for leaf in tree_leaves((args, out)):
             if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
                 self._known[id(leaf)] = leaf, leaf.detach().clone()
@@ -159,7 +159,7 @@ def of_size(op: str, nbytes: int, when: str) -> Rule:
 
     def rule(calls: Calls) -> str | None:
         sizes = [call["nbytes"] for call in calls if call["op"] == op and call["nbytes"] != nbytes]
-        return f"{when}: {op} of {sizes[0]} bytes, expected {nbytes}" if sizes else None
+        return f"{when}: You made an {op} of {sizes[0]} bytes, expected {nbytes}" if sizes else None
 
     return rule
 
@@ -167,7 +167,7 @@ def of_size(op: str, nbytes: int, when: str) -> Rule:
 # -- layers -----------------------------------------------------------------------------------
 
 INPUT = (2, 3, 16)
-#: By name how a layer is made: of 16 features, with 8 heads and 24 hidden features.
+#: How each layer is made, by its name: 16 features, 8 heads and 24 hidden features.
 KINDS = {
     "ParallelMLP": functools.partial(models.FeedForward, 16, 24),
     "ParallelAttention": functools.partial(models.Attention, 16, 8),
@@ -175,32 +175,32 @@ KINDS = {
 }
 ROWWISE = ("down.weight", "out.weight")
 WHOLE = ("down.bias", "out.bias")
-#: Mistakes in the heads of an attention, and what to say of them.
+#: Mistakes in the heads of an attention, and the message for each.
 WRONG_HEADS = {
-    "fused": "Q, K and V were stacked and then cut: this rank has rows of Q and no K. Cut each of "
-    "the three by itself",
-    "small heads": "the heads are too small: a rank has fewer heads, of the same size",
-    "one head": "all columns of this rank were taken as one head; head_size stays as it is",
-    "kv": "K and V are swapped: attend takes q, k, v",
-    "qq": "attend got Q twice: its second argument is K",
+    "fused": "You stacked Q, K and V and then split them, so this rank has rows of Q and no K. "
+    "Split each of the three by itself",
+    "small heads": "Your heads are too small. A rank has fewer heads of the same size",
+    "one head": "You took all columns of this rank as one head. Keep head_size as it is",
+    "kv": "You swapped K and V. Pass q, k, v to attend",
+    "qq": "You passed Q twice to attend. Its second argument is K",
 }
 
 
 def shard(name: str, tensor: Tensor, p: int, place: int) -> Tensor:
-    """Return what a rank has of a parameter, or of its gradient."""
+    """Return a rank's shard of a parameter, or of its gradient."""
     if name.endswith(WHOLE):
         return tensor
     return tensor.chunk(p, 1 if name.endswith(ROWWISE) else 0)[place]
 
 
 def shapes(module: nn.Module, p: int) -> dict[str, list[int]]:
-    """Return the shapes of what each of p ranks has."""
+    """Return the shapes of the parameters that each of p ranks has."""
     return {key: list(shard(key, t, p, 0).shape) for key, t in module.named_parameters()}
 
 
 @dataclass(frozen=True)
 class Uncut:
-    """A layer that was not split after one forward and backward, whose gradient is `upstream`."""
+    """A layer that is not split, after forward and backward with the gradient `upstream`."""
 
     layer: nn.Module
     x: Tensor
@@ -210,7 +210,7 @@ class Uncut:
 
 @functools.lru_cache(maxsize=4)
 def uncut(name: str, common: int, seeds: tuple[int, ...]) -> Uncut:
-    """Return the layer of a name of :data:`KINDS`, whose shards follow from these seeds."""
+    """Return the layer with this name in :data:`KINDS`, whose shards come from these seeds."""
     layer = composed(common, seeds, KINDS[name])
     x = drawn(common + 1, *INPUT).requires_grad_()
     upstream = drawn(common + 2, *INPUT)
@@ -230,11 +230,11 @@ def probe_layer(
     common: int,
     name: str,
 ) -> dict:
-    """Run a layer of the student forward and backward; return what it gives, and what it holds.
+    """Run the student's layer forward and backward; return its results and its shapes.
 
     Args:
-        seed: of this rank's shard. In place of the other shards it is given others than those
-            ranks.
+        seed: for this rank's shard. The other shards come from the same seed, so the rank doesn't
+            know the real ones.
     """
     p = dist.get_world_size(group)
     whole = composed(common, [seed] * p, KINDS[name])
@@ -243,7 +243,7 @@ def probe_layer(
         raise TypeError(f"{name} must be a torch.nn.Module")
     held = {key: list(p.shape) for key, p in layer.named_parameters()}
     if held != shapes(whole, p):
-        return {"held": held}  # it may not even run
+        return {"held": held}  # such a layer may not even run
     behind = WrittenBehind()
     frozen = not all(p.requires_grad for p in whole.parameters())
     layer.train(partition is not None)
@@ -267,13 +267,13 @@ def _parts(
     cut: str = "",
     act: Callable = functional.gelu,
 ) -> list[Tensor]:
-    """Return what each rank adds, by the layer that it is given.
+    """Return each rank's partial sum, computed from the layer that it received.
 
     Args:
         modules: the layer of each rank.
-        x: the input; of an attention, three tensors are what Q, K and V read.
+        x: the input. For an attention, three tensors are the inputs of Q, K and V.
         cut: the name of a mistake, if there is one.
-        act: between the two layers of an MLP.
+        act: the activation between the two layers of an MLP.
     """
     parts = []
     for place, module in enumerate(modules):
@@ -299,9 +299,9 @@ def _heads(
     place: int,
     cut: str,
 ) -> Tensor:
-    """Return what the heads of one of p ranks give, by its own parameters."""
+    """Return the output of one rank's heads, from its own parameters."""
     if cut == "fused":
-        # Of stacked Q, K and V a rank has one block of rows.
+        # A rank has one block of rows of the stacked Q, K and V.
         stacks = (
             torch.cat([module.get_parameter(f"{m}.{key}").detach() for m in "qkv"])
             for key in ("weight", "bias")
@@ -323,14 +323,14 @@ def _heads(
 def _without_f(
     modules: Sequence[nn.Module], x: Tensor, upstream: Tensor, place: int
 ) -> dict[str, Tensor]:
-    """Return the gradients of x if f is in front of one or two of Q, K and V only, on one rank."""
+    """Return one rank's gradients of x when f is in front of only one or two of Q, K and V."""
     three = [x.detach().clone().requires_grad_() for _ in "qkv"]
     parts = _parts(modules, three)
     summed = torch.autograd.grad(sum(parts), three, upstream, retain_graph=True)
     alone = torch.autograd.grad(parts[place], three, upstream)
     gradients = {}
     for names in [*"qkv", *itertools.combinations("qkv", 2)]:
-        text = f"f is in front of {' and '.join(names)} only: q, k and v all read x"
+        text = f"You put f in front of {' and '.join(names)} only. Put it before q, k and v"
         triples = zip("qkv", summed, alone, strict=True)
         gradients[text] = sum(s if name in names else o for name, s, o in triples)
     return gradients
@@ -345,12 +345,12 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
     total = sum(parts)
     biased = total + p * bias
     outputs = {
-        "this rank's part of the sum: g is missing": parts[place] + bias,
-        "this rank's part of the sum, without a bias: g is missing": parts[place],
-        "the bias was left out: it comes after the sum": total,
-        f"the bias was added on each rank, and is in the sum {p} times: add it after g": biased,
-        "this is the mean of the parts; g is the sum": total / p + bias,
-        "the mean of the parts, the bias among them; g is the sum": total / p + bias / p,
+        "You returned this rank's partial sum. Apply g": parts[place] + bias,
+        "You returned this rank's partial sum, without a bias. Apply g": parts[place],
+        "You left out the bias. Add it after the sum": total,
+        f"You added the bias on each rank, so the sum has it {p} times. Add it after g": biased,
+        "You took the mean of the parts. Sum them with g": total / p + bias,
+        "You took the mean of parts and bias. Sum the parts with g": total / p + bias / p,
     }
 
     def output(**mistake: Any) -> Tensor:
@@ -361,10 +361,10 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
         by_tanh = output(act=functools.partial(functional.gelu, approximate="tanh"))
         late = functional.gelu(linear)
         outputs |= {
-            "there is no GELU between the two layers": linear,
-            "this is ReLU; functional.gelu(x) is asked for": output(act=functional.relu),
-            "this is GELU's approximation by tanh; functional.gelu(x) is asked for": by_tanh,
-            "the GELU comes after the second layer; it belongs between the two": late,
+            "You left out the GELU between the two layers. Call functional.gelu(x)": linear,
+            "You used ReLU. Use functional.gelu(x)": output(act=functional.relu),
+            "You used GELU's tanh approximation. Use functional.gelu(x)": by_tanh,
+            "You applied GELU after the second layer. Apply it between the two": late,
         }
     else:
         outputs |= {text: output(cut=cut) for cut, text in WRONG_HEADS.items()}
@@ -372,36 +372,37 @@ def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Itera
 
 
 _BEHIND = (
-    "a collective has written into a tensor that autograd keeps the graph of. That is right by "
-    "luck, as a product does not need its own output for its gradient; after a sigmoid the same "
-    "line gives a wrong one, and no error. Use g, which sums a copy and says what backward does"
+    "Your collective wrote into a tensor of autograd's graph. The gradient is right by luck here, "
+    "and silently wrong behind a sigmoid: use g, which sums a copy and defines backward"
 )
 
 
 def layer_of(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank's part of a layer has to hold, to give, and to communicate."""
+    """Yield the steps for a rank's part of a layer: parameters, results and communication."""
     members = answer.members
     result = answer.value
     place = answer.place
     p = len(members)
-    twin = uncut(answer.case["name"], answer.case["common"], tuple(seeds_of(answer.case, members)))
+    reference = uncut(
+        answer.case["name"], answer.case["common"], tuple(seeds_of(answer.case, members))
+    )
     where = on(members) + answer.values[0].get("when", "")
-    yield facts(_other_parameters(result["held"], shapes(twin.layer, p), where))
+    yield facts(_other_parameters(result["held"], shapes(reference.layer, p), where))
     apart = _as_given(answer)
     always = only("all_reduce"), inside(members), waited
     yield communication(result["forward"], *always)
-    mistakes = _wrong_outputs(apart, twin.x.detach(), place)
-    yield numbers(result["y"], twin.y, mistakes, where=f"output {where}")
+    mistakes = _wrong_outputs(apart, reference.x.detach(), place)
+    yield numbers(result["y"], reference.y, mistakes, where=f"output {where}")
     yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
     yield communication(result["backward"], *always)
-    mistakes = _wrong_inputs(answer.case["name"], apart, twin, place)
-    yield numbers(result["dx"], twin.x.grad, mistakes, where=f"gradient of x {where}")
-    yield from shard_gradients(twin, result["gradients"], p, place)
+    mistakes = _wrong_inputs(answer.case["name"], apart, reference, place)
+    yield numbers(result["dx"], reference.x.grad, mistakes, where=f"gradient of x {where}")
+    yield from shard_gradients(reference, result["gradients"], p, place)
     yield _once_each_way(result, where)
 
 
 def _as_given(answer: GroupAnswer) -> list[nn.Module]:
-    """Return the layer that each rank of a group was given: all its shards are of one seed."""
+    """Return the layer that each rank received: all its shards come from the rank's seed."""
     case = answer.case
     seeds = seeds_of(case, answer.members)
     return [composed(case["common"], [seed] * len(seeds), KINDS[case["name"]]) for seed in seeds]
@@ -412,8 +413,8 @@ def _other_parameters(
 ) -> dict[str, bool]:
     names = sorted(expected)
     if sorted(held) != names:
-        return {f"the parameters are {sorted(held)}, expected {names}": True}
-    text = "{}: {} has the shape {} on this rank, expected {}"
+        return {f"Your layer has the parameters {sorted(held)}, expected {names}": True}
+    text = "{}: Your {} has the shape {} on this rank, expected {}"
     return {
         text.format(where, key, held[key], expected[key]): held[key] != expected[key]
         for key in names
@@ -421,43 +422,47 @@ def _other_parameters(
 
 
 def _wrong_inputs(
-    name: str, modules: Sequence[nn.Module], twin: Uncut, place: int
+    name: str, modules: Sequence[nn.Module], reference: Uncut, place: int
 ) -> Iterator[Mistake]:
     p = len(modules)
     if p == 1:
         return
-    x = twin.x.detach().clone().requires_grad_()
-    _parts(modules, x)[place].backward(twin.upstream)
+    x = reference.x.detach().clone().requires_grad_()
+    _parts(modules, x)[place].backward(reference.upstream)
     gradients = {
-        "this is only what this rank's part gives: f is missing, or not at the "
-        "beginning. The parts of all ranks read x": x.grad,
-        f"the gradient is {p} times too large: it was summed once too often": p * twin.x.grad,
+        "You returned only this rank's part of the gradient, but all ranks read x. Begin with f, "
+        "which sums it": x.grad,
+        f"You summed the gradient once too often: it is {p} times too large": p * reference.x.grad,
     }
     if name == "ParallelAttention":
-        gradients |= _without_f(modules, twin.x, twin.upstream, place)
+        gradients |= _without_f(modules, reference.x, reference.upstream, place)
     yield from flat_table(gradients)
 
 
-def shard_gradients(twin: Uncut, gradients: dict[str, Any], p: int, place: int) -> Iterator[Step]:
-    """Yield that the gradients of a rank's shards are right, by the names of the parameters."""
-    missing = Mistake(lambda value: value is None, "there is none: did forward use it?")
-    for key, parameter in twin.layer.named_parameters():
+def shard_gradients(
+    reference: Uncut, gradients: dict[str, Any], p: int, place: int
+) -> Iterator[Step]:
+    """Yield the steps for the gradients of a rank's shards, by the names of the parameters."""
+    missing = Mistake(
+        lambda value: value is None, "This parameter has no gradient. Use it in forward"
+    )
+    for key, parameter in reference.layer.named_parameters():
         right = parameter.grad if "norm" in key else shard(key, parameter.grad, p, place)
         by_mistake = {
-            f"{p} times too large. Every rank has the same loss: g hands the gradient on as "
-            "it is": right * p,
-            f"{p} times too small: every rank has the same loss, and nothing is divided by the "
-            "number of ranks, no bias either": right / p,
+            f"Your gradient is {p} times too large. Every rank has the same loss, so g's backward "
+            "must return the gradient as it is": right * p,
+            f"Your gradient is {p} times too small. Every rank has the same loss, so don't divide "
+            "by the number of ranks, not even for a bias": right / p,
         }
         mistakes = [*flat_table(by_mistake if p > 1 else {}), missing]
         yield numbers(gradients[key], right, mistakes, where=f"gradient of {key}")
 
 
 def _once_each_way(result: dict[str, Any], where: str) -> Step:
-    """Return the step of one all_reduce each way; all that is wrong with them is told."""
+    """Return the step of one all_reduce each way, which reports all that is wrong."""
     reasons = {
-        "forward": "; each all_reduce waits for all ranks",
-        "backward": " (one f in front of all that reads x)",
+        "forward": " (each all_reduce waits for all ranks)",
+        "backward": " (one f before everything that reads x)",
     }
     steps = []
     for way, reason in reasons.items():

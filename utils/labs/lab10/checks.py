@@ -1,8 +1,8 @@
-"""Checks of lab 10: schedules as data, weight stashing; those of pipelines are imported.
+"""Checks of lab 10: schedules as data, and weight stashing; imports the checks of pipelines.
 
-Schedules are judged as data, by a planner of our own. What communicates is tried in pipelines of
-1 to 4 stages in double precision, and compared with the model that was not split. The order of
-work is seen in what the stages are called for, never in times.
+A check compares schedules with our own planner, as data. It runs everything that communicates in
+pipelines of 1 to 4 stages, in double precision, and compares it with the unsplit model. The order
+of work comes from the calls of the stages, never from times.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _judge_schedules(
     right: Callable[[int, int], Schedule],
     wrong: Callable[[int, int], list[Mistake]],
 ) -> None:
-    """Judge the student's function of the same name as ours, for p stages and m microbatches."""
+    """Compare the student's function with ours of that name, for p stages and m microbatches."""
     form = "a list for each stage"
     cases = [
         Case(right.__name__, [p, m], as_lists(right(p, m)), wrong(p, m), form) for p, m in sizes
@@ -73,21 +73,21 @@ def _judge_schedules(
 
 @task("10.2", "the schedule of GPipe", points=1)
 def gpipe_schedule(ranks: Ranks, report: Report) -> None:
-    """Judge all forwards, then all backwards in reverse."""
+    """Compare with all forwards, followed by all backwards in reverse."""
     sizes = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2), (7, 12))
     _judge_schedules(ranks, report, sizes, gpipe, wrong_gpipes)
 
 
-#: Seconds that a plan may take, and what is wrong with one that takes longer.
+#: Seconds that a plan may take, and the message if it takes longer.
 PLANNING = 10.0
 NEVER_PLANNED = (
-    "A schedule that is not legal is never planned completely, so a loop until all actions are "
-    "planned does not end. Leave the loop when a round has planned nothing, and return None."
+    "A schedule that is not legal can never be planned completely, so your loop over all actions "
+    "never ends. Leave the loop after a round that planned nothing, and return None."
 )
 
 
 def probe_plans(user_ns: dict, *, rank: int, cases: list) -> list:
-    """Return plans of schedules, and whether these are as they were."""
+    """Return plans of schedules, and whether the schedules stayed the same."""
     plans = []
     for schedule, times in cases:
         pairs = [[(kind, k) for kind, k in actions] for actions in schedule]
@@ -103,19 +103,19 @@ ILLEGAL = (
     "B0 F0",
     "F0 B0 F1 B1\nF1 F0 B1 B0",
     "F0 F1 B1 B0\nF0 B0 B1 F1",
-    # One stage has more to do than the other.
+    # one stage has more actions than the other
     "F0 F1 B1 B0\nF0 B0",
     "F0 B0\nF0 F1 B1 B0",
 )
 
 
-#: An action that is ready, and not the next one of its list: B0 on stage 0, F0 on the last one.
+#: An action is ready, but it isn't the next one of its list: B0 on stage 0, F0 on the last one.
 IN_ORDER = ("F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1", "F0 F2 B2 F1 B1 B0\nF2 B2 F1 F0 B1 B0")
 
 
 @task("10.3", "plan a schedule", points=3)
 def plan_schedule(ranks: Ranks, report: Report) -> None:
-    """Judge times by the two rules; None for what can never be completed."""
+    """Judge times by the two rules, and None for schedules that can never complete."""
     legal = [
         (gpipe(3, 2), ()),
         (one_f_one_b(4, 5), (3, 4)),
@@ -131,11 +131,11 @@ def plan_schedule(ranks: Ranks, report: Report) -> None:
         return
     _plans_are_right(ranks, report, [[as_lists(parse(text)), ()] for text in ILLEGAL])
     if report.kinds - {NotEnded.__name__}:
-        report.problem("(a schedule that is not legal is not an error here: return None)")
+        report.problem("(Return None for a schedule that is not legal. It is not an error here)")
 
 
 def _plans_are_right(ranks: Ranks, report: Report, asked: list[list]) -> bool:
-    """Judge plans of schedules with times; return whether all ranks have answered, and rightly."""
+    """Judge plans of schedules with times; return whether all ranks answered correctly."""
     answers = report.answers(ranks, probe_plans, cases=asked)
     right = [report.follow(answer.rank, _plans(asked, answer.value)) for answer in answers]
     return bool(answers) and all(right)
@@ -150,17 +150,17 @@ def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
         right = in_order(all_spans) if complete else None
         yield value(in_order(spans), right, wrong_plans(schedule, times, right), what=call)
         yield facts({
-            f"{call}: the schedule itself was changed; it is run later: copy the lists before you "
-            "take something out": not same
+            f"{call}: You changed the schedule, which runs later. Copy the lists before you take "
+            "actions out": not same
         })
 
 
-#: More held than forwards one after the other.
+#: At its peak, stage 0 holds more microbatches than it runs forwards in a row.
 WAVES = "F0 F1 B0 F2 F3 F4 B1 B2 B3 B4\nF0 B0 F1 F2 F3 B1 B2 F4 B3 B4"
 
 
 def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
-    """Return bubbles and counts, for spans and actions that are tuples."""
+    """Return bubbles and counts for spans and actions that are tuples."""
     results = []
     for name, rows in calls:
         if name == "most_held":
@@ -172,9 +172,9 @@ def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
     return results
 
 
-@task("10.4", "the bubble and the activations held", points=2)
+@task("10.4", "the bubble and the in-flight microbatches", points=2)
 def count(ranks: Ranks, report: Report) -> None:
-    """Judge shares and counts of schedules, planned and measured."""
+    """Compare shares and counts for schedules, planned and measured."""
     cases = _count_cases(report.seed)
     calls = [[case.name, *case.arguments] for case in cases]
     for answer in report.answers(ranks, probe_counts, calls=calls):
@@ -187,7 +187,7 @@ def _counted(case: Case, result: Any) -> Step:
 
 
 def _count_cases(seed: int) -> list[Case]:
-    """Return calls of `bubble` for spans of many kinds, and of `most_held` for schedules."""
+    """Return calls of `bubble` with many kinds of spans, and of `most_held` with schedules."""
     draw = random.Random(seed)
     waves = parse(WAVES)
     schedules = [one_f_one_b(4, 6), gpipe(2, 3), gpipe(1, 2), shuffled(seed), waves, gpipe(5, 16)]
@@ -197,8 +197,8 @@ def _count_cases(seed: int) -> list[Case]:
         [s, kind, k, a + draw.random() / 9, e + draw.random() / 9 + 0.2]
         for s, kind, k, a, e in planned(one_f_one_b(3, 4), 4, 8)[0]
     ]
-    backwards = sorted(first, key=lambda span: -span[4])  # the first is the last to end
-    # Stage 0 has slept before it began, so another stage is the first.
+    backwards = sorted(first, key=lambda span: -span[4])  # the first one ends last
+    # Stage 0 slept before it started, so another stage is the first.
     late = [moved([span], 50 * (span[0] == 0))[0] for span in first]
     other_kinds = [[s, {"F": "F", "B": "I"}[kind], k, a, e] for s, kind, k, a, e in first]
     hours = [[s, kind, k, 1e5 + a / 1e3, 1e5 + e / 1e3] for s, kind, k, a, e in first]
@@ -211,7 +211,7 @@ def _count_cases(seed: int) -> list[Case]:
 
 @task("10.5", "the schedule of 1F1B", points=2)
 def one_f_one_b_schedule(ranks: Ranks, report: Report) -> None:
-    """Judge warm-up, one forward and one backward in turn, drain."""
+    """Compare with warm-up, one forward and one backward in turn, and drain."""
     sizes = ((4, 8), (4, 2), (3, 3), (1, 3), (2, 5), (7, 12))
     _judge_schedules(ranks, report, sizes, one_f_one_b, wrong_one_f_one_bs)
 
@@ -221,13 +221,13 @@ def one_f_one_b_schedule(ranks: Ranks, report: Report) -> None:
 
 @dataclass
 class StashLog:
-    """What was seen of the stash of one stage.
+    """What happened in the stash of one stage.
 
     Attributes:
-        most: how many microbatches had weights in it at once.
-        copies: whether these were copies, and not the stage's own tensors.
-        missing: whether a forward has stored none.
-        alive: of how many microbatches there were copies in memory at once.
+        most: the largest number of microbatches in the stash at once.
+        copies: whether the stash held copies, and not the stage's own tensors.
+        missing: whether a forward stored nothing.
+        alive: the largest number of microbatches with copies in memory at once.
     """
 
     most: int = 0
@@ -237,7 +237,7 @@ class StashLog:
     _refs: list[list[weakref.ref]] = field(default_factory=list)
 
     def look(self, stage: Piece, stash: dict, action: str, k: int) -> None:
-        """Note how a stage's stash is after an action for microbatch k."""
+        """Note the state of a stage's stash after an action for microbatch k."""
         self.most = max(self.most, len(stash))
         if action == "B":
             return
@@ -282,18 +282,18 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse:
     return {"stages": of_stages, "calls": calls}
 
 
-#: What wrong ways give other weights: what to say, and the mode of :class:`Reference`.
+#: Messages for wrong weights, each with the mode of `weights_by` that gives them.
 WRONG_STASHES = {
-    "the weights were never changed: done(k) moves the stage's own parameters, in place": "still",
-    "backward worked with other weights than forward did: a copy has to stay as it was (clone), "
-    "and forward has to run on it, functional_call(self.stage, self.stash[k], (x,))": "newest",
-    "each update starts from the old copy, and what other microbatches did meanwhile is lost: "
-    "move the newest weights along the gradient of the copy": "from old",
-    "two microbatches share a copy, and their gradients add up in it: make a copy for each "
+    "You never changed the weights. Let done(k) change the stage's parameters in place": "still",
+    "You ran backward with other weights than forward. Keep a clone, and run forward on the clone "
+    "with functional_call(self.stage, self.stash[k], (x,))": "newest",
+    "You started each update from the old copy, so the updates of other microbatches are lost. "
+    "Apply the copy's gradient to the newest weights": "from old",
+    "You gave two microbatches the same copy, so their gradients add up. Make a copy for each "
     "microbatch": "shared",
-    "gradients of earlier microbatches are still in it: take that of this copy only": "momentum",
-    "the weights go up the slope: w ← w − rate · g": "up",
-    "the rate is missing: w ← w − rate · g": "no rate",
+    "You added gradients of earlier microbatches. Use only this copy's gradient": "momentum",
+    "You moved the weights up the slope. Use w ← w − rate · g": "up",
+    "You left out the rate. Use w ← w − rate · g": "no rate",
 }
 
 
@@ -311,7 +311,7 @@ def stashing(ranks: Ranks, report: Report) -> None:
 def _stashes_are_right(report: Report, case: dict[str, Any], answers: list[Reply]) -> bool:
     """Judge all ranks' stashes; return whether they are right.
 
-    Where one rank communicates, the others do, too: only one is told.
+    If one rank communicates, the others do, too, so only one rank reports it.
     """
     right = True
     for answer in answers:
@@ -339,26 +339,26 @@ def _stashes(case: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:
 
 def _wrong_versions(p: int, n: int) -> list[Mistake]:
     return table({
-        "there is no version for a microbatch: self.used[k] = self.version in forward": [None] * n,
-        "all have version 0: done counts self.version up": [0] * n,
-        "this is the number of the microbatch, not the version of the weights": [
+        "You noted no version. Set self.used[k] = self.version in forward": [None] * n,
+        "You noted version 0 for all. Count self.version up in done": [0] * n,
+        "You noted the microbatch's number. Note the version of the weights": [
             number_of(k) for k in range(n)
         ],
-        "this is the version at the backward; note it in forward": [k + (p == 1) for k in range(n)],
-        "this is the version after the update: note it in forward": list(range(1, n + 1)),
+        "You noted backward's version. Note it in forward": [k + (p == 1) for k in range(n)],
+        "You noted the version after the update. Note it in forward": list(range(1, n + 1)),
     })
 
 
 def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:
     wrong = {
-        "the stash holds the stage's own tensors, which are updated in place: keep copies, "
+        "You stashed the stage's own tensors, which change in place. Stash copies with "
         "detach().clone()": not stash["copies"],
-        f"copies of {stash['left']} microbatches are still in the stash: done(k) takes its own "
-        "out, or memory grows for ever": stash["left"],
-        f"{stash['most']} versions kept at once, {enough} are enough": stash["most"] > enough,
-        "forward(k, x) has put nothing into self.stash[k]": stash["missing"],
-        f"copies of {stash['alive']} microbatches were in memory at once, {enough} are enough. "
-        "Something besides self.stash keeps them: a list or dict that is never "
-        "emptied?": stash["alive"] > enough + 1,
+        f"The stash still holds {stash['left']} weight copies. Remove microbatch k's copy in "
+        "done(k), or memory keeps growing": stash["left"],
+        f"You kept {stash['most']} versions at once. Keep at most {enough}": stash["most"] > enough,
+        "You put nothing into self.stash[k]. Do so in forward(k, x)": stash["missing"],
+        f"You kept copies of {stash['alive']} microbatches in memory, and {enough} are enough. "
+        "Look for a list or dict that is never emptied outside "
+        "self.stash": stash["alive"] > enough + 1,
     }
     return {f"{where}: {text}": is_so for text, is_so in wrong.items()}

@@ -1,8 +1,8 @@
-"""A pipeline chart that moves: stages, microbatches and the schedule are chosen in the notebook.
+"""A pipeline chart that moves: you choose stages, microbatches and schedule in the notebook.
 
-A stage's row is a text with a character for each unit of time: the kind of action, or a dot where
-the stage is idle. A unit that repeats is written once: ``F4.9(BB.)3`` is four forwards, nine units
-of nothing, and three backwards of two units with a pause after each.
+A stage's row is a text with a character for each unit of time: the kind of action, or a dot if the
+stage is idle. A unit that repeats is written once: ``F4.9(BB.)3`` means four forwards, nine idle
+units, and three backwards of two units with a pause after each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from utils.labs.shared import schedules
 SCRIPT = Path(__file__).with_name("pipeline.js")
 STAGES, MICROBATCHES = range(2, 9), range(1, 17)
 IDLE = "."
-# What repeats at least three times, and is at most four units long.
+# A unit of at most four characters that repeats at least three times.
 _REPEATED = re.compile(r"(.{1,4}?)\1{2,}")
 
 
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
     Attributes:
         spans: returns the spans of p stages and m microbatches.
-        last_first: the backwards go from the last microbatch to the first.
+        last_first: whether the backwards go from the last microbatch to the first.
     """
 
     spans: Callable[[int, int], Sequence[Span]]
@@ -51,8 +51,8 @@ def pipeline(
     """Return the chart of a pipeline, with sliders for its stages and its microbatches.
 
     Args:
-        names: of the schedules in :data:`PLANS` that can be chosen.
-        stages, microbatches: what the chart begins with.
+        names: the schedules in :data:`PLANS` that can be chosen.
+        stages, microbatches: the values at the start.
     """
     data = {
         "stages": [STAGES[0], STAGES[-1], stages],
@@ -67,7 +67,7 @@ def pipeline(
 
 
 def _of_schedule(plan: Plan) -> Mapping[str, Any]:
-    """Return a chart for each number of stages, and for each number of microbatches in it."""
+    """Return a chart for each number of stages and each number of microbatches."""
     charts = [[_chart(plan.spans(p, m)) for m in MICROBATCHES] for p in STAGES]
     return {"lastFirst": plan.last_first, "charts": charts}
 
@@ -80,7 +80,7 @@ def _chart(spans: Sequence[Span]) -> str:
 
 
 def rows_of(spans: Sequence[Span]) -> list[str]:
-    """Return a row for each stage, with a character for each unit of time up to its last action."""
+    """Return a row for each stage, with a character per unit of time up to its last action."""
     rows = [""] * (1 + max(span[0] for span in spans))
     for stage, kind, _, start, end in sorted(spans, key=lambda span: span[3]):
         rows[stage] = rows[stage].ljust(int(start), IDLE) + kind * int(end - start)
@@ -99,7 +99,7 @@ def shortened(row: str) -> str:
 
 
 def held_in(spans: Sequence[Span]) -> list[int]:
-    """Return the most microbatches that each stage holds, from a forward to the last of the rest.
+    """Return the most microbatches that each stage holds, from their forward to their last action.
 
     The gradient of the weights needs the activations too, so a backward in two halves holds them
     until W is done.

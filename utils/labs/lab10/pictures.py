@@ -1,7 +1,7 @@
-"""Pipelines: layers placed on ranks, schedules as Gantt charts, bubbles, memory.
+"""Pictures of pipelines: layers placed on ranks, schedules as Gantt charts, bubbles, memory.
 
-An action of a schedule is written `F2`: the forward of microbatch 2; `B2` its backward. A **span**
-is an action with its place and its time: ``(stage, kind, microbatch, start, end)``, in any unit.
+`F2` is the forward of microbatch 2 in a schedule, and `B2` its backward. A **span** is an action
+with its stage and its time, in any unit: ``(stage, kind, microbatch, start, end)``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from utils.labs.shared.schedules import zero_bubble as zero_bubble
 
 Span = tuple[int, str, int, float, float]
 
-#: Color of each kind of action, and its name.
+#: Color and name of each kind of action.
 KINDS = {
     "F": (FORWARD, "forward"),
     "B": (BACKWARD, "backward"),
@@ -44,7 +44,7 @@ KINDS = {
 
 
 def placed(layers: Sequence[str], stages: int) -> Figure:
-    """Draw a chain of layers, cut into stages of equal length: a rank has one each."""
+    """Draw a chain of layers, split into stages of equal length with one rank each."""
     _, axes = canvas(9, 1.8)
     each = len(layers) // stages
     step = 3.9
@@ -66,7 +66,7 @@ def placed(layers: Sequence[str], stages: int) -> Figure:
         axes.text(middle, -0.6, f"stage {s}, rank {s}", ha="center", va="top", weight="bold")
     words = (
         f"{len(layers)} layers in a row on {stages} ranks: {', '.join(layers)}. Activations go to "
-        "the next rank, gradients back."
+        "the next rank, and gradients come back."
     )
     return frame(axes, (-1.1, step * (len(layers) - 1) + 1.1), (-1.3, 0.9), words, equal=True)
 
@@ -77,8 +77,8 @@ def gantt(
     """Draw schedules one above the other, a lane per stage; each begins at 0, on one scale.
 
     Args:
-        charts: by title, the spans of a schedule, planned or measured.
-        unit: of their times.
+        charts: title → the spans of a schedule, planned or measured.
+        unit: the unit of their times.
         width: inches.
         lane: what the first entry of a span counts.
 
@@ -87,7 +87,7 @@ def gantt(
     """
     for title, spans in charts.items():
         if not spans:
-            raise ValueError(f"{title}: nothing to draw. Has the cell above marked or planned it?")
+            raise ValueError(f"{title}: There is nothing to draw. First run the cell above.")
     stages = [1 + max(span[0] for span in spans) for spans in charts.values()]
     heights = [0.42 * n + 0.5 for n in stages]
     height = sum(heights) + 0.9
@@ -131,10 +131,10 @@ def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lan
 
 
 def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) -> Figure:
-    """Draw the bubble against the number of microbatches, beside (p − 1) / (m + p − 1).
+    """Draw the bubble against the number of microbatches, next to (p − 1) / (m + p − 1).
 
     Args:
-        measured: of each schedule, m → bubble.
+        measured: for each schedule, m → bubble.
     """
     figure, axes = chart(7, 3.6)
     ms = list(range(1, most + 1))
@@ -149,7 +149,7 @@ def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) 
     return finish(figure)
 
 
-def memory(held: Mapping[str, Sequence[float]], label: str = "microbatches held at most") -> Figure:
+def memory(held: Mapping[str, Sequence[float]], label: str = "in-flight microbatches") -> Figure:
     """Draw bars for each stage: how many microbatches it holds, or how many megabytes."""
     figure, axes = chart(7, 3.2)
     style = "%.1f" if any(isinstance(n, float) for row in held.values() for n in row) else "%d"
@@ -163,10 +163,10 @@ def memory(held: Mapping[str, Sequence[float]], label: str = "microbatches held 
 
 
 def versions(used: Sequence[Sequence[int]]) -> Figure:
-    """Draw a table in colors: with which version of the weights each stage worked on a microbatch.
+    """Draw a table in colors: the version of the weights that each microbatch saw on each stage.
 
     Args:
-        used: of each stage, the version for each microbatch.
+        used: for each stage, the version for each microbatch.
     """
     figure, axes = chart(8, 0.45 * len(used) + 1.2)
     axes.imshow(used, cmap="Blues", vmin=-1, vmax=1.8 * max(map(max, used)) + 1, aspect="auto")

@@ -93,7 +93,7 @@ function actionIn({ kind, at, length, microbatch }, stage, unit, box) {
 function tell(name, bubble, length, held) {
   const share = `${(100 * Number(bubble)).toFixed(0)} %`;
   const chosen = `${name}, ${whole(p.read(), "stage")}, ${whole(m.read(), "microbatch")}`.replace("hs", "hes");
-  const peak = `stage ${held.indexOf(Math.max(...held))} holds ${Math.max(...held)} at most`;
+  const peak = `stage ${held.indexOf(Math.max(...held))} holds at most ${Math.max(...held)}`;
   const words = `${chosen}: the bubble is ${share} of ${length} units of time, and ${peak}.`;
   status.say(words);
   drawing.setAttribute("aria-label", words);

@@ -62,14 +62,14 @@ BYTES = 8  # of a float64
 def probe_naive(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
 ) -> dict:
-    """Run a minibatch of n samples through the stages. Each has layers of its own seed."""
+    """Run a minibatch of n samples through the stages, which have layers from different seeds."""
     place = dist.get_rank(group)
     piece = Piece(seed, place, dist.get_world_size(group))
     x, labels = drawn(seed, n)
     if single:
         piece = piece.float()
         x = x.float()
-    if place:  # only the first stage may use what is in x
+    if place:  # only the first stage may use x
         x = torch.full_like(x, float("nan"))
     function = reading_answer(user_ns, "train_naively")
     marks = answer_named(user_ns, "marks")
@@ -87,7 +87,7 @@ def probe_naive(
 
 @task("10.1", "one minibatch through the stages", points=2)
 def train_naively(ranks: Ranks, report: Report) -> None:
-    """Judge gradients by the twin's, and messages, of which there are four at most."""
+    """Compare gradients with the reference model's, and allow at most four messages."""
     each = to_each(seed=report.seeds(WORLD))
     runs = zip(PARTITIONS, ((24, False), (17, False), (9, True)), strict=True)
     cases = [
@@ -111,7 +111,7 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     yield communication(result["calls"], *always, sides, sizes, waited)
     order = " ".join(result["events"]) or "nothing"
     yield facts({
-        f"{where}: the stage was called for {order}, expected one forward, one backward": (
+        f"{where}: Your stage ran {order}, expected one forward and one backward": (
             result["events"] != ["F", "B"]
         )
     })
@@ -127,8 +127,8 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
         yield value(result["loss"], loss, mistakes, what=f"the loss {where}", form=form)
     else:
         yield facts({
-            f"stage {place} {where} returned {result['loss']!r}; only the last stage has a loss, "
-            "the others return None": result["loss"] is not None
+            f"stage {place} {where} returned {result['loss']!r}. Return None, because only the "
+            "last stage has a loss": result["loss"] is not None
         })
     yield facts(_marked([["F", 0], ["B", 0]], result))
 
@@ -137,12 +137,12 @@ def _seeds_of(answer: GroupAnswer) -> tuple[int, ...]:
     return tuple(answer.case["each"][rank]["seed"] for rank in answer.members)
 
 
-#: Messages of a stage: operation, rank, tag, and how many numbers of a sample.
+#: Messages of a stage: operation, rank, tag, and how many numbers each sample has.
 Traffic = list[tuple[str, int, int, int]]
 
 
 def _traffic(actions: Sequence[tuple[str, int]], members: Sequence[int], place: int) -> Traffic:
-    """Return the messages of the stage at a place; tags tell microbatch and way."""
+    """Return the messages of a stage; their tags encode the microbatch and the direction."""
     p = len(members)
     ways = {
         "F": (("recv", place - 1), ("send", place + 1)),
@@ -157,7 +157,7 @@ def _traffic(actions: Sequence[tuple[str, int]], members: Sequence[int], place: 
 
 
 def _bytes(traffic: Traffic, samples: set[int], of_one: int = BYTES) -> Rule:
-    """Return the rule that each message is of as many samples as a microbatch may have.
+    """Return the rule that each message has as many samples as a microbatch may have.
 
     Args:
         of_one: bytes of a number.
@@ -170,8 +170,8 @@ def _bytes(traffic: Traffic, samples: set[int], of_one: int = BYTES) -> Rule:
             allowed = {n * width * of_one for n in samples for width in widths}
             if allowed and call["nbytes"] not in allowed:
                 return (
-                    f"a {call['op']} of {call['nbytes']} bytes, expected {min(allowed)}: the "
-                    "activations of the samples, [samples, features], or their gradient"
+                    f"You made a {call['op']} of {call['nbytes']} bytes, expected {min(allowed)}. "
+                    "Pass activations of shape [samples, features], or their gradient"
                 )
         return None
 
@@ -185,39 +185,38 @@ def _wrong_gradients(
     right, summed = (twin(seeds, reduction, n)[0][place] for reduction in ("mean", "sum"))
     yield Mistake(
         [0.0] * len(right),
-        "this stage has no gradient: backward did not come to it, or the gradients were set to "
-        "zero. Does the stage before run backward from the gradient that it receives?",
+        "Your stage has no gradient, or you set it to zero. Run backward on each stage from the "
+        "gradient that arrives",
     )
-    yield Mistake(summed, "this is the gradient of a sum over the samples; the loss is their mean")
+    yield Mistake(summed, "Your gradient is for a sum over the samples. Take the mean")
     for text, factor in {
-        f"{m} times too large: worker.loss divides by the number of microbatches already, so that "
-        "the losses add up. Is something else than worker.loss used, or something scaled?": m,
-        f"divided by {m} microbatches once too often: worker.loss does it": 1 / m,
-        f"divided by {p} stages: they share the layers, not the samples": 1 / p,
-        "the sign is wrong": -1,
-        "everything was counted twice": 2,
+        f"Your gradient is {m} times too large. Use worker.loss, which already divides by the "
+        "number of microbatches, and scale nothing": m,
+        f"You divided by {m} microbatches once too often. worker.loss does it": 1 / m,
+        f"You divided by {p} stages, but stages share the layers, not the samples": 1 / p,
+        "Your gradient has the wrong sign": -1,
+        "You counted everything twice": 2,
     }.items():
         if factor != 1:
             yield Mistake([factor * g for g in right], text)
     if place < p - 1:
         yield Mistake(
             lambda gradient: isinstance(gradient, list) and len(gradient) == len(right),
-            "another gradient. Is each microbatch received into a tensor of its own? Backward of "
-            "this stage has to start from the gradient that it received, that of the last stage "
-            "from worker.loss, and each stage has to send the gradient of its input, x.grad",
+            "Your gradient is wrong. Receive each microbatch into a new tensor, start backward "
+            "from the gradient that arrives (on the last stage, from worker.loss), and send x.grad",
         )
 
 
 def _wrong_losses(loss: float, p: int, n: int) -> list[Mistake]:
     return table({
-        "this is the sum over the samples; cross_entropy has the mean": loss * n,
-        f"divided by {p} stages": loss / p if p > 1 else None,
-        "return a number: loss.item()": lambda result: isinstance(result, str | list),
+        "You summed the loss over the samples. cross_entropy returns the mean": loss * n,
+        f"You divided by {p} stages. Remove the division": loss / p if p > 1 else None,
+        "Return a number: loss.item()": lambda result: isinstance(result, str | list),
     })
 
 
 def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
-    """Return what is wrong with marks: all that is computed is in one, in order, and no message."""
+    """Return what is wrong with the marks: they contain all work in order, and no message."""
     marks = [mark[:2] for mark in result["marks"]]
     spans = [mark[2:] for mark in result["marks"]]
     times = result["times"]
@@ -228,48 +227,45 @@ def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
     starts = [call["start"] for call in result["calls"]]
     inside_of_one = any(start < time < end for start, end in spans for time in starts)
     return {
-        f"the marks are {short(marks, 80)}, expected {short(order, 80)}: put with mark(kind, k): "
-        "around what is computed": marks != order,
-        'a stage computes outside of its mark: put the whole forward into with mark("F", k): and '
+        f"You made the marks {short(marks, 80)}, expected {short(order, 80)}. Put with mark(kind, "
+        "k): around the computation": marks != order,
+        'Your stage computes outside its mark. Put the whole forward into with mark("F", k): and '
         'the whole backward into with mark("B", k):': outside,
-        "a message is inside of a mark: put only what is computed into it, so that the picture "
-        "shows no waiting as work": inside_of_one,
+        "You made a message inside a mark. Put only computation into it, so that the picture "
+        "doesn't show waiting as work": inside_of_one,
     }
 
 
-#: Parts of errors that PyTorch raises here, and what is behind them.
+#: Parts of PyTorch's errors, and the message that explains each.
 ERRORS = {
-    "implicitly created only for scalar": "a stage that is not the last has no loss: it starts "
-    "backward from the gradient that it received, y.backward(gradient)",
-    "does not require grad": "nothing in what backward starts from needs a gradient: was it "
-    "detached, or computed under no_grad? Call requires_grad_() on a received input before forward",
-    "'NoneType' object has no attribute": "something is None: the input's gradient is, if "
-    "x.requires_grad_() was not called before forward; a copy's, if forward did not use it",
-    "modified by an inplace operation": "a weight was changed in place after a forward used it, "
-    "and backward needs it as it was: forward has to work on a copy of its own",
-    "backward through the graph a second time": "backward ran twice for one microbatch, or two "
-    "microbatches share a graph: received inputs have to be tensors of their own",
-    "KeyError": "an entry is looked up that is not there: was it stored by its microbatch k, and "
-    "taken out only once?",
-    "unsupported operand type(s) for *": "a gradient is None: backward did not come to that "
-    "tensor. Gradients are where forward computed: in the copy that it used, self.stash[k], not in "
-    "that of another microbatch",
-    "leaf Variable that requires grad": "a weight is updated with autograd watching: use "
+    "implicitly created only for scalar": "Only the last stage has a loss. On this stage, start "
+    "backward from the gradient that arrives: y.backward(gradient)",
+    "does not require grad": "You start backward from a tensor without a graph. Don't detach it, "
+    "don't compute it under no_grad, and call requires_grad_() on a received input before forward",
+    "'NoneType' object has no attribute": "You read a gradient that is None. Call "
+    "x.requires_grad_() before forward, and run forward on the copy whose gradient you read",
+    "modified by an inplace operation": "You changed a weight in place that a later backward "
+    "still needs. Run forward on a separate copy",
+    "backward through the graph a second time": "You ran backward twice for one microbatch, or "
+    "two microbatches share a graph. Receive each input into a new tensor",
+    "KeyError": "You look up a missing entry. Store it by its microbatch k, and take it out once",
+    "unsupported operand type(s) for *": "You read a gradient that backward never wrote. Read it "
+    "from the copy that forward used, self.stash[k]",
+    "leaf Variable that requires grad": "You update a weight while autograd is watching. Use "
     "`with torch.no_grad():`",
-    "got <class 'NoneType'>": "what is sent is None: the gradient of the input, if "
-    "x.requires_grad_() was not called before forward",
-    "object is not callable": "functional_call(module, weights, (x,)) runs a module with other "
-    "weights; a dict of weights can not be called",
-    "waits in send(": "a large message waits until it is received. A stage that calls wait() right "
-    "behind isend blocks like one that calls send: in 1F1B the next stage wants to send as well, "
-    "and both wait. Keep the request, and wait at the end",
-    "Deadlock: ": "a message is waited for that nobody sends. Do both calls of a pair pass "
-    "group=group, have the same tag, and come before the next wait?",
+    "got <class 'NoneType'>": "You sent None. Call x.requires_grad_() before forward, so that the "
+    "input gets a gradient",
+    "object is not callable": "You called a dict of weights. Use functional_call(module, weights, "
+    "(x,)), which runs a module with other weights",
+    "waits in send(": "A large send waits until its receiver is ready, and in 1F1B the next stage "
+    "is sending, too. Keep the request of isend, and wait at the end",
+    "Deadlock: ": "Nobody sends a message that a rank is waiting for. Pass group=group and the "
+    "same tag to both calls of a pair, and make both before the next wait",
 }
 
 
 def explained(report: Report) -> None:
-    """Add to an error of PyTorch what is behind it."""
+    """Add to an error of PyTorch what caused it."""
     if explanation := report.behind_errors(ERRORS):
         report.problem(explanation)
 
@@ -294,7 +290,7 @@ def probe_run(
         m = len(schedule[0]) // 2
         worker = Worker(Piece(seed, place, p), n)
         x, labels = drawn(seed, n)
-        if place:  # only the first stage may use what is in x
+        if place:  # only the first stage may use x
             x = torch.full_like(x, float("nan"))
         marks.clear()
         mark = log.mark()
@@ -316,14 +312,14 @@ def probe_run(
 
 
 def _is_early(call: Any, times: list[float]) -> bool:
-    """Return whether the stage was blocked on its send before it computed the next time."""
+    """Return whether the stage was blocked on its send before its next computation."""
     following = next((time for time in times if time > call.start), 0)
     return call.op == "send" and any(begin < following for begin, _ in call.waits)
 
 
 @task("10.6", "an executor of schedules", points=4)
 def execute(ranks: Ranks, report: Report) -> None:
-    """Judge order, messages, and memory of legal schedules, and gradients by the twin's."""
+    """Judge order, messages and memory of legal schedules; compare gradients with the reference."""
     usual = {p: usual_runs(p) for p in (1, 2, 3, 4)}
     odd = {WORLD: odd_runs(WORLD)}
     cases = [
@@ -359,10 +355,8 @@ def _run(
     sizes = _bytes(traffic, {len(chunk) for chunk in torch.arange(n).chunk(m)})
     yield communication(result["calls"], *always, *wanted, sizes, _sends_do_not_block, waited)
     yield facts({
-        f"{where}: this stage waits for the request of isend before it goes on with its list, and "
-        "computes nothing meanwhile. Put the request into the outbox, and wait at the end": (
-            result["early"]
-        )
+        f"{where}: You wait for isend's request, so your stage computes nothing in this time. Put "
+        "the request into the outbox, and wait at the end": (result["early"])
     })
     yield facts(_out_of_order(where, actions, result["asked"]))
     right = twin(seeds, n=n)[0][place]
@@ -371,10 +365,8 @@ def _run(
     yield value(result["gradient"], right, mistakes, what=name, tolerance=EXACT)
     (enough,) = held([actions])
     yield facts({
-        f"{where}: activations of {result['most']} microbatches were held at once, {enough} are "
-        "enough: forget those of a microbatch after its backward (held.pop(k))": (
-            result["most"] > enough + 1
-        )
+        f"{where}: You held {result['most']} microbatches' activations at once, and {enough} are "
+        "enough. Forget them after the backward (held.pop(k))": (result["most"] > enough + 1)
     })
     losses = losses_of(seeds, m, n) if place == len(members) - 1 else []
     mistakes = _wrong_lists_of_losses(losses, answer, schedule)
@@ -384,7 +376,7 @@ def _run(
 
 
 def _as_wanted(traffic: list[tuple[str, int, int]]) -> list[Rule]:
-    """Return the rules that these messages are made, as many of each kind, and with these tags."""
+    """Return the rules that these messages are made, with the right counts and tags."""
 
     def peers(calls: Calls) -> str | None:
         made = [(call["op"], call["peer"]) for call in calls]
@@ -392,8 +384,8 @@ def _as_wanted(traffic: list[tuple[str, int, int]]) -> list[Rule]:
         for pair in sorted(set(made) | set(expected)):
             if made.count(pair) != expected.count(pair):
                 return (
-                    f"expected {expected.count(pair)} messages of the kind {in_words([pair])}, it "
-                    f"made {made.count(pair)}"
+                    f"You made {made.count(pair)} messages of the kind {in_words([pair])}, "
+                    f"expected {expected.count(pair)}"
                 )
         return None
 
@@ -403,32 +395,32 @@ def _as_wanted(traffic: list[tuple[str, int, int]]) -> list[Rule]:
             return None
         op, peer, tag = next((message for message in made if message not in traffic), made[0])
         return (
-            f"a {op} with tag {tag} {'to' if op == 'send' else 'from'} rank {peer}: the tag of an "
-            "activation is forward_tag(k), that of a gradient backward_tag(k). Without tags the "
-            "gradient of one microbatch meets the activations of another"
+            f"You made a {op} with tag {tag} {'to' if op == 'send' else 'from'} rank {peer}, "
+            "which can meet another microbatch. Use forward_tag(k) for activations and "
+            "backward_tag(k) for gradients"
         )
 
     return [peers, tags]
 
 
 def _sends_do_not_block(calls: Calls) -> str | None:
-    """Say of a stage that sends by `send` what comes of it."""
+    """Return what is wrong with a stage that calls `send`; None if it doesn't."""
     problem = blocking(False)([call for call in calls if call["op"] == "send"])
     if problem is None:
         return None
-    return f"{problem}: a stage that waits until its message is received deadlocks in 1F1B"
+    return f"{problem}. A stage that waits for the receiver deadlocks in 1F1B"
 
 
 def _out_of_order(where: str, actions: Sequence[tuple], asked: list[list]) -> dict[str, bool]:
     early = any(kind.startswith("done") for kind, _ in asked)
     only_forwards = all(kind == "F" for kind, _ in asked)
     return {
-        f"{where}: worker.done(k) was called before the backward of the microbatch": early,
-        f"{where}: worker.done was never called: call worker.done(k) after each "
+        f"{where}: You called worker.done(k) before microbatch k's backward. Call it after": early,
+        f"{where}: You never called worker.done. Call worker.done(k) after each "
         "backward": only_forwards,
-        f"{where}: worked in the order {written([asked])}; this stage's list is "
-        f"{written([actions])}. (A backward counts when worker.done(k) is called: call it right "
-        "after each backward)": asked != [list(action) for action in actions],
+        f"{where}: You worked in the order {written([asked])}, but this stage's list is "
+        f"{written([actions])}. Call worker.done(k) right after each backward, because that call "
+        "marks it": asked != [list(action) for action in actions],
     }
 
 
@@ -439,15 +431,15 @@ def _wrong_lists_of_losses(
     place = answer.place
     in_order_of_work = [losses[k] for kind, k in schedule[place] if kind == "F"] if losses else []
     return table({
-        "the losses are undone: worker.loss divides by the number of microbatches, and so they "
-        "add up": [m * loss for loss in losses],
-        "this is their sum: a list with one for each microbatch": sum(losses),
-        "only the last stage has losses; the others return []": [0.0] * m,
-        "the losses are in the order of the work; return them in the order of k": in_order_of_work,
-        "numbers are asked for: loss.item()": lambda result: any(
+        "You multiplied the losses back. Return them as they are: worker.loss divides by the "
+        "number of microbatches": [m * loss for loss in losses],
+        "You returned their sum. Return a list with one loss per microbatch": sum(losses),
+        "You returned losses on a stage that has none. Return []": [0.0] * m,
+        "You returned them in the order of work. Return them in the order of k": in_order_of_work,
+        "Return numbers: loss.item()": lambda result: any(
             isinstance(loss, str | list) for loss in result
         ),
-        f"expected {len(losses)} losses on stage {place} of {len(answer.members)}": lambda result: (
+        f"Stage {place} of {len(answer.members)} must return {len(losses)} losses": lambda result: (
             isinstance(result, list) and len(result) != len(losses)
         ),
     })

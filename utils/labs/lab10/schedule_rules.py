@@ -1,4 +1,4 @@
-"""Schedules that lab 10 asks for, and mistakes in functions of them: what they give."""
+"""Schedules that lab 10 asks for, and the wrong results of likely mistakes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from utils.labs.shared.schedules import (
 
 
 def as_lists(schedule: Schedule) -> list:
-    """Return a schedule as JSON has it."""
+    """Return a schedule in its JSON form."""
     return [[list(action) for action in actions] for actions in schedule]
 
 
@@ -39,12 +39,12 @@ def is_lists(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(row, list) for row in value)
 
 
-#: What to say of stages that wait for each other, and how it is recognized.
-_NOT_LEGAL = {"this schedule is not legal: stages wait for each other": faults}
+#: The message for stages that wait for each other, and the function that recognizes them.
+_NOT_LEGAL = {"Your schedule is not legal, because stages wait for each other": faults}
 
 
 def malformed(p: int, m: int) -> dict[str, Any]:
-    """Return what is no schedule of p stages and m microbatches, by what to say of it."""
+    """Return values that aren't schedules of p stages and m microbatches, by their messages."""
 
     def is_flat(value: Any) -> bool:
         return isinstance(value, list) and bool(value) and all(map(is_action, value))
@@ -59,37 +59,37 @@ def malformed(p: int, m: int) -> dict[str, Any]:
         text = faults(value)
         return text is not None and "nobody" not in text
 
-    by_stages = f"{m} lists: a schedule has a list for each stage, not for each microbatch"
+    by_stages = f"You returned {m} lists, one per microbatch. Return one per stage"
     return {
-        "this is the list of one stage: a schedule has a list for each stage": is_flat,
-        "a schedule is a list with a list for each stage": lambda value: not is_lists(value),
+        "You returned the list of one stage. Return a list for each stage": is_flat,
+        "Return a list with a list for each stage": lambda value: not is_lists(value),
         by_stages: lambda value: len(value) == m != p,
-        f"expected {p} lists, one for each stage": lambda value: len(value) != p,
-        'an action is a pair of a letter and a number: ("F", 0)': odd_actions,
-        f"microbatches are numbered 0 to {m - 1}": odd_numbers,
-        "every stage has every F and every B once": has_faults,
+        f"Return {p} lists, one for each stage": lambda value: len(value) != p,
+        'Make each action a pair of a letter and a number: ("F", 0)': odd_actions,
+        f"Number microbatches from 0 to {m - 1}": odd_numbers,
+        "Give every stage every F and every B exactly once": has_faults,
     }
 
 
 def wrong_gpipes(p: int, m: int) -> list[Mistake]:
-    """Return what mistakes in `gpipe` lead to."""
+    """Return the wrong results of likely mistakes in `gpipe`."""
     forwards, backwards = ([[kind, k] for k in range(m)] for kind in "FB")
     alternating = [pair for two in zip(forwards, backwards, strict=True) for pair in two]
     of_stage = {
-        "the backwards are in the order of the forwards; GPipe takes the last microbatch "
+        "You put the backwards in the order of the forwards. Put the last microbatch "
         "first": forwards + backwards,
-        "each microbatch is done backward before the next begins: that fills no pipeline. All "
-        "forwards come first": alternating,
-        "the forwards have to be in order, microbatch 0 first": forwards[::-1] + backwards,
-        "the forwards are reversed; the backwards should be": forwards[::-1] + backwards[::-1],
+        "You ran each backward before the next forward, so the pipeline never fills. Put all "
+        "forwards first": alternating,
+        "You reversed the forwards. Put microbatch 0 first": forwards[::-1] + backwards,
+        "You reversed the forwards. Reverse the backwards": forwards[::-1] + backwards[::-1],
     }
     schedules: dict[str, Any] = {text: [actions] * p for text, actions in of_stage.items()}
-    schedules["this is 1F1B: in GPipe all forwards come first"] = as_lists(one_f_one_b(p, m))
+    schedules["You returned 1F1B. Put all forwards first"] = as_lists(one_f_one_b(p, m))
     return table(malformed(p, m) | schedules | _NOT_LEGAL)
 
 
 def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
-    """Return what mistakes in `one_f_one_b` lead to."""
+    """Return the wrong results of likely mistakes in `one_f_one_b`."""
     right = one_f_one_b(p, m)
     most = held(right)
     bubble = idle(planned(right)[0])
@@ -107,34 +107,34 @@ def wrong_one_f_one_bs(p: int, m: int) -> list[Mistake]:
     cold = warmed(m, [0] * p)
     turned = warmed(m, range(p))
     schedules = {
-        "this is GPipe: the first backward has to come as early as it can": gpipe(p, m),
-        "one forward too many in the warm-up: with the first of the pairs, stage s has p − s "
-        "forwards in front, so the warm-up is p − 1 − s": warmed(m, [p - s for s in range(p)]),
-        "one forward too few in the warm-up, p − 1 − s are needed: the pipeline does not "
-        "fill": warmed(m, [p - 2 - s for s in range(p)]),
-        "there is no warm-up: the last stage has none, stage s has p − 1 − s forwards": cold,
-        "all stages warm up alike: the further behind a stage is, the sooner its first "
-        "gradient comes. Stage s needs p − 1 − s forwards": warmed(m, [p - 1] * p),
-        "the stages are the wrong way round: the first one warms up longest, p − 1 − s": turned,
+        "You returned GPipe. Put the first backward as early as possible": gpipe(p, m),
+        "You put one forward too many into the warm-up. Stage s needs p − 1 − s there, because "
+        "the first pair adds one": warmed(m, [p - s for s in range(p)]),
+        "You put one forward too few into the warm-up, so the pipeline does not fill. Stage s "
+        "needs p − 1 − s": warmed(m, [p - 2 - s for s in range(p)]),
+        "You left out the warm-up. Begin stage s with p − 1 − s forwards": cold,
+        "You gave all stages the same warm-up. Later stages get their first gradient sooner, so "
+        "stage s needs p − 1 − s forwards": warmed(m, [p - 1] * p),
+        "You reversed the stages. The first one needs the longest warm-up": turned,
     }
     odd = _NOT_LEGAL | {
-        "the backwards go in the order 0, 1, 2, …; the oldest microbatch first": backwards_turned,
-        "a stage holds more than min(m, p − s) microbatches: too many forwards before a "
+        "You changed the order of the backwards. Put the oldest microbatch first": backwards_turned,
+        "A stage holds more than min(m, p − s) microbatches. Put fewer forwards before a "
         "backward": holds_more,
-        "the bubble is larger than that of 1F1B: too few forwards in front": waits_more,
+        "Your bubble is larger than 1F1B's. Put more forwards in front": waits_more,
     }
     lists = {text: as_lists(schedule) for text, schedule in schedules.items()}
     return table(malformed(p, m) | lists | odd)
 
 
-#: Schedules with numbers of samples, by the name that a student is told.
+#: Schedules with numbers of samples, by the name in the messages.
 Runs = dict[str, tuple[Schedule, int]]
-#: Samples of a minibatch whose messages are too large to be sent before somebody receives them.
+#: So many samples give messages too large to be sent before the receiver asks for them.
 LARGE = 1500
 
 
 def usual_runs(p: int) -> Runs:
-    """Return schedules of p stages that an executor first has to get right."""
+    """Return schedules of p stages that an executor must get right first."""
     schedules = {
         "GPipe": gpipe(p, 4),
         "1F1B": one_f_one_b(p, 8),
@@ -146,7 +146,7 @@ def usual_runs(p: int) -> Runs:
 
 
 def odd_runs(p: int) -> Runs:
-    """Return schedules where mistakes lead to errors, which would hide what is wrong in others."""
+    """Return schedules in which a mistake raises an error that would hide other mistakes."""
     turned = gpipe(p, 5)
     turned[-1][:5] = turned[-1][:5][::-1]
     return {
@@ -156,13 +156,13 @@ def odd_runs(p: int) -> Runs:
 
 
 def _with_backwards(schedule: Schedule, order: Sequence[int]) -> Schedule:
-    """Return GPipe's schedule with the backwards of its last stage in this order; it is legal."""
+    """Return GPipe's schedule with the last stage's backwards in this order, which is legal."""
     *others, last = schedule
     return [*others, last[: len(order)] + [("B", k) for k in order]]
 
 
 def shuffled(seed: int) -> Schedule:
-    """Return a legal schedule that is none of those with a name."""
+    """Return a legal schedule that has no name."""
     return _with_backwards(gpipe(3, 4), random.Random(seed).sample(range(4), 4))
 
 
@@ -176,7 +176,7 @@ def in_order(spans: Any) -> Any:
     return sorted(spans, key=str) if is_spans(spans) else spans
 
 
-#: What an action needs: the stage, kind and microbatch of another one, or nothing.
+#: What an action needs: the stage, kind and microbatch of another action, or nothing.
 Need = tuple[int, str, int] | None
 
 
@@ -192,31 +192,31 @@ def _mistaken(mistake: str, p: int, stage: int, kind: str, k: int) -> Need:
     return backwards.get(mistake)
 
 
-#: What to say of plans by other needs.
+#: Messages for plans in which actions wait for the wrong actions.
 _OTHER_NEEDS = {
-    "a backward on the last stage needs its own forward": "backward alone",
-    "a backward waits for nobody here; it needs the backward of the stage behind": "forwards only",
-    "a backward needs the gradient of the stage behind, s + 1, not of the one before": "reversed",
-    "stages wait for nobody here: an action also needs what comes from the stage beside": "nothing",
+    "On the last stage, let a backward wait for its own forward": "backward alone",
+    "Your backward waits for nobody. Let it wait for the next stage's backward": "forwards only",
+    "Your backward waits for stage s − 1. Let it wait for stage s + 1": "reversed",
+    "Your stages don't wait for each other. Let actions wait for their input": "nothing",
 }
 
 
 def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Iterator[Mistake]:
-    """Yield what mistakes in `plan` lead to; right is `None` for what can never be completed."""
+    """Yield wrong results of `plan`; right is `None` for a schedule that can never complete."""
     times = times or (1, 2)
-    text = "returned None: return a list of spans. This schedule is legal"
+    text = "You returned None, but the schedule is legal. Return a list of spans"
     yield Mistake(lambda spans: spans is None, text)
     if right is None:
         yield from table({
-            "an empty list. A schedule that is not legal gives None": [],
-            "these are the actions before all were stuck: there are more in the lists, so the "
-            "schedule is not legal, and the answer is None": in_order(planned(schedule, *times)[0]),
+            "You returned an empty list. Return None, because the schedule is not legal": [],
+            "You returned the actions before the schedule got stuck. Return None, because it is "
+            "not legal": in_order(planned(schedule, *times)[0]),
         })
     for text, mistake in _OTHER_NEEDS.items():
         needed = functools.partial(_mistaken, mistake)
         yield Mistake(in_order(planned(schedule, *times, needs=needed)[0]), text)
     if right is None:
-        text = "this schedule is not legal, it can never be completed: return None"
+        text = "You returned a list, but the schedule can never complete. Return None"
         yield Mistake(lambda spans: isinstance(spans, list), text)
     else:
         yield from _wrong_times(schedule, times)
@@ -226,10 +226,10 @@ def wrong_plans(schedule: Schedule, times: Sequence[float], right: Any) -> Itera
 def _wrong_times(schedule: Schedule, times: Sequence[float]) -> Iterator[Mistake]:
     forward, backward = times
     for text, other in {
-        "every action takes the time of a forward here": (forward, forward),
-        "every action takes the time of a backward here": (backward, backward),
-        "the times of forward and backward are swapped": (backward, forward),
-        "the arguments forward and backward are not used": (1, 2),
+        "You gave every action the time of a forward. Use backward, too": (forward, forward),
+        "You gave every action the time of a backward. Use forward, too": (backward, backward),
+        "You swapped the times of forward and backward": (backward, forward),
+        "You didn't use the arguments forward and backward": (1, 2),
     }.items():
         if other != (forward, backward):
             yield Mistake(in_order(planned(schedule, *other)[0]), text)
@@ -251,25 +251,25 @@ def _wrong_spans(schedule: Schedule, right: list[list]) -> dict[str, Callable]:
         return orders != as_lists(schedule)
 
     return {
-        "expected a list of spans (stage, kind, k, start, end)": lambda spans: not is_spans(spans),
-        "actions are missing: one span for each": lambda spans: len(spans) < len(right),
-        "there are more spans than actions": lambda spans: len(spans) > len(right),
-        "a span is (…, start, end)": lambda spans: any(s[4] <= s[3] for s in spans),
-        "a stage does two actions at the same time: an action begins when its stage is free, and "
-        "what it needs is there, whichever is later": two_at_once,
-        "a stage does not keep the order of its list": out_of_order,
-        "an action starts later than it could: as soon as its stage is free and what it needs has "
-        "ended": late,
+        "Return a list of spans (stage, kind, k, start, end)": lambda spans: not is_spans(spans),
+        "You left out actions. Return one span for each": lambda spans: len(spans) < len(right),
+        "You returned too many spans. Return one per action": lambda spans: len(spans) > len(right),
+        "End a span after its start": lambda spans: any(s[4] <= s[3] for s in spans),
+        "Your stage does two actions at the same time. Start an action when its stage is free and "
+        "its input is there": two_at_once,
+        "You changed the order of a stage's list. Keep the order": out_of_order,
+        "You started an action later than possible. Start it as soon as its stage is free and its "
+        "input is there": late,
     }
 
 
 def moved(spans: list[list], by: float) -> list[list]:
-    """Return spans at another time."""
+    """Return spans, moved to another time."""
     return [[s, kind, k, start + by, end + by] for s, kind, k, start, end in spans]
 
 
 def wrong_bubbles(spans: list[list]) -> list[Mistake]:
-    """Return what mistakes in `bubble` lead to."""
+    """Return the wrong results of likely mistakes in `bubble`."""
     stages = {stage: [s for s in spans if s[0] == stage] for stage, *_ in spans}
     p = len(stages)
     m = len({span[2] for span in spans})
@@ -289,22 +289,22 @@ def wrong_bubbles(spans: list[list]) -> list[Mistake]:
     to_last = idle_in(p * last)
     to_last_of_list = idle_in(p * (last_of_list - first))
     return table({
-        "this is the share of the time in which stages are busy": 1 - idle(spans),
-        "in percent; a share is between 0 and 1": 100 * idle(spans),
-        "the spans do not begin at 0: the length is from the first start to the last end": to_last,
-        "the length goes to the last span of the list; the list has no order": to_last_of_list,
-        "the length goes from the first span of the list to the last; the list has no "
-        "order": idle_in(p * (last_of_list - spans[0][3] or length)),
-        "all stages are busy together: their number is missing in the denominator": idle_in(length),
-        "each stage was counted from its own first start to its own last end; the time before "
-        "and after is idle, too": 1 - sum(busy[s] / lengths[s] for s in stages) / p,
-        "the same, with all stages' own lengths added up: the time before its first action and "
-        "after its last is idle, too": idle_in(sum(lengths.values())),
-        "this is the bubble of the first stage only": 1 - busy[0] / length,
-        "this is idle time divided by busy time; divide by all time": p * length / total - 1,
-        "this is the idle time, not its share": p * length - total,
-        "this is a formula for equal times; count what is in the spans": (p - 1) / (m + p - 1),
-        "divided by the number of actions; divide by that of stages": idle_in(len(spans) * length),
+        "You returned the busy share. Return the idle share": 1 - idle(spans),
+        "You returned percent. Return a share between 0 and 1": 100 * idle(spans),
+        "You counted from 0. Count from the first start to the last end": to_last,
+        "You stopped at the last span of the list. Find the latest end": to_last_of_list,
+        "You took the first and last span of the list, which has no order. Take the earliest "
+        "start and the latest end": idle_in(p * (last_of_list - spans[0][3] or length)),
+        "You left out the number of stages. Multiply the length by it": idle_in(length),
+        "You measured each stage from its own first start to its own last end. Count the time "
+        "before and after as idle, too": 1 - sum(busy[s] / lengths[s] for s in stages) / p,
+        "You added up the stages' own lengths. Count the time before the first action and after "
+        "the last as idle, too": idle_in(sum(lengths.values())),
+        "You used the first stage only. Use all stages": 1 - busy[0] / length,
+        "You divided idle time by busy time. Divide by all time": p * length / total - 1,
+        "You returned the idle time. Divide by all time": p * length - total,
+        "You used a formula for equal times. Add up the spans": (p - 1) / (m + p - 1),
+        "You divided by the number of actions. Divide by the stages": idle_in(len(spans) * length),
     })
 
 
@@ -313,26 +313,27 @@ def _begin_and_end(spans: list[list]) -> tuple[float, float]:
 
 
 def wrong_held(schedule: Schedule) -> list[Mistake]:
-    """Return what mistakes in `most_held` lead to."""
+    """Return the wrong results of likely mistakes in `most_held`."""
     m = len(schedule[0]) // 2
     p = len(schedule)
     most = held(schedule)
     rows = ["".join(kind for kind, _ in actions) for actions in schedule]
     in_front = [row.index("B") for row in rows]
     return table({
-        "these are the forwards in front of the first backward; later more may be held": in_front,
-        "this is the maximum over the stages; each has its own": max(most),
-        "this is the sum over the stages; each has its own": sum(most),
-        "all forwards were counted; a backward frees what its forward kept": [m] * p,
-        "this is what is held at the end": [0] * p,
-        "this counts all actions": [2 * m] * p,
-        "one too few: a microbatch is held from its own forward on": [n - 1 for n in most],
-        "these are the numbers of the microbatches in flight by formula (p − s); count what is "
-        "in the lists": [p - s for s in range(p)],
-        "the stages are in reverse": most[::-1],
-        "this is the longest row of forwards; a backward in between frees one microbatch, not "
+        "You stopped at the first backward. More can be in flight later": in_front,
+        "You returned the maximum over the stages. Return one per stage": max(most),
+        "You returned the sum over the stages. Return one per stage": sum(most),
+        "You counted all forwards. Subtract one at each backward": [m] * p,
+        "You returned the numbers at the end. Return the peaks": [0] * p,
+        "You counted all actions. Count microbatches in flight": [2 * m] * p,
+        "You counted one too few. Count from a microbatch's forward on": [n - 1 for n in most],
+        "You used p − s, which holds for some schedules. Count in the lists": [
+            p - s for s in range(p)
+        ],
+        "You reversed the stages. Put stage 0 first": most[::-1],
+        "You counted the longest row of forwards, but a backward frees one microbatch only. Count "
         "all": [max(map(len, row.split("B"))) for row in rows],
-        f"expected {p} numbers, one for each stage": lambda value: (
+        f"Return {p} numbers, one for each stage": lambda value: (
             isinstance(value, list) and len(value) != p
         ),
     })

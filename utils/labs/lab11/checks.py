@@ -1,7 +1,7 @@
-"""Checks of lab 11: two axes at once; the other tasks' checks are imported.
+"""Checks of lab 11 for two axes at once; imports the checks of the other tasks.
 
-All models are small, are in double precision, and are compared with a twin that is not split.
-Groups and bytes are exact. No verdict depends on times.
+Checks compare small models, in double precision, with a reference model that isn't split. Groups
+and bytes are exact, and no verdict depends on times.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from utils.labs.shared.schedules import one_f_one_b
 
 from .meshes import mesh as mesh
 from .offloading import offload as offload
+from .reference_models import BYTES
 from .sharding import EXACT, WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
 from .sharding import zero_three as zero_three
 from .sharding import zero_two as zero_two
-from .twins import BYTES
 
 # -- 11.2: pipeline × data --------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ GRIDS = (
     ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]]),
     ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]),
     ([[0], [1], [2], [3], [4], [5]], [[0, 1, 2, 3, 4, 5]]),
-    # Two meshes, with two replicas and with one: the groups alone say how many there are.
+    # These are two meshes, one with two replicas and one without: only the groups say so.
     ([[0, 1], [2, 3], [4, 5]], [[0, 2], [1, 3], [4], [5]]),
 )
 
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     Attributes:
         pp: the ranks of its pipeline.
         dp: the ranks with the same stage, one for each replica.
-        stage, replica: its places in `pp` and in `dp`.
+        stage, replica: its group ranks in `pp` and in `dp`.
     """
 
     pp: list[int]
@@ -67,7 +67,7 @@ class Place(NamedTuple):
     replica: int
 
     def part_of(self, images: int) -> tuple[int, int]:
-        """Return the first of its replica's images, and the one behind the last."""
+        """Return the range of its replica's images, as first and end."""
         size = images // len(self.dp)
         return self.replica * size, (self.replica + 1) * size
 
@@ -81,7 +81,7 @@ def place_in(grid: Sequence, rank: int) -> Place:
 def probe_hybrid(
     user_ns: dict, *, rank: int, seed: int, grid: list, microbatches: int, samples: int
 ) -> dict:
-    """Take a step of a grid of pipelines; the seed is that of this rank's stage."""
+    """Take a step of a grid of pipelines; the seed belongs to this rank's stage."""
     with axes_of(grid, rank) as (pp, dp):
         place = dist.get_rank(pp), dist.get_world_size(pp)
         piece = Piece(seed, *place)
@@ -110,36 +110,36 @@ def _on_axes(pp: list[int], dp: list[int]) -> Rule:
         message = call["op"] in ("send", "recv")
         if call["group"] == list(range(WORLD)) and WORLD not in (len(pp), len(dp)):
             return (
-                f"{call['op']} over all ranks: the stages have different layers, and so "
-                "different gradients. Average over the replicas of this stage only: group=dp"
+                f"You called {call['op']} over all ranks, but stages have different gradients. "
+                "Average over the replicas of this stage only: group=dp"
             )
         if not message and call["group"] == pp != dp and len(pp) > 1:
             return (
-                f"{call['op']} over the pipeline's ranks {pp}: they have different layers. "
-                "Gradients and losses are averaged over dp"
+                f"You called {call['op']} over the pipeline's ranks {pp}, which have different "
+                "layers. Average gradients and losses over dp"
             )
         if message and call["group"] != pp:
-            return f"{call['op']} outside of this rank's pipeline {pp}: pass group=pp"
+            return f"You called {call['op']} outside this rank's pipeline {pp}. Pass group=pp"
         return None
 
     return lambda calls: next(filter(None, map(broken_by, calls)), None)
 
 
 def _reduced(nbytes: int) -> Rule:
-    """Return the rule that all_reduces are about so many bytes, and the loss perhaps."""
+    """Return the rule that all_reduces have `nbytes` bytes, and perhaps a loss more."""
 
     def rule(calls: Calls) -> str | None:
         total = sum(call["nbytes"] for call in calls if call["op"] == "all_reduce")
         if nbytes <= total <= nbytes + BYTES:
             return None
-        return f"all_reduces of {total} bytes in all; this stage's gradients are {nbytes} bytes"
+        return f"You all-reduced {total} bytes in all. This stage's gradients have {nbytes} bytes"
 
     return rule
 
 
 @task("11.2", "pipeline × data", points=3)
 def pipeline_data(ranks: Ranks, report: Report) -> None:
-    """Judge gradients and loss by the twin; messages and averages by their axes."""
+    """Compare gradients and loss with the reference model's; judge calls by their axes."""
     if enough(ranks, report, WORLD):
         report.judge_cases(ranks, probe_hybrid, _hybrid_cases(report), _hybrid)
         explain_errors(report)
@@ -168,10 +168,10 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     in_axes = _on_axes(place.pp, place.dp)
     yield communication(calls, in_axes, only("send", "recv", "all_reduce"), waited)
     yield facts({
-        f"{where}: {forwards} forwards on this rank, {m} microbatches were asked for: does each go "
-        "through once?": forwards != m,
-        f"{where}: this stage worked in the order {' '.join(result['events'])}; one_f_one_b has "
-        f"{' '.join(order)}": result["events"] != order,
+        f"{where}: You ran {forwards} forwards on this rank, expected {m}. Run each microbatch "
+        "through once": forwards != m,
+        f"{where}: Your stage worked in the order {' '.join(result['events'])}. Use the order of "
+        f"one_f_one_b, {' '.join(order)}": result["events"] != order,
     })
     gradients, loss = twin(seeds, n=images)
     gradient = gradients[place.stage]
@@ -183,8 +183,9 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     others = place.stage == 0 and result["piece"] != fingerprint(own_images)
     yield facts({
         _other_images(place, images, result["images"]): result["images"] != images // replicas,
-        f"these are not the images of piece {place.replica}: cut the minibatch in order": others,
-        f"the stage had parameters of float32, and has {result['dtype']} now: leave its "
+        f"You used other images than replica {place.replica}'s. Split the minibatch in "
+        "order": others,
+        f"You changed the stage's parameters from float32 to {result['dtype']}. Leave their "
         "type": result["dtype"] != "torch.float32",
     })
     loss_of = f"the loss, {where}"
@@ -197,10 +198,10 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _other_images(place: Place, images: int, seen: int) -> str:
-    """Return what is said of a replica that has trained on too many samples, or too few."""
+    """Return the message for a replica that trained on too many samples, or too few."""
     n = len(place.dp)
     return (
-        f"this replica has trained on {seen} images, expected {images // n}: cut the minibatch "
+        f"You trained this replica on {seen} images, expected {images // n}. Split the minibatch "
         f"into {n} pieces, one for each rank of dp"
     )
 
@@ -219,22 +220,22 @@ def _wrong_gradients(
     if n > 1:
         alone = gradient_by(part=place.part_of(images))
         yield from table({
-            f"{n} times too large: the sum over the replicas; divide by their number": n * gradient,
-            f"divided once too often by {n}, the number of replicas": gradient / n,
-            "this is the gradient of this replica's samples alone: average over dp, and give the "
-            "piece of the minibatch by the place in dp, not by the place in the pipeline": alone,
-            "all replicas have trained on the first piece of the minibatch: replica d has the "
-            "d-th": gradient_by(part=(0, size)),
+            f"You summed over {n} replicas. Divide by their number": n * gradient,
+            f"You divided by {n}, the number of replicas, once too often": gradient / n,
+            "You used this replica's samples alone. Average over dp, and choose the piece of the "
+            "minibatch by the rank in dp, not by the rank in the pipeline": alone,
+            "You trained all replicas on the first piece of the minibatch. Give replica d the "
+            "d-th piece": gradient_by(part=(0, size)),
         })
     if p > 1:
         yield from table({
-            f"divided by {p} once too often: by all ranks, or by the stages. A mean over the "
-            "replicas is asked for; stages share the layers, not the samples": gradient / p,
-            "the minibatch was cut by stages: each replica has a piece, and its stages share "
-            "it": gradient_by(part=(0, images // p), labelled=(images - images // p, images)),
+            f"You divided by {p} once too often, by all ranks or by the stages. Average over the "
+            "replicas only, because stages share the layers, not the samples": gradient / p,
+            "You split the minibatch by stages. Give each replica a piece, which its stages "
+            "share": gradient_by(part=(0, images // p), labelled=(images - images // p, images)),
         })
     if m > 1:
-        said = f"{m} times too small: run_schedule divides by the microbatches already"
+        said = f"You divided by the {m} microbatches again. run_schedule has done so"
         yield Mistake((gradient / m).tolist(), said)
     yield Mistake(lambda _: seen != size, _other_images(place, images, seen))
 
@@ -242,7 +243,7 @@ def _wrong_gradients(
 #: The mistake of a stage that is not the last one.
 NO_LOSS = Mistake(
     lambda reply: reply is not None,
-    "only the last stage of a pipeline returns the loss; return None on the others",
+    "You returned a loss on a stage that has none. Return None there",
 )
 
 
@@ -252,16 +253,16 @@ def _wrong_losses(
     n = len(place.dp)
     _, loss_here = twin(seeds, n=images, part=place.part_of(images))
     yield from table({
-        "this is the loss of this replica's samples; average it over dp": loss_here,
-        f"the sum over {n} replicas: divide by their number": n * loss,
-        "only the last stage has a loss; return None on the others": None,
+        "You returned this replica's loss. Average it over dp": loss_here,
+        f"You summed over {n} replicas. Divide by their number": n * loss,
+        "Return the loss on the last stage, and None on the others": None,
     })
     yield NO_NUMBER
 
 
 # -- 11.3: tensor × data ----------------------------------------------------------------------
 
-# The names say nothing: an argument tells which parameters are cut.
+# The names say nothing: only an argument says which parameters are split.
 CUT = {"p1": (5, 3), "inner.p2": (2, 4), "p4": (5,)}
 WHOLE = {"inner.p1": (7,), "p3": (6,)}
 
@@ -278,13 +279,13 @@ class _Cut(nn.Module):
             self.get_submodule(module).register_parameter(last_name, parameter)
 
 
-#: The layer's parameters in their order, and which numbers of a row of them are cut.
+#: The layer's parameters in their order, and which numbers in a row of them are split.
 NAMES = [name for name, _ in _Cut().named_parameters()]
 IS_CUT = torch.cat([torch.full((q.numel(),), n in CUT) for n, q in _Cut().named_parameters()])
 
 
 def _gradient(seed: int, name: str, k: int, d: int) -> Tensor:
-    """Return that of a parameter, on place k of tp, of replica d's samples."""
+    """Return a parameter's gradient on rank k of tp, for the samples of replica d."""
     place = sorted(CUT | WHOLE).index(name)
     draw = torch.Generator().manual_seed(seed + 97 * place + 7 * d + (k + 1) * (name in CUT) * 1009)
     return torch.randn((CUT | WHOLE)[name], generator=draw, dtype=torch.float64)
@@ -310,7 +311,7 @@ def tensor_data(ranks: Ranks, report: Report) -> None:
 
 
 def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of each case; each rank is told the gradients that it has itself."""
+    """Yield the arguments of each case; each rank knows only its own gradients."""
     bounds = (GRIDS[1], 2.5), (GRIDS[0], 1.5), (GRIDS[1], 1e3), (GRIDS[3], 1.5), (GRIDS[1], 0)
     for grid, most in bounds:
         (seed,) = report.seeds(1)
@@ -320,20 +321,20 @@ def _clip_cases(report: Report) -> Iterator[dict[str, Any]]:
             gradients.append({n: _gradient(seed, n, k, d).tolist() for n in CUT | WHOLE})
         case = {"each": to_each(gradients=gradients), "grid": grid}
         alone = max(Clipping(case, rank).alone for rank in members_of(grid[0], 0, WORLD))
-        # A bound that the norm is above, and what each rank has by itself is below.
+        # The norm is above this bound, and each rank's own norm is below it.
         yield case | {"most": most or (Clipping(case, 0).norm + alone) / 2}
 
 
 class Clipping:
-    """What averaging and clipping give on one rank.
+    """The results of averaging and clipping on one rank.
 
     Attributes:
         tp, dp: the ranks along both axes.
-        row: the mean over the replicas of the gradients that the rank has.
+        row: the rank's gradients, averaged over the replicas.
         alone: the norm of this row.
-        cut: the squares of the averaged shards, of each rank of tp.
-        whole: the squares of the parameters that are not cut.
-        norm: of the whole gradient, before it is clipped.
+        cut: the squares of the averaged shards, for each rank of tp.
+        whole: the squares of the parameters that are not split.
+        norm: the norm of the whole gradient, before clipping.
     """
 
     def __init__(self, case: dict[str, Any], rank: int):
@@ -357,52 +358,47 @@ class Clipping:
         return sum(replicas) / len(replicas)
 
     def wrong_norms(self) -> dict[str, float]:
-        """Return which norms mistakes lead to."""
+        """Return the wrong norms of likely mistakes."""
         p = len(self.tp)
         n = len(self.dp)
         total = sum(self.cut) + self.whole
         raw = sum(self.held(other)[IS_CUT].square().sum().item() for other in self.tp)
         raw += self.held(self.rank)[~IS_CUT].square().sum().item()
         return {
-            "this is the norm of what this rank has: the squares of the shards have to be summed "
-            "over tp": self.alone,
-            f"the whole parameters were counted {p} times: their gradients are the same on all "
-            "ranks of tp, so their squares are not summed": (
-                math.sqrt(sum(self.cut) + p * self.whole)
-            ),
-            "norms were added over tp: sum the squares, and take the root at the end": sum(
+            "You used only what this rank has. Sum the squares of the shards over tp": self.alone,
+            f"You counted the whole parameters {p} times. Don't sum their squares, because all "
+            "ranks of tp have the same gradients": (math.sqrt(sum(self.cut) + p * self.whole)),
+            "You added norms over tp. Sum the squares, and take the root last": sum(
                 math.sqrt(square + self.whole) for square in self.cut
             ),
-            "norms of the shards were added over tp: sum their squares": math.sqrt(
+            "You added norms of shards over tp. Sum their squares": math.sqrt(
                 sum(map(math.sqrt, self.cut)) ** 2 + self.whole
             ),
-            "the squares were summed over dp as well: after averaging, all replicas have the same "
+            "You summed the squares over dp, too. After averaging, all replicas have the same "
             "gradients": math.sqrt(n * total),
-            "this is the square of the norm": total,
-            "the whole parameters are missing in the norm": math.sqrt(sum(self.cut)),
-            "the gradients were summed over dp, not averaged": n * self.norm,
-            f"the gradients were divided by {WORLD // p}: the number of replicas is the size of "
-            f"dp, {n}": n * self.norm / (WORLD // p),
-            "this is the norm of this replica's gradients: average over dp first": math.sqrt(raw),
+            "You returned the square of the norm. Take the root": total,
+            "You left the whole parameters out of the norm": math.sqrt(sum(self.cut)),
+            "You summed the gradients over dp. Average them": n * self.norm,
+            f"You divided the gradients by {WORLD // p}. Divide by the number of replicas, the "
+            f"size of dp: {n}": n * self.norm / (WORLD // p),
+            "You used this replica's gradients. Average over dp first": math.sqrt(raw),
         }
 
     def wrong_rows(self, most: float) -> list[Mistake]:
-        """Return which gradients mistakes lead to, where the bound is so large."""
+        """Return the wrong gradients of likely mistakes for this bound."""
         n = len(self.dp)
         factor = min(1.0, most / self.norm)
         wrong = {
-            "each rank has clipped by the norm of its own part: one factor for all": (
+            "Each rank clipped by its own norm. Use one factor for all ranks": (
                 self.row * min(1.0, most / self.alone)
             ),
-            "these are the gradients of this replica: average over dp": (
-                self.held(self.rank) * factor
-            ),
-            f"a sum over the replicas: divide by {n}": n * (self.row * factor),
+            "You used this replica's gradients. Average over dp": (self.held(self.rank) * factor),
+            f"You summed over the replicas. Divide by {n}": n * (self.row * factor),
         }
         if factor < 1:
-            text = "the gradients were not clipped: multiply each by most / norm, in place"
-            return table({text: self.row} | wrong | {"clipped twice": self.row * factor**2})
-        text = "the norm is smaller than most, and the gradients were made longer: leave them"
+            text = "You didn't clip the gradients. Multiply each by most / norm, in place"
+            return table({text: self.row} | wrong | {"You clipped twice": self.row * factor**2})
+        text = "You enlarged gradients whose norm is smaller than most. Leave them"
         return table({text: self.row * (most / self.norm)} | wrong)
 
 
@@ -415,7 +411,9 @@ def _clip(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     norms = right.wrong_norms().items()
     mistakes = [
         *table({text: norm for text, norm in norms if abs(norm - right.norm) > 1e-9}),
-        Mistake(min(right.norm, most), "this is the norm after clipping: return that from before"),
+        Mistake(
+            min(right.norm, most), "You returned the norm after clipping. Return the one before"
+        ),
         NO_NUMBER,
     ]
     yield communication(calls, _on_mesh(right.tp, right.dp), only("all_reduce"), waited)
@@ -435,15 +433,15 @@ def _on_mesh(tp: list[int], dp: list[int]) -> Rule:
         for call in calls:
             if call["group"] not in (tp, dp):
                 return (
-                    f"{call['op']} over the ranks {call['group']}: shards of different ranks are "
-                    f"different numbers. Gradients are averaged over dp, {dp}; the squares of the "
-                    f"shards are summed over tp, {tp}"
+                    f"You called {call['op']} over the ranks {call['group']}, but different ranks "
+                    f"have different shards. Average gradients over dp, {dp}, and sum the squares "
+                    f"of the shards over tp, {tp}"
                 )
             if call["group"] == tp and call["nbytes"] > len(CUT | WHOLE) * BYTES:
                 return (
-                    f"{call['op']} of {call['nbytes']} bytes over tp, {tp}: these ranks have "
-                    "different shards. Sum the squares of the shards, one number, over tp, and "
-                    "average gradients over dp"
+                    f"You called {call['op']} of {call['nbytes']} bytes over tp, {tp}, but these "
+                    "ranks have different shards. Sum one number over tp, the shards' squares, "
+                    "and average gradients over dp"
                 )
         return None
 

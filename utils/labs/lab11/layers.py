@@ -1,8 +1,8 @@
-"""Training a model whose weights are elsewhere: layer by layer, with what is there of them.
+"""Training a model layer by layer, with weights that are stored elsewhere.
 
-:class:`Layers` computes a step of a multilayer perceptron in **pieces**, each with the weights of
-one layer, and never has more of them than it is given. :func:`step_on` moves weights between the
-host's memory and a device: on CUDA with pinned memory and a stream of its own.
+:class:`Layers` computes a step of a multilayer perceptron in **pieces**. Each piece needs the
+weights of one layer, and keeps none of them. :func:`step_on` moves weights between the host's
+memory and a device, on CUDA with pinned memory and separate streams.
 
 Source: J. Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training" (2021).
 """
@@ -18,7 +18,7 @@ from torch.nn import functional
 
 
 def rows_of(model: nn.Module) -> list[Tensor]:
-    """Return each linear layer's weights in one row, all of the weight, then the bias; copies."""
+    """Return copies of each linear layer's weights in one row, the weight before the bias."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     return [torch.cat([q.detach().reshape(-1) for q in layer.parameters()]) for layer in layers]
 
@@ -29,13 +29,13 @@ class Layers:
     Args:
         sizes: features in, hidden features …, classes.
         x: the minibatch, [m, sizes[0]]; labels: int64 [m].
-        seconds: each layer's forward sleeps so long, its backward twice that: as if it took so long
-            on a device of its own.
+        seconds: how long each layer's forward sleeps, as if a separate device computed; its
+            backward sleeps twice as long.
 
     Attributes:
-        order: of each piece its layer: forward 0, 1, …, the last one, and backward down to 0. The
+        order: the layer of each piece: forward 0, 1, …, the last one, and backward down to 0. The
             piece in the middle is forward, loss and backward of the last layer.
-        loss: after the piece in the middle, the mean over the minibatch.
+        loss: the mean over the minibatch, after the piece in the middle.
     """
 
     def __init__(self, sizes: Sequence[int], x: Tensor, labels: Tensor, seconds: float = 0.0):
@@ -49,7 +49,7 @@ class Layers:
         self.dtype = x.dtype
 
     def length(self, n: int) -> int:
-        """Return how many numbers the weights of piece n are."""
+        """Return how many weights piece n has."""
         i = self.order[n]
         return (self.sizes[i] + 1) * self.sizes[i + 1]
 
@@ -57,8 +57,8 @@ class Layers:
         """Compute piece n with the weights of its layer, a row of ``length(n)`` numbers.
 
         Returns:
-            In backward the gradient of these weights, a row of the same length; else ``None``.
-            Nothing of ``row`` is kept.
+            In backward, the gradient of these weights, a row of the same length; otherwise
+            ``None``. Nothing keeps ``row``.
         """
         i = self.order[n]
         last = len(self.sizes) - 2
@@ -92,14 +92,14 @@ def step_on(
 ) -> float:
     """Take one step: weights and optimizers in the host's memory, forward and backward on a device.
 
-    While a layer computes, the weights of the next one are copied; an optimizer works on the host
-    as soon as its layer's gradient is there, while the device goes on. On CUDA the copies have a
-    stream of their own, and pinned memory, without which a copy would wait for the device.
+    While a layer computes, the next layer's weights are copied. An optimizer works on the host as
+    soon as its layer's gradient is there, while the device computes. On CUDA, copies use separate
+    streams and pinned memory, because otherwise a copy would wait for the device.
 
     Args:
-        device: "cuda" or "cpu"; on the latter a copy is a copy, and nothing overlaps.
-        weights: of each layer a row on the host with ``requires_grad``; updated in place.
-        optimizers: of each layer one, for its row.
+        device: "cuda" or "cpu". On the CPU nothing overlaps.
+        weights: for each layer a row on the host with ``requires_grad``; updated in place.
+        optimizers: for each layer one, for its row.
         layers: the step; its minibatch is on the device.
 
     Returns:
@@ -107,7 +107,7 @@ def step_on(
     """
     bus = _Bus(torch.device(device))
     pieces = len(layers.order)
-    down = None  # the gradient under way: its row on the host, the event of its end, its layer
+    down = None  # the pending gradient: its row on the host, its event, its layer
     coming = bus.to_device(weights[layers.order[0]].detach())
     for n in range(pieces):
         row = bus.arrived(*coming)
@@ -129,7 +129,7 @@ def _update(bus: _Bus, gradient: Tensor, event, i: int, weights, optimizers) -> 
 
 
 class _Bus:
-    """Copies rows in both directions, in the background where the device is CUDA."""
+    """Copies rows in both directions, in the background if the device is CUDA."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -145,7 +145,7 @@ class _Bus:
             return there, self.up.record_event()
 
     def arrived(self, row: Tensor, event) -> Tensor:
-        """Return the row, which may be used for what is computed from now on."""
+        """Return the row, ready for the computation that follows."""
         if self.cuda:
             now = torch.cuda.current_stream(self.device)
             now.wait_event(event)

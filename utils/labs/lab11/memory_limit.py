@@ -1,8 +1,8 @@
-"""Training with less memory than the model needs: a real limit, and files that stand in.
+"""Training with less memory than the model needs, under a real limit, with files instead of RAM.
 
-:func:`compare` starts a fresh Python whose data segment may grow by a few MB only (`RLIMIT_DATA`).
-Weights, gradients and Adam's state in RAM need more; weights and Adam's state in files that are
-mapped into memory do not count, as the system can write them out and take the pages away.
+:func:`compare` starts a fresh Python whose data segment may grow by only a few MB (`RLIMIT_DATA`).
+Weights, gradients and Adam's state in RAM need more. Weights and Adam's state in mapped files don't
+count, because the system can write them to disk and take their pages back.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ SIZES = (1024,) * 8 + (10,)
 STEPS = 2
 SAMPLES = 32
 RATE = 1e-3
-#: Bytes that the process may have on top of what PyTorch takes.
+#: Bytes that the process may have in addition to PyTorch's own.
 EXTRA = 56 * 2**20
 PATIENCE = 240  # seconds
-#: glibc gives large blocks back at once, instead of keeping them for later: what is free does not
-#: count for the limit then, in every run (mallopt(3), M_MMAP_THRESHOLD).
+#: With these settings, glibc returns large free blocks at once, so they don't count for the limit
+#: in any run (mallopt(3), M_MMAP_THRESHOLD).
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
 
 
 def compare(extra: int = EXTRA) -> dict:
-    """Train the same model twice under a limit, and once without; all in a process of its own.
+    """Train the same model twice under a limit, and once without, all in a separate process.
 
     Returns:
-        "needed", "allowed": bytes; "in RAM": the error, in PyTorch's words; "in files",
-        "without the limit": the losses of each step. "in files" has an error where that failed.
+        "needed", "allowed": bytes; "in RAM": the error, in PyTorch's words; "in files", "without
+        the limit": the losses of each step. "in files" has an error if that training failed.
 
     Raises:
         RuntimeError: the process failed, or this system has no such limit; says which.
     """
     if not sys.platform.startswith("linux"):
-        raise RuntimeError("RLIMIT_DATA limits what a program allocates on Linux only")
+        raise RuntimeError("Run this on Linux, because RLIMIT_DATA limits allocations only there")
     with tempfile.TemporaryDirectory() as folder:
         code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r}, {extra})"
         done = subprocess.run(
@@ -58,7 +58,7 @@ def compare(extra: int = EXTRA) -> dict:
             env=os.environ | MALLOC,
         )
     if done.returncode:
-        raise RuntimeError(f"the limited process ended with {done.returncode}: {done.stderr}")
+        raise RuntimeError(f"The limited process ended with {done.returncode}: {done.stderr}")
     return json.loads(done.stdout)
 
 
@@ -67,7 +67,7 @@ def child(folder: str, extra: int) -> None:
     import resource  # Windows has none
 
     torch.set_num_threads(1)
-    # Whatever libraries allocate when they are first used, before the limit is set.
+    # Here libraries allocate what they need on first use, before the limit is set.
     small = (64, 64, 10)
     _train([row.clone() for row in _weights(small)], small)
     numbers = sum((a + 1) * b for a, b in itertools.pairwise(SIZES))
@@ -76,7 +76,7 @@ def child(folder: str, extra: int) -> None:
     status = Path("/proc/self/status").read_text()
     data_segment = 1024 * int(re.search(r"^VmData:\s+(\d+)", status, re.M)[1])
     resource.setrlimit(resource.RLIMIT_DATA, (data_segment + extra, free[1]))
-    # The files first: what a failure leaves in malloc's pools would count for them.
+    # The files come first, because memory that a failure leaves in malloc's pools would count.
     results["in files"] = _tried(lambda: _train_in_files(Path(folder)))
     results["in RAM"] = _tried(lambda: _train(list(_weights(SIZES)), SIZES))
     resource.setrlimit(resource.RLIMIT_DATA, free)
@@ -92,7 +92,7 @@ def _tried(train: Callable[[], list[float]]) -> list[float] | str:
 
 
 def _weights(sizes: Sequence[int]) -> Iterator[Tensor]:
-    """Yield one layer's row after the other, so that nobody needs all of them at once."""
+    """Yield one layer's row after the other, so that nobody needs all rows at once."""
     draw = torch.Generator().manual_seed(0)
     for wide, narrow in itertools.pairwise(sizes):
         row = torch.empty((wide + 1) * narrow)
@@ -102,7 +102,7 @@ def _weights(sizes: Sequence[int]) -> Iterator[Tensor]:
 def _train(
     rows: list[Tensor], sizes: Sequence[int], moments: Sequence[Sequence[Tensor]] = ()
 ) -> list[float]:
-    """Return the losses of the steps. Adam makes its moments itself, or keeps them in these."""
+    """Return the losses of the steps; Adam keeps its moments in `moments`, or makes them itself."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(SAMPLES, sizes[0], generator=draw)
     labels = torch.randint(0, sizes[-1], (SAMPLES,), generator=draw)

@@ -20,7 +20,7 @@ from utils.cluster.questions import Ranks
 from .sharding import WORLD, patched
 
 SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
-#: Meshes of more ranks and of fewer than there are: the check asks only for their lines.
+#: Meshes with more or fewer ranks than the lab has: the check asks only for their lines.
 OTHERS = ((2, 5, 3), (2, 2))
 
 
@@ -37,14 +37,14 @@ def lines_of_all(shape: Sequence[int], axis: int) -> list[list[int]]:
 
 
 class _Group:
-    """Stands for a process group that nobody made."""
+    """A stand-in for a process group that nobody made."""
 
     def __init__(self, ranks: list[int]):
         self.ranks = ranks
 
 
 def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
-    """Return the lines of all ranks, what `new_group` is asked for, and the groups."""
+    """Return the lines of all ranks, the arguments of `new_group`, and the groups."""
     line = answer_named(user_ns, "line")
     meshes = []
     for shape in map(tuple, shapes):
@@ -64,7 +64,7 @@ def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
 
 @contextlib.contextmanager
 def _groups_noted(rank: int, asked: list[list[int]]) -> Iterator[None]:
-    """Make no group, but list the ranks of each that `new_group` is asked for."""
+    """Make no group, but list the ranks of each group that `new_group` should make."""
 
     def new_group(ranks: Iterable[int] | None = None, *args: Any, **kwargs: Any) -> Any:
         asked.append(sorted(range(dist.get_world_size()) if ranks is None else ranks))
@@ -96,26 +96,28 @@ def _wrong_lines(shape: tuple[int, ...], axis: int) -> list[Mistake]:
     n = len(shape)
     other = n - 1 - axis if n - 1 != 2 * axis else (axis + 1) % n
     return table({
-        "returned None: return a list of ranks": [None] * len(right),
-        "line returns another type: return a list of ranks": lambda reply: any(
+        "You returned None. Return a list of ranks": [None] * len(right),
+        "You returned another type. Return a list of ranks": lambda reply: any(
             isinstance(members, str) for members in reply
         ),
-        "the axes are swapped: these are the lines along another axis": lines_of_all(shape, other),
-        "the coordinates within the line; global ranks are asked for": [
+        "You swapped the axes. Return lines along this axis": lines_of_all(shape, other),
+        "You returned coordinates in the line. Return global ranks": [
             list(range(shape[axis])) for _ in every
         ],
-        "counted column by column: the last coordinate runs fastest, so neighbouring numbers are "
-        "neighbours along the last axis": lines_of_all(shape[::-1], n - 1 - axis),
-        "these are all ranks, not those of one line": [list(every) for _ in every],
-        "the rank itself is on its line, too": [[q for q in right[r] if q != r] for r in every],
-        "the right ranks in another order: sort them": lambda reply: (
+        "You counted column by column. The last coordinate changes fastest, so consecutive ranks "
+        "are neighbors along the last axis": lines_of_all(shape[::-1], n - 1 - axis),
+        "You returned all ranks. Return the ranks of one line": [list(every) for _ in every],
+        "You left out the rank itself. Include it": [
+            [q for q in right[r] if q != r] for r in every
+        ],
+        "You returned the right ranks in another order. Sort them": lambda reply: (
             isinstance(reply, list) and _any_order(reply) == _any_order(right)
         ),
     })
 
 
 def _any_order(of_ranks: list) -> list[list[str]]:
-    """Return lines in a form that says nothing of the order of their ranks."""
+    """Return lines in a form without the order of their ranks."""
     return [sorted(map(str, members or [])) for members in of_ranks]
 
 
@@ -149,17 +151,17 @@ def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> I
     own_lines = [members_of(axis, rank, WORLD) for axis in axes]
     every_line = sorted(itertools.chain(*axes))
     alone = (
-        f"{call}: this rank makes only the groups that it is in. new_group is collective: every "
-        "rank has to call it for every line, or those inside wait for the others"
+        f"{call}: You make only this rank's own groups. Let every rank call new_group for every "
+        "line, because the call is collective"
     )
     yield facts({alone: asked == sorted(own_lines) != every_line})
     wrong = {
-        "return a list of groups": lambda reply: isinstance(reply, str),
-        "the groups are in the wrong order: that of axis 0 comes first": own_lines[::-1],
-        f"{len(own_lines)} groups are expected on each rank, one for each axis": lambda reply: (
+        "Return a list of groups": lambda reply: isinstance(reply, str),
+        "You returned the groups in the wrong order. Put axis 0 first": own_lines[::-1],
+        f"Return {len(own_lines)} groups on each rank, one for each axis": lambda reply: (
             isinstance(reply, list) and len(reply) != len(own_lines)
         ),
-        "these are not all groups of dist.new_group with this rank in it": lambda reply: (
+        "Return groups of dist.new_group with this rank in each": lambda reply: (
             isinstance(reply, list) and any(isinstance(of, str) for of in reply)
         ),
     }
@@ -167,8 +169,8 @@ def _mesh_groups(rank: int, shape: tuple[int, ...], result: dict[str, Any]) -> I
     missing = [members for members in every_line if members not in asked]
     twice = [members for members in asked if asked.count(members) > every_line.count(members)]
     yield facts({
-        f"{call}: the group {missing[:1]} was never made": missing,
-        f"{call}: the group of {twice[:1]} was made more than once, or is no line of this "
+        f"{call}: You never made the group {missing[:1]}. Make a group for every line": missing,
+        f"{call}: You made the group of {twice[:1]} more than once, or it isn't a line of this "
         "mesh": twice,
     })
 
@@ -179,6 +181,6 @@ def _asked_alike(shape: tuple[int, ...], meshes: dict[int, dict[str, Any]]) -> I
     for rank, result in meshes.items():
         yield facts({
             f"mesh_groups({shape}): rank 0 asks for {short(first)}, rank {rank} for "
-            f"{short(result['asked'])}. new_group is collective: every rank has to make every "
-            "group, in the same order, or they wait for each other": result["asked"] != first
+            f"{short(result['asked'])}. Make every group on every rank, in the same order, "
+            "because new_group is collective": result["asked"] != first
         })

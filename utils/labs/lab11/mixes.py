@@ -1,13 +1,14 @@
-"""Which mix of parallelisms fits a model, and which of those is the fastest: by formulas.
+"""Formulas that say which mixes of parallelisms fit a model, and which of these is the fastest.
 
-A model of P parameters is a transformer of P = 12 · layers · width² with width = 128 · layers.
-Training takes 16 bytes per parameter: weights and gradients in 16 bit, weights and two moments of
-Adam in 32 bit. A step takes 6 operations per parameter and token. What can be hidden behind that
-is hidden; activations are recomputed, and so not counted. A replica has one sample at least.
+A model of P parameters is a transformer with P = 12 · layers · width² and width = 128 · layers.
+Training needs 16 bytes per parameter: weights and gradients in 16 bit, and weights and Adam's two
+moments in 32 bit. A step needs 6 operations per parameter and token. Computation hides whatever
+communication it can. Activations don't count, because they are recomputed. A replica has at least
+one sample.
 
-Sources: S. Rajbhandari et al., "ZeRO" (2020), for the bytes of memory and of communication; D.
-Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
-(2021), for those of tensor parallelism and for the bubble.
+Sources: S. Rajbhandari et al., "ZeRO" (2020), for memory and communication; D. Narayanan et al.,
+"Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), for tensor
+parallelism and the bubble.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ NAMES = ("replicas", "ZeRO-2", "ZeRO-3", _TENSOR, _PIPELINE, "offload")
 DOES_NOT_FIT = "does not fit"
 
 
-#: By name the bytes on a device, and the seconds of a step.
+#: Name → bytes on a device, and seconds of a step.
 Mixes = dict[str, tuple[float, float]]
 
 
@@ -33,8 +34,8 @@ class Machine:
         speed: operations per second of a device.
         node: devices of a node.
         inside, between, bus: bytes per second and device: within a node, between nodes, to the
-            host.
-        tokens, sequence: of a step over all devices, and of one sample.
+        host.
+        tokens, sequence: tokens of a step over all devices, and of one sample.
     """
 
     memory: float = 80e9
@@ -65,12 +66,12 @@ def estimates(parameters: float, devices: int, machine: Machine) -> Mixes:
 
 
 def _data_mixes(weights: float, layers: float, work: float, n: int, m: Machine) -> Mixes:
-    """Return the mixes in which each device has samples of its own."""
+    """Return the mixes in which each device has its own samples."""
     if n > m.tokens / m.sequence:
         return {}
-    # The network of a line that is longer than a node is the slow one.
+    # A line longer than a node uses the slow network.
     wide = m.between if n > m.node else m.inside
-    two_layers = 2 * weights / layers  # a layer's weights, and the next one's
+    two_layers = 2 * weights / layers  # the weights of a layer and of the next one
     share = (n - 1) / n
     averaging = max(work, work / 3 + 2 * weights * share / wide)
     gathering = max(work, 3 * weights * share / wide)
@@ -78,7 +79,7 @@ def _data_mixes(weights: float, layers: float, work: float, n: int, m: Machine) 
         "replicas": (8 * weights, averaging),
         "ZeRO-2": (weights + 7 * weights / n + two_layers, averaging),
         "ZeRO-3": (8 * weights / n + 2 * two_layers, gathering),
-        # Each device keeps its shard in the host's memory; the others' come by network.
+        # Each device keeps its shard in the host's memory, and gets the other shards by network.
         "offload": (4 * two_layers, max(gathering, 3 * weights / n / m.bus)),
     }
 
@@ -96,7 +97,7 @@ def _tensor_mixes(weights: float, layers: float, work: float, n: int, m: Machine
         mixes[_TENSOR] = _sharded(weights / t, replicas), max(work, work / 3 + data) + cut
 
     def pipelined(stages: int) -> tuple[float, float]:
-        # One sample is a microbatch; a stage sends its activations, which hides.
+        # One sample is a microbatch. Computation hides a stage's messages.
         microbatches = samples / (replicas / stages)
         full = (work + cut) * (microbatches + stages - 1) / microbatches
         held = _sharded(weights / t / stages, replicas / stages)
@@ -105,7 +106,7 @@ def _tensor_mixes(weights: float, layers: float, work: float, n: int, m: Machine
     numbers = [stages for stages in (2, 4, 8, 16, 32, 64) if stages <= min(replicas, layers)]
     pipelines = [pipelined(stages) for stages in numbers if replicas / stages <= samples]
     if pipelines:
-        # Best is the fastest of those that fit; without one, the fastest of all.
+        # The best pipeline is the fastest that fits, or else the fastest of all.
         mixes[_PIPELINE] = max(pipelines, key=lambda mix: (mix[0] <= m.memory, -mix[1]))
     return mixes
 
@@ -116,7 +117,7 @@ def _sharded(weights: float, replicas: float) -> float:
 
 
 def fastest(parameters: float, devices: int, machine: Machine) -> str:
-    """Return the name of the fastest mix that fits; of equal ones the first, which is simplest."""
+    """Return the fastest mix that fits; the simplest comes first if several are equally fast."""
     mixes = estimates(parameters, devices, machine)
     if 16 * parameters / devices > machine.host:
         mixes.pop("offload", None)

@@ -1,6 +1,6 @@
-"""The check of offload in lab 11: a device and its host, and what each of them does when.
+"""The check of offload in lab 11: what a device and its host do, and when.
 
-Ranks work in pairs. The device computes a step of ten layers; the host has the weights.
+Ranks work in pairs. The device computes a step of ten layers, and the host has the weights.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Twin
 
 from .layers import Layers, rows_of
+from .reference_models import BYTES, MOMENTUM, RATE, STEPS, layers_of, list_of, momentum, sequential
 from .sharding import WORLD, exactly, explain_errors, patched
-from .twins import BYTES, MOMENTUM, RATE, STEPS, layers_of, list_of, momentum, sequential
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
 #: Features of a step of ten layers.
 DEEP = (24,) * 10 + (3,)
 MINIBATCH = 4
-#: Rows and gradients that may live at the last piece; seconds until the others have to be gone.
+#: Rows and gradients that may live at the last piece; seconds until the others must be gone.
 FEW = 6
 GRACE = 2.0
-#: Rows that may be there at once: one that is worked with, one that comes. The backend remembers
-#: messages of so many bytes, with their tensors; the row of the last layer is as short as that.
+#: Rows that may exist at once: one in use, and one that arrives. The backend remembers messages up
+#: to REMEMBERED bytes with their tensors, and the last layer's row is that short.
 ROWS = 2
 REMEMBERED = 1024
 
@@ -53,10 +53,10 @@ def host_rows(seed: int) -> list[nn.Parameter]:
 
 
 class Watched(Layers):
-    """A step that notes, as each piece begins, what has been received and sent.
+    """A step that notes at the start of each piece what has been received and sent.
 
     Args:
-        most: rows that there were at once in earlier steps.
+        most: rows that existed at once in earlier steps.
 
     Attributes:
         seen: for each piece its number, receives that were started, sends that were started, and
@@ -75,7 +75,7 @@ class Watched(Layers):
         self.most = most
 
     def receive(self, row: Tensor) -> None:
-        """Note how many rows there are as the receive of this one begins."""
+        """Note how many rows exist when the receive of this row starts."""
         if row.nbytes > REMEMBERED:
             self.came.append(weakref.ref(row.untyped_storage()))
         if self.most <= ROWS:
@@ -97,7 +97,7 @@ class Watched(Layers):
 
 
 def _alive(storages: list[weakref.ref], enough: int) -> int:
-    """Return how many of them still live; the backend gets a moment to let them go."""
+    """Return how many of these storages still live; the backend gets a moment to free them."""
     deadline = time.monotonic() + GRACE
     while True:
         alive = len({storage.data_ptr() for ref in storages if (storage := ref())})
@@ -109,7 +109,7 @@ def _alive(storages: list[weakref.ref], enough: int) -> int:
 def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: Any) -> tuple:
     """Return optimizers for each row, the list of notes of their steps, and the record's mark.
 
-    A note is: the layer, sends of it that nobody has waited for, gradients received, sends started.
+    A note is the layer, its sends without a wait, the gradients received, and the sends started.
     """
     notes: list[list[int]] = []
     mark = [log.mark()]
@@ -134,22 +134,22 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
     Args:
         device: the seed of the samples.
         host: the seed of the weights.
-        adds: by mistake, the gradient of the step before is added.
+        adds: whether to add the previous step's gradient, by mistake.
     """
-    twin = Twin(sequential(layers_of(host, DEEP), nn.ReLU), RATE, MOMENTUM)
+    training = Twin(sequential(layers_of(host, DEEP), nn.ReLU), RATE, MOMENTUM)
     losses = []
-    gradient = torch.zeros_like(twin.old)
+    gradient = torch.zeros_like(training.old)
     for step in range(STEPS):
         minibatch = batch(device, step)
-        losses.append(twin.loss(*minibatch))
-        gradient = twin.gradient(*minibatch) + adds * gradient
-        twin.move(gradient)
-    return losses, [row.tolist() for row in rows_of(twin.model)]
+        losses.append(training.loss(*minibatch))
+        gradient = training.gradient(*minibatch) + adds * gradient
+        training.move(gradient)
+    return losses, [row.tolist() for row in rows_of(training.model)]
 
 
 @in_group
 def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
-    """Take two steps of a device and its host; the seed is that of its samples, or its weights."""
+    """Take two steps of a device and its host; the seed is for its samples, or its weights."""
     from torch_mpi.record import log
 
     place = dist.get_rank(group)
@@ -188,7 +188,7 @@ def _receives_noted(worker: Watched) -> AbstractContextManager[None]:
 
 @task("11.7", "offload with prefetch and early update", points=4)
 def offload(ranks: Ranks, report: Report) -> None:
-    """Judge the weights by the twin; and what is started, waited for and held, and when."""
+    """Judge the weights, and what is started, awaited and kept, and when."""
     each = to_each(seed=report.seeds(WORLD))
     cases = [{"partition": partition, "each": each} for partition in PAIRS]
     judge_groups(ranks, report, probe_offload, cases, _offload, world=WORLD)
@@ -211,7 +211,7 @@ def _offload(answer: GroupAnswer) -> Iterator[Step]:
     for calls in result["calls"]:
         yield communication(calls, waited)
     if place == 0:
-        nothing = Mistake([None] * STEPS, "nothing was returned: return worker.loss")
+        nothing = Mistake([None] * STEPS, "You returned nothing. Return worker.loss")
         losses, _ = offloaded(device, host)
         yield exactly(result["losses"], losses, [nothing], "the losses")
     else:
@@ -232,16 +232,17 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
         for op, tag, size in made_here:
             if (op, tag, size) not in wanted:
                 return (
-                    f"a {op} with tag {tag} and {size} bytes: weights of piece n have tag n, and "
-                    f"so has its gradient; of piece {tag} that is "
-                    f"{dict(enumerate(sizes)).get(tag)} bytes"
+                    f"You made a {op} with tag {tag} and {size} bytes. Use tag n for piece n's "
+                    "weights and for their gradient, which have "
+                    f"{dict(enumerate(sizes)).get(tag)} bytes for n = {tag}"
                 )
         for op, tag, size in wanted:
             content = "weights" if op == weights else "the gradient"
             count = made_here.count((op, tag, size))
             if count != 1:
                 return (
-                    f"{content} of piece {tag}: expected one {op} with tag {tag}, it made {count}"
+                    f"You made {count} {op} with tag {tag} for {content} of piece {tag}, expected "
+                    "one"
                 )
         return None
 
@@ -249,45 +250,44 @@ def _traffic(place: int, members: list[int], order: list[int]) -> Rule:
 
 
 def _wrong_device(seen: list[list[int]], kept: int, most: int, pieces: int) -> dict[str, bool]:
-    """Return what is wrong with prefetch, which is of one piece, and with pending gradients."""
+    """Return what is wrong with prefetch, which is one piece, and with pending gradients."""
     order = [n for n, *_ in seen]
     odd_order = order != list(range(pieces))
     surplus = [receives - min(k + 2, pieces) for k, (_, receives, *_) in enumerate(seen)] or [0]
     pending = [sends - waited_for for *_, sends, waited_for in seen] or [0]
     return {
-        f"pieces were worked on in the order {short(order)}, expected 0 … {pieces - 1}": odd_order,
-        "no prefetch: as piece n begins, the receive of piece n + 1 has to be started already": (
+        f"You worked on pieces in the order {short(order)}, expected 0 … {pieces - 1}": odd_order,
+        "You don't prefetch. When piece n starts, the receive of piece n + 1 must be in flight": (
             min(surplus) < 0
         ),
-        "too much prefetch: as piece n begins, receives up to piece n + 1 may be started. Each "
-        "of them holds a layer's weights, and the device has room for two": max(surplus) > 0,
-        f"{most} rows are in the device's memory as a receive begins, {ROWS} are allowed. Before "
-        "you start the receive of piece n + 1, let go of the row of piece n − 1 (row = None), and "
-        "of its request, which keeps the row": most > ROWS,
-        "gradients are sent and waited for at once: start the next piece meanwhile, and wait "
-        "before the next gradient is sent": not any(pending[(pieces + 1) // 2 :]),
-        "more than one gradient is under way: before you send one, wait for the one before": (
+        "You prefetch too far ahead. When piece n starts, only receives up to piece n + 1 may be "
+        "in flight, because the device has room for two layers": max(surplus) > 0,
+        f"{most} rows are in the device's memory when a receive starts, and {ROWS} are allowed. "
+        "Before you receive piece n + 1, drop the row of piece n − 1 (row = None) and its "
+        "request, which keeps the row": most > ROWS,
+        "You wait for each gradient right after you send it. Start the next piece, and wait "
+        "before you send the next gradient": not any(pending[(pieces + 1) // 2 :]),
+        "You have two pending gradients. Before you send one, wait for the previous one": (
             max(pending) > 1
         ),
-        f"{kept} rows and gradients of this step are still in the device's memory at the last "
-        f"piece, {FEW} are enough: keep no row after its piece, and no gradient that is "
-        "sent": kept > FEW,
+        f"{kept} rows and gradients of this step are still in memory at the last piece, and {FEW} "
+        "are enough. Keep no row after its piece, and no gradient after its send": kept > FEW,
     }
 
 
 def _wrong_host(notes: list[list[int]], order: list[int]) -> dict[str, bool]:
-    """Return what is wrong with the updates, which are early, but not too early."""
+    """Return what is wrong with the updates, which must be early, but not too early."""
     wanted = sorted(set(order), reverse=True)
     layers = [layer for layer, *_ in notes]
     return {
-        f"optimizers stepped for the layers {layers}; each has to once, as its gradient comes: "
+        f"You stepped the optimizers of layers {layers}. Step each once, as its gradient arrives: "
         f"{wanted}": sorted(layers) != sorted(wanted),
-        "a layer is updated before this rank has waited for the sends of its row: wait for all "
-        "sends of layer i before optimizers[i].step()": any(unsent for _, unsent, *_ in notes),
-        "the rows were not all sent at the beginning: start the sends of all pieces before you "
+        "You update a layer whose row is still being sent. Wait for all sends of layer i before "
+        "optimizers[i].step()": any(unsent for _, unsent, *_ in notes),
+        "You didn't send all rows at the beginning. Start the sends of all pieces before you "
         "receive a gradient": any(sends < len(order) for *_, sends in notes[:1]),
-        "the updates are late: as soon as a layer's gradient is there, update it, before you wait "
-        "for the next one": any(note[2] > k + 1 for k, note in enumerate(notes)),
+        "You update too late. Update a layer as soon as its gradient arrives, before you wait for "
+        "the next gradient": any(note[2] > k + 1 for k, note in enumerate(notes)),
     }
 
 
@@ -296,9 +296,9 @@ def _rows(rows: list, device: int, host: int) -> Iterator[Step]:
     added = offloaded(device, host, adds=True)[1]
     for i, row in enumerate(offloaded(device, host)[1]):
         wrong = {
-            "the weights have not changed: put the gradient into weights[i].grad before the "
+            "You never changed the weights. Put the gradient into weights[i].grad before the "
             "step": begin[i],
-            "the gradient of the step before is still in weights[i].grad: put the new one in its "
-            "place": added[i],
+            "You kept the previous step's gradient in weights[i].grad. Replace it with the new "
+            "one": added[i],
         }
         yield exactly(rows[i], row, table(wrong), f"row of layer {i} after {STEPS} steps")

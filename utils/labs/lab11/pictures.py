@@ -1,4 +1,4 @@
-"""Meshes of ranks, what sharding leaves on each of them, offload, and which mix when."""
+"""Pictures of lab 11: meshes of ranks, shards and their memory, offload, and the best mix."""
 
 from __future__ import annotations
 
@@ -91,18 +91,18 @@ def placements(nbytes: Mapping[str, float], seconds: Mapping[str, float]) -> Fig
 def memory(
     reports: Mapping[str, Mapping[str, float]], theory: Mapping[str, float], model: float
 ) -> Figure:
-    """Draw bytes on a rank by kind, with the peak and the theory; and what it sends in a step.
+    """Draw a rank's bytes by kind, with their peak and the theory, and what it sends in a step.
 
     Args:
-        reports: by name, bytes of each of :data:`KINDS`, "peak" and "sent".
-        theory: by name, the sum of the kinds that it should be.
+        reports: name → bytes of each of :data:`KINDS`, "peak" and "sent".
+        theory: name → the expected sum of the kinds.
         model: bytes of the model.
 
     Raises:
         ValueError: nothing was measured.
     """
     if not reports:
-        raise ValueError("nothing to draw: has a cell above measured anything?")
+        raise ValueError("There is nothing to draw. First run the cell above that measures.")
     look = {"width_ratios": (5, 2), "sharey": True}
     figure, (left, right) = panels(9, 0.62 * len(reports) + 1.6, columns=2, **look)
     names = list(reports)
@@ -112,7 +112,7 @@ def memory(
         sizes = np.array([reports[name][kind] / 1e6 for name in names])
         left.barh(names, sizes, 0.55, left=start, color=color, label=kind)
         start += sizes
-    hollow = {"markersize": 9, "markerfacecolor": "none", "label": "by the table"}
+    hollow = {"markersize": 9, "markerfacecolor": "none", "label": "from the table"}
     left.plot([theory[name] / 1e6 for name in names], rows, "o", color=INK, **hollow)
     peaks = [report["peak"] / 1e6 for report in reports.values()]
     left.plot(peaks, rows, "D", color=INK, markersize=7, label="peak")
@@ -130,8 +130,9 @@ def memory(
     for name, report in reports.items():
         kinds = ", ".join(f"{report[kind] / 1e6:.1f} MB {kind}" for kind in KINDS)
         words.append(
-            f"{name}: {kinds}; by the table {theory[name] / 1e6:.1f} MB; peak "
-            f"{report['peak'] / 1e6:.1f} MB; sends {report['sent'] / model:.2f} times the model."
+            f"{name}: {kinds}; from the table {theory[name] / 1e6:.1f} MB; peak "
+            f"{report['peak'] / 1e6:.1f} MB; sends {report['sent'] / model:.2f} times the "
+            "model."
         )
     above = 0.35 / figure.get_figheight()
     return finish(figure, f"Bytes on a rank. {' '.join(words)}", above=above)
@@ -150,9 +151,9 @@ def offload() -> Figure:
     axes.text(3.75, -0.52, "gradients, one by one", **look)
     axes.text(3.75, 1.05, "bus", ha="center", weight="bold")
     words = (
-        "The host holds all weights and Adam's state, and updates. The device holds the weights "
-        "of one layer and the next, and does forward and backward. Over the bus between them "
-        "weights go to the device layer by layer, and gradients back one by one."
+        "The host holds all weights and Adam's state, and does the updates. The device holds the "
+        "weights of one layer and of the next one, and does forward and backward. The bus between "
+        "them carries weights to the device layer by layer, and gradients back one by one."
     )
     return frame(axes, (-2.0, 10.5), (-1.4, 1.5), words, equal=True)
 
@@ -190,7 +191,7 @@ def _limits(title: str, lanes: Mapping[str, Sequence[Sequence[float]]]) -> tuple
     """Return when the first span of a chart begins, and when the last one ends."""
     spans = [span for lane in lanes.values() for span in lane]
     if not spans:
-        raise ValueError(f"{title}: nothing to draw. Has the cell above measured anything?")
+        raise ValueError(f"{title}: There is nothing to draw. First run the cell above.")
     return min(start for start, _ in spans), max(end for _, end in spans)
 
 

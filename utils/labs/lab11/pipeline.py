@@ -1,4 +1,4 @@
-"""One pipeline of stages: a schedule, carried out with messages, as lab 10 builds it by hand."""
+"""One pipeline of stages that runs a schedule with messages, as students build it in lab 10."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def run_schedule(
     """Run forward and backward of all microbatches through the stages of a group's ranks.
 
     Args:
-        stage: this rank's; ``stage.features`` is the width of what comes in.
-        schedule: of all stages, see :mod:`utils.labs.shared.schedules`; this rank's list is
-            carried out.
-        inputs, labels: of each microbatch, on all ranks; the first stage uses the inputs, the last
-            the labels. Each microbatch has as many samples as the others.
+        stage: this rank's stage; ``stage.features`` is the width of its input.
+        schedule: a list of actions for each stage, see :mod:`utils.labs.shared.schedules`; the rank
+            runs its own list.
+        inputs, labels: one of each per microbatch, on all ranks; the first stage uses the inputs,
+        the last the labels. All microbatches have the same number of samples.
 
     Returns:
         On the last stage the mean of the loss over all samples, on the others ``None``. The
-        gradients of that mean are added to those of the stage's parameters.
+        gradients of the mean are added to ``.grad`` of the stage's parameters.
     """
     s = dist.get_rank(group)
     p = dist.get_world_size(group)

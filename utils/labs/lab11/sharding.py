@@ -18,7 +18,7 @@ from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, keyw
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
 
-from .twins import (
+from .reference_models import (
     BYTES,
     CHAIN,
     RATE,
@@ -42,35 +42,36 @@ from .twins import (
 )
 
 WORLD = 6
-#: Groups of 6, 3, 2 ranks and of unequal sizes.
+#: Groups of 6, 3 and 2 ranks, and groups of unequal sizes.
 PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3, 5], [1], [4]])
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10
 _NO_FIT = (
-    "a collective got tensors that do not fit: the large one has the padded length, p times the "
-    "small one, both have the dtype of the shard, and every call gets group=group"
+    "You passed tensors that don't fit the collective. Make the large one p times the small one, "
+    "with the shard's dtype, and pass group=group to every call"
 )
-#: Parts of errors' texts, and what is behind them: words of Python and PyTorch, whose classes of
-#: errors say too little, and of this course's backend.
+#: Parts of error texts, and the message that explains each. Python's and PyTorch's error classes
+#: say too little, so the texts of PyTorch and of our backend decide.
 ERRORS = {
-    "have to make the same collective calls": "do ranks with other layers, or other shards, take "
-    "part? Gradients are averaged over dp only",
+    "have to make the same collective calls": "Ranks with other layers or other shards took part "
+    "in a collective. Average gradients over dp only",
     "the large tensor must be": _NO_FIT,
     "list index out of range": _NO_FIT,
-    "'NoneType' object has no attribute": "a gradient is None where one is used: has backward been "
-    "run, has it come already, and has nobody freed it before?",
-    "'Named' object has no attribute": "layers may have parameters of any name: use "
-    "layer.parameters()",
-    "must match the size": "two rows have different lengths: this rank's part has the length of "
-    "its shard, the whole row p times that",
-    "returned an incorrect number of gradients": "backward returns one value for each argument of "
-    "forward: x, shard, shape, group",
-    "view size is not compatible": "use reshape, or copy_back",
-    "leaf Variable that requires grad": "a weight is changed with autograd watching: use "
+    "'NoneType' object has no attribute": "You read a gradient that is None. Run backward first, "
+    "and don't free the gradient too early",
+    "'Named' object has no attribute": "You named a parameter of a layer, but layers may have "
+    "parameters of any name. Use layer.parameters()",
+    "must match the size": "Your two rows have different lengths. Make this rank's part as long "
+    "as its shard, and the whole row p times as long",
+    "returned an incorrect number of gradients": "Return from backward one value for each "
+    "argument of forward: x, shard, shape, group",
+    "view size is not compatible": "You called view on a tensor that isn't contiguous. Use "
+    "reshape, or copy_back",
+    "leaf Variable that requires grad": "You changed a weight while autograd was watching. Use "
     "copy_back, or torch.no_grad()",
-    "Deadlock: ": "somebody waits for what nobody sends. Do both sides use the same tag and group, "
-    "and does every rank of a group call its collectives?",
-    "tuple index out of range": "more pieces were asked for than there are: 0 … len(order) − 1",
+    "Deadlock: ": "A rank is waiting for a message that nobody sends. Use the same tag and group "
+    "on both sides, and let every rank of a group call its collectives",
+    "tuple index out of range": "You asked for more pieces than there are. Use 0 to len(order) − 1",
 }
 
 
@@ -81,7 +82,7 @@ def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -
 
 @contextlib.contextmanager
 def patched(name: str, function: Callable) -> Iterator[None]:
-    """Put a function into the place of one of `torch.distributed`, wherever that is called from."""
+    """Replace a function of `torch.distributed` in both modules that offer it."""
     with (
         mock.patch.object(dist, name, function),
         mock.patch.object(dist.distributed_c10d, name, function),
@@ -90,14 +91,14 @@ def patched(name: str, function: Callable) -> Iterator[None]:
 
 
 def explain_errors(report: Report) -> None:
-    """Add to an error of PyTorch what is behind it."""
+    """Add to an error of PyTorch what caused it."""
     if explanation := report.behind_errors(ERRORS):
         report.problem(f"({explanation})")
         report.found.sort(key=lambda problem: problem[2] is not None)
 
 
 def _judge_in_groups(ranks: Ranks, report: Report, probe: Callable, judge: Callable) -> None:
-    """Ask a probe in all partitions, with a seed for the model and one for each rank's samples."""
+    """Ask a probe in all partitions, with a seed for the model and one per rank for its samples."""
     arguments = {"seed": report.seed, "each": to_each(data=report.seeds(WORLD))}
     cases = [{"partition": partition} | arguments for partition in PARTITIONS]
     judge_groups(ranks, report, probe, cases, judge, world=WORLD)
@@ -140,24 +141,27 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
 
 
 def _pair(nbytes: int) -> list[Rule]:
-    """Return the rules for one reduce_scatter and one all_gather of a row of so many bytes."""
+    """Return the rules for one reduce_scatter and one all_gather of a row of `nbytes` bytes."""
 
     def sizes(calls: Calls) -> str | None:
         long_sides = [(call["op"], max(call["sent"], call["received"])) for call in calls]
         for op, size in long_sides:
             if size != nbytes:
                 whole = "one for all parameters, padded to a multiple of the group's size"
-                return f"{op} of {size} bytes on its long side, expected {nbytes}: {whole}"
+                return (
+                    f"You made a {op} of {size} bytes on its long side, expected {nbytes}. Make "
+                    f"{whole}"
+                )
         return None
 
-    halves = " in a step: reduce-scatter and all-gather are the two halves of one all_reduce"
+    halves = " in a step (reduce-scatter and all-gather are the two halves of one all_reduce)"
     both = "reduce_scatter_tensor", "all_gather_into_tensor"
     return [only(*both), *(made(op, 1, halves) for op in both), sizes, waited]
 
 
 @task("11.4", "ZeRO-1", points=3)
 def zero_one(ranks: Ranks, report: Report) -> None:
-    """Judge whether all ranks have the twin's weights, by two collectives."""
+    """Judge whether all ranks have the reference model's weights, after two collectives."""
     _judge_in_groups(ranks, report, probe_one, _zero_one)
 
 
@@ -167,8 +171,8 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
     begin = row_of(parameters_of(layers_of(seeds.model)), p).tolist()
     part = slice(answer.place * len(begin) // p, (answer.place + 1) * len(begin) // p)
     wrong_shards = {
-        "the shard has not changed: it is what the optimizer updates": begin[part],
-        "the shard has become the whole row": begin,
+        "You never changed the shard. Let the optimizer update it": begin[part],
+        "You put the whole row into the shard. Keep this rank's part": begin,
     }
     for step, result in zip(range(STEPS), answer.value, strict=True):
         weights = trained(seeds)[step]
@@ -178,38 +182,38 @@ def _zero_one(answer: GroupAnswer) -> Iterator[Step]:
         yield exactly(result["weights"], weights, mistakes, f"weights after {where}")
         yield exactly(result["shard"], weights[part], table(wrong_shards), f"shard after {where}")
         yield facts({
-            f"after {where} the parameters have other memory: put the weights into the tensors "
-            "that are there (copy_back)": result["moved"],
-            f"after {where} the shard, or its gradient, is a view of a whole row, and so all of "
-            "the row stays in memory: copy this rank's part": result["held"] > 1,
+            f"After {where}, your parameters use other memory. Put the weights into the existing "
+            "tensors (copy_back)": result["moved"],
+            f"After {where}, your shard or its gradient is a view, which keeps the whole row in "
+            "memory. Copy this rank's part": result["held"] > 1,
         })
 
 
 def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> Iterator[Mistake]:
-    """Yield what the model's weights are after mistakes; one part of them is this rank's."""
+    """Yield the model's weights after mistakes; `part` is this rank's part of them."""
     yield Mistake(
         begin,
-        "the model's weights have not changed. Had the shard a gradient when the optimizer "
-        "stepped? Then gather the shards, and put them into the model (copy_back)",
+        "You never changed the model's weights. Give the shard a gradient before the optimizer "
+        "steps, then gather the shards and put them into the model (copy_back)",
     )
     p = len(seeds.own)
     if p == 1:
         return
     right = trained(seeds)[step]
     own_part_alone = [*begin[: part.start], *right[part], *begin[part.stop :]]
-    text = "only this rank's part of the weights is new: the others' come by all_gather"
+    text = "You updated only this rank's part. Get the others by all_gather"
     yield Mistake(own_part_alone, text)
     if step == 0:
-        text = "these are the gradients: gather the shards, which are weights"
+        text = "You gathered the gradients. Gather the shards, which are weights"
         yield Mistake([(b - a) / RATE for b, a in zip(begin, right, strict=True)], text)
-    own_gradient = "each part was updated by the gradient of its own rank's samples alone"
+    own_gradient = "You updated each part with its own rank's gradient alone"
     for mode, text in {
-        "sum": f"the gradient is a sum over {p} ranks; a mean is asked for",
-        "twice divided": f"the gradient was divided by {p} once too often",
-        "own": f"{own_gradient}: reduce_scatter sums over the group",
-        "own, divided": f"{own_gradient}, divided: reduce_scatter sums over the group",
-        "first": "all parts were updated by the first rank's gradient",
-        "adds up": "the gradient of the step before is still in shard.grad: replace it",
+        "sum": f"You summed the gradient over {p} ranks. Take the mean",
+        "twice divided": f"You divided the gradient by {p} once too often",
+        "own": f"{own_gradient}. Use reduce_scatter, which sums over the group",
+        "own, divided": f"{own_gradient}, divided. Use reduce_scatter, which sums over the group",
+        "first": "You updated all parts with the first rank's gradient",
+        "adds up": "You kept the previous step's gradient in shard.grad. Replace it",
     }.items():
         yield Mistake(trained(seeds, mode)[step], text)
 
@@ -252,13 +256,13 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
 
 @task("11.5", "ZeRO-2", points=3)
 def zero_two(ranks: Ranks, report: Report) -> None:
-    """Judge whether each layer's gradient is reduce-scattered and freed while backward goes on."""
+    """Judge whether backward reduce-scatters and frees each layer's gradient as it goes."""
     _judge_in_groups(ranks, report, probe_two, _zero_two)
 
 
 LATE_BINDING = (
-    "Does each hook know its own layer and shard? In a loop, a function that is called later sees "
-    "the last value of the loop's variables"
+    "Give each hook its own layer and shard: a function that you define in a loop sees the last "
+    "value of the loop's variables"
 )
 
 
@@ -267,13 +271,13 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     result = answer.value
     for step, of_step in zip(range(STEPS), result["steps"], strict=True):
         yield from _backward(answer, step, of_step)
-    # Parts of all layers, a layer's gradients, their row, what backward needs, and what is freed
-    # with some delay; who keeps all gradients has 24 more.
+    # Enough for parts of all layers, one layer's gradients and row, what backward needs, and some
+    # delay. An answer that keeps all gradients has 24 more.
     most = CHAIN / p + 12
     yield facts({
-        f"{on(answer.members)}: backward of {CHAIN} equal layers made {result['rows']:.1f} layers' "
-        f"worth of bytes at its peak, {most:.1f} are enough: free a layer's gradients as soon as "
-        "they are reduce-scattered, and keep no row": p > 1 and result["rows"] > most
+        f"{on(answer.members)}: Your backward of {CHAIN} equal layers held {result['rows']:.1f} "
+        f"layers' worth of bytes, and {most:.1f} are enough. Free a layer's gradients right after "
+        "their reduce-scatter, and keep no row": p > 1 and result["rows"] > most
     })
     if p == WORLD:
         scatters = made("reduce_scatter_tensor", CHAIN, f" in backward of {CHAIN} equal layers")
@@ -286,16 +290,16 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
     where = f"backward {step + 1} {on(answer.members)}"
     yield communication(result["calls"], only("reduce_scatter_tensor"), inside(answer.members))
     reached = [gradient is not None for gradient in result["gradients"]]
-    late = f"{where}: the last layer alone was reduce-scattered. {LATE_BINDING}"
+    late = f"{where}: You reduce-scattered only the last layer. {LATE_BINDING}"
     yield facts({late: reached == [False] * (n - 1) + [True]})
-    why = f" in {where}: one for each of {n} layers, with weight and bias together"
+    why = f" in {where} (one for each of {n} layers, with weight and bias together)"
     yield communication(result["calls"], made("reduce_scatter_tensor", n, why), waited)
     yield from _shard_gradients(answer, result["gradients"], step, f", {where}")
     left = result["left"]
     yield facts({
-        f"{where}: {left} parameters still have a gradient: set .grad = None": left,
-        f"{where}: all parameters of layer {result['behind'][:1]} had their gradients, and still "
-        "had them after their hooks: reduce-scatter and free them at once": result["behind"],
+        f"{where}: {left} parameters still have a gradient. Set .grad = None": left,
+        f"{where}: You kept the gradients of layer {result['behind'][:1]} after their last hook. "
+        "Reduce-scatter and free them at once": result["behind"],
     })
 
 
@@ -308,26 +312,26 @@ def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str
 
 
 def _means(seeds: Seeds, step: int, i: int) -> Tensor:
-    """Return the padded row of a layer's gradient, its mean over a group."""
+    """Return the padded row of a layer's gradient, averaged over a group."""
     p = len(seeds.own)
     return row_of([sum(rows_at(seeds, place, step)[i] for place in range(p)) / p], p)
 
 
 def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
-    yield Mistake(lambda v: v is None, f"this shard has no gradient. {LATE_BINDING}")
+    yield Mistake(lambda v: v is None, f"Your shard has no gradient. {LATE_BINDING}")
     p = len(seeds.own)
     row = _means(seeds, step, i)
     right = row.chunk(p)[k]
     if p > 1:
         alone = row_of([rows_at(seeds, k, step)[i]], p).chunk(p)[k]
         yield from table({
-            f"a sum over {p} ranks; a mean is asked for": p * right,
-            f"divided by {p} once too often": right / p,
-            "the gradient of this rank's samples alone: reduce_scatter over the group": alone,
-            "the gradient of this rank's samples alone, divided: reduce_scatter sums over the "
+            f"You summed over {p} ranks. Take the mean": p * right,
+            f"You divided by {p} once too often": right / p,
+            "You used only this rank's samples. Reduce-scatter over the group": alone,
+            "You used only this rank's samples, divided. Use reduce_scatter, which sums over the "
             "group": alone / p,
-            "the gradient of the whole layer: this rank's part is asked for": row,
-            "the part of another place of the group": row.chunk(p)[(k + 1) % p],
+            "You kept the gradient of the whole layer. Keep this rank's part": row,
+            "You kept the part of another group rank": row.chunk(p)[(k + 1) % p],
         })
     wide, narrow = SMALL[i : i + 2]
     weight, bias, padding = row.split([wide * narrow, narrow, len(row) - (wide + 1) * narrow])
@@ -335,15 +339,14 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
     bias_first = torch.cat([bias, weight, padding]).chunk(p)[k]
     turned = torch.cat([transposed, bias, padding]).chunk(p)[k]
     yield from table({
-        "the bias stands in front of the weight: the row's order is weight, then bias": bias_first,
-        "the weight's gradient is transposed: it is gradient.t() @ x, [out, in]": turned,
+        "You put the bias in front of the weight. Put the weight first": bias_first,
+        "You transposed the weight's gradient. It is gradient.t() @ x, [out, in]": turned,
     })
     if step:
         before = _means(seeds, step - 1, i).chunk(p)[k]
         yield from table({
-            "the gradient of the backward before is still in it": right + before,
-            "this is the gradient of the backward before: does the hook work a second "
-            "time?": before,
+            "You added the previous backward's gradient. Replace it": right + before,
+            "You kept the previous backward's gradient. Make the hook work each time": before,
         })
 
 
@@ -399,7 +402,7 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int,
 
 @task("11.6", "ZeRO-3", points=3)
 def zero_three(ranks: Ranks, report: Report) -> None:
-    """Judge layers that are whole only while they are used."""
+    """Judge layers that are whole only while they are in use."""
     _judge_in_groups(ranks, report, probe_three, _zero_three)
 
 
@@ -423,38 +426,40 @@ def _zero_three(answer: GroupAnswer) -> Iterator[Step]:
 def _gathered_forward(
     answer: GroupAnswer, layers: list[nn.Linear], x: Tensor, y: Tensor
 ) -> Iterator[Step]:
-    """Judge the output, and that layers are gathered one by one; x and y are those of the twin."""
+    """Judge the output, and layers gathered one by one; x and y belong to the reference model."""
     result = answer.value
     members = answer.members
     p = len(members)
     where = on(members)
-    why = f" forward {where}: one for each of {len(layers)} layers"
+    why = f" forward {where} (one for each of {len(layers)} layers)"
     rules = inside(members), made("all_gather_into_tensor", len(layers), why), waited
     yield communication(result["forward"], only("all_gather_into_tensor"), *rules)
     yield exactly(result["y"], list_of(y), _wrong_outputs(layers, x, p), f"output {where}")
-    said = "whole returns copies: weight and bias have to be views into one gathered row"
+    said = "Your whole() returns copies. Return weight and bias as views into one gathered row"
     yield facts({said: not result["views"]})
-    # One layer, and activations worth four.
+    # Enough for one layer, and for activations worth four.
     yield _kept(p, where, "forward", result["rows forward"], 12)
 
 
 def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
-    """Judge gradients, and that layers are gathered again; the slope is that of the twin's x."""
+    """Judge gradients, and layers gathered again; `slope` is the reference gradient of x."""
     result = answer.value
     members = answer.members
     where = on(members)
     p = len(members)
     n = len(SMALL) - 1
-    why = f" backward {where}: each layer once more, as its weights were forgotten"
+    why = f" backward {where} (each layer once more, because its weights were forgotten)"
     gathers = made("all_gather_into_tensor", n, why)
-    scatters = made("reduce_scatter_tensor", n, f" backward {where}: one for each of {n} layers")
+    scatters = made("reduce_scatter_tensor", n, f" backward {where} (one for each of {n} layers)")
     yield communication(result["backward"], _BOTH, inside(members), gathers, scatters, waited)
-    changed = "backward changed the gradient that came in, which other layers may use: work on a "
+    changed = (
+        "Your backward changed the gradient that came in, which other layers may use. Work on a "
+    )
     yield facts({changed + "copy of it": result["changed"]})
     mistakes = _wrong_slopes(slope.reshape(-1), p, n)
     yield exactly(result["dx"], list_of(slope), mistakes, f"gradient of x {where}")
     yield from _shard_gradients(answer, result["gradients"], 0, f" {where}")
-    # Also a part of each gradient.
+    # This includes a part of each gradient.
     yield _kept(p, where, "backward", result["rows backward"], CHAIN / p + 12)
 
 
@@ -467,25 +472,25 @@ def _wrong_outputs(layers: list[nn.Linear], x: Tensor, p: int) -> Iterator[Mista
     ]
     of_padded = chained(padded, x).detach().reshape(-1)
     yield from table({
-        "the bias is missing": chained(no_bias, x).detach().reshape(-1),
-        "the bias is not the end of the row: zeros may follow it": of_padded,
+        "You left out the bias. Add it": chained(no_bias, x).detach().reshape(-1),
+        "You took the bias from the row's end, where padding follows": of_padded,
     })
 
 
 def _wrong_slopes(slope: Tensor, p: int, n: int) -> Iterator[Mistake]:
     if p > 1:
         yield from table({
-            f"divided by {p}: each rank has samples of its own, and only the shard's gradient is a "
-            "mean": slope / p,
-            f"divided by {p} in each layer: only the shard's gradient is a mean": slope / p**n,
+            f"You divided by {p}, but each rank has its own samples. Average only the shard's "
+            "gradient": slope / p,
+            f"You divided by {p} in each layer. Average only the shard's gradient": slope / p**n,
         })
-    yield Mistake(None, "there is none: return it first")
+    yield Mistake(None, "You returned none. Return it first")
 
 
 def _kept(p: int, where: str, when: str, rows: float, most: float) -> Step:
     """Judge whether more layers than these were whole at once."""
     return facts({
-        f"{when} of {CHAIN} equal layers {where} made {rows:.1f} layers' worth of bytes at its "
-        f"peak, {most:.1f} are enough: forget the gathered weights after each layer. What "
-        "ctx keeps stays until backward: the shard, not the whole weight": p > 1 and rows > most
+        f"Your {when} of {CHAIN} equal layers {where} held {rows:.1f} layers' worth of bytes, and "
+        f"{most:.1f} are enough. Forget the gathered weights after each layer, and keep only the "
+        "shard in ctx": p > 1 and rows > most
     })

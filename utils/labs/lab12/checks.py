@@ -1,8 +1,8 @@
-"""Checks of lab 12: federated rounds, what gradients tell, and what hides it.
+"""Checks of lab 12: federated rounds, what gradients reveal, and what hides an update.
 
-Most tasks are functions of tensors, tried on every rank with fresh inputs. The check of a round is
-in :mod:`utils.labs.lab12.clients`, those of attacks and of what hides an update in
-:mod:`utils.labs.lab12.inversion` and :mod:`utils.labs.lab12.privacy`.
+Most tasks are functions of tensors, and every rank tries them with fresh inputs. The check of a
+round is in :mod:`utils.labs.lab12.clients`, the checks of attacks in
+:mod:`utils.labs.lab12.inversion`, and the checks of defenses in :mod:`utils.labs.lab12.privacy`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from .inversion import read_image as read_image
 from .privacy import masked_sum as masked_sum
 from .privacy import private_mean as private_mean
 
-#: Images, classes, clients, pieces for each; in all but the last no piece has two classes.
+#: Images, classes, clients, pieces per client. Only in the last case do pieces mix two classes.
 SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
 
 
 def _labels(seed: int, n: int, classes: int) -> Tensor:
-    """Return labels of n images in any order, of all classes alike."""
+    """Return shuffled labels of n images, with equally many of each class."""
     return (torch.arange(n) % classes)[torch.randperm(n, generator=seeded(seed))]
 
 
 def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
-    """Return the shards of each case; again with the same draw, and with another one."""
+    """Return each case's shards: from a draw, from the same draw again, and from another one."""
     function = reading_answer(user_ns, "shards_by_class")
     by_case = []
     for n, classes, count, each in cases:
@@ -59,13 +59,13 @@ def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
 
 @task("12.1", "shards by class", points=2)
 def shards_by_class(ranks: Ranks, report: Report) -> None:
-    """Judge whether each image is dealt out once, few classes for each client, by the draw."""
+    """Judge whether each image is in one shard, and each client gets few classes, by the draw."""
     for answer in report.answers(ranks, probe_shards, seed=report.seed, cases=SHARDS):
         report.follow(answer.rank, _all_shards(answer.value, report.seed))
 
 
 def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
-    """Judge each case's shards: those of a draw, of the same one again, and of another one."""
+    """Judge each case's shards: from a draw, from the same draw again, and from another one."""
     for case, (first, again, other, used) in zip(SHARDS, results, strict=True):
         n, classes, count, each = case
         about = f"{n} images of {classes} classes, {count} clients, each = {each}"
@@ -73,17 +73,17 @@ def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
         yield from _shards(first, labels, case, about)
         as_sets = [[sorted(shard) for shard in shards] for shards in (first, again, other)]
         wrong = {
-            "the same seed gave another result the second time: draw has to be the only source of "
-            "randomness, generator=draw": as_sets[0] != as_sets[1],
-            "another seed gave the same shards: the pieces are not dealt out at random": (
+            "You returned another result for the same seed. Take all randomness from draw: "
+            "generator=draw": as_sets[0] != as_sets[1],
+            "You returned the same shards for another seed. Distribute the pieces at random": (
                 case == SHARDS[0] and as_sets[0] == as_sets[2]
             ),
-            "every client has a class in common with what it has with another seed, or no client "
-            "has two classes: deal out all pieces at random, not some of them": (
+            "Every client keeps a class under another seed, or no client has two classes. "
+            "Distribute all pieces at random, not some of them": (
                 case == SHARDS[0] and not _is_dealt_out(first, other, labels)
             ),
-            "draw itself was not used, so the next call with it deals out the same: do not make "
-            "another generator": not used,
+            "You left draw itself unused, so the next call returns the same. Pass draw, and make "
+            "no other generator": not used,
         }
         yield facts_about(about, wrong)
 
@@ -91,7 +91,7 @@ def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
 def _is_dealt_out(first: list, other: list, labels: list[int]) -> bool:
     """Return whether clients have pieces from anywhere, by two draws.
 
-    By chance one in 10⁸ right answers is told that they do not.
+    One right answer in 10⁸ gets False by chance.
     """
     kinds = [[{labels[k] for k in shard} for shard in shards] for shards in (first, other)]
     mixed = any(len(classes) > 1 for classes in kinds[0])
@@ -111,32 +111,33 @@ def _shards(
     sizes = sorted(map(len, shards))
     kinds = max(len({labels[k] for k in shard}) for shard in shards)
     wrong = {
-        "these are labels: return the indices of the images": (
+        "You returned labels. Return the indices of the images": (
             repeats and sorted(indices) == sorted(labels)
         ),
-        "an image is in two shards: a piece may be dealt out only once (no replacement)": repeats,
-        f"{n - len(indices)} of {n} images have no client: also what is left over is dealt out": (
+        "You put an image into two shards. Give each piece to one client only (no "
+        "replacement)": repeats,
+        f"You left {n - len(indices)} of {n} images without a client. Distribute the rest, too": (
             len(indices) != n
         ),
-        f"clients have {sizes[0]} to {sizes[-1]} images, expected {least} to {most}: cut the "
-        "images into pieces whose sizes differ by one at most, as .tensor_split(clients * each) "
-        "does, and chunk() does not": sizes[0] < least or sizes[-1] > most,
-        f"a client has {kinds} classes: the images have to be sorted by class before they are cut, "
-        "and the pieces dealt out whole": n % pieces == 0 and kinds > each,
+        f"You gave clients {sizes[0]} to {sizes[-1]} images, expected {least} to {most}. Split "
+        "the images into pieces whose sizes differ by at most one, with .tensor_split(clients * "
+        "each) and not with chunk()": sizes[0] < least or sizes[-1] > most,
+        f"You gave a client {kinds} classes. Sort the images by class before you split them, and "
+        "keep the pieces whole": n % pieces == 0 and kinds > each,
     }
     yield facts_about(about, wrong)
 
 
 def _are_indices(shards: Any, n: int, count: int, pieces: int, about: str) -> Iterator[Step]:
-    """Judge whether there is a list for each client, and indices of images are in them."""
+    """Judge whether there is a list for each client, with indices of images in it."""
     are_lists = isinstance(shards, list) and all(isinstance(shard, list) for shard in shards)
-    said = "return a list with one tensor of indices for each client"
+    said = "Return a list with one tensor of indices for each client"
     yield facts_about(about, {said: not are_lists})
     join = " (these are the pieces: join each client's)" if len(shards) == pieces else ""
     are_indices = all(isinstance(k, int) and 0 <= k < n for shard in shards for k in shard)
     wrong = {
-        f"{len(shards)} shards for {count} clients{join}": len(shards) != count,
-        f"a shard has entries that are no index in range({n}): return indices of images": (
+        f"You returned {len(shards)} shards for {count} clients{join}": len(shards) != count,
+        f"You put entries into a shard that aren't in range({n}). Return indices of images": (
             not are_indices
         ),
     }
@@ -148,7 +149,7 @@ SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0
 
 
 def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return choices of each case: many from one draw, and the first again from its like."""
+    """Return choices of each case: many from one draw, and the first again from an equal draw."""
     function = answer_named(user_ns, "select")
     choices = []
     for fraction, count in SELECT:
@@ -169,14 +170,14 @@ def select_clients(ranks: Ranks, report: Report) -> None:
 
 
 def _all_choices(results: list[list]) -> Iterator[Step]:
-    """Judge each case's choices: many of one draw, the first again, and the types of them all."""
+    """Judge each case's choices: many from one draw, the first again, and all their types."""
     for (fraction, n), (many, again, kinds) in zip(SELECT, results, strict=True):
         call = f"select({fraction}, {n}, draw)"
         for kind in kinds:
-            said = f"{call} returned {kind}: return a list of numbers, of int"
+            said = f"{call}: You returned {kind}. Return a list of numbers, of int"
             yield facts({said: kind not in ("list of int", "list of nothing")})
         wrong = _wrong_choices(fraction, n, many, again)
-        yield facts({f"{call} {text}": is_so for text, is_so in wrong.items()})
+        yield facts({f"{call}: {text}": is_so for text, is_so in wrong.items()})
 
 
 def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str, bool]:
@@ -184,17 +185,17 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
     lengths = [len(choice) for choice in many if len(choice) != wanted] or [wanted]
     chosen = {client for choice in many for client in choice}
     return {
-        f"chose {lengths[0]} clients, expected {wanted}: round the share "
-        "of the n that was handed in as round() does, and take at least one": lengths != [wanted],
-        "chose a client twice: choose without replacement": (
+        f"You chose {lengths[0]} clients, expected {wanted}. Round the share of the argument n as "
+        "round() does, and take at least one": lengths != [wanted],
+        "You chose a client twice. Choose without replacement": (
             any(len(set(choice)) < len(choice) for choice in many)
         ),
-        f"chose a number outside of 0 … {n - 1}": not all(0 <= client < n for client in chosen),
-        "chose the same clients in each call: use draw, and make no new generator": (
+        f"You chose a number outside 0 … {n - 1}": not all(0 <= client < n for client in chosen),
+        "You chose the same clients in each call. Use draw, and make no new generator": (
             1 < wanted < n and len({tuple(sorted(choice)) for choice in many}) == 1
         ),
-        "chose others with the same seed: draw has to be the only randomness": many[0] != again,
-        f"left some clients out in {CALLS} calls: all have to have the same chance": (
+        "You chose others with the same seed. Take all randomness from draw": many[0] != again,
+        f"You never chose some clients in {CALLS} calls. Give each an equal chance": (
             wanted > 1 and len(chosen) < n
         ),
     } | _unequal_chances(wanted, n, many)
@@ -205,38 +206,38 @@ def _unequal_chances(wanted: int, n: int, many: list) -> dict[str, bool]:
     pairs = {pair for choice in many for pair in itertools.combinations(sorted(choice), 2)}
     among = math.comb(n, 2)
     usual_pairs = among * (1 - (1 - math.comb(wanted, 2) / among) ** CALLS)
-    # Two clients with consecutive numbers. If all sets have the same chance, each pair has it.
+    # Count pairs of consecutive numbers. If all sets have the same chance, all pairs do, too.
     neighbours = sum((client + 1) % n in choice for choice in many for client in choice)
     usual_neighbours = CALLS * wanted * (wanted - 1) / max(n - 1, 1)
     return {
-        "chooses neighbours together: all sets of clients have to have the same chance": (
+        "You choose neighbors together. Give all sets of clients an equal chance": (
             wanted > 1 and neighbours > 1.6 * usual_neighbours
         ),
-        f"chose only {len(pairs)} different pairs of clients in {CALLS} calls: all sets of "
-        "clients have to have the same chance": len(pairs) < 0.8 * usual_pairs,
+        f"You chose only {len(pairs)} different pairs of clients in {CALLS} calls. Give all sets "
+        "of clients an equal chance": len(pairs) < 0.8 * usual_pairs,
     }
 
 
-#: Samples, epochs, and further arguments: none, then by name, then by place.
+#: Samples, epochs, and further arguments: none, then by name, then by position.
 LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
-#: What the arguments rate and batch are, if nobody hands them in.
+#: The default values of the arguments rate and batch.
 USUAL = (0.1, 20)
 WRONG_LOCAL = {
-    "weights": "these are the weights: return the difference, after minus before",
-    "not loaded": "the model was not trained from the argument weights: load them first",
-    "adds up": "gradients of earlier minibatches are still in it: model.zero_grad() before each "
+    "weights": "You returned the weights. Return the difference, after minus before",
+    "not loaded": "You didn't train from the argument weights. Load them first",
+    "adds up": "You kept gradients of earlier minibatches. Call model.zero_grad() before each "
     "backward",
-    "no shuffle": "the samples are in their own order: torch.randperm(len(labels), generator=draw)",
-    "same order": "every epoch has the same order: draw a new one in each",
-    "one epoch": "this is one epoch only: train for `epochs`",
-    "one batch": "each epoch was one step with all samples: use minibatches of `batch`",
-    "drop last": "the last, smaller minibatch is left out",
-    "sum": "this is the gradient of a sum over the samples: cross_entropy has the mean",
-    "no rate": "the learning rate is missing",
-    "sum / batch": "divided by `batch`, but the last minibatch is smaller: cross_entropy takes the "
-    "mean over the samples that are in it",
-    "own start": "the model was trained from the weights that were in it: load the argument "
-    "weights first",
+    "no shuffle": "You kept the samples in order. Use torch.randperm(len(labels), generator=draw)",
+    "same order": "You used the same order in every epoch. Draw a new one in each",
+    "one epoch": "You trained for one epoch only. Train for `epochs`",
+    "one batch": "You made each epoch one step. Use minibatches of `batch`",
+    "drop last": "You left out the last, smaller minibatch. Use it, too",
+    "sum": "You summed over the samples. cross_entropy returns the mean",
+    "no rate": "You left out the learning rate",
+    "sum / batch": "You divided by `batch`, but the last minibatch is smaller. Let cross_entropy "
+    "take the mean over its samples",
+    "own start": "You trained from the weights that were in the model. Load the argument weights "
+    "first",
 }
 
 
@@ -256,7 +257,7 @@ def samples(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @functools.cache
-def twin(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "") -> Tensor:
+def reference(seed: int, n: int, epochs: int, rate: float, batch: int, how: str = "") -> Tensor:
     """Return the update of a client's training; ``how`` names one of :data:`WRONG_LOCAL`."""
     weights, images, labels = samples(seed, n)
     model = small_model(seed)
@@ -301,7 +302,7 @@ def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
         named = {} if more is None else {"rate": more[0], "batch": more[1]}
         for _ in range(2):
             arguments = (model, weights, images, labels, epochs, seeded(seed))
-            for parameter in model.parameters():  # as after a backward of somebody else
+            for parameter in model.parameters():  # as if somebody had called backward before
                 parameter.grad = torch.ones_like(parameter) if results else None
             result, calls = recorded(function, *arguments, **named)
             graph = isinstance(result, Tensor) and result.requires_grad
@@ -313,7 +314,7 @@ def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
 
 @task("12.3", "local training", points=2)
 def train_locally(ranks: Ranks, report: Report) -> None:
-    """Judge the update by the twin's, from weights that stay as they are, without a message."""
+    """Compare updates with the reference; weights must stay as they are, without a message."""
     for answer in report.answers(ranks, probe_local, seed=report.seed):
         report.follow(answer.rank, _all_updates(answer.value, report.seed))
 
@@ -321,21 +322,21 @@ def train_locally(ranks: Ranks, report: Report) -> None:
 def _all_updates(results: list[dict[str, Any]], seed: int) -> Iterator[Step]:
     another = Mistake(
         lambda _: True,
-        "the same call again gave another update: what was in the model or its gradients before "
-        "goes in: set both first",
+        "You returned another update for the same call. Set the model's weights and its gradients "
+        "first",
     )
     form = "the difference, one flat tensor"
     for (n, epochs, more), result in zip(LOCAL, results, strict=True):
         rate, batch = more or USUAL
         about = f"{n} samples, {epochs} epochs, batch {batch}"
-        expected = twin(seed, n, epochs, rate, batch).tolist()
+        expected = reference(seed, n, epochs, rate, batch).tolist()
         mistakes = _wrong_updates(seed, n, epochs, rate, batch)
         first, again = result["delta"]
         yield communication(result["calls"], _silent)
         yield value(first, expected, mistakes, what=about, form=form, tolerance=1e-8)
         wrong = {
-            "the argument weights was changed: load weights.clone()": result["changed"],
-            "the update still has a graph: detach it": result["graph"],
+            "You changed the argument weights. Load weights.clone()": result["changed"],
+            "You returned an update that still has a graph. Detach it": result["graph"],
         }
         yield facts_about(about, wrong)
         yield value(again, expected, [another], what=about, form=form, tolerance=1e-8)
@@ -343,19 +344,19 @@ def _all_updates(results: list[dict[str, Any]], seed: int) -> Iterator[Step]:
 
 def _silent(calls: Calls) -> str | None:
     """Return what is wrong with a client's training that communicates."""
-    return f"calls {calls[0]['op']}: local training communicates nothing" if calls else None
+    return f"You called {calls[0]['op']}. Local training communicates nothing" if calls else None
 
 
 def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> Iterator[Mistake]:
-    right = twin(seed, n, epochs, rate, batch)
+    right = reference(seed, n, epochs, rate, batch)
     yield Mistake(
         [0.0] * len(right),
-        "only zeros: the parameters are views of the vector that was loaded, so training changed "
-        "it as well: load weights.clone()",
+        "You returned zeros, because the parameters are views of the vector that you loaded. Load "
+        "weights.clone()",
     )
-    yield Mistake((-right).tolist(), "the sign: weights afterwards minus weights before")
+    yield Mistake((-right).tolist(), "You have the wrong sign. Return after minus before")
     for how, text in WRONG_LOCAL.items():
-        yield Mistake(twin(seed, n, epochs, rate, batch, how).tolist(), text)
+        yield Mistake(reference(seed, n, epochs, rate, batch, how).tolist(), text)
     usual_rate, usual_batch = USUAL
     hard_coded = {
         "rate": (usual_rate, batch),
@@ -363,13 +364,13 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
         "rate and batch": USUAL,
     }
     for name, used in hard_coded.items():
-        text = f"this is what the usual {name} of the lab would give: use the argument {name}"
-        yield Mistake(twin(seed, n, epochs, *used).tolist(), text)
-    text = f"expected one flat tensor with {len(right)} numbers, one for each weight"
+        text = f"You used the lab's usual {name}. Use the argument {name}"
+        yield Mistake(reference(seed, n, epochs, *used).tolist(), text)
+    text = f"Return one flat tensor with {len(right)} numbers, one for each weight"
     yield Mistake(has_other_length(len(right)), text)
 
 
-#: By client: samples, and the change of the weights.
+#: Client → its number of samples, and the change of the weights.
 Updates = dict[int, tuple[float, Tensor]]
 
 
@@ -378,7 +379,7 @@ def _updates(seed: int, counts: dict[int, float]) -> tuple[Tensor, Updates]:
     draw = seeded(seed)
     size = 5 + len(counts)
     weights = torch.randn(size, generator=draw)
-    # The update of client 1 is zero; the client counts like the others.
+    # Client 1 has a zero update, but it counts like the others.
     deltas = {c: torch.randn(size, generator=draw) * (c != 1) for c in counts}
     return weights, {c: (counts[c], delta) for c, delta in deltas.items()}
 
@@ -391,7 +392,7 @@ def _counts(seed: int) -> list[dict[int, float]]:
 
 
 def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return new weights of each case, and whether the arguments are as they were."""
+    """Return each case's new weights, and whether the arguments stayed the same."""
     function = answer_named(user_ns, "fedavg")
     averages = []
     for counts in _counts(seed):
@@ -407,11 +408,11 @@ def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
 
 @task("12.4", "federated averaging", points=2)
 def fedavg(ranks: Ranks, report: Report) -> None:
-    """Judge the weights and the mean of the updates, each as often as it has samples."""
+    """Compare the weights with the mean of the updates, weighted by their samples."""
     for answer in report.answers(ranks, probe_mean, seed=report.seed):
         report.follow(answer.rank, _all_averages(answer.value, report.seed))
     if "ZeroDivisionError" in report.kinds:
-        report.problem("with no update at all the weights stay: the sum of all n is 0 then")
+        report.problem("Without any update, return the weights as they are: the sum of all n is 0")
 
 
 def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
@@ -422,20 +423,20 @@ def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
         mistakes = _wrong_averages(weights, updates)
         yield value(new_weights, expected, mistakes, what=about, form="the new weights")
         wrong = {
-            "the argument weights was changed: begin with weights.clone()": not same_weights,
-            "an update was changed in place": not untouched,
+            "You changed the argument weights. Begin with weights.clone()": not same_weights,
+            "You changed an update in place. Add into a new tensor": not untouched,
         }
         yield facts_about(about, wrong)
 
 
 def _mean(weights: Tensor, updates: Updates) -> Tensor:
-    """Return the mean of the updates, each as often as it has samples; zeros if there are none."""
+    """Return the mean of the updates, weighted by their samples; zeros without updates."""
     total = sum(n for n, _ in updates.values())
     return sum((n / total * delta for n, delta in updates.values()), torch.zeros_like(weights))
 
 
 def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
-    """Yield what mistakes make of the weights; with no update at all, none is known."""
+    """Yield the wrong weights of likely mistakes; nothing without updates."""
     if not updates:
         return
     counts, deltas = zip(*updates.values(), strict=True)
@@ -446,22 +447,22 @@ def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
     mean = n / total @ changes
     learned = n[changes.any(1)].sum()
     yield from table({
-        "this is the mean of the updates alone: add it to the weights": mean,
-        "the weights are unchanged": weights,
-        "a client whose update is zero has to count as well": (
+        "You returned the mean of the updates. Add it to the weights": mean,
+        "You returned the weights unchanged. Add the updates": weights,
+        "You ignored a client whose update is zero. Count it, too": (
             weights + total / learned.clamp(1) * mean
         ),
-        "all clients count alike here: weight each update by its n": weights + changes.mean(0),
-        "this is the sum of the updates: weight each by n / sum of all n": weights + changes.sum(0),
-        "the factors n have to be divided by their sum": weights + total * mean,
-        "divided by the number of clients as well: the factors sum to 1 already": (
+        "You counted all clients alike. Weight each by its n": weights + changes.mean(0),
+        "You returned the plain sum. Weight by n / sum of all n": weights + changes.sum(0),
+        "You didn't divide the factors n by their sum. Divide": weights + total * mean,
+        "You divided by the number of clients, too. The factors already sum to 1": (
             weights + mean / len(n)
         ),
-        "the sign: updates are added": weights - mean,
-        "only the last client's update": weights + changes[-1],
-        "weighted by the numbers of the clients: these are the keys of the dict, and n is the "
+        "You subtracted the updates. Add them": weights - mean,
+        "You used only the last client's update. Use all": weights + changes[-1],
+        "You weighted by the clients' numbers, which are the keys of the dict. Weight by n, the "
         "first of each pair": weights + numbers / numbers.sum().clamp(1) @ changes,
-        "each update was divided by the sum of those n that came before it: sum up all n first, "
-        "then add the updates": weights + n / n.cumsum(0) @ changes,
-        "all entries are nan: with no update at all the weights stay": float("nan") * weights,
+        "You divided each update by the n up to it. Add up all n first, then add the "
+        "updates": weights + n / n.cumsum(0) @ changes,
+        "You returned nan. Without any update, return the weights": float("nan") * weights,
     })

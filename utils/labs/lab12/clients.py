@@ -1,9 +1,9 @@
-"""The check of a federated round, and its clients.
+"""The check of a federated round, and the clients that take part in it.
 
-The clients follow a plan that all ranks know: who is slow, and which rank is
-busy. What the server hands out, and what the clients of a rank hand in, no other rank is told. A
-slow client's update is sent in the next round only, after the server has said that this one is
-over. So the order of events is certain, whatever the machine does meanwhile.
+The clients follow a plan that all ranks know: which clients are slow, and which rank is busy. No
+other rank knows what the server sends, or what the clients of a rank send back. A slow client sends
+its update in the next round, after the server has said that this round is over. So the order of
+events is certain, however fast the machine is.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from utils.cluster.questions import Ranks, Reply
 
 
 def seeded(seed: int) -> torch.Generator:
-    """Return a generator."""
+    """Return a generator with this seed."""
     return torch.Generator().manual_seed(seed)
 
 
 def facts_about(about: str, wrong: Mapping[str, object]) -> Step:
-    """Return the step that none of these is so; what they are about is told first."""
+    """Return the step that none of these is true; each message starts with `about`."""
     return facts({f"{about}: {text}": is_so for text, is_so in wrong.items()})
 
 
 def has_other_length(n: int) -> Callable[[Any], bool]:
-    """Return what recognises anything but a list of n entries."""
+    """Return a function that recognizes anything but a list of n entries."""
     return lambda reply: not isinstance(reply, list) or len(reply) != n
 
 
@@ -54,15 +54,15 @@ SERVER = 0
 NOTE = 0
 OVER = 900_000
 WEIGHTS = 20_000
-#: What a client sends, and its tag.
+#: A client's message, and its tag.
 Message = tuple[Tensor, int]
-#: Seconds that a slow client, or a busy rank, waits for the end of a round before it goes on.
+#: Seconds that a slow client, or a busy rank, waits at most for the end of a round.
 LIMIT = 2.5
 
 
 @dataclass(frozen=True)
 class Round:
-    """A round: who is chosen, who is late, which rank is busy until the round is over."""
+    """A round: chosen clients, late clients, and a rank that is busy until the round is over."""
 
     chosen: Sequence[int]
     seconds: float
@@ -74,7 +74,7 @@ class Round:
         return sorted(c for c in self.chosen if c not in self.slow and home(c) != self.busy)
 
 
-#: The three rounds of the check; client c lives on rank 1 + c % 3.
+#: The three rounds of the check; client c is on rank 1 + c % 3.
 ROUNDS = (
     Round([7, 2, 0, 20, 10], 2.5),
     Round([4, 1, 8, 3, 6], 0.8, slow=[1, 6], busy=3),
@@ -88,12 +88,12 @@ def _home(client: int) -> int:
 
 
 def length_of(t: int) -> int:
-    """Return how many weights there are in a round."""
+    """Return how many weights a round has."""
     return WEIGHTS + 100 * (t % len(ROUNDS))
 
 
 def update_of(t: int, client: int, seed: int) -> tuple[float, Tensor]:
-    """Return what a client hands in, which tells from whom it is, and of which round.
+    """Return a client's update, which shows its client and its round.
 
     The last number follows from the seed of its rank.
     """
@@ -103,7 +103,7 @@ def update_of(t: int, client: int, seed: int) -> tuple[float, Tensor]:
 
 
 def weights_of(t: int, seed: int) -> Tensor:
-    """Return what the server with this seed hands out in a round."""
+    """Return the weights that the server with this seed sends in a round."""
     return numbers(seed + t, length_of(t))
 
 
@@ -118,10 +118,10 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
     """Play all rounds on a rank of clients.
 
     Returns:
-        "said": what came wrong, in words; "got": (t, client, fingerprint of the weights).
+        "said": wrong messages, in words; "got": (t, client, fingerprint of the weights).
     """
     tag_of = user_ns["tag_of"]
-    late: list[Message] = []  # of the round before
+    late: list[Message] = []  # from the previous round
     wrong: list[str] = []
     received: list[tuple[int, int, str]] = []
     for t, plan in enumerate(ROUNDS, first):
@@ -132,7 +132,7 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
         for _ in clients:
             note, weights = _receive(t, tag_of)
             if note[0] != t or note[1] not in clients:
-                wrong.append(f"a note of round {t} was {note}, expected [{t}, client]")
+                wrong.append(f"You sent {note} as a note in round {t}. Send [{t}, client]")
             received.append((t, note[1], fingerprint(weights)))
         now = late
         later: list[Message] = []
@@ -140,17 +140,17 @@ def play_clients(user_ns: dict, rank: int, first: int, seed: int) -> dict:
             n, delta = update_of(t, client, seed)
             message = torch.cat([torch.tensor([n]), delta]), tag_of(t, client)
             (later if client in plan.slow else now).append(message)
-        late = _hand_in(now, later, over)
+        late = _send_updates(now, later, over)
     for message, tag in late:
         dist.send(message, SERVER, tag=tag)
     return {"said": wrong, "got": received}
 
 
-def _hand_in(now: list[Message], later: list[Message], over: dist.Work) -> list[Message]:
-    """Send messages in a round; return those that are for the time after it."""
+def _send_updates(now: list[Message], later: list[Message], over: dist.Work) -> list[Message]:
+    """Send messages in a round; return the messages for the time after it."""
     sends = [dist.isend(message, SERVER, tag=tag) for message, tag in now]
     _wait_for(over)
-    if not over.is_completed():  # the server waits for the straggler: let it go on
+    if not over.is_completed():  # the server waits for the straggler: let it continue
         sends += [dist.isend(message, SERVER, tag=tag) for message, tag in later]
         later = []
         over.wait()
@@ -160,7 +160,7 @@ def _hand_in(now: list[Message], later: list[Message], over: dist.Work) -> list[
 
 
 def _receive(t: int, tag_of: Callable[[int, int], int]) -> tuple[list[int], Tensor]:
-    """Return a note of the server's, which is [round, client], and its weights."""
+    """Return the server's note, which is [round, client], and its weights."""
     note = torch.empty(2, dtype=torch.int64)
     dist.recv(note, SERVER, tag=NOTE)
     weights = torch.empty(length_of(t))
@@ -176,7 +176,7 @@ def _wait_for(request: dist.Work) -> None:
 
 
 def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
-    """Play all rounds by the student's function; return what came of each."""
+    """Play all rounds with the student's function; return the result of each."""
     run_round = reading_answer(user_ns, "run_round")
     rounds = []
     open_requests = []
@@ -187,7 +187,7 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
         with _counted_sleeps(user_ns) as sleeps:
             result, calls = recorded(run_round, t, weights_of(t, seed), list(plan.chosen), allowed)
         seconds = time.perf_counter() - start
-        if seconds > max(allowed, 1.0):  # the verdict is certain: the others need not last
+        if seconds > max(allowed, 1.0):  # the verdict is certain, so the other rounds can be short
             patience = 0.2
         about, requests = _about(result)
         open_requests += requests
@@ -207,7 +207,7 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
 
 @contextlib.contextmanager
 def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
-    """List the seconds of each sleep of this thread, by the lab's name or by time's."""
+    """List the seconds of each sleep of this thread, under the lab's name or time's."""
     sleep = time.sleep
     here = threading.get_ident()
     sleeps = []
@@ -228,7 +228,7 @@ def _counted_sleeps(user_ns: dict) -> Iterator[list[float]]:
 
 
 def _about(result: Any) -> tuple[dict[str, Any], list[dist.Work]]:
-    """Return what to tell of a round's result, and the requests in it."""
+    """Return a description of a round's result, and the requests in it."""
     is_pair = isinstance(result, tuple | list) and len(result) == 2
     updates, late = result if is_pair else (result, None)
     numbers_of = None
@@ -257,7 +257,7 @@ def _as_numbers(update: Any) -> Any:
 
 @task("12.5", "a round with a deadline", points=4)
 def run_round(ranks: Ranks, report: Report) -> None:
-    """Judge whether everybody in time is in, nobody else is, and nothing open is forgotten."""
+    """Judge whether all updates in time are in, no other is, and no pending request is lost."""
     if not enough(ranks, report, WORLD):
         return
     first = report.seed % 50
@@ -265,26 +265,25 @@ def run_round(ranks: Ranks, report: Report) -> None:
     answers = report.answers(ranks, probe_round, first=first, each=to_each(seed=seeds))
     if not answers:
         if not report.open:
-            # Before what came of it: advice of a deadlock may mislead here.
+            # This comes first, because a deadlock's advice may mislead here.
             report.begin_with(NEEDS)
         return
-    if _all_is_handed_out(report, answers, first, seeds):
+    if _all_arrived(report, answers, first, seeds):
         rounds = enumerate(zip(ROUNDS, answers[0].value, strict=True), first)
         steps = (_round(t, plan, result, seeds) for t, (plan, result) in rounds)
         report.follow(SERVER, itertools.chain.from_iterable(steps))
 
 
 NEEDS = (
-    "what a round needs: for each chosen client isend of torch.tensor([t, client]) with "
-    "tag=NOTE, isend of weights with tag=tag_of(t, client), both to home(client); and an irecv "
-    "of 1 + weights.numel() numbers from there with the same tag. All of it is started before "
-    "anything is waited for, and a client that is slow is not waited for at all. What came of "
-    "it is below"
+    "In a round, send each chosen client torch.tensor([t, client]) with tag=NOTE and the weights "
+    "with tag=tag_of(t, client), both by isend to home(client), and call irecv for 1 + "
+    "weights.numel() numbers from there with the same tag. Start everything before you wait, and "
+    "don't wait for slow clients: below is what happened"
 )
 
 
-def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
-    """Tell the server which weights the ranks of clients lack; return whether all came."""
+def _all_arrived(report: Report, answers: list[Reply], first: int, seeds: list[int]) -> bool:
+    """Report to the server which weights the clients lack; return whether all arrived."""
     wanted = [(t, client) for t, plan in enumerate(ROUNDS, first) for client in plan.chosen]
     for answer in answers[1:]:
         for text in _wrong_notes(answer, seeds[SERVER]):
@@ -292,16 +291,16 @@ def _all_is_handed_out(report: Report, answers: list[Reply], first: int, seeds: 
         pairs = [(t, client) for t, client, _ in answer.value["got"]]
         wanted_here = [(t, client) for t, client in wanted if _home(client) == answer.rank]
         if not report.found and sorted(pairs) != sorted(wanted_here):
-            report.problem(f"rank {answer.rank} had weights for {pairs}", SERVER)
+            report.problem(f"You sent weights to rank {answer.rank} for {pairs}", SERVER)
     return not report.found
 
 
 def _wrong_notes(answer: Reply, seed: int) -> Iterator[str]:
-    """Yield what a rank of clients got wrong from the server with this seed."""
+    """Yield what a rank of clients received wrongly from the server with this seed."""
     yield from answer.value["said"]
     for t, client, weights in answer.value["got"]:
         if weights != fingerprint(weights_of(t, seed)):
-            yield f"round {t}: client {client} got other weights than the argument"
+            yield f"You sent client {client} other weights than the argument in round {t}"
 
 
 def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Iterator[Step]:
@@ -309,20 +308,20 @@ def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Ite
     yield communication(result["calls"], only("send", "recv"), some(range(WORLD)), _large)
     updates = result["updates"]
     seconds = result["seconds"]
-    no_pair = f"returned {result['kind']}: return (updates, late), updates a dict "
+    no_pair = f"You returned {result['kind']}. Return (updates, late), with updates as a dict "
     yield facts_about(about, {no_pair + "{client: (n, delta)}": updates is None})
     in_time = plan.in_time(_home)
     returned = {int(client) for client in updates}
     for client in sorted(returned - set(in_time)):
         too_late = (
-            f"the update of client {client} is among the updates, but it came after the deadline: "
-            f"the server took {seconds:.1f} s"
+            f"You returned the update of client {client}, which came after the deadline: the "
+            f"server took {seconds:.1f} s. Leave it out"
         )
         yield facts_about(about, {too_late: True})
     for client in sorted(set(in_time) - returned):
         forgotten = (
-            f"the update of client {client} came in time and is not among the updates. Is all "
-            "handed out before anything is waited for?"
+            f"You left out the update of client {client}, which came in time. Start all sends and "
+            "receives before you wait for any"
         )
         yield facts_about(about, {forgotten: True})
     for client in in_time:
@@ -333,33 +332,33 @@ def _round(t: int, plan: Round, result: dict[str, Any], seeds: list[int]) -> Ite
 
 
 def _end(plan: Round, result: dict[str, Any], all_came: bool, about: str) -> Iterator[Step]:
-    """Judge when a round ends, and whether `late` has what is open then, and nothing else."""
+    """Judge when a round ends, and whether `late` has exactly the pending requests."""
     seconds = result["seconds"]
     late = result["late"]
     still_open = result["open"]
     wrong = {
-        f"returned after {seconds:.2f} s, and updates were missing: wait for them until the "
+        f"You returned after {seconds:.2f} s, and updates were missing. Wait for them until the "
         f"deadline, {plan.seconds:g} s from the call": (
             not all_came and seconds < plan.seconds - 0.02
         ),
-        f"all updates were there, and it returned after {seconds:.1f} s only: return at once when "
+        f"You returned only after {seconds:.1f} s, but all updates were there. Return as soon as "
         "nothing is missing": all_came and seconds > plan.seconds - 0.5,
-        f"returned after {seconds:.1f} s: the deadline is {plan.seconds:g} s from the call, for "
-        "all clients together": not all_came and seconds > plan.seconds + 1,
-        "the server kept a processor busy while it waited: sleep(0.002) between two looks": (
+        f"You returned after {seconds:.1f} s. The deadline is {plan.seconds:g} s from the call, "
+        "for all clients together": not all_came and seconds > plan.seconds + 1,
+        "You kept a processor busy while you waited. Call sleep(0.002) between two looks": (
             not (all_came or result["slept"])
         ),
-        # One or two may have been completed since the server looked.
-        f"late has {late} requests, and all updates of this round have come: only requests of this "
-        "round that are not completed belong there": (
+        # One or two may have completed since the server looked.
+        f"You put {late} requests into late, but all updates of this round have come. Put only "
+        "pending requests of this round there": (
             all_came and late is not None and late > still_open + 2
         ),
-        "late has to be a list of requests, as isend and irecv return them": late is None,
+        "Return late as a list of requests from isend and irecv": late is None,
     }
     yield facts_about(about, wrong)
     forgotten = (
-        f"{about}: {still_open} requests are not completed yet, and late has {late}: put the "
-        "late receives and the open sends into it, or nobody ever completes them"
+        f"{about}: {still_open} requests are pending, but late has {late}. Put the late receives "
+        "and the pending sends into it, or nobody ever completes them"
     )
     yield facts({forgotten: late < still_open}, kind="communication")
 
@@ -369,32 +368,32 @@ def _large(calls: Calls) -> str | None:
     if large is None:
         return None
     return (
-        f"dist.{large['op']} of weights or updates waits for rank {large['peer']}, which may be "
-        f"slow: use dist.i{large['op']}"
+        f"You called dist.{large['op']} for weights or updates, but rank {large['peer']} may be "
+        f"slow. Use dist.i{large['op']}"
     )
 
 
 def _update(update: Any, expected: list[float], t: int, about: str) -> Iterator[Step]:
-    """Judge an update that the server has returned: n, its length, its first and last number."""
+    """Judge an update that the server returned: n, its length, its first and last number."""
     if same(update, expected):
         return
-    swapped = "it is (delta, n)" if update == "swapped" else f"{update}"
-    no_pair = f"each value is a pair (n, delta), here {swapped}"
+    swapped = "(delta, n)" if update == "swapped" else f"{update}"
+    no_pair = f"Make each value a pair (n, delta), not {swapped}"
     yield facts_about(about, {no_pair: not isinstance(update, list)})
     n, length, first = update[:3]
     wrong = {
-        "n has to be a number: the first entry of the message": not is_number(n),
-        "the update has one entry too many: the first number of the message is n": (
+        "Return n as a number, the first entry of the message": not is_number(n),
+        "Your update has one entry too many. The first number of the message is n": (
             length == expected[1] + 1
         ),
-        f"the update has {length} entries, expected {expected[1]}": length != expected[1],
+        f"Your update has {length} entries, expected {expected[1]}": length != expected[1],
     }
     yield facts_about(about, wrong)
     off = abs(first - expected[2])
     wrong = {
-        f"this is an update of another round than {t}: each round has tags of its own": off >= 99,
-        "this is another client's update: each receive needs a tensor of its own": off > 0.5,
-        f"expected n = {expected[0]:g} and an update from {expected[2]:g}, got {n:g} and "
-        f"{first:g}": True,
+        f"You returned another round's update. Use tags that belong to round {t}": off >= 99,
+        "You returned another client's update. Receive each into a new tensor": off > 0.5,
+        f"You returned n = {n:g} and an update from {first:g}, expected {expected[0]:g} and "
+        f"{expected[2]:g}": True,
     }
     yield facts_about(about, wrong)

@@ -1,4 +1,4 @@
-"""Checks of what gradients tell in lab 12: reading one by a division, and by optimization."""
+"""Checks of what gradients reveal in lab 12: by one division, and by optimization."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from utils.cluster.questions import Ranks, Reply
 
 from .clients import facts_about, has_nan, has_other_length, seeded
 
-#: The second hidden layer of the second one has tanh, and negative outputs: only the gradient of
-#: the last bias tells the label then, not that of the last weights.
+#: The second network's second hidden layer has tanh, and its outputs are negative. There, only the
+#: last bias's gradient reveals the label, and the last weights' gradient does not.
 MLPS = ((12, 7, 4), (20, 9, 5, 6), (8, 16, 3), (9, 12, 2))
 #: What is added to the seed, and the layers, of each sample that is read.
 VICTIMS = tuple(itertools.product(range(4), MLPS))
 
 
 def _victim(seed: int, sizes: tuple) -> tuple[list[Tensor], Tensor, int]:
-    """Return gradients of one sample at an MLP with many dead neurons, the sample and its label."""
+    """Return one sample's gradients for an MLP with many dead neurons, the sample and its label."""
     draw = seeded(seed)
     deep = len(sizes) > 3
     net = _mlp(sizes, draw)
@@ -40,10 +40,10 @@ def _victim(seed: int, sizes: tuple) -> tuple[list[Tensor], Tensor, int]:
         net[0].weight[dead] = 0
         net[0].bias[dead] = -1
     image = torch.randn(sizes[0], generator=draw, dtype=torch.float64)
-    image *= sizes != MLPS[0]  # a black one
+    image *= sizes != MLPS[0]  # the first one is black
     label = torch.randint(sizes[-1], (1,), generator=draw)
     gradients = _gradient(net, image[None], label)
-    # A little noise: every neuron tells another image.
+    # A little noise makes every neuron reveal another image.
     noise = torch.randn(gradients[0].shape, generator=draw, dtype=torch.float64)
     gradients[0] += 1e-3 * gradients[1].abs().max() * noise
     best = gradients[1].abs().argmax()
@@ -51,7 +51,7 @@ def _victim(seed: int, sizes: tuple) -> tuple[list[Tensor], Tensor, int]:
 
 
 def _mlp(sizes: tuple, draw: torch.Generator) -> nn.Sequential:
-    """Return an MLP with ReLU in double precision; after the second of three layers it has tanh."""
+    """Return an MLP with ReLU in double precision, and tanh after the second of three layers."""
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(sizes):
         layers += [nn.Linear(wide, narrow), nn.Tanh() if len(layers) == 2 else nn.ReLU()]
@@ -68,13 +68,13 @@ def _drawn(layers: list[nn.Module], draw: torch.Generator, size: float = 1.0) ->
 
 
 def _gradient(net: nn.Module, x: Tensor, label: Tensor, graph: bool = False) -> list[Tensor]:
-    """Return the gradients of all parameters; graph: they can be differentiated again."""
+    """Return the gradients of all parameters; with `graph`, they can be differentiated again."""
     loss = functional.cross_entropy(net(x), label)
     return list(torch.autograd.grad(loss, list(net.parameters()), create_graph=graph))
 
 
 def probe_read(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return what is read from the gradients of several samples."""
+    """Return what an answer reads from the gradients of several samples."""
     function = reading_answer(user_ns, "read_image")
     readings = []
     for k, sizes in VICTIMS:
@@ -96,7 +96,7 @@ def _all_readings(results: list, seed: int) -> Iterator[Step]:
         gradients, image, label = _victim(seed + k, sizes)
         about = f"an MLP {'-'.join(map(str, sizes))}"
         is_pair = isinstance(reading, list) and len(reading) == 2
-        yield facts_about(about, {"return a pair (label, image)": not is_pair})
+        yield facts_about(about, {"Return a pair (label, image)": not is_pair})
         yield value(reading[0], label, _wrong_labels(gradients), what=about)
         mistakes = _wrong_images(gradients, image)
         yield value(reading[1], image.tolist(), mistakes, what=about, form="the image")
@@ -105,13 +105,13 @@ def _all_readings(results: list, seed: int) -> Iterator[Step]:
 def _wrong_labels(gradients: list[Tensor]) -> Iterator[Mistake]:
     last = gradients[-1]
     yield from table({
-        "label: this is told by the gradient of the last weights, whose sign depends on the "
-        "outputs of the layer before, negative ones with tanh. Take the gradient of the last bias, "
+        "label: You used the gradient of the last weights, whose sign depends on the previous "
+        "layer's outputs. Use the gradient of the last bias, "
         "gradients[-1]": gradients[-2].sum(1).argmin(),
-        "label: argmin, not argmax: the entry of the true class is p - 1, the only negative "
-        "one": last.argmax(),
-        "label: the last layer's gradients are at the end of the list": gradients[1].argmin(),
-        "label: the entry of largest size may be another class's": last.abs().argmax(),
+        "label: You used argmax. Use argmin, because the true class has p - 1, the only negative "
+        "entry": last.argmax(),
+        "label: You used an early layer. Use the last one": gradients[1].argmin(),
+        "label: You took the largest size. Use argmin": last.abs().argmax(),
     })
     yield NO_NUMBER
 
@@ -121,27 +121,27 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
     best = bias.abs().argmax()
     row = weight[best]
     yield from table({
-        "image: upside down: weight gradient divided by bias gradient": bias[best] / row,
-        "image: this is the gradient of a row of weights: divide it by the neuron's bias "
+        "image: You divided upside down. Divide weight by bias gradient": bias[best] / row,
+        "image: You returned the gradient of a row of weights. Divide it by the neuron's bias "
         "gradient": row,
-        "image: the sign": -image,
-        "image: divided by all the bias gradients together": row / bias.sum(),
-        "image: its values were cut to 0 … 1. The pixels are normalized, so negative ones are "
-        "right: leave them as they are": image.clamp(0, 1),
+        "image: Your sign is wrong": -image,
+        "image: You divided by the sum of the bias gradients. Use one": row / bias.sum(),
+        "image: You clamped its values to 0 … 1. Leave them as they are, because normalized "
+        "pixels can be negative": image.clamp(0, 1),
     })
     neurons = [row / slope for row, slope in zip(weight, bias, strict=True) if slope]
     neurons.append(torch.stack(neurons).mean(0))
     yield Mistake(
         one_of(*(neuron.tolist() for neuron in neurons)),
-        "image: this is what another neuron tells, or several: take the one whose bias gradient "
-        "has the largest size",
+        "image: You read another neuron, or several. Take the one whose bias gradient has the "
+        "largest size",
     )
     yield Mistake(
         has_nan,
-        "image: divided by 0: a neuron behind a ReLU may have no gradient at all. Take that with "
-        "the largest bias gradient",
+        "image: You divided by 0, because a neuron behind a ReLU can have no gradient. Take the "
+        "neuron with the largest bias gradient",
     )
-    said = f"image: expected {len(image)} pixels, one row of the weights"
+    said = f"image: Return {len(image)} pixels, one row of the weights"
     yield Mistake(has_other_length(len(image)), said)
 
 
@@ -166,7 +166,7 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     """Return the distance, its derivative by the guess, and what is left in the parameters."""
     net, guess, label, seen = _attack(seed, wide)
     function = reading_answer(user_ns, "mismatch")
-    function(net, guess, label, [torch.zeros_like(gradient) for gradient in seen])  # other victim
+    function(net, guess, label, [torch.zeros_like(gradient) for gradient in seen])  # another victim
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
     distance = function(net, guess, label, seen)
@@ -183,7 +183,7 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
 
 
 def _slope(distance: Tensor, guess: Tensor) -> Any:
-    """Return the derivative of a distance; nothing if the guess is not in its graph."""
+    """Return the derivative of a distance; None if the guess is not in its graph."""
     if not distance.requires_grad:
         return None
     (slope,) = torch.autograd.grad(distance.sum(), guess, allow_unused=True)
@@ -193,14 +193,14 @@ def _slope(distance: Tensor, guess: Tensor) -> Any:
 @task("12.7", "gradient inversion", points=2)
 def mismatch(ranks: Ranks, report: Report) -> None:
     """Judge the sum of squares, and a derivative that leads to the image."""
-    # Another image, and a network of more layers.
+    # The second case has other images, and a network of more layers.
     cases = [{"seed": report.seed, "wide": wide} for wide in (5, 6)]
     report.judge_cases(ranks, probe_mismatch, cases, _mismatch)
-    # The words of PyTorch's errors, of tensors of two types: several classes of errors have them.
+    # Several error classes have these words of PyTorch about tensors of two types.
     if any("should be the same" in text or "same dtype" in text for text, *_ in report.found):
         report.problem(
-            "the check hands in net, guess and seen in float64: use these arguments, not what "
-            "has the same name in the lab, and keep their type"
+            "The check passes net, guess and seen in float64. Use these arguments instead of the "
+            "lab's variables with the same names, and keep their type"
         )
 
 
@@ -209,22 +209,22 @@ def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     distance, slope, mistakes = _distance(**case)
     yield value(result["value"], distance, mistakes, form="the sum, a tensor with one number")
     yield facts({
-        "return a tensor, not a number: item() cuts the graph off": not result["tensor"],
-        "something was added to .grad of the parameters: use torch.autograd.grad, which "
-        "returns gradients, and not backward": result["left"],
-        "the net was in training mode before, and is not now: leave its mode as it is": not result[
-            "modes"
+        "You returned a number. Return a tensor, because item() cuts the graph": not result[
+            "tensor"
         ],
-        "the result can't be differentiated with respect to guess: create_graph=True, and no "
+        "You added to .grad of the parameters. Call torch.autograd.grad, which returns gradients, "
+        "and not backward": result["left"],
+        "You left the net in another mode. Leave its training mode as it is": not result["modes"],
+        "Your result can't be differentiated with respect to guess. Use create_graph=True, and no "
         "detach": result["slope"] is None,
     })
-    said = "the derivative with respect to guess is another one: is a part of it detached?"
+    said = "Your derivative with respect to guess is wrong. Don't detach any part"
     yield value(result["slope"], slope, [Mistake(lambda _: True, said)], tolerance=1e-8)
 
 
 @functools.lru_cache(maxsize=2)
 def _distance(seed: int, wide: int) -> tuple[float, list[float], list[Mistake]]:
-    """Return the sum of squares, its derivative by the guess, and what mistakes make of the sum."""
+    """Return the sum of squares, its derivative by the guess, and wrong sums of likely mistakes."""
     net, guess, label, seen = _attack(seed, wide)
     gradients = _gradient(net, guess, label, graph=True)
     gaps = [a - b for a, b in zip(gradients, seen, strict=True)]
@@ -232,19 +232,19 @@ def _distance(seed: int, wide: int) -> tuple[float, list[float], list[Mistake]]:
     distance = sum(squares)
     (slope,) = torch.autograd.grad(distance, guess)
     wrong = {
-        "this is the mean over each tensor: take the sum over all its entries": sum(
+        "You took the mean over each tensor. Take the sum over all entries": sum(
             gap.square().mean() for gap in gaps
         ),
-        "this is the mean over all entries: take the sum": distance
+        "You took the mean over all entries. Take the sum": distance
         / sum(gap.numel() for gap in gaps),
-        "these are absolute values: take squares": sum(gap.abs().sum() for gap in gaps),
-        "this is the length: without the square root": distance.sqrt(),
-        "these are the lengths of the tensors' differences: take squares, no root": sum(
+        "You summed absolute values. Take squares": sum(gap.abs().sum() for gap in gaps),
+        "You took the square root. Return the sum of squares": distance.sqrt(),
+        "You summed the lengths of the differences. Take squares, and no root": sum(
             gap.norm() for gap in gaps
         ),
-        "only the first parameter was compared: sum over all of them": squares[0],
-        "only the last parameter was compared: sum over all of them": squares[-1],
-        "the gradient of the guess is not compared with anything": sum(
+        "You compared only the first parameter. Sum over all of them": squares[0],
+        "You compared only the last parameter. Sum over all of them": squares[-1],
+        "You compared the guess's gradient with nothing. Subtract seen": sum(
             gradient.square().sum() for gradient in gradients
         ),
     }

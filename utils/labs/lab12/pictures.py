@@ -1,7 +1,7 @@
-"""Drawings of federated learning: who holds what, what travels, and what can be read from it.
+"""Drawings of federated learning: who holds what, what travels, and what an attacker can read.
 
-What a run has given comes as it is: a run is a list with a dict for each round, with the keys
-``accuracy`` (a share), ``sent`` (bytes that the server received so far) and ``seconds``.
+A run is a list with a dict for each round. Its keys are ``accuracy`` (a share), ``sent`` (bytes
+that the server has received so far) and ``seconds``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from utils.figures import (
 from utils.figures.charts import chart, finish, group_bars, legend_below, panels
 from utils.figures.shapes import arrow, box, canvas, frame
 
-# Inches of a gallery: of all of it at most, and of the titles at its left.
+# Inches of a gallery: its largest width, and the width of the titles at its left.
 _GALLERY, _TITLES = 8.8, 2.0
 COLORS = (BLUE, ORANGE, GREEN, PINK, RED, SKY, INK)
 MARKERS = "osD^vPX"
 
 
 def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
-    """Draw the server, clients with data of their own, and the five phases of a round."""
+    """Draw the server, clients with their own data, and the five phases of a round."""
     _, axes = canvas(10, 4.4)
     middle = 2.2 * (clients - 1) / 2
     box(axes, middle, 3.2, "server: weights, no data", width=4.4, height=0.7, color=SHARED)
@@ -43,23 +43,24 @@ def phases(clients: int = 5, chosen: Sequence[int] = (1, 3)) -> Figure:
         mine = k in chosen
         color = SKY if mine else "#DDDDDD"
         box(axes, x, 0.5, f"client {k}", width=1.7, height=0.6, color=color, alpha=0.7)
-        box(axes, x, -0.35, "own data", width=1.7, height=0.6, color=color, alpha=0.35)
+        box(axes, x, -0.35, "local data", width=1.7, height=0.6, color=color, alpha=0.35)
         if mine:
             arrow(axes, (x - 0.2, 2.75), (x - 0.2, 0.9), color=COMMUNICATING)
             arrow(axes, (x + 0.2, 0.9), (x + 0.2, 2.75), color=COMMUNICATING, style=":")
     steps = {
         3.45: ("1 select some of the clients", INK),
-        2.3: ("2 hand out the weights", COMMUNICATING),
-        0.1: ("3 train on own data", INK),
+        2.3: ("2 send the weights", COMMUNICATING),
+        0.1: ("3 train on local data", INK),
         1.5: ("4 return the change", COMMUNICATING),
         2.95: ("5 average the changes", INK),
     }
     for y, (text, color) in steps.items():
         axes.text(2.2 * clients - 0.9, y, text, va="center", color=color)
     words = (
-        f"A server that has the weights and no data, above {clients} clients, each with data of "
-        f"its own. Clients {' and '.join(map(str, chosen))} are chosen: weights go down to them, "
-        "changes come up, which the server averages. Data stays where it is."
+        f"A server that has the weights and no data, above {clients} clients, each with its own "
+        f"data. Clients {' and '.join(map(str, chosen))} are chosen: the server sends them the "
+        "weights, they send back their changes, and the server averages the changes. Data stays "
+        "with the clients."
     )
     return frame(axes, (-1.1, 2.2 * clients + 3.6), (-0.8, 4.1), words)
 
@@ -90,9 +91,9 @@ def courses(runs: Mapping[str, Sequence[dict]], central: float, raw: float) -> F
     """Draw accuracy over rounds, and over bytes.
 
     Args:
-        runs: by name.
+        runs: name → rounds.
         central: accuracy of the training with all data in one place.
-        raw: bytes of that data.
+        raw: bytes of these data.
     """
     figure, (left, right) = panels(9, 4.4, columns=2, sharey=True)
     for k, (name, rounds) in enumerate(runs.items()):
@@ -118,7 +119,7 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
     Args:
         sends: (round, client, time) of each update.
         starts: when each round began.
-        seconds: the deadline, after that.
+        seconds: the deadline, after the round began.
     """
     figure, axes = chart(9, 0.9 + 0.34 * len(starts))
     begin = starts[0]
@@ -132,11 +133,11 @@ def deadline(sends: Sequence[tuple], starts: Sequence[float], seconds: float) ->
         late += 0 if intime else len(points)
     axes.set(ylabel="round", yticks=range(len(starts)))
     axes.invert_yaxis()
-    axes.set_xlabel(f"time [s]; light grey: the {seconds:g} s of the round")
+    axes.set_xlabel(f"time [s]; light gray: the {seconds:g} s of the round")
     axes.legend(loc="upper right")
     words = (
-        f"{len(starts)} rounds with a deadline of {seconds:g} s each. Of {len(sends)} updates "
-        f"{late} were sent too late: while a later round was running, or after the last."
+        f"{len(starts)} rounds with a deadline of {seconds:g} s each. {late} of {len(sends)} "
+        "updates were sent too late, during a later round or after the last one."
     )
     return finish(figure, words)
 
@@ -161,7 +162,7 @@ def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | N
     """
     below = below or {}
     wide = max(len(images) for images in rows.values())
-    across = min(1.15, (_GALLERY - _TITLES) / wide)  # inches, with the room beside an image
+    across = min(1.15, (_GALLERY - _TITLES) / wide)  # inches, with the space next to an image
     side = across / 1.15
     lines = max((words[0].count("\n") + 1 for words in below.values()), default=0)
     room = 0.12 + 0.17 * lines  # inches under each row
@@ -209,7 +210,7 @@ def trade(noise: Sequence[float], accuracy: Sequence[float], error: Sequence[flo
 
 
 def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
-    """Draw an update, and the same one under masks."""
+    """Draw an update, and the same update under masks."""
     figure, (left, right) = panels(9, 3.1, columns=2)
     left.hist(plain, bins=60, color=SKY)
     left.set_yscale("log")
@@ -218,8 +219,8 @@ def disguise(plain: Sequence[float], hidden: Sequence[int]) -> Figure:
     right.set(title="the same, masked", xlabel="entry, as a share of $2^{31}$")
     right.set_xticks([-1, -0.5, 0, 0.5, 1])
     words = (
-        f"Two histograms of {len(plain)} entries. Left the changes of the weights, most of them "
-        f"near 0, from {min(plain):.2g} to {max(plain):.2g}. Right the masked update: all values "
-        "from -1 to 1 are equally frequent."
+        f"Two histograms of {len(plain)} entries. Left: the changes of the weights, most of them "
+        f"near 0, from {min(plain):.2g} to {max(plain):.2g}. Right: the masked update, in which "
+        "all values from -1 to 1 are equally frequent."
     )
     return finish(figure, words)

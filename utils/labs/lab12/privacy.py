@@ -18,7 +18,7 @@ from utils.cluster.questions import Ranks
 from .clients import facts_about, has_nan, seeded
 
 MANY = 40_000
-#: Clients, bound, noise multiplier: all wrong formulas differ with these.
+#: Clients, bound, noise multiplier; with these, all wrong formulas give different results.
 NOISE = (5, 0.5, 3.0)
 NOISE_TOLERANCE = 0.05
 #: The bound of a mean without noise.
@@ -34,7 +34,7 @@ def _deltas(seed: int) -> list[Tensor]:
 
 
 def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Return clipped updates, a mean without noise, and noise on nothing."""
+    """Return clipped updates, a mean without noise, and noise on zeros."""
     clip, mean = (reading_answer(user_ns, name) for name in ("clipped", "private_mean"))
     clips = [told(clip(delta, 1.0)) for delta in _deltas(seed)]
     quiet = told(mean(_deltas(seed), QUIET, 0.0, seeded(seed)))
@@ -59,7 +59,7 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 
 def _summary(noise: Tensor) -> dict[str, float]:
-    """Return statistics of noise, with the correlation of its halves in the order that is worst."""
+    """Return statistics of noise, with the strongest correlation of its halves in three orders."""
     half = len(noise) // 2
     spread = noise.std().item()
     first, second = noise[:half], noise[half : 2 * half]
@@ -78,7 +78,7 @@ def _summary(noise: Tensor) -> dict[str, float]:
 
 @task("12.8", "clip and add noise", points=3)
 def private_mean(ranks: Ranks, report: Report) -> None:
-    """Judge lengths, which are the bound at most; their mean; noise of the right scale, once."""
+    """Judge lengths up to the bound, their mean, and noise of the right scale, added once."""
     for answer in report.answers(ranks, probe_private, seed=report.seed):
         report.follow(answer.rank, _private(answer.value, _deltas(report.seed)))
 
@@ -93,10 +93,10 @@ def _private(result: dict[str, Any], deltas: list[Tensor]) -> Iterator[Step]:
     m = len(deltas)
     plain = sum(deltas) / m
     wrong = {
-        "the updates are not clipped": plain,
-        "this is clipped after averaging: clip each update first": _shortened(plain, QUIET),
-        "this is the sum: divide by the number of updates": total,
-        "the bound is the argument bound, not 1": sum(clips) / m,
+        "You didn't clip the updates. Clip each first": plain,
+        "You clipped after averaging. Clip each update first": _shortened(plain, QUIET),
+        "You returned the sum. Divide by the number of updates": total,
+        "You clipped to 1. Use the argument bound": sum(clips) / m,
     }
     about = f"private_mean with z = 0, bound {QUIET}"
     yield value(result["quiet"], (total / m).tolist(), table(wrong), what=about, form="the mean")
@@ -104,22 +104,22 @@ def _private(result: dict[str, Any], deltas: list[Tensor]) -> Iterator[Step]:
 
 
 def _shortened(delta: Tensor, bound: float) -> Tensor:
-    """Return an update whose length is the bound at most."""
+    """Return an update that is at most as long as the bound."""
     return delta * min(1.0, bound / max(delta.norm().item(), 1e-12))
 
 
 def _wrong_clips(delta: Tensor) -> Iterator[Mistake]:
     length, largest = (max(x.item(), 1e-30) for x in (delta.norm(), delta.abs().max()))
     yield from table({
-        "it is longer than the bound and unchanged": delta,
-        "each entry was cut for itself: scale the whole update by one factor, so that it keeps "
-        "its direction": delta.clamp(-1, 1),
-        "scaled up to the bound: shorter ones stay as they are": delta / length,
-        "divided by the square of its length": delta / length**2,
-        "scaled by the largest entry: its length is the root of the sum of all squares, "
+        "You left an update longer than the bound. Shorten it": delta,
+        "You clipped each entry separately. Scale the whole update by one factor, so that it "
+        "keeps its direction": delta.clamp(-1, 1),
+        "You scaled a shorter update up to the bound. Leave it as it is": delta / length,
+        "You divided by the squared length. Divide by the length": delta / length**2,
+        "You scaled by the largest entry. Use the length, the root of the sum of all squares, "
         "delta.norm()": delta * min(1.0, 1 / largest),
     })
-    yield Mistake(has_nan, "an update of length 0 is divided by 0: it stays as it is")
+    yield Mistake(has_nan, "You divided an update of length 0 by 0. Leave it as it is")
 
 
 def _noise(result: dict[str, Any]) -> Iterator[Step]:
@@ -129,76 +129,73 @@ def _noise(result: dict[str, Any]) -> Iterator[Step]:
     std, mean = noise["std"], noise["mean"]
     about = f"{m} updates, S = {bound:g}, z = {z:g}"
     yield facts({
-        f"an update of 7 weights gave a mean of {result['few']}": result["few"] != 7,
-        f"{about}: expected {MANY} entries, got {noise['size']}": noise["size"] != MANY,
+        f"You gave an update of 7 weights a mean of {result['few']}": result["few"] != 7,
+        f"{about}: You returned {noise['size']} entries, expected {MANY}": noise["size"] != MANY,
     })
-    # All is written as `not … <=`, so nan is wrong. 55 of 40,000 numbers are beyond 3.2 deviations;
-    # 20,000 pairs of independent numbers have a correlation below 0.03.
+    # The conditions are written as `not … <=`, so that nan is wrong. 55 of 40,000 numbers are
+    # beyond 3.2 deviations. 20,000 pairs of independent numbers have a correlation below 0.03.
     wrong = {
-        f"the noise has a standard deviation of {std:.3g}, expected {expected:.3g}"
-        f"{_why_so_much(noise)}": not abs(std - expected) <= NOISE_TOLERANCE * expected,
-        f"the noise has a mean of {mean:.3g}, expected 0": not abs(mean) <= expected / 20,
-        "the noise is not Gaussian: torch.randn": not abs(noise["fourth"] - 3) <= 0.4,
-        "large numbers are missing in the noise: torch.randn as it is": (
+        f"Your noise has a standard deviation of {std:.3g}, and {expected:.3g} is "
+        f"expected{_why_so_much(noise)}": not abs(std - expected) <= NOISE_TOLERANCE * expected,
+        f"Your noise has a mean of {mean:.3g}, expected 0": not abs(mean) <= expected / 20,
+        "Your noise is not Gaussian. Use torch.randn": not abs(noise["fourth"] - 3) <= 0.4,
+        "Your noise lacks large numbers. Use torch.randn without a limit": (
             not noise["largest"] >= 3.2 * expected
         ),
-        f"the noise has {noise['different']} different numbers in {MANY} entries: draw one for "
+        f"Your noise has {noise['different']} different numbers in {MANY} entries. Draw one for "
         "each weight": noise["different"] < 0.9 * MANY,
-        "numbers of the noise follow from each other: draw each anew": not noise["alike"] <= 0.05,
+        "You derive noise from noise. Draw each number anew": not noise["alike"] <= 0.05,
     }
     yield facts_about(about, wrong)
     yield facts({
-        "the same seed gave other noise: draw is the generator, generator=draw": (
-            not result["again"]
-        ),
-        "another seed gave the same noise: use draw as it comes": result["other"],
-        "the next call with the same draw gave the same noise: make no generator of your "
-        "own": result["next"],
-        f"{about}: more numbers were drawn than there are weights: one draw for the mean, whatever "
+        "You got other noise for the same seed. Pass generator=draw": (not result["again"]),
+        "You got the same noise for another seed. Use draw as it comes": result["other"],
+        "You got the same noise in the next call with draw. Use draw itself, and make no new "
+        "generator": result["next"],
+        f"{about}: You drew more numbers than there are weights. Draw once for the mean, whatever "
         "the number of updates": not result["one draw"],
     })
 
 
 def _why_so_much(noise: dict[str, float]) -> str:
-    """Return, after a colon, which mistake leads to this noise; empty if none is known."""
+    """Return, after a period, which mistake leads to this noise; empty if none is known."""
     m, bound, z = NOISE
     expected = z * bound / m
     if noise["std"] < 1e-6 and abs(noise["mean"]) > 1e-6:
-        return ": every weight has got the same noise: draw a number for each weight"
+        return ". You gave every weight the same noise: draw a number for each weight"
     deviations = {
-        "there is no noise": 0.0,
-        "that is the noise of the sum, z S: divide by the number of updates": z * bound,
-        "that is what remains if each of the updates gets noise of z S: add it once, to the mean, "
-        "with z S / m": z * bound / math.sqrt(m),
-        "S is missing": z / m,
-        "z is missing": bound / m,
-        "that is the variance: randn takes the standard deviation as a factor": expected**2,
-        "that is the square root: z S / m is the standard deviation already": math.sqrt(expected),
-        "z S / m² : divided twice": expected / m,
-        "the noise was clipped with the update: add it afterwards": bound / math.sqrt(MANY),
+        "You added no noise": 0.0,
+        "You added the noise of the sum, z S: divide by the number of updates": z * bound,
+        "You added noise to each update: add z S / m once, to the mean": z * bound / math.sqrt(m),
+        "You left out S": z / m,
+        "You left out z": bound / m,
+        "You used the variance: multiply randn by the standard deviation": expected**2,
+        "You took a root: z S / m is already the standard deviation": math.sqrt(expected),
+        "You divided twice: z S / m²": expected / m,
+        "You clipped the noise with the update: add it after clipping": bound / math.sqrt(MANY),
     }
     for text, std in deviations.items():
         if abs(noise["std"] - std) <= NOISE_TOLERANCE * std + 1e-9:
-            return f": {text}"
+            return f". {text}"
     return ""
 
 
 LENGTH = 20_000
 TAKING_PART = [5, 2, 11, 9]
-#: Bits of a masked entry that are counted, and how far the counts may be from equal ones: chi²
-#: with 15 degrees of freedom stays below in all but one of a million.
+#: Bits of a masked entry that are counted, and how far the counts may be from equal: with 15
+#: degrees of freedom, chi² stays below this in all but one of a million cases.
 TOP_BITS = 4
 CHI2 = 60.0
 
 
 def _plain(seed: int) -> dict[int, Tensor]:
-    """Return the update of each client that takes part."""
+    """Return the update of each participating client."""
     draw = seeded(seed)
     return {client: 0.02 * torch.randn(LENGTH, generator=draw) for client in TAKING_PART}
 
 
 def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Return what masked updates of four clients are like, and what their sum is."""
+    """Return properties of the masked updates of four clients, and of their sum."""
     mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
     me = TAKING_PART[0]
     scale = user_ns["SCALE"]
@@ -235,7 +232,7 @@ def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 
 def _dtype_and_error(result: Any, right: Tensor) -> tuple[str | None, float | None]:
-    """Return the dtype of a result and its largest error; nothing of what is no tensor."""
+    """Return a result's dtype and its largest error; None for what isn't a tensor."""
     if not isinstance(result, Tensor):
         return None, None
     return str(result.dtype), (result - right).abs().max().item()
@@ -273,7 +270,7 @@ def _chi2_of_pairs(messages: list[Tensor]) -> list[float]:
 
 @task("12.9", "secure aggregation", points=3)
 def masked_sum(ranks: Ranks, report: Report) -> None:
-    """Judge whether a single message is uniform, and the sum is that of the updates."""
+    """Judge whether a single message is uniform, and the sum of all is right."""
     for answer in report.answers(ranks, probe_masked, seed=report.seed):
         report.follow(answer.rank, _masks(answer.value))
 
@@ -281,56 +278,52 @@ def masked_sum(ranks: Ranks, report: Report) -> None:
 def _masks(result: dict[str, Any]) -> Iterator[Step]:
     for kind in result["kinds"]:
         yield facts({
-            f"masked returned {kind}, expected an int32 tensor: int32 wraps around modulo 2**32, "
-            "as the masks do; longer numbers and floats do not": kind != "int32"
+            f"masked returned {kind}. Return an int32 tensor, because int32 wraps around modulo "
+            "2**32 as the masks do, and longer numbers and floats don't": kind != "int32"
         })
     yield from _unmasked(result["back"])
     if not len(result["kinds"]) == len(result["chi2"]) == len(TAKING_PART):
         raise ValueError(f"{len(result['chi2'])} masked updates of {len(TAKING_PART)} clients")
     for client, is_bare in zip(TAKING_PART, result["bare"], strict=True):
         yield facts({
-            f"the message of client {client} is its update without any mask: one for each "
-            "other": is_bare
+            f"You sent the update of client {client} without any mask. Add a mask for each other "
+            "client": is_bare
         })
     alone = result["alone"]
     yield facts({
-        f"the message of an update of 50 numbers has the shape {result['few']}": (
-            result["few"] != [50]
-        ),
-        "a client that takes part alone has no partner, and so no mask: leave `me` out of the "
-        "loop. `me` and `clients` are numbers of clients, not places in a list": (
-            alone is None or alone > 1
-        ),
+        f"You gave the message of 50 numbers the shape {result['few']}": (result["few"] != [50]),
+        "You masked a client without partners. Leave `me` out of the loop, and read `me` and "
+        "`clients` as client numbers, not as positions in a list": (alone is None or alone > 1),
     })
     yield from _sum(result["worst"])
     yield facts({
-        "two messages together are not uniform: they share a mask. Each pair of clients has a "
-        "mask of its own, pair_mask(i, j, t, size)": (
+        "You used a mask twice, so two messages together are not uniform. Give each pair of "
+        "clients a different mask, pair_mask(i, j, t, size)": (
             max(result["pairs"], default=math.inf) > CHI2
         ),
-        "a masked update is not uniform: some values are more frequent than others, and tell "
-        "something. Add the masks as they are, all 32 bits of them": max(result["chi2"]) > CHI2,
-        f"unmasked returned {result['float']}, expected a float32 tensor, as the updates are": (
+        "Your masked update is not uniform, so frequent values reveal something. Add all 32 bits "
+        "of the masks as they are": max(result["chi2"]) > CHI2,
+        f"unmasked returned {result['float']}. Return float32, the dtype of the updates": (
             result["float"] != "torch.float32"
         ),
-        "the masks are those of another round as well: pass t to pair_mask": not result["renewed"],
-        "a client does not have a mask with each of the others, so a few of them could find "
-        "out its update together: it adds pair_mask(i, j, t, size) for each other client with "
-        "a larger number, and subtracts it for each with a smaller one": (
-            result["as told"] != [True] * len(TAKING_PART)
-        ),
+        "You reuse the masks of another round. Pass t to pair_mask": not result["renewed"],
+        "You left out the masks of some pairs, so a few clients together could find out an "
+        "update. Add pair_mask(i, j, t, size) for each client with a larger number, and subtract "
+        "it for each with a smaller one": (result["as told"] != [True] * len(TAKING_PART)),
     })
 
 
 def _unmasked(numbers: Any) -> Iterator[Step]:
-    """Judge what is made of the numbers of a sum; they are not rounded to anything."""
+    """Judge what becomes of the numbers of a sum; they are not rounded to anything."""
     wrong = {
-        "unmasked did not divide by SCALE": [2.0**20, -1.5 * 2**20, 0.0],
-        "unmasked multiplied by SCALE: divide": [2.0**40, -1.5 * 2**40, 0.0],
-        "unmasked cut off what is behind the point: use float, and /": [1.0, -2.0, 0.0],
+        "You didn't divide by SCALE": [2.0**20, -1.5 * 2**20, 0.0],
+        "You multiplied by SCALE. Divide": [2.0**40, -1.5 * 2**40, 0.0],
+        "You cut off the decimals. Use float, and /": [1.0, -2.0, 0.0],
     }
-    known = next((said for said, result in wrong.items() if same(numbers, result)), numbers)
-    said = f"unmasked of [SCALE, -1.5 SCALE, 0]: {known}, expected [1, -1.5, 0]"
+    known = next(
+        (said for said, result in wrong.items() if same(numbers, result)), f"You returned {numbers}"
+    )
+    said = f"unmasked([SCALE, -1.5 SCALE, 0]) must be [1, -1.5, 0]. {known}"
     yield facts({said: not same(numbers, [1.0, -1.5, 0.0])})
 
 
@@ -338,12 +331,12 @@ def _sum(worst: Any) -> Iterator[Step]:
     quantum = 2.0**-20
     half = len(TAKING_PART) * quantum / 2
     yield facts({
-        f"the sum is off by {worst or 0:.3g}: the masks do not vanish in it. Of each pair the one "
-        "with the smaller number adds the mask, the other subtracts it; `me` has no mask with "
-        "itself; and masks are whole numbers, as floats lose the low digits": worst is None
+        f"Your sum is off by {worst or 0:.3g}, because masks don't cancel. In each pair, add the "
+        "mask on the smaller number and subtract it on the other; use no mask with `me`, and "
+        "keep masks as whole numbers, because floats lose the low digits": worst is None
         or not worst <= 1000 * half,  # so nan is wrong
     })
     yield facts({
-        f"the sum is off by {worst / quantum:.1f} / SCALE, and with rounding by at most "
-        f"{half / quantum:g}: .to(torch.int32) cuts digits off, round() first": worst > 1.02 * half
+        f"Your sum is off by {worst / quantum:.1f} / SCALE, and rounding allows "
+        f"{half / quantum:g}. Call round() before .to(torch.int32)": worst > 1.02 * half
     })

@@ -1,7 +1,7 @@
-"""Small models of lab 11's checks, and twins of them that are not sharded.
+"""Small models for lab 11's checks, and reference models that are not sharded.
 
-Numbers are compared on a small model. Memory is metered on a chain of many equal layers, where an
-answer that keeps what it should free exceeds the bound by whole layers. All is in double precision.
+Checks compare numbers on a small model. They meter memory on a chain of many equal layers, where an
+answer that keeps too much exceeds the bound by whole layers. All numbers are double precision.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES = 4
 
 
 def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
-    """Return linear layers whose weights follow from the seed alone."""
+    """Return linear layers whose weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
@@ -49,13 +49,13 @@ def chained(layers: Sequence[Callable], x: Tensor) -> Tensor:
 
 
 def samples(own_seed: int, step: int, width: int = SMALL[0]) -> Tensor:
-    """Return what the rank with this seed of its own gets in a step."""
+    """Return the samples of a step for the rank with this seed."""
     draw = torch.Generator().manual_seed(own_seed + step + 1)
     return torch.randn(SAMPLES, width, generator=draw, dtype=torch.float64)
 
 
 def loss_of(y: Tensor) -> Tensor:
-    """Return some loss."""
+    """Return a loss that is easy to differentiate."""
     return (torch.sin(y) + y**2).mean()
 
 
@@ -72,7 +72,7 @@ def shards_of(layers: Sequence[nn.Module], p: int, k: int) -> list[nn.Parameter]
 
 
 def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.SGD:
-    """Return the optimizer of the checks: unlike Adam it shows every wrong factor."""
+    """Return the optimizer of the checks: unlike Adam, it shows every wrong factor."""
     return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=False)
 
 
@@ -82,7 +82,7 @@ def list_of(result: Any) -> Any:
 
 
 def collected(function: Callable, *args: Any) -> tuple[Any, float]:
-    """Return a result, and the peak of the bytes made on the way, in rows of the chain's layers."""
+    """Return a result, and the peak of newly made bytes, in rows of the chain's layers."""
     with Meter() as meter:
         result = function(*args)
     return result, meter.peak / ((WIDE + 1) * WIDE * BYTES)
@@ -93,27 +93,27 @@ def sequential(layers: Sequence[nn.Module], act: type[nn.Module] = nn.Tanh) -> n
     return nn.Sequential(*itertools.chain(*((layer, act()) for layer in layers)))[:-1]
 
 
-def _twin(seed: int) -> Twin:
-    """Return the training of the small model on one process."""
+def _training(seed: int) -> Twin:
+    """Return the training of the small model in one process."""
     return Twin(sequential(layers_of(seed)), RATE, MOMENTUM, loss_of)
 
 
 @functools.cache
 def rows_at(seeds: Seeds, place: int, step: int) -> list[Tensor]:
-    """Return each layer's gradient for the samples of a place in the group, before any update."""
-    row = _twin(seeds.model).gradient(samples(seeds.own[place], step))
+    """Return each layer's gradient for the samples of a group rank, before any update."""
+    row = _training(seeds.model).gradient(samples(seeds.own[place], step))
     return list(row.split([(wide + 1) * narrow for wide, narrow in itertools.pairwise(SMALL)]))
 
 
 @functools.cache
 def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
     """Return the padded row of all weights after each step; ``mode`` is "mean" or a mistake."""
-    twin = _twin(seeds.model)
+    training = _training(seeds.model)
     p = len(seeds.own)
     added = 0.0
     rows = []
     for step in range(STEPS):
-        of_ranks = [row_of([twin.gradient(samples(own, step))], p) for own in seeds.own]
+        of_ranks = [row_of([training.gradient(samples(own, step))], p) for own in seeds.own]
         mean = sum(of_ranks) / p
         added = added + mean
         own_parts = torch.cat([row.chunk(p)[k] for k, row in enumerate(of_ranks)])
@@ -126,16 +126,16 @@ def trained(seeds: Seeds, mode: str = "mean") -> list[list[float]]:
             "first": of_ranks[0],
             "adds up": added,
         }[mode]
-        twin.move(gradient[: len(twin.old)])
-        rows.append(row_of(twin.model.parameters(), p).tolist())
+        training.move(gradient[: len(training.old)])
+        rows.append(row_of(training.model.parameters(), p).tolist())
     return rows
 
 
 class Named(nn.Module):
     """A linear layer whose parameters have other names.
 
-    After :meth:`begin` the gradient of the parameter number ``late`` comes only when backward has
-    gone through all layers: autograd takes the nodes that were made last first.
+    After :meth:`begin`, the gradient of parameter number ``late`` arrives only after backward has
+    passed all layers, because autograd starts with the node that was made last.
     """
 
     def __init__(self, linear: nn.Linear, late: int):
@@ -146,12 +146,12 @@ class Named(nn.Module):
         self.copies: list[Tensor] = []
 
     def begin(self) -> None:
-        """Prepare a forward whose backward comes in another order."""
+        """Prepare a forward whose backward runs in another order."""
         self.copies = list(self.parameters())
         self.copies[self.late] = self.copies[self.late] * 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the linear layer does."""
+        """Return what the linear layer computes."""
         return nn.functional.linear(x, *(self.copies or self.parameters()))
 
 

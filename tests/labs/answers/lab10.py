@@ -731,12 +731,7 @@ CHANGES = [
         "0",
         "backward_tag(k) for gradients",
     ),
-<<<<<<< HEAD
     (RUN, "no wait", "outbox.wait()", "pass", "You never call wait()"),
-    (RUN, "nothing is forgotten", "held.pop(k)", "held[k]", "were held at once"),
-    (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "looked up that is not there"),
-=======
-    (RUN, "no wait", "outbox.wait()", "pass", "nobody called wait()"),
     (
         RUN,
         "nothing is forgotten",
@@ -745,7 +740,6 @@ CHANGES = [
         "microbatches' activations at once, and",
     ),
     (RUN, "one entry for all", "held[k] = x, y", "held[0] = x, y", "You look up a missing entry"),
->>>>>>> d649a343d36ccac097152986386b4d106e0827ba
     (RUN, "no requires_grad", "x.requires_grad_()", "pass", "requires_grad_()"),
     (
         RUN,

@@ -63,7 +63,7 @@ def check_version(version: str) -> None:
 
 
 def minor(version: str) -> tuple[int, int]:
-    """Return the first two numbers: (2, 15) of "2.15.0a0+git1234"."""
+    """Return the first two numbers of a version, such as (2, 15) for "2.15.0a0+git1234"."""
     first, second = version.split(".")[:2]
     return int(first), int(second)
 
@@ -139,7 +139,7 @@ def _locals_of(name: str) -> dict:
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether PyTorch's blocking ``name`` is a caller (it calls ``isend``, ``irecv``)."""
+    """Return whether PyTorch's blocking ``name`` made this call of ``isend`` or ``irecv``."""
     return _frame_of(name, _NEAR) is not None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-#: Columns of a line.
+#: The longest line, in columns.
 WIDTH = 80
 
 

@@ -124,14 +124,14 @@ class Call:
         return {"what": self.describe() + parts, "where": self.where, "thread": self.thread}
 
     def describe(self) -> str:
-        """Return ``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
+        """Return a text such as ``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
         if not self.dtype:
             return self.name()
         return f"{self.name()} of {self.dtype}{list(self.shape)} ({self.nbytes} bytes)"
 
 
 class Log:
-    """The last :data:`CAPACITY` calls of this process."""
+    """A log that keeps the last :data:`CAPACITY` calls of this process."""
 
     def __init__(self):
         # Calls, or tuples (pattern, start, matched, end, sequence), which cost less to make.

@@ -23,7 +23,7 @@ from .messages import Channels
 from .step_runner import Steps, now
 
 _TIME = struct.Struct("<d")
-# Up to this size, the number of messages decides about the time; above it, the bytes decide.
+# Up to this size, the number of messages determines the time; above it, the bytes do.
 SMALL = 16 * 1024  # bytes
 
 

@@ -50,7 +50,7 @@ def _as(signed: torch.dtype, arithmetic: Callable[..., torch.Tensor]) -> Combine
 
 
 def _unsigned_extreme(dtype: torch.dtype, arithmetic: Callable[..., torch.Tensor]) -> Combine:
-    """Return a minimum or maximum of unsigned numbers, which flips their highest bit before."""
+    """Return a minimum or maximum that compares unsigned numbers as signed ones, a bit flipped."""
     signed = _SIGNED[dtype]
     flip = torch.iinfo(signed).min
 

@@ -177,7 +177,7 @@ class CollectiveWork(MPIWork):
 
     def _cancel(self) -> bool:
         if self.entry.begun and self._steps is not None and not self._steps.done:
-            # The other ranks need this one's part in it.
+            # The other ranks need this rank's part in the collective.
             progress.detach(self.group, self._steps.poll)
             return False
         return True

@@ -377,7 +377,7 @@ def _all_reduce(group: ProcessGroupMPI, op: str, inputs: Tensors, opts: object) 
 def reduce_scatter(
     group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
-    """Reduce the r-th tensor of all ranks to rank r; the r-th tensors may differ in size."""
+    """Reduce the r-th tensor of all ranks to rank r; sizes may differ from one r to another."""
     output = tensors.single(outputs, "reduce_scatter")
     parts = tensors.check_count(group, inputs[0], "reduce_scatter")
     numel = parts[group.rank()].numel()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from ..record import Call
     from .board import Board
 
-# The number of places for fingerprints. A rank that has acknowledged a collective looks at it once
-# more, so one place stays free: a rank announces at most DEPTH − 1 beyond the slowest one.
+# The number of places for fingerprints. A rank looks once more after it has acknowledged, so one
+# place stays free: a rank announces at most DEPTH − 1 beyond the slowest acknowledgement.
 DEPTH = 64
 WORDS = DEPTH + 1
 ACKNOWLEDGED = DEPTH
@@ -364,7 +364,7 @@ class Handshake:
     # -- the fast path: a blocking call that is like an earlier one -----------------------------
 
     def find_all(self, number: int, mine: int) -> bool:
-        """Look for the other ranks for a moment, and then withdraw the announcement.
+        """Look for the other ranks for a moment; if some are missing, withdraw the announcement.
 
         Return False if the call has not begun. If other ranks rely on the announcement, it stays,
         and the next call takes it over.

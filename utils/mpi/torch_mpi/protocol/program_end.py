@@ -164,7 +164,7 @@ def _ended(world: World) -> None:
 
 
 def _tell_leftovers(world: World) -> None:
-    """Write down what this rank leaves behind, and report for all ranks if this is the one."""
+    """Write down what this rank leaves behind; the lowest rank with leftovers reports for all."""
     mine = leftovers(recorder.since(0), world.balance() + world.groups.balance_of_closed)
     world.ended(leaves=mine)
     if not mine["teller"]:

@@ -301,7 +301,7 @@ class _Detached:
 
     def is_over(self) -> bool:
         """Advance the steps; return whether they have ended."""
-        # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
+        # Two threads must never test the same request (MPI 4.1, section 11.6.2).
         if not self._lock.acquire(blocking=False):
             return False
         try:

@@ -231,7 +231,7 @@ class Assembly(Waitable):
         self.board.set(self.here, self.number)
 
     def poll(self) -> bool:
-        """Return whether everybody is here for good."""
+        """Return whether all ranks are here for good."""
         self.check()
         if self.missing()[0]:
             # A late rank may still be in a blocking call, and wait for data from this rank. They

@@ -103,7 +103,7 @@ class Statuses:
         self.section = ""
         self.epoch = 0
         self.own: Status = {}
-        # The main thread, the progress thread and the user's write.
+        # The main thread, the progress thread and the user's threads write statuses.
         self.lock = threading.RLock()
         self._beats = 0
 

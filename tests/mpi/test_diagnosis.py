@@ -95,8 +95,8 @@ def test_a_server_that_takes_any_message_is_in_no_cycle_with_those_that_wait_for
     found = diagnose([server, *workers, has(3, "left")])
     assert found.cycle == []
     assert found.headline == (
-        "ranks 1, 2 wait for rank 0, and rank 0 for a message from any rank, which no rank sends; "
-        "rank 3 has left the cell."
+        "ranks 1, 2 wait for rank 0, and rank 0 waits for a message from any rank, which no rank "
+        "sends; rank 3 has left the cell."
     )
     assert "who still sends" in found.advice
     assert found.edges == [(0, 1), (0, 2), (0, 3), (1, 0), (2, 0)]
@@ -209,6 +209,18 @@ def test_a_rank_whose_program_ended_after_a_mismatch_is_told_by_what_it_called()
     calls = [stopped(call, "mismatch", "different calls") for call in calls]
     ended = {**calls[0], "state": "ended"}
     assert diagnose([ended, calls[1]]).lines == [
-        "rank 0 was stopped in all_reduce(SUM) at a.py:3",
-        "rank 1 was stopped in all_reduce(SUM) at a.py:3",
+        "ranks 0, 1 were stopped in all_reduce(SUM) at a.py:3",
     ]
+
+
+def test_the_ranks_that_another_rank_stopped_in_the_same_call_share_a_line():
+    failed = stopped(has(1, "running"), "raised", "ValueError: no", at=0.0)
+    followed = [stopped(waits(r, "barrier()", 1), "followed") for r in (0, 2)]
+    elsewhere = stopped(waits(3, "recv(src=1, tag=0)", 1), "followed")
+    found = diagnose([failed, *followed, elsewhere])
+    assert found.lines == [
+        "ranks 0, 2 wait in barrier() at cell line 3",
+        "rank 1 raised ValueError: no",
+        "rank 3 waits in recv(src=1, tag=0) at cell line 3",
+    ]
+    assert found.edges == [(0, 1), (2, 1), (3, 1)]

@@ -160,12 +160,12 @@ def test_nodes_have_another_network_inside_and_survive_the_way_to_the_ranks():
     assert (network.latency, network.bandwidth) == (USUAL_LATENCY, 125e6)
     assert Network.from_dict(json.loads(json.dumps(network.to_dict()))) == network
     assert str(network) == (
-        "1 Gbit/s, 50 µs between the nodes [0, 1], [2, 3]; inside 10 Gbit/s, 0 µs"
+        "1 Gbit/s, 50 µs between the nodes [0, 1], [2, 3]; inside each node 10 Gbit/s, 0 µs"
     )
     assert str(Network(5e-3, 12.5e6)) == "100 Mbit/s, 5 ms"
     bare = parse("1gbit", nodes=[range(2), range(2, 4)], size=4)
     assert bare.between(0, 1) is None
-    assert str(bare).endswith("; inside that of this machine")
+    assert str(bare).endswith("; inside each node this machine's own network")
 
 
 def test_a_rank_has_a_link_for_each_of_its_two_networks():

@@ -196,7 +196,7 @@ ENDINGS = {
         r"rank {rank} raised ValueError: planted at program.py:{line}",
     ),
     "a rank ends early": (_ends, True, r"rank {rank}[^\n]* ended"),
-    "a message is left": (_leaves_a_message, False, r"rank {rank}: nobody received .*:{line}"),
+    "a message is left": (_leaves_a_message, False, r"never received rank {rank}'s .*:{line}"),
 }
 
 

@@ -184,7 +184,7 @@ def test_two_threads_on_one_group_are_told_so_and_wedge_no_rank(mpiexec):
     told = [line for line in done.stdout.splitlines() if "on its thread the-saver" in line]
     assert told, "the threads never met each other's calls"
     for line in told:
-        assert "a group of its own, by dist.new_group()" in line
+        assert "give each thread its own group with dist.new_group()" in line
     assert done.stdout.count("END") == 2
 
 

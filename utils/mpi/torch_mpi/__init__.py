@@ -1,1 +1,1 @@
-"""PyTorch's "mpi" backend on mpi4py: see :mod:`torch_mpi.autoload`. Nothing is imported here."""
+"""PyTorch's "mpi" backend on mpi4py: see :mod:`torch_mpi.autoload`. This file imports nothing."""

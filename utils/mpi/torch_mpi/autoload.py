@@ -1,10 +1,10 @@
-"""Give the stock PyTorch wheel an "mpi" backend; README.md says what that changes.
+"""Give the stock PyTorch wheel an "mpi" backend; README.md says what the backend changes.
 
 PyTorch calls :func:`install` at the end of every ``import torch`` (see "Autoload Mechanism" in its
-documentation). The backend, mpi4py, and the MPI library are loaded when a program asks for "mpi".
+documentation). The backend, mpi4py and the MPI library load only when a program asks for "mpi".
 
 If an entry point raises, PyTorch fails ``import torch`` for every program in the environment. So
-this module imports only ``warnings`` on top, and :func:`install` warns instead of raising.
+this module imports only the standard library, and :func:`install` warns instead of raising.
 """
 
 import sys
@@ -12,7 +12,7 @@ import warnings
 
 
 class LazyProcessGroupMPI:
-    """Stands where a PyTorch built with MPI has its own ``ProcessGroupMPI``."""
+    """A stand-in for the ``ProcessGroupMPI`` that a PyTorch built with MPI has."""
 
     @staticmethod
     def create(ranks: list[int]):
@@ -21,8 +21,8 @@ class LazyProcessGroupMPI:
         Raises:
             UnsupportedPyTorch: PyTorch is too old.
             IncompatiblePyTorch: PyTorch lacks something that the backend uses.
-            ImportError: no MPI library.
-            LauncherError: the launcher of this process announced another rank than MPI gives it.
+            ImportError: there is no MPI library.
+            LauncherError: the launcher announced a different rank for this process than MPI gave.
         """
         import torch
 
@@ -46,8 +46,8 @@ class LazyProcessGroupMPI:
 def is_mpi_available() -> bool:
     """Return True if ``init_process_group("mpi")`` would work in this process.
 
-    Nothing is loaded here: a child process tries, once. PyTorch 2.13 asks before it makes a group,
-    and gets True: :meth:`LazyProcessGroupMPI.create` knows what to say if there is no MPI.
+    This process loads nothing: a child process tries, once. When PyTorch 2.13 asks before it makes
+    a group, the answer is True, because :meth:`LazyProcessGroupMPI.create` explains a missing MPI.
     """
     if sys._getframe(1).f_code.co_name == "_new_process_group_helper":
         return True
@@ -67,20 +67,20 @@ def is_mpi_available() -> bool:
 
 
 def install() -> None:
-    """Put the backend in place; where that fails, warn. Never raises an ``Exception``."""
+    """Register the backend, and warn if this fails. The function never raises an ``Exception``."""
     try:
         register()
     except Exception as error:
         _warn(
-            f'init_process_group("mpi") will not work, as the backend torch_mpi could not be put '
-            f"in place: {type(error).__name__}: {error}"
+            f'init_process_group("mpi") will not work, because torch_mpi could not register its '
+            f"backend: {type(error).__name__}: {error}"
         )
 
 
 def register() -> None:
-    """Register the backend with PyTorch, unless PyTorch has one or is without groups.
+    """Register the backend with PyTorch, unless PyTorch has its own or has no process groups.
 
-    PyTorch 2.14 and later call this for "mpi" where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
+    PyTorch 2.14 and later call this function for "mpi" if ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``.
     """
     import torch.distributed as dist
 
@@ -107,7 +107,7 @@ def register() -> None:
 
     import atexit
 
-    # So early that it comes after what a program does at its end.
+    # `atexit` calls the last registration first. This one is early, so it runs after the program's.
     atexit.register(_at_exit)
 
 
@@ -117,7 +117,7 @@ def _at_exit() -> None:
 
 
 def _warn(text: str) -> None:
-    """Warn; where Python makes errors of warnings (``-W error``), print a line on stderr."""
+    """Warn; if Python turns warnings into errors (``-W error``), print a line on stderr."""
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Warning as error:

@@ -1,7 +1,7 @@
-"""Which versions of PyTorch work, and what they have beyond PyTorch's documentation.
+"""Check PyTorch's version, and wrap what the backend uses beyond PyTorch's documentation.
 
-A new version of PyTorch may take any of it away. :func:`check` is run before the first process
-group is made; ``CONTRIBUTING.md`` has the matrix of versions that the tests are run on.
+A new version of PyTorch may remove any of these names, so :func:`check` runs before the first
+process group is made. ``CONTRIBUTING.md`` has the matrix of versions that the tests run on.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ LAST = (2, 15)
 _warned: set[str] = set()
 
 _C10D = distributed_c10d.__file__
-# Frames from PyTorch's `send` or `recv` to ours, at most.
+# There are at most this many frames from PyTorch's `send` or `recv` to ours.
 _NEAR = 9
 _MAKER = "_new_process_group_helper"
 
 
 class UnsupportedPyTorch(RuntimeError):
-    """This PyTorch is older than the backend needs."""
+    """The error for a PyTorch that is older than the backend needs."""
 
 
 class UntestedPyTorchWarning(UserWarning):
-    """This PyTorch is newer than the versions that the backend was tested with."""
+    """The warning for a PyTorch that is newer than the versions that the tests ran with."""
 
 
 class IncompatiblePyTorch(RuntimeError):
-    """This PyTorch lacks something that the backend uses."""
+    """The error for a PyTorch that lacks something that the backend uses."""
 
 
 def check_version(version: str) -> None:
@@ -63,16 +63,16 @@ def check_version(version: str) -> None:
 
 
 def minor(version: str) -> tuple[int, int]:
-    """Return the first two numbers: (2, 15) of "2.15.0a0+git1234"."""
+    """Return the first two numbers of a version, such as (2, 15) for "2.15.0a0+git1234"."""
     first, second = version.split(".")[:2]
     return int(first), int(second)
 
 
 def check() -> None:
-    """Raise IncompatiblePyTorch where something is missing, with its name and PyTorch's version."""
+    """Raise IncompatiblePyTorch if PyTorch lacks something; the error names it and the version."""
     if missing := [name for name, there in _needed() if not there]:
         raise IncompatiblePyTorch(
-            f"PyTorch {torch.__version__} lacks what the mpi backend uses of it: "
+            f"PyTorch {torch.__version__} lacks names that the mpi backend uses: "
             f"{', '.join(missing)}. Run pip install 'torch>={FIRST[0]}.{FIRST[1]},"
             f"<{LAST[0]}.{LAST[1] + 1}'."
         )
@@ -99,7 +99,7 @@ def _needed() -> Iterable[tuple[str, bool]]:
 
 
 def timeout_of_the_caller() -> float | None:
-    """Return the seconds that ``init_process_group`` or ``new_group`` was given, from its frame."""
+    """Return the timeout of ``init_process_group`` or ``new_group`` in seconds, from its frame."""
     asked = _locals_of(_MAKER).get("timeout", default_pg_timeout)
     return None if asked in (None, default_pg_timeout) else asked.total_seconds()
 
@@ -107,8 +107,8 @@ def timeout_of_the_caller() -> float | None:
 def asked_of_pytorch() -> Announcement | None:
     """Return the rank and the world size that the program gave to PyTorch; ``None`` without any.
 
-    ``init_process_group("mpi", rank=…, world_size=…)`` only warns that it ignores them, so they
-    are read from its frame. For ``new_group`` it is the default group that has them.
+    ``init_process_group("mpi", rank=…, world_size=…)`` only warns that it ignores them, so this
+    function reads them from its frame. For ``new_group``, it asks the default group.
     """
     if arguments := _locals_of("init_process_group"):
         source = "Your call of init_process_group"
@@ -139,15 +139,15 @@ def _locals_of(name: str) -> dict:
 
 
 def is_called_by(name: str) -> bool:
-    """Return whether PyTorch's blocking ``name`` is a caller (it calls ``isend``, ``irecv``)."""
+    """Return whether PyTorch's blocking ``name`` made this call of ``isend`` or ``irecv``."""
     return _frame_of(name, _NEAR) is not None
 
 
 def leave_out_flight_recorder() -> None:
-    """Have PyTorch 2.15 not attach its flight recorder to this backend's groups.
+    """Keep PyTorch 2.15 from attaching its flight recorder to this backend's groups.
 
-    It hooks into the C++ methods of ``ProcessGroup``, which a group that replaces them in Python
-    never calls. The set holds the backends that PyTorch leaves out by name.
+    The recorder hooks into the C++ methods of ``ProcessGroup``, which this backend's groups replace
+    in Python and never call. PyTorch leaves out the backends whose names are in the set.
     """
     names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(names, set):
@@ -155,7 +155,7 @@ def leave_out_flight_recorder() -> None:
 
 
 def never_compile(*classes: type) -> None:
-    """Have torch.compile call these methods as they are: it cannot look into a process group."""
+    """Have torch.compile call these methods as they are: it cannot trace into a process group."""
     from torch._C._dynamo import eval_frame
 
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)

@@ -1,4 +1,4 @@
-"""What the backend raises, and where in the user's code it happened."""
+"""The errors that the backend raises, and the search for the user's line that caused them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIBRARY_FOLDERS = (
 )
 _is_library: dict[str, bool] = {}
 _helpers: set[CodeType] = set()
-# Installed packages; and what of them stands between any communication and this backend.
+# The folder of installed packages, and the files through which every communication passes.
 _PACKAGES = _LIBRARY_FOLDERS[0]
 _PLUMBING = (
     _LIBRARY_FOLDERS[1],
@@ -36,13 +36,13 @@ _PLUMBING = (
 
 
 class CommunicationError(DistBackendError):
-    """A communication went wrong: the message says which one, and between whom.
+    """The error of a failed communication; its message names the communication and the ranks.
 
     Attributes:
-        record: this rank's status when it happened, a dict: operation, peers, dtype, shape,
+        record: this rank's status at the failure, a dict: operation, peers, dtype, shape,
             bytes, tag, line, seconds waited (see
             :func:`torch_mpi.protocol.world.World.begin_incident`).
-        call: the :class:`~torch_mpi.record.Call` it is about, or ``None``.
+        call: the :class:`~torch_mpi.record.Call` that failed, or ``None``.
     """
 
     def __init__(self, message: str, call: Call | None = None, record: Status | None = None):
@@ -61,26 +61,26 @@ class CommunicationError(DistBackendError):
         return self.record.get("waited", 0.0)
 
     def _render_traceback_(self) -> list[str]:
-        """Return what a notebook shows: the message has the user's line, the rest is PyTorch's."""
+        """Return the message alone for a notebook: only it has the user's line."""
         return wrapped(f"{type(self).__name__}: {self}")
 
 
 class CommunicationTimeout(CommunicationError):
-    """No partner came: within the group's timeout, or it is certain that none ever will."""
+    """The error if a partner missed the group's timeout, or if it certainly never comes."""
 
 
 class CommunicationMismatch(CommunicationError):
-    """Two ranks made calls that do not belong together."""
+    """The error if two ranks made calls that do not match."""
 
 
 class CommunicationStopped(CommunicationError):
-    """Another rank failed, so this one stopped waiting; the message names the first cause."""
+    """The error if this rank stopped because another failed; its message names the first cause."""
 
 
 def place_text(filename: str, line: int, function: str = "") -> str:
-    """Return ``file.py:3`` for a file, ``package/module.py:3`` for one of an installed package.
+    """Return ``file.py:3``, or ``package/module.py:3`` for a file of an installed package.
 
-    Where a tool has words of its own for its places (:mod:`torch_mpi.settings`), these.
+    If a tool names its own places (:func:`torch_mpi.settings.place`), its name comes first.
     """
     words = settings.place(filename, line, function)
     if words is not None:
@@ -91,17 +91,17 @@ def place_text(filename: str, line: int, function: str = "") -> str:
 
 
 def is_packaged(filename: str) -> bool:
-    """Return whether a file is one of an installed package."""
+    """Return whether a file belongs to an installed package."""
     return filename.startswith(_PACKAGES)
 
 
 def count_as_library(filename: str) -> None:
-    """Take no line of this file for the user's: it is of a tool between the user and PyTorch."""
+    """Never take a line of this file for the user's: a tool between user and PyTorch owns it."""
     _is_library[filename] = True
 
 
 def helper(function: Callable) -> Callable:
-    """Have errors name the line that calls this function, instead of a line inside it."""
+    """Mark a function, so that errors name the line that calls it, and not a line inside it."""
     _helpers.add(function.__code__)
     return function
 
@@ -111,7 +111,7 @@ def _is_the_users(code: CodeType) -> bool:
 
 
 def in_library(filename: str) -> bool:
-    """Return whether a file is Python's own, an installed package's or the backend's."""
+    """Return whether a file belongs to Python, to an installed package or to the backend."""
     known = _is_library.get(filename)
     if known is None:
         known = filename.startswith((*_LIBRARY_FOLDERS, "<frozen"))
@@ -120,9 +120,9 @@ def in_library(filename: str) -> bool:
 
 
 def users_place() -> tuple[str, int, str] | None:
-    """Return file, line and function of the innermost call that is the user's.
+    """Return file, line and function of the innermost call in the user's code.
 
-    On a thread of a package, none of whose code is the user's: that of the package's innermost.
+    A package's own thread runs no code of the user's: there the package's innermost call counts.
     """
     frame: FrameType | None = sys._getframe(1)
     first = frame
@@ -145,7 +145,7 @@ def users_line() -> str:
 
 
 def errors_line(error: BaseException) -> str:
-    """Return the user's innermost line on the way to an error; empty when there is none."""
+    """Return the user's innermost line in an error's traceback; empty if there is none."""
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code

@@ -1,7 +1,7 @@
-"""Compare what the launcher of this process announced with the ranks that MPI has.
+"""Compare the rank and the world size that a launcher announced with MPI's.
 
 README.md says why, and what is compared. This module imports the standard library only, because
-PyTorch can ask before mpi4py is there.
+PyTorch can ask before mpi4py is installed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 
 class LauncherError(RuntimeError):
-    """The launcher of this process doesn't fit MPI; the message says which command does."""
+    """The error if the launcher of this process doesn't fit MPI; it names a command that does."""
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What one source says about this process; ``None`` for a number that it doesn't give.
+    """The rank and the world size that one source gives this process; ``None`` if it doesn't.
 
     Attributes:
         source: the launcher, as the subject of a sentence.
@@ -41,8 +41,8 @@ class Announcement:
         return rank if self.size is None else f"{rank} of {self.size}"
 
 
-# What each launcher of MPI puts into the environment of a rank: how many ranks, and which one.
-# The first size that is there counts, because an mpiexec can run inside a step of Slurm.
+# Each launcher of MPI puts the number of ranks and the rank into a rank's environment.
+# The first size that is set counts, because an mpiexec can run inside a step of Slurm.
 OPEN_MPI = "Open MPI's mpiexec"
 HYDRA = "mpiexec"
 SLURM = "srun"
@@ -77,7 +77,7 @@ def _number(variable: str) -> int | None:
 
 
 def _environment() -> Announcement | None:
-    """Return what torchrun, Accelerate, or a script says in RANK and WORLD_SIZE."""
+    """Return what torchrun, Accelerate or a script wrote into RANK and WORLD_SIZE."""
     size = _number("WORLD_SIZE")
     rank = _number("RANK")
     if size is None and rank is None:
@@ -98,7 +98,7 @@ def _is_child() -> bool:
 
 
 def check(asked: Announcement | None, world: Announcement | None = None) -> None:
-    """Raise LauncherError if what the program asked, or its environment, doesn't fit MPI's world.
+    """Raise LauncherError if the program's arguments or its environment don't fit MPI's world.
 
     Without ``world``, the function predicts the world that MPI will have.
     """
@@ -111,7 +111,7 @@ def check(asked: Announcement | None, world: Announcement | None = None) -> None
 
 
 def _advice(announced: Announcement, world: Announcement) -> str:
-    """Return what doesn't fit, and a command that works."""
+    """Return a message that says what doesn't fit, and which command works."""
     several = world.size != 1
     size = world.size if several else announced.size
     command = f"mpiexec -n {size or 2} {_program()}"
@@ -137,7 +137,7 @@ def _program() -> str:
     return f"python {shlex.join(sys.argv)}" if name.endswith(".py") else "python your_program.py"
 
 
-# The socket that says that this process is the child that communicates for its MPI rank.
+# The socket by which this process claims to be the child that communicates for its MPI rank.
 _claim: socket.socket | None = None
 
 
@@ -160,8 +160,8 @@ def claim_rank() -> None:
         if error.errno != errno.EADDRINUSE:
             return
         raise LauncherError(
-            f"Another child of {launcher} already communicates as this rank, and MPI knows one "
-            f"process for each rank. Start no processes yourself and run `mpiexec -n "
+            f"Another child of {launcher} already communicates as this rank, but MPI knows only "
+            f"one process per rank. Start no processes yourself and run `mpiexec -n "
             f"{launcher.size or 2} {_program()}`."
         ) from None
     _claim = claim

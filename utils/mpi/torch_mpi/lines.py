@@ -1,18 +1,18 @@
-"""The lines of a report as a notebook shows them: not too wide to read, broken between words."""
+"""Wrap the lines of a report for a notebook: narrow enough to read, and broken between words."""
 
 from __future__ import annotations
 
 import textwrap
 
-#: Columns of a line.
+#: The longest line, in columns.
 WIDTH = 80
 
 
 def wrapped(text: str) -> list[str]:
-    """Return a text in lines of at most 80 columns, or of one word that is longer.
+    """Return a text in lines of at most 80 columns; only a single word may be longer.
 
-    What follows a break is indented by two columns more than its line. A line with colors is of a
-    traceback, which has its line breaks.
+    Continuation lines are indented by two more columns. A line with colors belongs to a traceback,
+    which already has its line breaks, so it stays as it is.
     """
     lines: list[str] = []
     for line in text.splitlines():

@@ -1,8 +1,9 @@
-"""``MPI``: the module of mpi4py, started by :mod:`torch_mpi.library`; and what it does on a death.
+"""``MPI``, the module of mpi4py that :mod:`torch_mpi.library` starts, and MPI's view of dead ranks.
 
-Imported by itself, mpi4py would choose its library and end MPI without regard to this backend.
+Other modules import ``MPI`` from here, because mpi4py alone would choose its library and end MPI
+without regard to this backend.
 
-Under ``mpiexec --with-ft ulfm`` Open MPI 5 lets the other ranks live on, and communication with a
+Under ``mpiexec --with-ft ulfm``, Open MPI 5 keeps the other ranks alive, and communication with a
 dead rank is an error: User Level Failure Mitigation (Bland and others, "Post-failure recovery of
 MPI communication capability", IJHPCA 27(3), 2013).
 """
@@ -21,7 +22,7 @@ else:
 
     MPI = start_mpi()
 
-# Set for each rank by `mpiexec --with-ft ulfm`.
+# `mpiexec --with-ft ulfm` sets this variable for each rank.
 _ENABLED = "OMPI_MCA_mpi_ft_enable"
 _CLASSES = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
 _DEATHS = {getattr(MPI, name) for name in _CLASSES if hasattr(MPI, name)}
@@ -33,7 +34,7 @@ def largest_tag(communicator: MPI.Comm) -> int:
 
 
 def deaths_are_survived() -> bool:
-    """Return whether the ranks of this job live on when one of them dies."""
+    """Return whether the other ranks of this job survive the death of a rank."""
     return os.environ.get(_ENABLED, "0").lower() in ("1", "true", "yes")
 
 
@@ -43,25 +44,24 @@ def is_death(error: MPI.Exception) -> bool:
 
 
 def agree(base: MPI.Intracomm, well: bool) -> bool:
-    """Return whether all is well on all ranks; the answer is the same on all that live."""
+    """Return whether ``well`` is true on all ranks; all survivors get the same answer."""
     try:
         return bool(base.Agree(int(well)))
-    except MPI.Exception:  # one has died
+    except MPI.Exception:  # a rank has died
         return False
 
 
 def advice_after_death() -> str:
-    """Return what a user can do after a death; a sentence."""
+    """Return a sentence that says what a user can do after the death of a rank."""
     if deaths_are_survived():
         return (
-            "The others can go on without: all of them call torch_mpi.survivors.shrink(). Or "
-            f"{settings.fresh_ranks}."
+            f"Call torch_mpi.survivors.shrink() on all surviving ranks, or {settings.fresh_ranks}."
         )
     return f"{settings.fresh_ranks[0].upper()}{settings.fresh_ranks[1:]}."
 
 
 def why_not_survived() -> str:
-    """Return why the ranks of this job would not live on; empty if they do."""
+    """Return why the other ranks of this job would not survive a death; empty if they would."""
     try:
         MPI.COMM_WORLD.Get_failed().Free()
     except (MPI.Exception, NotImplementedError, AttributeError) as error:

@@ -1,8 +1,8 @@
-"""A slower network than there is: each message takes ``latency + bytes / bandwidth`` at least.
+"""Emulate a slow network: each message takes at least ``latency + bytes / bandwidth``.
 
 The model is Hockney's (1994) for one link per rank in each direction: a rank's messages leave one
-after the other, and arrive one after the other. Ranks may be put together to nodes, with another
-network inside of each; then each rank has a link out and a link in for either of the two.
+after the other, and arrive one after the other. Ranks may be grouped into nodes, with a different
+network inside each node. Then each rank has a link out and a link in for both networks.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-# Of a wait that ended late, what is put down to Python at most.
+# If a wait ends late, Python accounts for at most this much of the delay.
 MOST_LATE = 1e-3  # seconds
-# What PyTorch's Python takes around one of our calls, until :meth:`Link.calibrate` has measured it.
+# PyTorch's Python code takes this long around a call, until :meth:`Link.calibrate` measures it.
 AROUND = 5e-6  # seconds
-# More than that is not PyTorch's code, but a machine that is busy with something else.
+# A longer time isn't due to PyTorch's code, but to a machine that is busy with something else.
 MOST_AROUND = 50e-6  # seconds
 
-# Messages that a link remembers, to find the place of one that is noticed late.
+# A link remembers this many messages, so that a message noticed late still gets its place.
 REMEMBERED = 1000
 
 
 @dataclass(frozen=True)
 class Network:
-    """What the ranks are joined by.
+    """An emulated network between the ranks.
 
     Attributes:
         latency: seconds, one way.
-        bandwidth: bytes per second, each direction of each rank.
-        nodes: global ranks of each node; empty where all ranks are alike.
+        bandwidth: bytes per second, for each direction of each rank.
+        nodes: global ranks of each node; empty if one network joins all ranks.
         inside: the network within a node; ``None`` is the machine's own.
     """
 
@@ -50,14 +50,14 @@ class Network:
 
     @classmethod
     def from_dict(cls, fields: dict | None) -> Network | None:
-        """Return the network that :meth:`to_dict` was called on."""
+        """Return the network whose fields :meth:`to_dict` has returned."""
         if fields is None:
             return None
         nodes = tuple(tuple(node) for node in fields["nodes"])
         return cls(fields["latency"], fields["bandwidth"], nodes, cls.from_dict(fields["inside"]))
 
     def to_dict(self) -> dict:
-        """Return it for JSON."""
+        """Return the network's fields as a dict for JSON."""
         return asdict(self)
 
     def between(self, rank: int, other: int) -> Network | None:
@@ -74,15 +74,16 @@ class Network:
         if not self.nodes:
             return text
         nodes = ", ".join(str(list(node)) for node in self.nodes)
-        return f"{text} between the nodes {nodes}; inside {self.inside or 'that of this machine'}"
+        inside = self.inside or "this machine's own network"
+        return f"{text} between the nodes {nodes}; inside each node {inside}"
 
 
 class Arrival:
-    """A message that comes in: a point in time, which an earlier message may still put off.
+    """The arrival of a message: a point in time, which an earlier message may still delay.
 
     Attributes:
-        begin: when its first byte comes if nothing is before it, by ``time.perf_counter``.
-        span: seconds that it takes the link.
+        begin: when its first byte arrives on a free link, by ``time.perf_counter``.
+        span: seconds for which it occupies the link.
     """
 
     __slots__ = ("begin", "end", "span")
@@ -93,12 +94,12 @@ class Arrival:
         self.end = begin + span
 
     def due(self) -> float:
-        """Return when it is here, by all that is known now."""
+        """Return when the message is complete, as far as this rank knows now."""
         return self.end
 
 
 class Wire:
-    """This rank's end of one network: a link out, and a link in."""
+    """This rank's connection to one network: a link out, and a link in."""
 
     def __init__(self, network: Network, shared_clock: bool):
         self.network = network
@@ -109,7 +110,10 @@ class Wire:
         self._lock = threading.Lock()
 
     def sends(self, nbytes: int, at: float) -> tuple[float, float]:
-        """Return when the last byte of a message from ``at`` is gone; what to tell the receiver."""
+        """Return when the last byte of a message begun at ``at`` leaves, and when it arrives.
+
+        The receiver gets the second value. Without a shared clock, it is relative to the present.
+        """
         with self._lock:
             gone = max(at, self._out_free) + nbytes / self.network.bandwidth
             self._out_free = gone
@@ -117,17 +121,17 @@ class Wire:
         return gone, arrives if self._shared_clock else arrives - time.perf_counter()
 
     def receives(self, nbytes: int, told: float) -> Arrival:
-        """Return when a message arrives that was noticed, and whose sender told ``told``."""
+        """Return the arrival of a message, from the value ``told`` that its sender sent along."""
         arrives = told if self._shared_clock else told + time.perf_counter()
         span = nbytes / self.network.bandwidth
         with self._lock:
             return self._noticed(arrives - span, span)
 
     def _noticed(self, begin: float, span: float) -> Arrival:
-        """Give a message its place among those that come in, one after the other.
+        """Put a message into the queue of arrivals, which come one after the other.
 
-        The rank does not notice them in the order in which they begin to come: those behind this
-        one end later.
+        The rank may notice messages in a different order than they begin to arrive. So this message
+        may delay messages that the rank has noticed already.
         """
         known = self._arrivals
         new = Arrival(begin, span)
@@ -146,13 +150,13 @@ class Wire:
 
 
 class Link:
-    """This rank's end of the network.
+    """This rank's connection to the emulated network.
 
     Attributes:
-        network: the present one; ``None`` is the machine's own.
+        network: the current one; ``None`` is the machine's own.
         shared_clock: whether all ranks read the same clock.
-        late: seconds by which the last wait ended later than the message was there. What the rank
-            sends afterwards counts from that much earlier: Python's time is not the network's.
+        late: seconds from the arrival of the last message to the end of its wait. The rank's next
+            message counts as sent that much earlier, because Python's time isn't the network's.
         around: seconds that PyTorch's own code takes from the end of a ``recv`` to the beginning of
             the next ``send``.
     """
@@ -171,7 +175,7 @@ class Link:
         self._wires = {}
 
     def wire(self, me: int, other: int) -> Wire | None:
-        """Return the wire between two global ranks; ``None``: the machine's own network."""
+        """Return the wire between two global ranks; ``None`` means the machine's own network."""
         network = self.network and self.network.between(me, other)
         if network is None:
             return None
@@ -180,7 +184,7 @@ class Link:
         )
 
     def calibrate(self, group: ProcessGroup) -> None:
-        """Measure :attr:`around`: `dist.send` with a group that does nothing."""
+        """Measure :attr:`around` by the time of `dist.send` in a group that does nothing."""
         import torch
         import torch.distributed as dist
 
@@ -200,11 +204,11 @@ class Link:
         self.around = min(statistics.median(spans), MOST_AROUND)
 
     def called(self, start: float) -> float:
-        """Return when a call that came at ``start`` would have come if Python took no time."""
+        """Return when the call of ``start`` would have been made if Python took no time."""
         return start - self.late - self.around
 
     def ended(self, due: float) -> None:
-        """Note that a wait for something that was there at ``due`` ends now."""
+        """Note that a wait ends now, although the message was complete at ``due``."""
         late = time.perf_counter() - due
         self.late = late if 0 < late < MOST_LATE else 0.0
 

@@ -1,7 +1,7 @@
-"""What a rank communicated: one record per operation, in a bounded ring buffer.
+"""Record what a rank communicates: one record per operation, in a bounded ring buffer.
 
-A record says what an operation is about by its definition, whatever algorithm moves the data. With
-p ranks and b bytes of this rank's tensor (one part of it, where there are p of them):
+A record counts bytes by the definition of the operation, whatever algorithm moves the data. The
+table is for p ranks and b bytes of this rank's tensor, or of one part if the tensor has p parts:
 
 ====================================  ============================  ============================
 operation                             ``sent``                      ``received``
@@ -19,9 +19,9 @@ all_to_all, …_single                  p × b                         p × b
 barrier                               0                             0
 ====================================  ============================  ============================
 
-That is the size of what goes in on this rank, and of what comes out there: a rank's own part counts
-like that of the others. Where parts differ in size, p × b is their sum. Operations of several
-tensors (coalesced ones) count all of them.
+So a record has the size of the operation's input and of its output on this rank, and the rank's own
+part counts like any other part. If parts differ in size, p × b means their sum. Operations on
+several tensors (coalesced ones) count all of them.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ class Call:
     """One communication of this rank. Times are seconds of this rank's ``time.perf_counter``.
 
     Attributes:
-        op: ``send``, ``all_reduce``, … as in :mod:`torch.distributed`.
+        op: the operation's name as in :mod:`torch.distributed`, such as ``send`` or ``all_reduce``.
         group: ranks of the process group (global ranks, in group order).
-        nbytes: bytes of this rank's tensors that the operation is about.
-        shape, dtype: of the first of them.
-        peer: the other rank of a send or recv, or the root (in the group), else ``None``.
-        tag: of a send or recv, else ``None``.
-        reduce_op: ``SUM``, … of a reduction, else empty.
-        blocking: called as ``send``, ``recv`` or a collective with ``async_op=False``.
-        waited: somebody called ``wait()``, asked for the future, or has found by
-            ``is_completed()`` that it was over.
-        start: when it was called.
-        matched: when the partner, or every rank of the group, was there too; 0 before.
+        nbytes: bytes of the tensors that this rank passed to the operation.
+        shape, dtype: shape and dtype of the first of these tensors.
+        peer: the other rank of a send or recv, or the root (in the group); otherwise ``None``.
+        tag: the tag of a send or recv; otherwise ``None``.
+        reduce_op: ``SUM``, … of a reduction; otherwise empty.
+        blocking: whether it was ``send``, ``recv`` or a collective with ``async_op=False``.
+        waited: whether the program called ``wait()``, asked for the future, or learned from
+            ``is_completed()`` that the communication was over.
+        start: when the program called it.
+        matched: when the partner, or every rank of the group, had called it too; 0 before.
         end: when it was complete; 0 while it runs.
-        waits: intervals in which a caller was blocked on it; the end is 0 while it is.
+        waits: intervals in which a caller was blocked on it; the end is 0 while it is blocked.
         place: file, line and function of the user's call.
-        message: of a send or recv: the sender's global rank and its count of messages; equal
-            on both sides.
+        message: for a send or recv, the sender's global rank and its count of messages, which are
+            equal on both sides.
         sequence: number of the collective in its group.
-        any_source: a recv that takes what comes first; :attr:`peer` is then the rank that sent.
+        any_source: whether a recv accepts any sender; :attr:`peer` is then the rank that sent.
         sent, received: bytes that this rank contributes and gets, see :mod:`torch_mpi.record`.
-        moved_out, moved_in: bytes that really left this rank and came to it inside of a
-            collective; ``None`` where MPI moves them, so that nobody knows.
-        thread: name of the thread that has called, if it is not the main one.
-        parts: elements of each rank's part, of a collective that moves parts.
+        moved_out, moved_in: bytes that really left and reached this rank within a collective;
+            ``None`` if MPI moves them, because MPI doesn't say.
+        thread: name of the calling thread, if it isn't the main thread.
+        parts: elements of each rank's part, for a collective that moves parts.
     """
 
     op: str
@@ -98,16 +98,16 @@ class Call:
 
     @property
     def partner(self) -> int | None:
-        """Return the global rank of :attr:`peer`; ``None`` without one, or for any rank."""
+        """Return the global rank of :attr:`peer`; ``None`` without a peer, or for any sender."""
         return None if self.peer is None or self.peer < 0 else self.group[self.peer]
 
     @property
     def where(self) -> str:
-        """Return the user's line, ``cell line 3 in ring()``; empty where it is not known."""
+        """Return the user's line, such as ``cell line 3 in ring()``; empty if it is unknown."""
         return place_text(*self.place) if self.place else ""
 
     def name(self) -> str:
-        """Return ``recv(src=1, tag=0)``, with global ranks; ``all_reduce(SUM)``."""
+        """Return ``recv(src=1, tag=0)``, with global ranks, or ``all_reduce(SUM)``."""
         arguments = [self.reduce_op] if self.reduce_op else []
         if self.peer is not None:
             role = {"send": "dst", "recv": "src"}.get(self.op, "root")
@@ -117,47 +117,47 @@ class Call:
         return f"{self.op}({', '.join(arguments)})"
 
     def side(self) -> Side:
-        """Return what another rank is told of a call that does not fit its own."""
+        """Return a description for another rank, whose call doesn't match this one."""
         parts = ""
-        if len(set(self.parts)) > 1:  # else the first one says all
+        if len(set(self.parts)) > 1:  # otherwise the first part's size says it all
             parts = f" in parts of {', '.join(map(str, self.parts))} elements"
         return {"what": self.describe() + parts, "where": self.where, "thread": self.thread}
 
     def describe(self) -> str:
-        """Return ``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
+        """Return a text such as ``recv(src=1, tag=0) of float32[3, 4] (48 bytes)``."""
         if not self.dtype:
             return self.name()
         return f"{self.name()} of {self.dtype}{list(self.shape)} ({self.nbytes} bytes)"
 
 
 class Log:
-    """The last :data:`CAPACITY` calls of this process."""
+    """A log that keeps the last :data:`CAPACITY` calls of this process."""
 
     def __init__(self):
-        # A Call; or (its pattern, start, matched, end, sequence), which costs less to make.
+        # Calls, or tuples (pattern, start, matched, end, sequence), which cost less to make.
         self._calls: deque = deque(maxlen=CAPACITY)
         self._seen = 0
 
     def add(self, call: Call) -> None:
-        """Append a call; the oldest goes when the buffer is full."""
+        """Append a call; a full buffer drops its oldest one."""
         self._calls.append(call)
         self._seen += 1
 
     def add_like(
         self, pattern: Call, start: float, matched: float, end: float, sequence: int
     ) -> None:
-        """Append a completed blocking collective that is like ``pattern``, but for its times."""
+        """Append a completed blocking collective that differs from ``pattern`` only in time."""
         self._calls.append((pattern, start, matched, end, sequence))
         self._seen += 1
 
     def mark(self) -> int:
-        """Return a position to give to :meth:`since`."""
+        """Return the current position, which :meth:`since` accepts."""
         return self._seen
 
     def since(self, mark: int) -> list[Call]:
         """Return the calls after ``mark``, oldest first."""
         fresh = max(0, min(self._seen - mark, len(self._calls)))
-        # From the end: a deque of many calls is not copied for a few.
+        # Begin at the end, because copying a long deque for a few calls would be slow.
         entries = list(itertools.islice(reversed(self._calls), fresh))[::-1]
         return [entry if isinstance(entry, Call) else _filled(*entry) for entry in entries]
 
@@ -180,16 +180,16 @@ def _filled(pattern: Call, start: float, matched: float, end: float, sequence: i
 
 
 class LogView:
-    """Read what this process has communicated; the backend writes to :data:`recorder`."""
+    """A view of what this process has communicated; the backend writes to :data:`recorder`."""
 
     __slots__ = ()
 
     def mark(self) -> int:
-        """Return a position to give to :meth:`since`."""
+        """Return the current position, which :meth:`since` accepts."""
         return recorder.mark()
 
     def since(self, mark: int) -> list[Call]:
-        """Return copies of the calls after ``mark``, oldest first, as they are at this moment."""
+        """Return copies of the calls after ``mark``, oldest first, as they are now."""
         return [replace(call, waits=list(map(list, call.waits))) for call in recorder.since(mark)]
 
 

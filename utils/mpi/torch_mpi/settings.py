@@ -1,14 +1,14 @@
-"""What a tool that runs parts of programs on the ranks, such as a notebook, sets in the backend.
+"""Settings for a tool, such as a notebook, that runs parts of programs on the ranks.
 
-A tool assigns to these names, and to :func:`place`: its words on the ranks and where it explains
-what they said. A script has none of its own.
+The tool assigns to these names, and to :func:`place`, so that messages use its words. It does so on
+the ranks, and in the process that explains their errors. A script keeps the values below.
 
 Attributes:
-    section: a part of a program that all ranks run together, see ``World.begin_section``.
+    section: the tool's word for a part of a program, see ``World.begin_section``.
     fresh_ranks: how a user gets ranks that can communicate again.
-    fault_tolerant: how a user starts ranks that live on when one dies.
-    time_limit: seconds that a wait may last in the present part of the program, in place of every
-        group's timeout; ``None`` outside of a part that has such a limit.
+    fault_tolerant: how a user starts ranks that survive the death of a rank.
+    time_limit: seconds that a wait may last in the current part of the program. The limit replaces
+        every group's timeout; ``None`` means that this part has no limit.
 """
 
 from __future__ import annotations
@@ -20,4 +20,4 @@ time_limit: float | None = None
 
 
 def place(filename: str, line: int, function: str) -> str | None:
-    """Return a line of the user's in words; ``None`` for one of a plain file."""
+    """Return the tool's name for a line of the user's; ``None`` for a line of a plain file."""

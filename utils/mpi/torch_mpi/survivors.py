@@ -1,4 +1,4 @@
-"""Going on without the ranks that have died."""
+"""Continue a job without the ranks that have died."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from .protocol.recovery import Assembly, assemble
 from .protocol.status import SHRINK_ACKNOWLEDGED, SHRINK_HERE
 from .record import Call
 
-# How long MPI may take to notice a death.
+# MPI may need this long to notice a death.
 NOTICE = 3.0  # seconds
 
 
 def shrink(timeout: float | None = None) -> dist.ProcessGroup:
-    """Make a new default group of the ranks that live, which get new numbers from 0 on.
+    """Make a new default group of the survivors, and number them from 0 again.
 
-    All of them call this, after the error that told of the death, and keep their order: of ranks 0
-    to 3 without rank 1, ranks 0, 2, 3 become 0, 1, 2. All other groups are destroyed, so that
-    groups, device meshes and DDP models have to be made again; tensors and models are as they were
-    on each rank. ``dist.shrink_group``, PyTorch's function of this kind, needs a store and a
-    backend in C++, which the mpi backend does not have.
+    Every survivor calls this function after the error that reported the death. The ranks keep their
+    order: if rank 1 of 4 dies, ranks 0, 2, 3 become 0, 1, 2. The call destroys all other groups, so
+    make your groups, device meshes and DDP models again. Tensors and models stay as they were on
+    each rank. PyTorch has ``dist.shrink_group`` for this purpose, but it needs a store and a
+    backend in C++, which the mpi backend doesn't have.
 
     Args:
-        timeout: seconds to wait for the other ranks; without it, that of the default group.
+        timeout: seconds to wait for the other survivors; by default, the default group's timeout.
 
     Returns:
         The new default group, ``dist.group.WORLD``, with the same timeout as the old one.
 
     Raises:
-        CommunicationTimeout: one of the ranks that live did not come.
+        CommunicationTimeout: a survivor did not call this function in time.
         RuntimeError: no rank has died, MPI has not noticed a death, or the job was not started with
             ``mpiexec --with-ft ulfm``.
     """
@@ -60,22 +60,26 @@ def shrink(timeout: float | None = None) -> dist.ProcessGroup:
 
 
 def _checked() -> world.World:
-    """Return the world; raise RuntimeError where it cannot shrink."""
+    """Return the world; raise RuntimeError if it can't shrink."""
     here = world.current()
     if here is None:
-        raise RuntimeError('shrink() before init_process_group("mpi"): there is no group')
+        raise RuntimeError(
+            'You called shrink() without a process group. Call init_process_group("mpi") first.'
+        )
     if not deaths_are_survived():
         raise RuntimeError(
-            "shrink() in a job that ends with its first dead rank: start it with "
-            f"{settings.fault_tolerant}"
+            "You called shrink() in a job that ends when a rank dies. Start the ranks with "
+            f"{settings.fault_tolerant}."
         )
     if not here.dead() and not here.incident():
-        raise RuntimeError("shrink(): all ranks live, there is none to go on without")
+        raise RuntimeError(
+            "You called shrink(), but all ranks live. Call it only after the death of a rank."
+        )
     return here
 
 
 def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
-    """Wait for all ranks that live: in MPI's call a rank would be stuck until they come."""
+    """Wait for all survivors here, because a rank that waited in MPI's call could not leave it."""
     here.give_up_all()
     failed = _Failed(here)
     meeting = Assembly(
@@ -91,7 +95,7 @@ def _assemble(here: world.World, timeout: float) -> KeyboardInterrupt | None:
 
 
 class _Failed:
-    """The ranks that MPI knows to be dead: for any other one it would wait."""
+    """The ranks that MPI knows to be dead; it would wait for every other rank."""
 
     def __init__(self, here: world.World):
         self._here = here
@@ -99,35 +103,35 @@ class _Failed:
 
     def _known(self) -> set[int]:
         base = self._here.base
-        MPI.COMM_SELF.Iprobe()  # MPI takes in news while it is called
+        MPI.COMM_SELF.Iprobe()  # MPI learns of a death only while somebody calls it
         failed = base.Get_failed()
         ranks = MPI.Group.Translate_ranks(failed, range(failed.size), base.group)
         failed.Free()
         return set(ranks)
 
     def others(self) -> list[int]:
-        """Return all ranks but those."""
+        """Return all ranks that MPI doesn't know to be dead."""
         known = self._known()
         return [rank for rank in range(self._here.size) if rank not in known]
 
     def check(self) -> None:
-        """Raise RuntimeError where MPI takes no notice of a death."""
+        """Raise RuntimeError if MPI doesn't notice a death for :data:`NOTICE` seconds."""
         unnoticed = set(self._here.dead()) - self._known()
         now = time.monotonic()
         self._unnoticed_since = (self._unnoticed_since or now) if unnoticed else None
         if unnoticed and now - self._unnoticed_since > NOTICE:
             raise RuntimeError(
-                f"shrink(): Open MPI does not know that {names(unnoticed)} died. It takes notice of"
-                " a process that is killed, crashes, or exits with status 0; not of one that ends "
-                "itself with another status, as by os._exit(1)"
+                f"shrink() cannot continue, because Open MPI did not notice that {names(unnoticed)}"
+                " died. It notices a process that is killed, crashes or exits with status 0, but "
+                "not a process that ends itself with another status, for example by os._exit(1)."
             )
 
 
 def _create_world(base: MPI.Intracomm, timeout: float) -> None:
-    """Make a world of the ranks that live, until no rank dies meanwhile."""
+    """Make a world of the survivors, and try again if another rank dies during the attempt."""
     agreed = False
     while not agreed:
-        base.Revoke()  # another rank may be inside of a call, waiting for the dead one
+        base.Revoke()  # another rank may wait for the dead rank inside an MPI call
         base = base.Shrink()
         made = True
         try:

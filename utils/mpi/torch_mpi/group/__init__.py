@@ -1,1 +1,1 @@
-"""The process group: collectives and messages. Nothing is imported here."""
+"""The process group with its collectives and messages. This module imports nothing."""

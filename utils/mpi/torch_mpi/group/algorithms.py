@@ -1,7 +1,7 @@
-"""Collectives as messages between ranks, for the slow network.
+"""Run collectives as messages between ranks, for the slow network.
 
-MPI libraries choose from them (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective
-communication operations in MPICH", 2005). Here they are generators for
+MPI libraries choose between these algorithms (R. Thakur, R. Rabenseifner, W. Gropp, "Optimization
+of collective communication operations in MPICH", 2005). Here they are generators for
 :class:`~.step_runner.Steps`, on plain one-dimensional tensors.
 """
 
@@ -23,12 +23,12 @@ from .messages import Channels
 from .step_runner import Steps, now
 
 _TIME = struct.Struct("<d")
-# Up to here the number of messages decides, above it their size.
+# Up to this size, the number of messages determines the time; above it, the bytes do.
 SMALL = 16 * 1024  # bytes
 
 
 class Ranks:
-    """The ranks of one collective, and the tag that its messages have."""
+    """The ranks of one collective, with the tag of its messages."""
 
     def __init__(self, channels: Channels, call: Call):
         self._channels = channels
@@ -47,7 +47,7 @@ class Ranks:
         """Start receiving what :meth:`send` sends."""
         return Steps(self._receive(peer, memory))
 
-    # The sizes are known; on the slow network the time is not, and goes before.
+    # The receiver knows the sizes. On the slow network it needs the time, which is sent before.
 
     def _send(self, peer: int, memory: torch.Tensor) -> Generator:
         data = self._channels.data
@@ -56,7 +56,7 @@ class Ranks:
         if (wire := self._channels.wire(peer)) is None:
             yield [data.Isend(tensors.message(memory), peer, self._tag)]
             if link.network is not None:
-                yield [time.perf_counter()]  # what follows counts from now
+                yield [time.perf_counter()]  # the next steps count from now
             return
         gone, arrives = wire.sends(nbytes, now())
         yield [
@@ -90,7 +90,7 @@ class Ranks:
 
 
 def barrier(ranks: Ranks) -> Generator:
-    """Pass a token on: in round k each rank hears from the one 2**k before it."""
+    """Pass tokens between the ranks: in round k, each rank hears from the rank 2**k before it."""
     token = torch.zeros(1, dtype=torch.uint8)
     distance = 1
     while distance < ranks.size:
@@ -101,7 +101,7 @@ def barrier(ranks: Ranks) -> Generator:
 
 
 def broadcast(ranks: Ranks, memory: torch.Tensor, root: int) -> Generator:
-    """Go down a binomial tree: who has it passes it on, twice as many in each round."""
+    """Send the data down a binomial tree, so that twice as many ranks have it after each round."""
     place = (ranks.rank - root) % ranks.size
     reach = 1
     while reach <= place:
@@ -114,7 +114,7 @@ def broadcast(ranks: Ranks, memory: torch.Tensor, root: int) -> Generator:
 
 
 def reduce(ranks: Ranks, memory: torch.Tensor, add: Combine, root: int) -> Generator:
-    """Go up a binomial tree, to the root. ``memory`` is overwritten on every rank."""
+    """Reduce up a binomial tree, to the root; this overwrites ``memory`` on every rank."""
     place = (ranks.rank - root) % ranks.size
     reach = 1
     incoming = torch.empty_like(memory)
@@ -139,7 +139,7 @@ def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
 
 
 def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
-    """Exchange all with partners; ranks beyond a power of two hand theirs to a helper."""
+    """Exchange everything with partners; ranks beyond a power of two send theirs to a helper."""
     power = 1 << (ranks.size.bit_length() - 1)
     extra = ranks.size - power
     incoming = torch.empty_like(memory)
@@ -154,7 +154,7 @@ def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Gen
     while distance < power:
         partner = ranks.rank ^ distance
         yield [ranks.receive(partner, incoming), ranks.send(partner, memory.clone())]
-        # The same order on both sides: floating-point sums are then the same on all ranks.
+        # Both sides add in the same order, so that all ranks get the same floating-point sum.
         if partner < ranks.rank:
             add(incoming, memory)
             memory.copy_(incoming)
@@ -166,7 +166,7 @@ def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Gen
 
 
 def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
-    """Reduce on a ring; ``chunks`` are overwritten, ``chunks[rank]`` is the result."""
+    """Reduce on a ring, which overwrites ``chunks``; the result is in ``chunks[rank]``."""
     for step in range(ranks.size - 1):
         outgoing = chunks[(ranks.rank - step - 1) % ranks.size]
         mine = chunks[(ranks.rank - step - 2) % ranks.size]
@@ -176,7 +176,7 @@ def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Ge
 
 
 def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
-    """Pass on, on a ring, what came last. ``chunks[rank]`` is this rank's own."""
+    """Pass the latest chunk to the next rank of a ring, beginning with ``chunks[rank]``."""
     for step in range(ranks.size - 1):
         outgoing = chunks[(ranks.rank - step) % ranks.size]
         incoming = chunks[(ranks.rank - step - 1) % ranks.size]
@@ -186,10 +186,10 @@ def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
 def exchange(
     ranks: Ranks, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
 ) -> Generator:
-    """Begin all messages at once; ``(rank, memory)`` pairs, none with this rank itself.
+    """Begin all messages at once; they are ``(rank, memory)`` pairs without this rank itself.
 
-    Each rank sends to the one after it first, then to the next: with the same order on all ranks,
-    everybody would send to rank 0 at the same time and wait for its link.
+    Each rank sends first to the rank after it, then to the next one, and so on. If all ranks sent
+    in the same order, all of them would wait for rank 0's link first.
     """
 
     def ahead(pair: tuple[int, torch.Tensor]) -> int:

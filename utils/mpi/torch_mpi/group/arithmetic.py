@@ -1,4 +1,4 @@
-"""Reductions as PyTorch computes them, element by element: integers wrap around at their ends."""
+"""Reduce tensors element by element as PyTorch does, which means that integers wrap around."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _TRUTHS = {
     "BAND": torch.logical_and,
     "BXOR": torch.logical_xor,
 }
-# torch has no arithmetic for these; their bits are those of the signed numbers.
+# PyTorch has no arithmetic for these dtypes, but sums of signed numbers have the same bits.
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def combine(dtype: torch.dtype, name: str) -> Combine:
-    """Return what reduces a tensor of ``dtype`` into another one, in place."""
+    """Return a function that reduces a tensor of ``dtype`` into another one, in place."""
     if dtype in _SIGNED:
         if name in ("MIN", "MAX"):
             return _unsigned_extreme(dtype, _NUMBERS[name])
@@ -50,7 +50,7 @@ def _as(signed: torch.dtype, arithmetic: Callable[..., torch.Tensor]) -> Combine
 
 
 def _unsigned_extreme(dtype: torch.dtype, arithmetic: Callable[..., torch.Tensor]) -> Combine:
-    """Flipping the highest bit makes the order of signed numbers that of unsigned ones."""
+    """Return a minimum or maximum that compares unsigned numbers as signed ones, a bit flipped."""
     signed = _SIGNED[dtype]
     flip = torch.iinfo(signed).min
 

@@ -1,8 +1,8 @@
-"""Collectives under way: one that begins when all ranks have announced it; several as one.
+"""Pending collectives: one that begins when all ranks have announced it, or several as one work.
 
-The *fast path* is for a blocking ``all_reduce``, a sum, of a plain tensor like one before. Each
-microsecond counts there, so the handshake's usual case is written out; whatever is unusual is the
-handshake's.
+The *fast path* is for a blocking ``all_reduce`` with SUM of a plain tensor like an earlier one.
+Each microsecond counts there, so this module repeats the usual case of the handshake in short. All
+unusual cases go through the handshake.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from .messages import Channels
     from .process_group import ProcessGroupMPI
 
-# A collective that does not block is begun by the first wait for it; failing that, after so long by
-# the progress thread. Earlier hides little: on one machine the rank's own processor moves the data.
+# The first wait begins a collective that doesn't block, or else the progress thread does after this
+# time. Starting earlier gains little, because on one machine the rank's own core moves the data.
 START_AFTER = 2e-3  # seconds
 START_AFTER_WITHOUT_CORE = 20e-3  # seconds
 
-# How long a rank that meets a mismatch waits for the other side's description.
+# A rank that finds a mismatch waits this long for the other side's description.
 OTHER_SIDE = 0.5  # seconds
 _ORDER = " All ranks of a group have to make the same collective calls in the same order."
 _THREADS = (
-    " The calls of two threads have no certain order: give each thread a group of its own, by "
+    " Two threads make their calls in no fixed order, so give each thread its own group with "
     "dist.new_group()."
 )
 
-# Of so many kinds of tensors a group remembers what it knows.
+# A group remembers at most so many kinds of tensors for its fast path.
 _MOST = 4096
 _SUM = ReduceOp.SUM
 _now = time.perf_counter
@@ -66,10 +66,10 @@ _MAIN_THREAD = threading.main_thread().ident
 
 
 def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
-    """Put a call of a collective in the queue; it begins when all ranks have announced it."""
+    """Put a collective into the queue; it begins when all ranks have announced it."""
     call = operation.call
     same = (call.op, call.dtype, operation.key, call.reduce_op, call.peer, str(link.network))
-    # Blocking calls need a board on which an announcement can be taken back at once.
+    # Blocking calls need a board on which a rank can remove an announcement at once.
     immediate = group.handshake.announcements.board.immediate
     may_block = operation.mpi is not None and link.network is None and immediate
     work = CollectiveWork(group, operation, may_block)
@@ -84,7 +84,7 @@ def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
                 if call.blocking:
                     group.handshake.hasten()
                 group.handshake.pump()
-    except KeyboardInterrupt:  # it came in there: others may rely on the word, inside of MPI
+    except KeyboardInterrupt:  # other ranks may rely on the announced word, inside MPI
         if call.blocking:
             work.leave_interrupted()
         raise
@@ -100,7 +100,7 @@ def start_after(cores: int, ranks: int) -> float:
 
 
 class CollectiveWork(MPIWork):
-    """A collective: begins when all ranks of the group have announced the same call.
+    """A collective, which begins when all ranks of the group have announced the same call.
 
     Args:
         may_block: whether MPI's blocking calls are used when all ranks are in blocking calls.
@@ -123,7 +123,7 @@ class CollectiveWork(MPIWork):
 
     @property
     def not_before(self) -> float:
-        """Return when it is announced at the earliest, if nobody waits for it."""
+        """Return the earliest time to announce it, unless a caller waits for it."""
         return self.entry.not_before
 
     @not_before.setter
@@ -138,33 +138,33 @@ class CollectiveWork(MPIWork):
         return self.entry.begun and (self._steps is None or super()._test())
 
     def begin(self, blocking: bool) -> None:
-        """Make the MPI calls, as all ranks are there; with ``blocking``, those that block."""
+        """Make the MPI calls, because all ranks are there; ``blocking`` selects blocking calls."""
         self.call.matched = time.perf_counter()
         try:
             if blocking and self.may_block:
                 for name, arguments in self._operation.mpi():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
-                # A small message leaves before its receiver comes.
+                # A small message leaves before its receiver is there.
                 small = self.call.nbytes <= algorithms.SMALL
                 since = link.called(self.call.start) if small else self.call.matched
                 self._steps = Steps(_steps(self._operation, self.group.channels), since)
         except MPI.Exception as error:
             self._error = self.group.error_in_words(error, self.call, self)
-        except Exception as error:  # kept: raised where somebody waits
+        except Exception as error:  # kept, because the caller that waits has to get it
             self._error = error
 
     def _end(self, state: WorkState) -> None:
         if state is not WorkState.LEAKED:
-            self._operation = None  # with all tensors that are in it
+            self._operation = None  # frees all tensors in it
         super()._end(state)
 
     def refuse(self, mismatched: list[int]) -> None:
-        """Note that it will never begin: these ranks (of the group) made another call."""
+        """Note that it will never begin, because these ranks (of the group) made another call."""
         self._error = _mismatch(self, self.group.members[mismatched[0]])
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return who has not announced it."""
+        """Return the ranks that have not announced it."""
         absent = [self.call.group[rank] for rank in self.entry.missing]
         return absent, False, self.entry.begun
 
@@ -172,19 +172,19 @@ class CollectiveWork(MPIWork):
         handshake = self.group.handshake
         with handshake.lock, self._lock:
             if not self.is_over and not self.entry.begun and not handshake.withdraw(self.entry):
-                return  # all are there: it goes on, whoever waits
+                return  # all ranks are there, so it goes on even if no caller waits
             super()._give_up()
 
     def _cancel(self) -> bool:
         if self.entry.begun and self._steps is not None and not self._steps.done:
-            # The other ranks need this one's part in it.
+            # The other ranks need this rank's part in the collective.
             progress.detach(self.group, self._steps.poll)
             return False
         return True
 
 
 def _steps(operation: Operation, channels: Channels) -> Generator:
-    """Yield its steps: messages where MPI has no call, or is slower; else MPI's call."""
+    """Yield the operation's steps: messages if MPI has no call or is slower; else MPI's call."""
     own_network = operation.mpi is not None and link.network is None
     if not own_network or operation.call.nbytes >= operation.messages_from:
         yield from operation.algorithm(algorithms.Ranks(channels, operation.call))
@@ -194,7 +194,7 @@ def _steps(operation: Operation, channels: Channels) -> Generator:
 
 
 def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
-    """Return the error for a rank that called something else: both sides, in rank order."""
+    """Return the error for a rank that made another call; it names both sides in rank order."""
     call = work.call
     mine = call.side()
     name = work.group.name_of(call)
@@ -208,7 +208,7 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     is_true_within(OTHER_SIDE, told)
     theirs = told()
     if theirs is not None and theirs["what"] == mine["what"]:
-        theirs = None  # what did not fit was another thread's, which has left since
+        theirs = None  # the call that didn't match came from a thread that has left since
     sides = {world.rank: mine, other: theirs}
     text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
     if any(side and side["thread"] for side in sides.values()):
@@ -226,7 +226,7 @@ def _side(rank: int, side: Side | None) -> str:
 
 
 class JoinedWork(MPIWork):
-    """Several works as one."""
+    """A work that combines several works."""
 
     is_collective = True
 
@@ -242,7 +242,7 @@ class JoinedWork(MPIWork):
         return over
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return who has to come for the first one that is not over."""
+        """Return the ranks that are missing for the first work that isn't over."""
         return next((w for w in self._works if not w.is_over), self._works[0]).missing()
 
     def _give_up(self) -> None:
@@ -260,11 +260,11 @@ class JoinedWork(MPIWork):
 
 @dataclass(slots=True)
 class Known:
-    """What is known beforehand of a blocking all_reduce of tensors of one dtype and shape.
+    """A prepared blocking all_reduce for tensors of one dtype and shape.
 
     Attributes:
         unnumbered: its fingerprint as collective 0.
-        call: the record of the call that it was learned from.
+        call: the record of the earlier call.
         all_reduce: MPI's call.
     """
 
@@ -277,13 +277,13 @@ class Known:
 
 
 class FastPath:
-    """What one group remembers of its calls of ``all_reduce``.
+    """The memory of one group's calls of ``all_reduce``, which makes the next ones fast.
 
     Args:
         data: the communicator of the group's collectives.
 
     Attributes:
-        known: by dtype and shape. Without it, the next call looks whether all is well.
+        known: prepared calls by dtype and shape. Without one, a call checks everything again.
     """
 
     def __init__(self, handshake: Handshake, data: MPI.Intracomm):
@@ -294,19 +294,19 @@ class FastPath:
         self.known: dict[tuple, Known] = {}
 
     def find(self, inputs: object) -> Known | None:
-        """Return what is known of such a call; ``None`` where the fast path cannot be taken."""
+        """Return the prepared call for these tensors; ``None`` if the fast path can't take them."""
         if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not torch.Tensor:
             return None
         tensor = inputs[0]
         try:
             known = self.known.get((tensor.dtype, tensor.shape))
-        except RuntimeError:  # a nested tensor has no shape: refused later
+        except RuntimeError:  # a nested tensor has no shape, and is refused later
             return None
-        # With a grad_fn, a backward pass will have to warn.
+        # A tensor with a grad_fn may need a warning, which only the long way gives.
         return known if tensor.grad_fn is None and self._handshake.idle else None
 
     def remember(self, operation: Operation, code: int) -> None:
-        """Have a call like this blocking one take the fast path, where possible."""
+        """Have the next call like this blocking one take the fast path, if possible."""
         call = operation.call
         if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self.known) >= _MOST:
             return
@@ -328,7 +328,7 @@ class FastPath:
         )
 
     def all_reduce(self, tensor: torch.Tensor, opts: Any, known: Known) -> bool:
-        """Do it, holding the handshake's lock; return False when it has to go the long way.
+        """Reduce under the handshake's lock; return False if the call has to take the long way.
 
         Raises:
             MPI.Exception: MPI reported an error.
@@ -362,7 +362,7 @@ class FastPath:
         try:
             words[first + board.rank] = mine
             if words[first:end].tolist() == everybody or handshake.find_all(number, mine):
-                # Announcements.acknowledge, in short.
+                # This is Announcements.acknowledge in short.
                 words[self._acknowledged] = number
                 if words[first:end].tolist() == everybody or handshake.find_all_again(number, mine):
                     announcements.number = number

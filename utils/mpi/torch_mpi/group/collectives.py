@@ -1,4 +1,4 @@
-"""The collectives: each checks the tensors and returns an :class:`Operation`. See PROTOCOL.md."""
+"""Check the tensors of each collective and return an :class:`Operation`; see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 #: The name of a method of ``MPI.Intracomm``, and its arguments.
 MPICall = tuple[str, tuple[Any, ...]]
 
-# Open MPI's Iallreduce takes two to four times as long as Allreduce from here on; a ring of
-# messages that are added up by PyTorch does not.
+# From this size on, Open MPI's Iallreduce needs two to four times as long as Allreduce. A ring of
+# messages that PyTorch adds up doesn't.
 RING_FROM = 512 * 1024  # bytes
 
 
 @dataclass(slots=True)
 class Operation:
-    """One call of a collective on this rank, as data: PROTOCOL.md has a table of the fields."""
+    """A call of a collective on this rank as data; PROTOCOL.md has a table of the fields."""
 
     call: Call
     key: tuple[object, ...]
@@ -46,7 +46,7 @@ class Operation:
 
 
 def broadcast(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
-    """Copy the tensor of the root to every rank."""
+    """Copy the root's tensor to every rank."""
     tensor = tensors.single(inputs, "broadcast")
     root = tensors.root(group, "broadcast", opts)
     is_root = root == group.rank()
@@ -73,7 +73,7 @@ def broadcast(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> O
 def gather(
     group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
-    """Bring the tensors of all ranks into a list on the root."""
+    """Gather the tensors of all ranks into a list on the root."""
     tensor = tensors.single(inputs, "gather")
     root = tensors.root(group, "gather", opts)
     call = group.record("gather", [tensor], opts, peer=root)
@@ -87,7 +87,7 @@ def gather(
 def scatter(
     group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
-    """Hand out one tensor to each rank, from a list on the root."""
+    """Send one tensor to each rank, from a list on the root."""
     tensor = tensors.single(outputs, "scatter")
     root = tensors.root(group, "scatter", opts)
     call = group.record("scatter", [tensor], opts, peer=root, sent=0)
@@ -105,14 +105,14 @@ def scatter(
 def all_gather(
     group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
-    """Bring the tensors of all ranks into a list on every rank. Shapes may differ between ranks."""
+    """Gather the tensors of all ranks into a list on every rank; their shapes may differ."""
     tensor = tensors.single(inputs, "all_gather")
     parts = tensors.check_count(group, outputs[0], "all_gather")
     place = parts[group.rank()]
     if place.numel() != tensor.numel():
         raise ValueError(
-            f"all_gather: the input has shape {list(tensor.shape)}, place {group.rank()} "
-            f"(this rank's) of the output list {list(place.shape)}"
+            f"all_gather: your input has shape {list(tensor.shape)}, but element {group.rank()} "
+            f"(this rank's) of the output list has shape {list(place.shape)}"
         )
     return _all_gather(group, "all_gather", parts, tensor, opts)
 
@@ -120,7 +120,7 @@ def all_gather(
 def all_gather_single(
     group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
-    """Bring the tensors of all ranks, one after the other, into one tensor on every rank."""
+    """Gather the tensors of all ranks, one after the other, into one tensor on every rank."""
     op = "all_gather_into_tensor"
     output = tensors.check(output, op)
     tensor = tensors.check(tensor, op)
@@ -131,13 +131,13 @@ def all_gather_single(
 def all_gather_coalesced(
     group: ProcessGroupMPI, outputs: Sequence[Tensors], inputs: Tensors, opts: object = None
 ) -> Operation:
-    """Do an :func:`all_gather` of several tensors: ``outputs[rank][i]`` is rank's i-th."""
+    """Gather several tensors in one call: ``outputs[rank][i]`` is the i-th tensor of ``rank``."""
     size = group.size()
     op = "all_gather_coalesced"
     if len(outputs) != size or any(len(row) != len(inputs) for row in outputs):
         raise ValueError(
-            f"{op}: the outputs must be {size} lists (world size) of {len(inputs)} tensors, as "
-            f"there are inputs"
+            f"{op}: the outputs must be {size} lists, one per rank, each of {len(inputs)} tensors, "
+            f"one per input"
         )
     inputs = [tensors.check(tensor, op) for tensor in inputs]
     outputs = [[tensors.check(tensor, op) for tensor in row] for row in outputs]
@@ -223,7 +223,7 @@ def all_to_all_single(
     input_splits: Sequence[int],
     opts: object = None,
 ) -> Operation:
-    """Split the rows of one tensor between the ranks; splits are numbers of rows."""
+    """Exchange rows of one tensor between all ranks; the splits are numbers of rows."""
     op = "all_to_all_single"
     output = tensors.check(output, op)
     tensor = tensors.check(tensor, op)
@@ -248,7 +248,7 @@ def all_to_all_single(
 
 
 def barrier(group: ProcessGroupMPI, opts: object = None) -> Operation:
-    """Wait until every rank of the group has called it."""
+    """Wait until every rank of the group has called the barrier."""
     call = group.record("barrier", [], opts)
     return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
 
@@ -261,10 +261,10 @@ def _exchange(
     receives: Sequence[tuple[int, torch.Tensor]],
     then: Callable[[], None] = lambda: None,
 ) -> Operation:
-    """Return a collective of messages, for which MPI has no fitting call.
+    """Return a collective that consists of messages, because MPI has no fitting call.
 
     Args:
-        sends, receives: ``(rank, tensor)`` pairs; those with this rank itself are no messages.
+        sends, receives: ``(rank, tensor)`` pairs; a pair with this rank itself needs no message.
         then: called at the end.
     """
     homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
@@ -307,7 +307,7 @@ def _exchange(
 
 
 def reduce(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
-    """Reduce the tensors of all ranks into that of the root; the others keep theirs."""
+    """Reduce the tensors of all ranks into the root's tensor; the other ranks keep theirs."""
     tensor = tensors.single(inputs, "reduce")
     root = tensors.root(group, "reduce", opts)
     is_root = root == group.rank()
@@ -336,15 +336,15 @@ def reduce(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Oper
 def all_reduce(
     group: ProcessGroupMPI, inputs: Tensors | torch.Tensor, opts: object = None
 ) -> Operation:
-    """Reduce the tensors of all ranks, on every rank, in place.
+    """Reduce the tensors of all ranks in place on every rank.
 
-    ``opts`` may be a ``ReduceOp``; without one it is SUM.
+    ``opts`` may be a ``ReduceOp``; the default is SUM.
     """
     return _all_reduce(group, "all_reduce", [tensors.single(inputs, "all_reduce")], opts)
 
 
 def all_reduce_coalesced(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
-    """Do an :func:`all_reduce` of several tensors in one call."""
+    """Reduce several tensors in one call, as :func:`all_reduce` reduces one."""
     op = "all_reduce_coalesced"
     return _all_reduce(group, op, [tensors.check(tensor, op) for tensor in inputs], opts)
 
@@ -377,14 +377,14 @@ def _all_reduce(group: ProcessGroupMPI, op: str, inputs: Tensors, opts: object) 
 def reduce_scatter(
     group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
 ) -> Operation:
-    """Give rank r the reduction of everybody's r-th tensor. Sizes may differ between r."""
+    """Reduce the r-th tensor of all ranks to rank r; sizes may differ from one r to another."""
     output = tensors.single(outputs, "reduce_scatter")
     parts = tensors.check_count(group, inputs[0], "reduce_scatter")
     numel = parts[group.rank()].numel()
     if numel != output.numel():
         raise ValueError(
-            f"reduce_scatter: the output holds {output.numel()} elements, input "
-            f"{group.rank()} (this rank's) {numel}"
+            f"reduce_scatter: your output has {output.numel()} elements, but input {group.rank()} "
+            f"(this rank's) has {numel}"
         )
     return _reduce_scatter(group, "reduce_scatter", output, parts, opts)
 
@@ -392,7 +392,7 @@ def reduce_scatter(
 def reduce_scatter_single(
     group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
 ) -> Operation:
-    """Give rank r the reduction of everybody's r-th equal part of one tensor."""
+    """Split each rank's tensor into equal parts, and reduce all r-th parts to rank r."""
     op = "reduce_scatter_tensor"
     output = tensors.check(output, op)
     parts = tensors.equal_parts(group, tensors.check(tensor, op), output, op)
@@ -443,7 +443,7 @@ def _reduce_each(
 
 
 def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
-    # MPI's ops work on its own datatypes only, not on a big element as in `tensors.message`.
+    # MPI's ops work only on its own datatypes, and not on a big element as in `tensors.message`.
     pieces = memory.view(-1).split(tensors.MAX_COUNT)
     return [[tensors.address(piece), piece.numel(), datatype] for piece in pieces]
 
@@ -451,7 +451,7 @@ def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
 def _reduced(
     group: ProcessGroupMPI, name: str, results: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> Callable[[], None]:
-    """Return what brings reductions home: ``(tensor, memory)`` pairs."""
+    """Return a function that delivers the results, given as ``(tensor, memory)`` pairs."""
 
     def finish() -> None:
         tensors.check_ops()

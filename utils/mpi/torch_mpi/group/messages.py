@@ -1,8 +1,8 @@
-"""``send`` and ``recv`` of a process group, and its communicators.
+"""Send and receive messages in a process group, and keep its communicators.
 
-PROTOCOL.md says how envelope and elements travel. The envelope also carries what the slow network
-needs. ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, PyTorch's own switch, turns on checks that take time, of
-faults that run through by luck: :func:`synchronous_sends`, and :class:`Seal`.
+PROTOCOL.md says how envelope and elements travel. The envelope also has the arrival time on the
+slow network. PyTorch's switch ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` turns on slow checks for mistakes
+that otherwise go unnoticed by luck: :func:`synchronous_sends` and :class:`Seal`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from .work import DONE, DoneWork, MPIWork
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI
 
-# Bytes of elements that travel in the envelope: below the size up to which MPI libraries send
-# at once, whether or not the receive has been posted (4 KiB in Open MPI's shared memory).
+# Up to so many bytes of elements travel in the envelope. MPI libraries send messages of this size
+# at once, even without a posted receive (up to 4 KiB in Open MPI's shared memory).
 INLINE = 2048
 _HEAD = struct.Struct("<qqdHH")  # bytes of elements, number, arrival, dtype, dimensions
 _MOST_DIMENSIONS = 64
@@ -46,25 +46,25 @@ _ROOM = _HEAD.size + 8 * _MOST_DIMENSIONS + INLINE
 _DTYPES = sorted({t for t in vars(torch).values() if isinstance(t, torch.dtype)}, key=str)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
-# How often a blocking recv looks for its message before it hands over to a patient wait; how often
-# it does so without giving up its core.
+# A blocking recv looks so often for its message before a patient wait takes over, and so often
+# before it starts to yield its core.
 _LOOKS = 200
 _BUSY_LOOKS = 10
-# A message that is due within that time is waited for on the spot.
+# A blocking recv waits on the spot for a message that is due within this time.
 _MOMENT = 2e-3  # seconds
 _profiling = torch.autograd._profiler_enabled
 
-# Set for as long as a block of synchronous_sends lasts, or for good if all checks are on.
+# True during a block of synchronous_sends, and always if all checks are on.
 every_send_waits = False
 
 
 @contextlib.contextmanager
 def synchronous_sends() -> Iterator[None]:
-    """Have every send of this rank, also a small one, wait until its receive has matched.
+    """Have every send of this rank, even a small one, wait until its receive has matched.
 
-    As with MPI's ``Issend`` (MPI 4.1, section 3.4). MPI lets a send be over before, and libraries
-    do that for small messages: a program that relies on it works until its messages grow. Messages
-    inside of collectives are as ever.
+    MPI's ``Issend`` does the same (MPI 4.1, section 3.4). A usual send may end earlier, and a small
+    one does. A program that relies on this works until its messages grow. Messages within
+    collectives don't change.
     """
     global every_send_waits
     before = every_send_waits
@@ -80,13 +80,13 @@ class Channels:
     """The communicators of a group.
 
     Attributes:
-        envelopes: of the user's messages, with the user's tags.
-        data: of large messages, and of collectives.
+        envelopes: the communicator of the user's messages, with the user's tags.
+        data: the communicator of large messages, and of collectives.
         sent: how many messages this rank has sent.
-        balance: how many more it has sent than received.
-        largest_tag: which a flush uses. Of the smaller ones of :attr:`data` collectives have the
-            lower half. Tags come again after some thousand messages: MPI keeps the order of
-            messages with the same tag.
+        balance: how many more messages it has sent than received.
+        largest_tag: the tag of a flush. In :attr:`data`, collectives use the lower half of the
+            smaller tags, and messages the upper half. Tags repeat after many messages, which is
+            safe because MPI keeps the order of messages with the same tag.
     """
 
     envelopes: MPI.Intracomm
@@ -101,16 +101,16 @@ class Channels:
         self.largest_tag = largest_tag(self.data)
 
     def tag_of_collective(self, sequence: int) -> int:
-        """Return the tag of the messages that a collective is made of."""
+        """Return the tag for the messages of a collective."""
         return sequence % (self.largest_tag // 2)
 
     def tag_of_message(self, number: int) -> int:
-        """Return the tag of the elements of a rank's ``number``-th message."""
+        """Return the tag for the elements of a rank's ``number``-th message."""
         half = self.largest_tag // 2
         return half + number % half
 
     def wire(self, peer: int) -> Wire | None:
-        """Return the slow network to a rank of the group; ``None`` where there is none."""
+        """Return the slow network to a rank of the group; ``None`` if there is none."""
         if link.network is None:
             return None
         return link.wire(self.members[self.rank], self.members[peer])
@@ -124,7 +124,7 @@ def _shape_struct(dimensions: int) -> struct.Struct:
 def _send_steps(
     channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
 ) -> Generator:
-    """Send ``memory``, the elements of ``tensor``, to ``call.peer``, as steps."""
+    """Yield the steps that send ``memory``, the elements of ``tensor``, to ``call.peer``."""
     channels.sent += 1
     channels.balance += 1
     call.message = (channels.members[channels.rank], channels.sent)
@@ -151,7 +151,7 @@ def _send_steps(
 def _receive_steps(
     channels: Channels, call: Call, tensor: torch.Tensor, memory: torch.Tensor
 ) -> Generator:
-    """Receive into ``memory``, the elements of ``tensor``, as steps."""
+    """Yield the steps that receive into ``memory``, the elements of ``tensor``."""
     room = bytearray(_ROOM)
     (status,) = yield [channels.envelopes.Irecv(room, call.peer, call.tag)]
     channels.balance -= 1
@@ -165,7 +165,7 @@ def _receive_steps(
     arrival = None
     if arrives:
         wire = channels.wire(call.peer)
-        # The sender may have been on a slow network that has ended here.
+        # The sender may still have used a slow network that this rank has already left.
         arrival = Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
     if nbytes > INLINE:
         tag = channels.tag_of_message(number)
@@ -178,7 +178,7 @@ def _receive_steps(
 
 
 def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) -> Unreceived:
-    """Return what is in a message from rank ``source`` of the group."""
+    """Return the content of an envelope from rank ``source`` of the group."""
     nbytes, number, _, code, dimensions = _HEAD.unpack_from(envelope)
     shape = _shape_struct(dimensions).unpack_from(envelope, _HEAD.size)
     sender = channels.members[source]
@@ -206,12 +206,15 @@ def _mismatch(
 
 
 def all_checks_are_on() -> bool:
-    """Return whether PyTorch was asked for all checks."""
+    """Return whether the user asked PyTorch for all checks."""
     return dist.get_debug_level() == dist.DebugLevel.DETAIL
 
 
 class Seal:
-    """A digest of what MPI sends from, which must not change before the wait (MPI 4.1, 3.7.2)."""
+    """A digest of a tensor that is being sent, and must not change before ``wait()``.
+
+    MPI 4.1, section 3.7.2, has the rule.
+    """
 
     def __init__(self, memory: torch.Tensor):
         self._memory = memory
@@ -221,12 +224,12 @@ class Seal:
         return hashlib.blake2b(tensors.address(self._memory), digest_size=16).digest()
 
     def check(self, call: Call) -> None:
-        """Raise CommunicationError where it is something else now."""
+        """Raise CommunicationError if the tensor has changed."""
         if self._present_digest() != self._digest:
             message = call.describe().replace("send", "isend", 1)
             raise CommunicationError(
                 f"the tensor of {message} at {call.where} was changed before wait(), so the "
-                "message may be a mixture of old and new. Call wait() first, or send a clone.",
+                "message may mix old and new values. Call wait() first, or send a clone.",
                 call,
             )
 
@@ -256,7 +259,7 @@ def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPI
 def receive(
     group: ProcessGroupMPI, outputs: Tensors, src: int | None, tag: int = 0
 ) -> MPIWork | DoneWork:
-    """Start receiving one tensor from rank ``src`` of the group; ``None``: from any."""
+    """Start receiving one tensor from rank ``src`` of the group, or from any rank if ``None``."""
     _check_peer(group, "recv", "src", src, tag)
     tensor = tensors.single(outputs, "recv")
     memory = tensors.writable(tensor, "recv")
@@ -297,13 +300,13 @@ def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, ta
         )
     if not 0 <= tag <= largest:
         raise ValueError(
-            f"{op}(tag={tag}): a tag is a number from 0 to {largest}, the largest that this MPI "
-            f"library has (MPI_TAG_UB)"
+            f"{op}(tag={tag}): choose a tag from 0 to {largest}, the largest that this MPI library "
+            f"allows (MPI_TAG_UB)"
         )
 
 
 def _at_once(steps: Steps) -> bool:
-    """Return whether the steps end within a moment; on the slow network, when they are due."""
+    """Return whether the steps end within a moment, in which they may wait for the slow network."""
     looks = 0
     while not steps.poll():
         due = steps.due()
@@ -322,7 +325,7 @@ def _at_once(steps: Steps) -> bool:
 
 
 def _over(call: Call) -> DoneWork:
-    """Record that a blocking call is over."""
+    """Record that a blocking call is over, and return its work."""
     call.end = time.perf_counter()
     call.matched = call.matched or call.end
     call.waited = True

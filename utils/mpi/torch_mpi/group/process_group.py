@@ -1,4 +1,4 @@
-"""``ProcessGroupMPI``: how a process group is made, ends, and begins anew; its collectives."""
+"""``ProcessGroupMPI``: make, use and destroy a process group, and renew it after an incident."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _MAIN_THREAD = threading.main_thread().ident
 
 
 def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
-    """Make the process group of ``ranks`` (global ranks; empty: all), ``None`` on other ranks.
+    """Make the process group of ``ranks`` (global ranks; empty: all); ``None`` on other ranks.
 
-    ``init_process_group("mpi")`` and ``new_group`` call this.
+    ``init_process_group("mpi")`` and ``new_group`` call this function.
 
     Raises:
-        ValueError: a rank that does not exist.
+        ValueError: ``ranks`` has a rank that doesn't exist.
         CommunicationTimeout: a rank of the group did not come.
     """
     compat.leave_out_flight_recorder()
@@ -57,7 +57,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     if bad:
         raise ValueError(f"ranks {bad} do not exist: the world has ranks 0 to {here.size - 1}")
     if not is_initialized():
-        # PyTorch has no group: what is left here was taken from it by a Ctrl-C.
+        # PyTorch has no group, so a Ctrl-C has taken these groups from it.
         for group in here.groups:
             group.shutdown()
     here.recover_or_raise("new_group")
@@ -66,7 +66,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
 
 
 def _collective(prepare: Callable[..., Operation]) -> Callable[..., CollectiveWork]:
-    """Return the method that calls a collective: ``prepare`` checks the tensors."""
+    """Return a method that calls a collective, whose tensors ``prepare`` checks."""
 
     @functools.wraps(prepare)
     def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
@@ -76,7 +76,7 @@ def _collective(prepare: Callable[..., Operation]) -> Callable[..., CollectiveWo
 
 
 def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWork]:
-    """Return the method that calls a collective for several pairs of tensors, as one work."""
+    """Return a method that calls a collective for several pairs of tensors, as one work."""
 
     def method(
         self: ProcessGroupMPI, outputs: Tensors, inputs: Tensors, opts: object = None
@@ -84,22 +84,22 @@ def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWor
         pairs = zip(outputs, inputs, strict=True)
         return JoinedWork([single(self, *pair, opts) for pair in pairs], list(outputs))
 
-    method.__doc__ = f"Do :meth:`{single.__name__}` of several tensors."
+    method.__doc__ = f"Call :meth:`{single.__name__}` for several tensors."
     return method
 
 
 class ProcessGroupMPI(ProcessGroup):
     """A group of MPI ranks.
 
-    :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. Where ``opts`` is
-    one of PyTorch's objects of options, its ``asyncOp`` says whether the caller waits for the work.
+    :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. If ``opts`` is an
+    options object of PyTorch's, its ``asyncOp`` says whether the caller waits for the work.
 
     Args:
         members: global ranks, in the order of the group.
-        timeout: seconds that a wait lasts at most.
+        timeout: the longest wait, in seconds.
     """
 
-    # PyTorch asks a group for the backend of a device; this group is its own.
+    # PyTorch asks a group for the backend of a device, and this group is its own backend.
     supports_splitting = True
     supports_coalescing = False
 
@@ -129,7 +129,7 @@ class ProcessGroupMPI(ProcessGroup):
                 self.world.groups.add(self)
         except MPI.Exception as error:
             raise self.error_in_words(error, Call("new_group", members)) from None
-        except KeyboardInterrupt:  # nobody gets this group, so nobody will destroy it
+        except KeyboardInterrupt:  # the user never gets this group, and so can't destroy it
             if self.channels is not None:
                 self.closed = True
                 self._lost = "it was interrupted"
@@ -142,8 +142,8 @@ class ProcessGroupMPI(ProcessGroup):
         return self.channels.balance
 
     def _open(self) -> None:
-        """Make the communicators and the board. All members are here."""
-        # A collective's own messages never meet the user's.
+        """Make the communicators and the board; all members are here."""
+        # The messages of a collective and the user's have different communicators.
         envelopes, data = rendezvous.two_communicators(self.world, self.members)
         self.channels = Channels(envelopes, data, self.members, self._rank)
         another = functools.partial(rendezvous.one_communicator, self.world, self.members)
@@ -153,11 +153,11 @@ class ProcessGroupMPI(ProcessGroup):
 
     @property
     def timeout(self) -> float:
-        """Return the seconds that a wait lasts at most; a tool may have set another limit."""
+        """Return the longest wait in seconds; a tool may have set another limit."""
         return self._timeout if settings.time_limit is None else settings.time_limit
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long a wait lasts at most, from now on."""
+        """Set the longest wait from now on."""
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -165,7 +165,7 @@ class ProcessGroupMPI(ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self.handshake.announcements.number
 
-    # -- what PyTorch asks it about itself ------------------------------------------------------
+    # -- what PyTorch asks about the group ------------------------------------------------------
 
     def getBackendName(self) -> str:  # noqa: D102  (PyTorch's name)
         return "mpi"
@@ -201,10 +201,10 @@ class ProcessGroupMPI(ProcessGroup):
         return [torch.device("cpu")]
 
     def eager_connect_single_device(self, device: torch.device) -> None:
-        """Do nothing: PyTorch asks it of backends that split, and the ranks are connected."""
+        """Do nothing; PyTorch calls this for backends that split, but the ranks are connected."""
 
     def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do nothing on a rank outside of a new group: only its members make it."""
+        """Do nothing on a rank outside a new group, because only the members make the group."""
 
     def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
         return self
@@ -231,7 +231,7 @@ class ProcessGroupMPI(ProcessGroup):
     def allreduce(
         self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
     ) -> CollectiveWork | DoneWork:
-        """Reduce the tensors of all ranks; on the fast path where possible."""
+        """Reduce the tensors of all ranks, on the fast path if possible."""
         known = self._fast_path.find(tensors)
         # Another thread must not call a collective before this one is in the queue.
         if known is None or not self.handshake.lock.acquire(blocking=False):
@@ -245,10 +245,10 @@ class ProcessGroupMPI(ProcessGroup):
         finally:
             try:
                 self.handshake.end_fast_path()
-            finally:  # also after a Ctrl-C in there
+            finally:  # even after a Ctrl-C in end_fast_path
                 self.handshake.lock.release()
 
-    # The names that PyTorch used before, and that its C++ still asks for.
+    # PyTorch used these names before, and its C++ still asks for them.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -270,7 +270,8 @@ class ProcessGroupMPI(ProcessGroup):
         self.world.recover_or_raise(op)
         if self._lost:
             raise CommunicationError(
-                f"{op} on a process group that cannot be used any more: {self._lost}"
+                f"You called {op} on a process group that cannot be used any more: {self._lost}. "
+                "Make a new group."
             )
 
     def record(
@@ -285,18 +286,18 @@ class ProcessGroupMPI(ProcessGroup):
         reduce_op: str = "",
         sent: int | None = None,
     ) -> Call:
-        """Check the group, and put a call on record.
+        """Check that the group is usable, and record a call.
 
         Args:
-            opts: PyTorch's; whether the call blocks, where ``blocking`` does not say so.
-            sent: bytes; all of the tensors, if not given.
+            opts: PyTorch's options, which say whether the call blocks if ``blocking`` is not given.
+            sent: bytes that this rank contributes; by default, the size of all tensors.
 
         Raises:
-            CommunicationError: the group is of no use any more, or an incident is on.
+            CommunicationError: the group can no longer be used, or there is an incident.
         """
         self._check_alive(op)
         if blocking is None:
-            # A caller without options, as PyTorch's C++ is, waits for the work.
+            # A caller without options, such as PyTorch's C++, waits for the work.
             blocking = not getattr(opts, "asyncOp", True)
         call = Call(
             op,
@@ -317,23 +318,23 @@ class ProcessGroupMPI(ProcessGroup):
         return call
 
     def called(self) -> dict[str, Side]:
-        """Return what this rank has called that has not begun, by the name of the collective."""
+        """Return the calls of this rank that have not begun, by the collective's name."""
         return {self.name_of(call): call.side() for call in self.handshake.called().values()}
 
     def name_of(self, call: Call) -> str:
-        """Return the name of a collective, the same on all ranks."""
+        """Return the name of a collective, which is the same on all ranks."""
         return f"{self.key} {call.sequence}"
 
     def forget_fast_path(self) -> None:
-        """Have the next call look whether all is well."""
+        """Have the next call take the long way, which checks everything."""
         self._fast_path.known.clear()
 
     def error_in_words(
         self, error: MPI.Exception, call: Call, waitable: Waitable | None = None
     ) -> CommunicationError:
-        """Return what a user is told of an error of MPI; a death makes the group useless."""
+        """Return the error for the user after an error of MPI; a death makes the group useless."""
         if is_death(error):
-            # No other rank may wait inside of a call of MPI for the dead one.
+            # No other rank may go on waiting for the dead rank inside an MPI call.
             self.world.base.Revoke()
             if self.channels is not None:
                 self.channels.envelopes.Revoke()
@@ -351,14 +352,14 @@ class ProcessGroupMPI(ProcessGroup):
     # -- life -----------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """End the group on this rank, for ``destroy_process_group``; what never ends is kept."""
+        """End the group on this rank, for ``destroy_process_group``; keep what never ends."""
         if self.closed:
             return
         with guard:
             self.closed = True
             self._lost = "it was destroyed"
             self.forget_fast_path()
-            # On record until it is freed: after a Ctrl-C, or in an incident, recovery does that.
+            # The world knows the group until it is freed, if need be by recovery after a Ctrl-C.
             self.world.groups.close(self)
         drained = not MPI.Is_finalized() and progress.finish(self)
         if drained and self._abandoned:
@@ -368,7 +369,7 @@ class ProcessGroupMPI(ProcessGroup):
             self.world.groups.free_flushed()
 
     def _begin_flush(self) -> list[Flush]:
-        """Tell every member, behind all that this rank has sent, that nothing more follows."""
+        """Send every member a last message, after which no more messages of this rank follow."""
         with guard:
             check = self.world.refuse_if_broken
             all_sent = functools.partial(progress.all_sent, self)
@@ -381,7 +382,7 @@ class ProcessGroupMPI(ProcessGroup):
     def free_if_flushed(self) -> None:
         """Free the communicators of a destroyed group if no message can still be on its way."""
         with guard, contextlib.suppress(CommunicationError, MPI.Exception):
-            # MPI may need several calls to find a message that is here already.
+            # MPI may need several calls to find a message that has already arrived.
             looks = (all([flush.poll() for flush in self._flushes]) for _ in range(10))
             if self._flushes and any(looks):
                 self._free()
@@ -389,8 +390,8 @@ class ProcessGroupMPI(ProcessGroup):
     def _free(self) -> None:
         with guard:
             self.world.groups.freed(self)
-            # After an incident, a group that one rank had destroyed is freed on all of them; the
-            # others may destroy it, too.
+            # After an incident, a group that one rank had destroyed is freed on all ranks. The
+            # other ranks may destroy it later, too.
             if self._freed:
                 return
             self._freed = True
@@ -400,7 +401,7 @@ class ProcessGroupMPI(ProcessGroup):
                 communicator.Free()
 
     def abort(self) -> None:
-        """Refuse further use. MPI has no way to cancel a collective that has begun."""
+        """Refuse further use, because MPI can't cancel a collective that has begun."""
         self.forget_fast_path()
         self._lost = "it was aborted"
 
@@ -413,9 +414,10 @@ class ProcessGroupMPI(ProcessGroup):
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> ProcessGroupMPI | None:
-        """Make the process group of some ranks (of this group); ``None`` on the others.
+        """Make the process group of some ranks of this group; ``None`` on the others.
 
-        ``opts`` and ``device_types`` are PyTorch's: there are no options but the CPU.
+        ``opts`` and ``device_types`` are PyTorch's, and have no effect, because the CPU is the only
+        device.
         """
         members = tuple(self.members[r] for r in ranks)
         if self.world.rank not in members:
@@ -430,11 +432,11 @@ class ProcessGroupMPI(ProcessGroup):
     # -- after an incident: see torch_mpi.protocol.interfaces.Group -----------------------------
 
     def standing(self, settled: bool) -> Standing:
-        """Return what the other members have to know to begin anew together."""
+        """Return how far this rank is in the group, so that all members can begin anew."""
         return Standing(*self.key, self.handshake.announcements.number, not self.closed, settled)
 
     def renew(self, standings: Sequence[Standing]) -> None:
-        """Begin anew, after an incident; all members are here, and stand as told, in order."""
+        """Begin anew after an incident; all members are here, with these standings in order."""
         self.handshake.start_anew()
         settled = all(standing.settled for standing in standings)
         if settled:
@@ -448,12 +450,12 @@ class ProcessGroupMPI(ProcessGroup):
             last = max(standing.number for standing in standings)
             self.handshake.announcements.go_on_after(last)
         else:
-            # Something will never end: MPI keeps these communicators, and the group gets others.
+            # Something never ends, so MPI keeps these communicators, and the group gets new ones.
             self._open()
 
     def sweep(self) -> list[Unreceived]:
-        """Throw away the messages that nobody has received; all members do so together."""
-        # A rank that has destroyed the group has begun them before.
+        """Discard the messages that no rank has received; all members do so together."""
+        # A rank that has destroyed the group has begun its flushes before.
         flushes = self._begin_flush()
         for flush in flushes:
             flush.finish()
@@ -468,8 +470,8 @@ class ProcessGroupMPI(ProcessGroup):
         """Free a destroyed group that other members do not have.
 
         Args:
-            settled: nothing that has begun is pending on this rank.
-            freed: the others had the group and have freed it, so every member had begun the flush.
+            settled: whether nothing that has begun is pending on this rank.
+            freed: whether the others have freed the group, so that every member had begun a flush.
                 Otherwise they have never made the group, and have sent nothing in it.
         """
         if settled:
@@ -479,7 +481,7 @@ class ProcessGroupMPI(ProcessGroup):
             self._free()
 
     def refuse_further_use(self, reason: str) -> None:
-        """Refuse further use: some members do not have this group any more, or never had it."""
+        """Refuse further use, because some members have no such group."""
         self._lost = reason
         self._abandoned = True
 
@@ -489,7 +491,7 @@ class ProcessGroupMPI(ProcessGroup):
     recv = messages.receive
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MPIWork | DoneWork:
-        """Start receiving one tensor from whichever rank sends first."""
+        """Start receiving one tensor from any rank."""
         return messages.receive(self, tensors, None, tag)
 
 

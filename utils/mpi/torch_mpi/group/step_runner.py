@@ -1,8 +1,8 @@
-"""Communications of several steps, written as generators.
+"""Run communications of several steps, which are written as generators.
 
-A generator yields lists of what has to be complete before it goes on: MPI requests, points in
-time (``time.perf_counter``), arrivals (:class:`~torch_mpi.network.Arrival`: points in time that may
-be put off), other :class:`Steps`. It is sent the MPI statuses of the requests.
+A generator yields a list of everything that must be complete before it goes on: MPI requests,
+points in time (``time.perf_counter``), arrivals (:class:`~torch_mpi.network.Arrival`, points in
+time that may move later) and other :class:`Steps`. It receives the MPI statuses of the requests.
 """
 
 from __future__ import annotations
@@ -18,21 +18,24 @@ _present = threading.local()
 
 
 def now() -> float:
-    """Return when the step that is running became possible; outside of steps, the time.
+    """Return when the running step became possible; outside a step, return the time.
 
-    A step that had to wait is run a little later. What it does counts from the point in time, or
-    each step would add the time that it took to notice.
+    A step runs a little after it has become possible, but its work counts from the earlier time.
+    Otherwise each step would add the delay until the rank noticed.
     """
     return getattr(_present, "time", None) or time.perf_counter()
 
 
 class Steps:
-    """Runs a generator as far as it goes without waiting.
+    """A runner that advances a generator as far as possible without waiting.
+
+    Args:
+        since: when the first step became possible.
 
     Attributes:
         count: how many steps have begun.
-        done: whether it has ended.
-        time: when its last step became possible, or it ended; ``since`` is that of the first.
+        done: whether the generator has ended.
+        time: when its last step became possible, or when it ended.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Steps:
         self._advance(None)
 
     def poll(self) -> bool:
-        """Test once what it waits for, and go on where possible; return whether it has ended."""
+        """Test all pending items once, and go on if possible; return whether the steps ended."""
         while not self.done:
             self._pending = [pair for pair in self._pending if not self._is_ready(*pair)]
             if self._pending:
@@ -70,17 +73,17 @@ class Steps:
         return True
 
     def due(self) -> float | None:
-        """Return the point in time it waits for, if it waits for nothing else."""
+        """Return the point in time for which it waits; ``None`` if it waits for anything else."""
         times = [_time(item) for item, _ in self._pending]
         return None if None in times else max(times, default=None)
 
     def moved(self) -> int:
-        """Return how many steps have begun, also of those inside of the present one."""
+        """Return how many steps have begun, including the inner steps of the present one."""
         inside = (item for item, _ in self._pending if isinstance(item, Steps))
         return self.count + sum(steps.moved() for steps in inside)
 
     def requests(self) -> list[MPI.Request]:
-        """Return the MPI requests that are not complete."""
+        """Return the MPI requests that are not complete yet."""
         requests = []
         for item, _ in self._pending:
             if isinstance(item, Steps):
@@ -105,7 +108,7 @@ class Steps:
 
 
 def _time(item: Any) -> float | None:
-    """Return when it is complete, as far as is known; ``None`` for what only MPI knows."""
+    """Return when an item is complete, as far as known; ``None`` if it is a request of MPI."""
     if isinstance(item, float):
         return item
     return None if isinstance(item, MPI.Request) else item.due()

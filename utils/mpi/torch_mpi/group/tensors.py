@@ -1,4 +1,4 @@
-"""What a communication needs of tensors: plain CPU memory of the right shape, as MPI sees it."""
+"""Check tensors for a communication, and give MPI their memory, dtypes and reductions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .arithmetic import combine
 if TYPE_CHECKING:
     from .process_group import ProcessGroupMPI
 
-#: What PyTorch gives where one tensor, or one for each rank, is meant.
+#: PyTorch passes a list of tensors, even if a call has a single tensor.
 Tensors = Sequence[torch.Tensor]
 
-# MPI counts are C ints before MPI 4, and Open MPI 5 has no others. Kept well below 2**31,
-# so that a multiple of it never overflows either.
+# MPI counts are C ints before MPI 4, and Open MPI 5 has no others. The limit is well below 2**31,
+# so that a small multiple of it doesn't overflow either.
 MAX_COUNT = 2**30
 
-# To move a tensor only the size of its elements matters, so every dtype can be moved.
+# A move depends only on the size of the elements, so these types move every dtype.
 CARRIERS = {
     1: MPI.BYTE,
     2: MPI.UINT16_T,
@@ -40,22 +40,22 @@ _WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``float32``."""
+    """Return the dtype's short name, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
-# -- tensors that MPI can be handed ---------------------------------------------------------------
+# -- tensors that MPI can use ---------------------------------------------------------------------
 
 
 def check(tensor: torch.Tensor, op: str) -> torch.Tensor:
-    """Refuse what cannot be handed to MPI.
+    """Refuse everything that MPI can't communicate.
 
     Returns:
-        The tensor; of what a functional collective has returned, its result, once it is there.
+        The tensor. For the result of a functional collective, the function waits until it is there.
 
     Raises:
-        TypeError: not a dense tensor, or one without memory of its own.
-        ValueError: not on the CPU.
+        TypeError: it isn't a dense tensor, or it has no memory.
+        ValueError: it isn't on the CPU.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{op} expects a tensor, got {type(tensor).__name__}")
@@ -63,71 +63,71 @@ def check(tensor: torch.Tensor, op: str) -> torch.Tensor:
         tensor = tensor.trigger_wait()
     if tensor.device.type != "cpu":
         raise ValueError(
-            f"{op}: the mpi backend moves CPU tensors, got one on {tensor.device} of shape "
-            f"{list(tensor.shape)}; move it with .cpu() first"
+            f"{op}: the mpi backend moves CPU tensors, but yours is on {tensor.device} (shape "
+            f"{list(tensor.shape)}). Move it with .cpu() first."
         )
     if hasattr(tensor, "fake_mode"):
-        raise TypeError(f"{op}: a FakeTensor has no elements that could be moved")
+        raise TypeError(f"{op}: you passed a FakeTensor, which has no elements to communicate")
     if tensor.is_nested:
         raise TypeError(
-            f"{op}: a nested tensor is several tensors; pass those of .unbind() one by one"
+            f"{op}: a nested tensor consists of several tensors. Pass the results of .unbind() one "
+            "by one."
         )
     _check_memory(tensor, op)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise TypeError(
-            f"{op}: the mpi backend moves dense tensors, got a {kind} one; use .to_dense(), "
-            f"or send its parts one by one"
+            f"{op}: the mpi backend moves dense tensors, but yours is {kind}. Use .to_dense(), or "
+            "send its parts one by one."
         )
     return tensor
 
 
 def _check_memory(tensor: torch.Tensor, op: str) -> None:
-    """Refuse a tensor that only stands for other tensors, as a DTensor does."""
+    """Refuse a tensor that only wraps other tensors, as a DTensor does."""
     if type(tensor) in _WITH_MEMORY:
         return
     needs_memory = tensor.layout is torch.strided and tensor.numel() > 0
     if not is_traceable_wrapper_subclass(tensor) and not (needs_memory and not tensor.data_ptr()):
         return
-    advice = "pass the plain tensors that it is made of"
+    advice = "Pass the plain tensors that it wraps."
     if hasattr(tensor, "to_local"):
-        advice = "pass .to_local(), this rank's part, or let it communicate by .redistribute()"
+        advice = "Pass this rank's part, .to_local(), or communicate with .redistribute()."
     raise TypeError(
-        f"{op}: a {type(tensor).__name__} has no memory of its own that MPI could read or write; "
-        f"{advice}"
+        f"{op}: a {type(tensor).__name__} has no memory that MPI could read or write. {advice}"
     )
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether the memory of the tensor is its elements, in order."""
+    """Return whether the tensor's memory has exactly its elements, in order."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the same values in plain memory: the tensor itself where possible, else a copy."""
+    """Return the same values in plain memory: the tensor itself if possible, else a copy."""
     tensor = tensor.detach()
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def check_writable(tensor: torch.Tensor, op: str) -> None:
-    """Refuse to write into a tensor several elements of which are one place in memory.
+    """Refuse to write into a tensor in which several elements share a place in memory.
 
     Raises:
-        ValueError: an expanded tensor, with what to do.
+        ValueError: the tensor is expanded; the message says what to do.
     """
     if not tensor.numel():
         return  # NumPy's empty arrays have strides of 0
     if any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
         raise ValueError(
-            f"{op} writes into its tensor, but elements of this one share their memory (shape "
-            f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()): give it "
-            f"a .clone()"
+            f"{op} writes into its tensor, but elements of yours share their memory (shape "
+            f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()). Pass "
+            f"a .clone()."
         )
     _watch_gradient(tensor, op)
 
 
 def writable(tensor: torch.Tensor, op: str) -> torch.Tensor:
-    """Return plain memory to receive into; :func:`deliver` brings it home."""
+    """Return plain memory to receive into, which :func:`deliver` copies to the tensor."""
     check_writable(tensor, op)
     tensor = tensor.detach()
     if is_plain(tensor):
@@ -136,7 +136,7 @@ def writable(tensor: torch.Tensor, op: str) -> torch.Tensor:
 
 
 def deliver(tensor: torch.Tensor, memory: torch.Tensor) -> None:
-    """Copy ``memory`` into ``tensor``, unless it is that tensor's own."""
+    """Copy ``memory`` into ``tensor``, unless it is the tensor's own memory."""
     if memory.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(memory.reshape(tensor.shape))
 
@@ -150,17 +150,17 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def nbytes(*tensors: torch.Tensor) -> int:
-    """Return the bytes of all elements together."""
+    """Return the number of bytes of all elements together."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def address(tensor: torch.Tensor) -> MPI.buffer:
-    """Return the memory of a plain tensor, not copied."""
+    """Return the memory of a plain tensor, without a copy."""
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
 def message(tensor: torch.Tensor) -> list:
-    """Return ``[buffer, count, datatype]`` of a plain tensor; of a large one as one element."""
+    """Return ``[buffer, count, datatype]`` of a plain tensor; a large one counts as one element."""
     numel = tensor.numel()
     itemsize = tensor.element_size()
     if numel <= MAX_COUNT:
@@ -180,7 +180,7 @@ def _big_element(numel: int, itemsize: int) -> MPI.Datatype:
     return whole
 
 
-# -- what a collective may be given: one tensor, one for each rank, parts of one, a root ----------
+# -- arguments of collectives: one tensor, one for each rank, parts of one, a root ----------------
 
 
 def single(tensors: Tensors | torch.Tensor, op: str) -> torch.Tensor:
@@ -188,7 +188,7 @@ def single(tensors: Tensors | torch.Tensor, op: str) -> torch.Tensor:
     if isinstance(tensors, torch.Tensor):
         tensors = [tensors]
     if len(tensors) != 1:
-        raise ValueError(f"{op}: one tensor per rank, got a list of {len(tensors)}")
+        raise ValueError(f"{op}: pass one tensor per rank; you passed a list of {len(tensors)}")
     return check(tensors[0], op)
 
 
@@ -201,14 +201,14 @@ def root(group: ProcessGroupMPI, op: str, opts: object) -> int:
 
 
 def check_alike(tensors: Tensors, op: str) -> None:
-    """Raise TypeError for different dtypes."""
+    """Raise TypeError if the tensors have different dtypes."""
     dtypes = sorted({dtype_name(tensor.dtype) for tensor in tensors})
     if len(dtypes) > 1:
         raise TypeError(f"{op}: all tensors must have the same dtype, got {' and '.join(dtypes)}")
 
 
 def check_count(group: ProcessGroupMPI, tensors: Tensors, op: str) -> list[torch.Tensor]:
-    """Return a tensor for each rank; raise ValueError for another number of them."""
+    """Return a tensor for each rank; raise ValueError if their number is different."""
     if len(tensors) != group.size():
         raise ValueError(
             f"{op}: {len(tensors)} tensors in the list, expected one per rank: {group.size()}"
@@ -219,13 +219,13 @@ def check_count(group: ProcessGroupMPI, tensors: Tensors, op: str) -> list[torch
 def per_rank(
     group: ProcessGroupMPI, tensors: Tensors, like: torch.Tensor, op: str
 ) -> list[tuple[int, torch.Tensor]]:
-    """Return ``(rank, tensor)`` of a list of tensors as large as ``like``; raise ValueError."""
+    """Return ``(rank, tensor)`` pairs; raise ValueError if a tensor isn't as large as ``like``."""
     checked = list(enumerate(check_count(group, tensors, op)))
     for rank, tensor in checked:
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
             raise ValueError(
-                f"{op}: the tensors must be alike: place {rank} of the list is "
-                f"{tensor.dtype}{list(tensor.shape)}, the single tensor "
+                f"{op}: all tensors must be alike, but element {rank} of the list is "
+                f"{tensor.dtype}{list(tensor.shape)}, and the single tensor is "
                 f"{like.dtype}{list(like.shape)}"
             )
     return checked
@@ -234,12 +234,12 @@ def per_rank(
 def equal_parts(
     group: ProcessGroupMPI, whole: torch.Tensor, part: torch.Tensor, op: str
 ) -> list[torch.Tensor]:
-    """Return views of ``whole``, one per rank, each with the number of elements of ``part``."""
+    """Return views of ``whole``, one per rank, each with as many elements as ``part``."""
     size = group.size()
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
         raise ValueError(
             f"{op}: the large tensor must be {size} times the small one (world size {size}) "
-            f"and of its dtype, got {whole.dtype}{list(whole.shape)} and "
+            f"and have its dtype, but they are {whole.dtype}{list(whole.shape)} and "
             f"{part.dtype}{list(part.shape)}"
         )
     whole = whole.detach()
@@ -253,14 +253,14 @@ def equal_parts(
 def split(
     group: ProcessGroupMPI, tensor: torch.Tensor, splits: Sequence[int], role: str
 ) -> list[int]:
-    """Return numbers of elements per rank, from numbers of rows per rank; raise ValueError."""
+    """Return each rank's number of elements, from its number of rows; raise ValueError."""
     size = group.size()
     rows = tensor.shape[0] if tensor.dim() else 1
     if not splits:
         if rows % size:
             raise ValueError(
                 f"all_to_all_single: the {role} has {rows} rows, which {size} ranks cannot "
-                f"share equally; give {role}_split_sizes"
+                f"share equally. Pass {role}_split_sizes."
             )
         splits = [rows // size] * size
     if len(splits) != size or sum(splits) != rows or min(splits) < 0:
@@ -273,14 +273,14 @@ def split(
 
 
 def apart(tensor: torch.Tensor, homes: set[int]) -> torch.Tensor:
-    """Return plain memory to send from, outside of the storages that are received into."""
+    """Return plain memory to send from, outside the storages that receive data."""
     if tensor.untyped_storage().data_ptr() in homes:
         return tensor.detach().clone(memory_format=torch.contiguous_format)
     return readable(tensor)
 
 
 def flat(parts: Tensors) -> torch.Tensor:
-    """Return all elements one after the other; not copied where they already lie like that."""
+    """Return all elements one after the other, without a copy if their memory is like that."""
     consecutive = all(is_plain(p) for p in parts) and all(
         a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
         and a.storage_offset() + a.numel() == b.storage_offset()
@@ -302,12 +302,12 @@ _NUMBERS = {
     "MIN": MPI.MIN,
     "MAX": MPI.MAX,
 }
-# By the number of PyTorch's op, as its name takes long to get.
+# The keys are the numbers of PyTorch's ops, because asking an op for its name is slow.
 _NAMES = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
-# Sums, with something to do for every rank before or after.
+# These are sums, but every rank has to scale its elements before or after.
 _SUMS = ("AVG", "PREMUL_SUM")
 _BITS = {"BAND": MPI.BAND, "BOR": MPI.BOR, "BXOR": MPI.BXOR}
-# A sum of truth values is true when one of them is, as NCCL has it.
+# As in NCCL, a sum of truth values is true if one of them is true.
 _TRUTHS = {
     "SUM": MPI.LOR,
     "PRODUCT": MPI.LAND,
@@ -317,16 +317,16 @@ _TRUTHS = {
     "BOR": MPI.LOR,
     "BXOR": MPI.LXOR,
 }
-# Open MPI's vector instructions saturate at the ends of small integers, what is left over after
-# the last whole vector wraps around. PyTorch and gloo wrap, so these get an op of ours as well.
+# Open MPI's vector instructions saturate small integers, but the elements after the last whole
+# vector wrap around. PyTorch and gloo always wrap, so these dtypes get our own op, too.
 _SMALL = {torch.int8, torch.uint8, torch.int16, torch.uint16}
 
 
 _OF_INTEGERS = {name: op for name, op in (_NUMBERS | _BITS).items() if name not in _SUMS}
 _OF_COMPLEX = {name: _NUMBERS[name] for name in ("SUM", "AVG", "PRODUCT")}
-# MPI has no 16-bit floats: they travel as 16-bit integers and are reduced by an op of ours.
+# MPI has no 16-bit floats, so they travel as 16-bit integers, and our own op reduces them.
 _HALVES = (torch.float16, torch.bfloat16)
-# Of each dtype MPI's datatype, and its ops.
+# MPI's datatype and ops for each dtype.
 _REDUCTIONS = {
     torch.bool: (MPI.C_BOOL, _TRUTHS),
     torch.float16: (MPI.UINT16_T, _NUMBERS),
@@ -339,19 +339,19 @@ _REDUCTIONS = {
     getattr(torch, name): (getattr(MPI, f"{name.upper()}_T"), _OF_INTEGERS)
     for name in ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 }
-# Errors inside our own ops: MPI would end the job if the op raised them.
+# Errors inside our own ops are kept here, because MPI would end the job if an op raised them.
 _failures: list[BaseException] = []
 
 
 def premultiplied(memory: torch.Tensor, opts: object, name: str) -> torch.Tensor:
-    """Return the elements times the factor of ``PREMUL_SUM``; for other ops as they are.
+    """Return the elements times the factor of ``PREMUL_SUM``; for other ops, don't change them.
 
-    It is NCCL's op, which FSDP2 reduces with after ``set_gradient_divide_factor``. The factor is a
-    number, or a tensor of one element.
+    ``PREMUL_SUM`` is NCCL's op, which FSDP2 uses after ``set_gradient_divide_factor``. The factor
+    is a number, or a tensor of one element.
     """
     if name != "PREMUL_SUM":
         return memory
-    # PyTorch 2.13 has no other way to read it.
+    # PyTorch 2.13 has no other way to read the factor.
     factor = getattr(opts, "reduceOp", opts).__getstate__()[1]
     if isinstance(factor, torch.Tensor):
         factor = factor.detach().reshape(()).to("cpu", memory.dtype)
@@ -359,7 +359,7 @@ def premultiplied(memory: torch.Tensor, opts: object, name: str) -> torch.Tensor
 
 
 def op_name(opts: object) -> str:
-    """Return ``SUM``, ``AVG``, … of a collective's options or a ``ReduceOp``; SUM for ``None``."""
+    """Return ``SUM``, ``AVG``, … for a collective's options or a ``ReduceOp``; default is SUM."""
     op = getattr(opts, "reduceOp", opts)
     if op is None:
         return "SUM"
@@ -367,12 +367,12 @@ def op_name(opts: object) -> str:
 
 
 def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:
-    """Return what MPI calls for an op of ours. It never raises: see :func:`check_ops`."""
+    """Return the function that MPI calls for our own op; it never raises, see :func:`check_ops`."""
     reduce_into = combine(dtype, name)
 
     def reduce(incoming: MPI.buffer, inout: MPI.buffer, _datatype: MPI.Datatype) -> None:
         try:
-            if len(inout):  # nothing, for an empty part of a reduce_scatter
+            if len(inout):  # a part of a reduce_scatter may be empty
                 mine = torch.frombuffer(inout, dtype=dtype)
                 reduce_into(mine, torch.frombuffer(incoming, dtype=dtype))
         except BaseException as error:
@@ -382,7 +382,7 @@ def user_function(dtype: torch.dtype, name: str) -> Callable[..., None]:
 
 
 def check_ops() -> None:
-    """Raise what went wrong inside of an op of ours since the last call, after the reduction."""
+    """Raise the first error that our own ops had since the last call of this function."""
     if _failures:
         error = _failures[0]
         _failures.clear()
@@ -399,7 +399,7 @@ def reduction(dtype: torch.dtype, name: str) -> tuple[MPI.Datatype, MPI.Op]:
     """Return MPI's datatype and op for the reduction ``name`` over elements of ``dtype``.
 
     Raises:
-        TypeError: no such reduction exists, with what to do instead.
+        TypeError: the reduction doesn't exist; the message says what to do instead.
     """
     datatype, ops = _REDUCTIONS.get(dtype, (None, {}))
     if name not in ops:
@@ -417,28 +417,28 @@ def _refusal(dtype: torch.dtype, name: str) -> str:
     if name == "PREMUL_SUM":
         return text + "the factor needs a floating-point tensor"
     if name == "AVG" and not dtype.is_floating_point:
-        return text + "a mean needs a floating-point tensor; use SUM and divide, or .float()"
+        return text + "a mean needs a floating-point tensor. Use SUM and divide, or .float()."
     if dtype.is_complex:
-        return text + "complex numbers have no order, and complex32 no MPI type; use SUM"
-    return text + "convert it first, to float32 for example"
+        return text + "complex numbers have no order, and complex32 no MPI type. Use SUM."
+    return text + "convert the tensor first, for example to float32"
 
 
-# -- a warning where a gradient would silently be wrong -------------------------------------------
+# -- a warning if a gradient would silently be wrong ----------------------------------------------
 
-# What is received is written into a tensor in place, and autograd does not learn of it: a backward
-# pass through the tensor gives the gradient that there would be without the communication.
-# PyTorch's own backends warn of that in the backward pass, by the autograd fallback of the
-# dispatcher. It does not see a process group in Python, so a hook on the tensor does the same here.
+# A communication writes into a tensor in place, and autograd doesn't notice. A backward pass
+# through the tensor then gives the same gradient as without the communication. PyTorch's own
+# backends warn about this in the backward pass, by the autograd fallback of the dispatcher. The
+# fallback doesn't see a process group in Python, so here a hook on the tensor does the same.
 #
-# As there, nothing is said under ``no_grad``, or when no backward pass comes, as for a loss that is
-# summed up for a log. A leaf is not looked at either, unlike there: its own gradient is the one
-# with the values that it has now, so parameters may be averaged in place.
+# As in PyTorch, there is no warning under ``no_grad``, or without a backward pass, as for a loss
+# that is summed for a log. Unlike in PyTorch, leaves never cause a warning. A leaf's gradient
+# belongs to the values that it has now, so you may average parameters in place.
 
 _warned: set[tuple[str, int, str] | None] = set()
 
 
 def _watch_gradient(tensor: torch.Tensor, op: str) -> None:
-    """Warn, once a line, when a backward pass comes through what ``op`` is about to write."""
+    """Warn, once per line of code, if a backward pass reaches the tensor that ``op`` will write."""
     if tensor.grad_fn is None or not torch.is_grad_enabled():
         return
     place = users_place()
@@ -452,9 +452,9 @@ def _warning(op: str, place: tuple[str, int, str] | None) -> Callable[[torch.Ten
             return
         _warned.add(place)
         text = (
-            f"{op} has written into a tensor that a backward pass goes through. Autograd does "
-            f"not know of that: the gradient is as if nothing had been communicated. Communicate "
-            f"tensor.detach().clone() if no gradient is to pass; else write a "
+            f"{op} has written into a tensor that a backward pass goes through. Autograd did not "
+            f"notice, so the gradient is the same as without the communication. If no gradient "
+            f"should pass, communicate tensor.detach().clone(); otherwise write a "
             f"torch.autograd.Function whose backward communicates, too."
         )
         if place is None:

@@ -1,4 +1,4 @@
-"""A communication under way: what ``isend`` and ``async_op=True`` return."""
+"""The work, a pending communication, which ``isend`` and ``async_op=True`` return."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
 
 
 class WorkState(enum.Enum):
-    """The state of a work; all but the first are final."""
+    """The state of a work; all states except the first are final."""
 
     UNDER_WAY = "under way"
     DONE = "done"  # with or without an error
-    CANCELLED = "cancelled"  # nobody waits, and MPI has forgotten it
-    LEAKED = "leaked"  # nobody waits, and MPI may use its memory until the rank ends
+    CANCELLED = "cancelled"  # no caller waits, and MPI has forgotten it
+    LEAKED = "leaked"  # no caller waits, but MPI may use its memory until the rank ends
 
 
 class MPIWork(Work):
-    """A communication: what is left of its steps, and what has to happen after them.
+    """A communication with its remaining steps, and with the function that completes it.
 
     Args:
         result: the tensors that the future yields.
         finish: called once, after the last step.
         keep: memory that MPI uses until then.
-        inputs: the tensors to show in a profile; without them, ``result``.
+        inputs: the tensors to show in a profile; by default, ``result``.
     """
 
     is_collective = False
     not_before = 0.0
     has_future = False
-    seal = None  #: a :class:`~.messages.Seal` on what is sent, where that was asked for
+    seal = None  #: a :class:`~.messages.Seal` on the tensor of an ``isend``, if all checks are on
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MPIWork(Work):
         self._finish = finish
         self._keep = keep
         self._steps: Steps | None = None
-        # Tensors made in inference mode may be written in it only, also by another thread.
+        # Tensors made in inference mode may be written only in it, even by another thread.
         self._for_inference = any(tensor.is_inference() for tensor in result)
         self._due = 0.0
         self._lock = threading.RLock()
@@ -84,14 +84,14 @@ class MPIWork(Work):
         self._monitor: WaitMonitor | None = None
         self._span = None
         if torch.autograd._profiler_enabled():
-            # An event of torch.profiler, as PyTorch's own backends begin it.
+            # PyTorch's own backends begin an event of torch.profiler in the same way.
             name = "recvAnySource" if call.op == "recv" and call.peer < 0 else call.op
             shown = result if inputs is None else inputs
             self._span = _autograd._record_function_with_args_enter(f"mpi:{name}", *shown)
         progress.begin(self)
 
     def take_over(self, steps: Steps) -> MPIWork:
-        """Take over the steps of the communication, which have begun; return the work."""
+        """Take over steps that have already begun; return the work."""
         self._steps = steps
         if not self.call.blocking:
             self.progress()
@@ -100,12 +100,12 @@ class MPIWork(Work):
     # -- progress -------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Move it on; return whether it is over. Its error is kept for :meth:`wait`."""
+        """Advance the work; return whether it is over. Its error is kept for :meth:`wait`."""
         if self.is_over:
             return True
         # A Ctrl-C in the middle would lose a step, or the lock.
         with guard:
-            # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
+            # Two threads must never test the same request (MPI 4.1, section 11.6.2).
             if not self._lock.acquire(blocking=False):
                 return False
             try:
@@ -117,17 +117,17 @@ class MPIWork(Work):
 
     @property
     def is_over(self) -> bool:
-        """Return whether it has ended, as far as is known without a look."""
+        """Return whether it is known to have ended, without testing it."""
         return self.state is not WorkState.UNDER_WAY
 
     def progress(self) -> None:
-        """Have it move on, and complete, without a ``wait()``."""
+        """Have the progress thread advance the work, so that it completes without a ``wait()``."""
         if not self.is_watched and not self.is_over:
             self.is_watched = True
             progress.watch(self)
 
     def give_up_if_overdue(self) -> bool:
-        """End a future that nobody would end otherwise: after the timeout, or an incident."""
+        """End a future after its timeout or an incident, because no caller waits for it."""
         if self._future is None or self.is_over:
             return False
         self._future_held = True
@@ -147,7 +147,7 @@ class MPIWork(Work):
         return self.is_over
 
     def withdraw_receive(self) -> None:
-        """Cancel it if it is a receive that nobody has sent to: that leaves nothing behind."""
+        """Cancel a receive without a message; nothing of it is left."""
         if self.call.op == "recv" and not self.is_over:
             self._give_up()
 
@@ -161,7 +161,7 @@ class MPIWork(Work):
             return self._steps.poll()
         except MPI.Exception as error:
             self._error = self.group.error_in_words(error, self.call, self)
-        except Exception as error:  # kept: raised where somebody waits
+        except Exception as error:  # kept, because the caller that waits has to get it
             self._error = error
         return True
 
@@ -173,10 +173,10 @@ class MPIWork(Work):
             if self._error is None and self._finish is not None:
                 with torch.inference_mode(self._for_inference):
                     self._finish()
-        except Exception as error:  # kept: raised where somebody waits
+        except Exception as error:  # kept, because the caller that waits has to get it
             self._error = error
         except BaseException:
-            self._error = CommunicationError(f"{self.call.describe()}: interrupted at its end")
+            self._error = CommunicationError(f"{self.call.describe()} was interrupted at its end")
             raise
         finally:
             if isinstance(self._error, CommunicationMismatch) and not self._error.record:
@@ -199,21 +199,21 @@ class MPIWork(Work):
         return self.call.where or users_line()
 
     def _end(self, state: WorkState) -> None:
-        """End it: say so to all who ask, and let go of the memory."""
+        """End the work with its final state, and release its memory."""
         if state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
             # An event that ends on another thread is asynchronous. So the profiler doesn't count
-            # what the rank computes meanwhile as a part of it.
+            # computations at the same time as a part of it.
             _closer.submit(_autograd._record_function_with_args_exit, self._span).result()
             self._span = None
-        self.state = state  # after _error: who sees it over must see how it ended
+        self.state = state  # after _error, so that a thread that sees the end sees the error
         progress.end(self)
         if not self._future_held:
             self._resolve()
 
     def _resolve(self) -> None:
-        """Complete the future, once."""
+        """Complete the future, if it isn't complete yet."""
         with self._lock:
             source = self._source
             self._source = None
@@ -226,7 +226,7 @@ class MPIWork(Work):
         """Wait until it is complete.
 
         Raises:
-            CommunicationTimeout: not within ``timeout``, or the group's; or it never will.
+            CommunicationTimeout: ``timeout``, or the group's, has passed, or the end never comes.
             CommunicationMismatch: the other side made another call.
             CommunicationStopped: another rank failed.
             CommunicationError: MPI reported an error.
@@ -235,9 +235,9 @@ class MPIWork(Work):
         if self.seal is not None:
             self.seal.check(self.call)
         if not self.is_over:
-            # PyTorch says "none given" by zero, or less.
+            # In PyTorch, a timeout of zero or less means that there is none.
             own = max(0.0, timeout.total_seconds()) if timeout else 0.0
-            # A receive that is waited for with a timeout of its own may be tried again.
+            # If a receive gets its own timeout, the caller may try again after the timeout.
             self._block(own or self.group.timeout, not own or self.call.op != "recv")
         if self._error is not None:
             self.group.world.unheard = False
@@ -245,11 +245,11 @@ class MPIWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Wait, as there is no device to synchronize with; a replaced `wait` counts here, too."""
+        """Call ``wait()``, even one that was replaced, because there is no device to wait for."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether it is over, without waiting; who learns that it is has waited for it."""
+        """Return whether it is over; a caller that gets True counts as having waited for it."""
         self.not_before = 0.0
         over = self.poll()
         if over and self._error is None:
@@ -261,7 +261,7 @@ class MPIWork(Work):
         return self.is_completed() and self._error is None
 
     def exception(self) -> Exception | None:
-        """Return the error it ended with."""
+        """Return the error with which it ended; ``None`` without one."""
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -269,13 +269,13 @@ class MPIWork(Work):
         return self._result
 
     def source_rank(self) -> int:
-        """Return the rank in the group that a ``recv`` from any source received from."""
+        """Return the group rank from which a ``recv`` from any source received."""
         return self.call.peer
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
-        """Return a future of the list of tensors. It completes, or fails, without a ``wait()``."""
+        """Return a future of the list of tensors, which completes or fails without a ``wait()``."""
         progress.make_way()
         with self._lock:
             self.call.waited = True
@@ -290,7 +290,7 @@ class MPIWork(Work):
                     self._source = source
                     self.progress()
             future = self._future
-        with contextlib.suppress(RuntimeError):  # outside of a backward pass
+        with contextlib.suppress(RuntimeError):  # outside a backward pass
             torch.autograd.Variable._execution_engine.queue_callback(self._wait_in_backward)
         if not progress.available:
             self._block(self.group.timeout)
@@ -310,47 +310,47 @@ class MPIWork(Work):
     # -- waiting --------------------------------------------------------------------------
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return the global ranks that have to come, if one is enough, and if data are moving."""
+        """Return the global ranks still missing, whether one suffices, and whether data move."""
         moving = self.call.matched > 0 or self.due() is not None
         if self.call.peer is not None and self.call.peer < 0:
             return [r for r in self.call.group if r != self.group.world.rank], True, moving
         return [self.call.partner], False, moving
 
     def due(self) -> float | None:
-        """Return when it will be over, where only time has to pass."""
+        """Return when it will be over if only time has to pass; otherwise ``None``."""
         return self._steps.due() if self._steps is not None else None
 
     def moved(self) -> tuple[float, int]:
-        """Return when its partner came, and how many steps it has taken."""
+        """Return when its partner came, and how many steps have begun."""
         return self.call.matched, self._steps.moved() if self._steps is not None else 0
 
     def _requests(self) -> list[MPI.Request]:
         return self._steps.requests() if self._steps is not None else []
 
     def is_free(self) -> bool:
-        """Return whether MPI has let go of the memory of one that was given up."""
+        """Return whether MPI no longer uses the memory of this abandoned work."""
         with self._lock:
             return all([request.Test() for request in self._requests()])
 
     def expected_until(self) -> float:
-        """Return until when it is worth to move it on without a pause; 0 where it is not."""
+        """Return until when it should be tested without a pause; 0 if pauses are fine."""
         if not self.call.matched or link.network is not None or self.is_over:
             return 0.0
         return self.call.matched + SPIN + 2e-9 * self.call.nbytes
 
     def withdraw(self) -> bool:
-        """Take it back, because nobody waits any more; return False if it is complete."""
+        """Withdraw it, because no caller waits any more; return False if it is complete."""
         self._give_up()
         return self.state in (WorkState.CANCELLED, WorkState.LEAKED)
 
     def withdraw_or_take_part(self) -> None:
-        """Leave; or, where another rank relies on this one, take part: all have come already."""
+        """Leave the call, or take part in it if another rank relies on this one."""
         with guard:
             while not self.withdraw() and not self.is_over:
                 os.sched_yield()
 
     def leave_interrupted(self) -> None:
-        """Begin the incident of a Ctrl-C in this rank's call, and leave; or take part."""
+        """Begin the incident of a Ctrl-C in this rank's call, and leave it or take part in it."""
         self._begin_interrupted(users_line())
         self.withdraw_or_take_part()
 
@@ -377,10 +377,10 @@ class MPIWork(Work):
             wait[1] = time.perf_counter()
 
     def _give_up(self) -> None:
-        """End it, as nobody waits. Leave nothing behind that could swallow a later message."""
+        """End the work without a waiting caller, so that no receive takes a later message."""
         with self._lock:
             if not self.is_over and self._test():
-                self._complete()  # just now
+                self._complete()  # it has just ended
             if self.is_over:
                 return
             state = WorkState.CANCELLED
@@ -393,7 +393,7 @@ class MPIWork(Work):
             self._end(state)
 
     def _cancel(self) -> bool:
-        """Have MPI forget it, which it can do with receives only; return whether it did."""
+        """Have MPI forget it, which is possible only for receives; return whether MPI did."""
         requests = self._requests()
         if self.call.op != "recv" or self.call.matched:
             return not requests
@@ -404,20 +404,20 @@ class MPIWork(Work):
 
 
 class DoneWork(Work):
-    """A communication that was complete when its call returned."""
+    """The work of a communication that was complete when its call returned."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return at once: it is over."""
+        """Return True at once, because the communication is over."""
         return True
 
     synchronize = wait
 
     def is_completed(self) -> bool:
-        """Return that it is over."""
+        """Return True."""
         return True
 
     is_success = is_completed
 
 
-#: The one work of all calls that were over at once.
+#: All calls that were over at once return this work.
 DONE = DoneWork()

@@ -1,1 +1,1 @@
-"""How the ranks of a job keep together: see ``PROTOCOL.md``. Nothing is imported here."""
+"""The protocol between the ranks of a job: see ``PROTOCOL.md``. This module imports nothing."""

@@ -1,6 +1,6 @@
-"""A board: small notes that every rank writes for all others to read at once, see PROTOCOL.md.
+"""The board: small notes of every rank that all ranks can read at once, see PROTOCOL.md.
 
-Each rank writes its own notes only, so no lock is needed.
+Each rank writes only its own notes, so no lock is needed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Callable
 from ..mpi import MPI
 from .progress import guard
 
-# Of the text of each rank, in bytes, with its length and checksum: what a rank waits for, some
-# hundred calls. Memory that nobody writes is none.
+# The room for a rank's text in bytes, with its length and checksum: its wait and some hundred
+# calls. The system provides a page of memory only when a rank first writes to it.
 TEXT = 65_536
 _HEAD = struct.Struct("<II")
 _WORD = struct.Struct("<QQ")
@@ -32,12 +32,12 @@ _END_TAG = 3
 
 
 class Board:
-    """Words (64 bits each, zero at first) and one text per rank.
+    """A table of words (64 bits each, zero at first) and one text per rank.
 
     Attributes:
-        words: all words, to be read only. That of a rank is at ``index * size + rank``, so that
-            the words of all ranks for one index lie side by side.
-        immediate: what a rank writes is there for all others at once.
+        words: all words, only for reading. A rank's word is at ``index * size + rank``, so the
+            words of all ranks for one index are side by side.
+        immediate: whether all ranks see at once what a rank writes.
     """
 
     immediate = True
@@ -55,30 +55,30 @@ class Board:
         return bytearray(self._length)
 
     def place(self, index: int) -> int:
-        """Return where this rank's word is."""
+        """Return the position of this rank's word for an index."""
         return index * self.size + self.rank
 
     def set(self, index: int, value: int) -> None:
-        """Write this rank's word. One aligned store: a reader sees the old or the new value."""
+        """Write this rank's word; the store is aligned, so readers see the old or the new value."""
         self.words[self.place(index)] = value
 
     def of_all(self, index: int) -> list[int]:
-        """Return the words of all ranks."""
+        """Return the words of all ranks for an index."""
         return self.words[index * self.size : (index + 1) * self.size].tolist()
 
     def of(self, index: int, rank: int) -> int:
-        """Return a rank's word."""
+        """Return a rank's word for an index."""
         return self.words[index * self.size + rank]
 
     def refresh(self) -> None:
-        """Take in what the others have written, where it is not there at once."""
+        """Receive what the others have written, unless all ranks see it at once."""
 
     def write(self, text: str) -> None:
-        """Replace this rank's text (the beginning of it, where it is too long)."""
+        """Replace this rank's text; a text that is too long is cut at its end."""
         self._store(self.rank, _packed(text))
 
     def read(self, rank: int) -> str:
-        """Return a rank's text; empty when it has written none, or just now writes."""
+        """Return a rank's text; empty if the rank has written none, or is just writing."""
         start = self._text_offset + rank * TEXT
         length, checksum = _HEAD.unpack_from(self._memory, start)
         start += _HEAD.size
@@ -90,20 +90,20 @@ class Board:
         self._memory[start : start + len(packed)] = packed
 
     def fence(self) -> None:
-        """Have all ranks see what this process has written, and this one what they had written.
+        """Have all ranks see what this process has written, and this process what they wrote.
 
-        PROTOCOL.md says why one side is enough (membarrier(2)).
+        PROTOCOL.md says why a fence on one side is enough (membarrier(2)).
         """
         if not (_fences and _membarrier(_GLOBAL_EXPEDITED)):
             time.sleep(_STORE_PAUSE)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.words.release()
 
 
 class SharedBoard(Board):
-    """A board of ranks on one machine: memory that all of them map."""
+    """A board for ranks on one machine, in memory that all of them map."""
 
     def __init__(self, communicator: MPI.Intracomm, file: int, words: int, text: bool):
         self._file = file
@@ -119,9 +119,9 @@ class SharedBoard(Board):
 
 
 class MessageBoard(Board):
-    """A board of ranks on several machines: who writes, sends it to all others.
+    """A board for ranks on several machines, on which a rank sends what it writes to all others.
 
-    The communicator belongs to the board, and is freed when all ranks have closed it.
+    The communicator belongs to the board, which frees it when all ranks have closed the board.
     """
 
     immediate = False
@@ -153,7 +153,7 @@ class MessageBoard(Board):
     def refresh(self) -> None:  # noqa: D102
         with guard:
             if not self._lock.acquire(blocking=False):
-                return  # another thread does
+                return  # another thread does it
             try:
                 self._take_in()
             finally:
@@ -173,12 +173,12 @@ class MessageBoard(Board):
                 self._store(status.source, data)
 
     def close(self) -> None:
-        """Say that this rank writes no more; see :func:`free_closed`."""
+        """Announce that this rank writes nothing more; see :func:`free_closed`."""
         self._send(b"", _END_TAG)
         _closed.append(self)
 
     def free(self) -> bool:
-        """Give the communicator back, if all ranks have closed the board."""
+        """Free the communicator if all ranks have closed the board; return whether it is free."""
         with self._lock:
             self._take_in()
             self._under_way = [pair for pair in self._under_way if not pair[0].Test()]
@@ -189,12 +189,12 @@ class MessageBoard(Board):
         return True
 
 
-# Boards of messages that this rank has closed, and others may not have.
+# Boards of messages that this rank has closed, but that other ranks may still use.
 _closed: list[MessageBoard] = []
 
 
 def free_closed() -> None:
-    """Give back what belongs to boards that all their ranks have closed."""
+    """Free the communicators of the boards that all their ranks have closed."""
     _closed[:] = [board for board in _closed if not board.free()]
 
 
@@ -205,11 +205,11 @@ def make(
     words: int,
     text: bool = False,
 ) -> Board:
-    """Make the board of a communicator's ranks, all of which call this.
+    """Make a board for the ranks of a communicator, all of which call this.
 
     Args:
-        another: makes a communicator of the same ranks that is the board's own, where it needs one.
-        one_machine: whether all ranks share memory, which ``MPI_BACKEND_BOARD=messages`` denies.
+        another: makes another communicator of the same ranks, if the board needs its own.
+        one_machine: whether all ranks share memory; ``MPI_BACKEND_BOARD=messages`` overrides it.
     """
     free_closed()
     if one_machine and os.environ.get("MPI_BACKEND_BOARD") != "messages":
@@ -220,7 +220,7 @@ def make(
 
 
 def _common_file(communicator: MPI.Intracomm) -> int | None:
-    """Return a file that every rank has open and that has no name, or ``None`` on all."""
+    """Return a file without a name that every rank has open, or ``None`` on all ranks."""
     room = bytearray(os.pathconf("/", "PC_PATH_MAX"))
     file = None
     if communicator.rank == 0:
@@ -228,7 +228,7 @@ def _common_file(communicator: MPI.Intracomm) -> int | None:
         with contextlib.suppress(OSError):
             file, name = tempfile.mkstemp(prefix="mpi-board-", dir=folder)
             room[: len(name)] = os.fsencode(name)
-    # Not mpi4py's `allreduce` of objects: its first call makes a communicator of its own.
+    # mpi4py's `allreduce` of objects would make another communicator in its first call.
     communicator.Bcast([room, MPI.BYTE])
     path = bytes(room).rstrip(b"\0")
     if path and file is None:
@@ -255,7 +255,7 @@ def _packed(text: str) -> bytes:
 _SYSTEM_CALLS = {"x86_64": 324, "aarch64": 283, "riscv64": 283, "ppc64le": 365, "s390x": 356}
 _GLOBAL_EXPEDITED = 2
 _REGISTER_GLOBAL_EXPEDITED = 4
-# Where the system has no such call: a processor keeps a store back for less than a microsecond.
+# Without that system call a pause is enough: a processor delays a store by less than 1 µs.
 _STORE_PAUSE = 1e-3  # seconds
 
 _fences = False
@@ -269,6 +269,6 @@ def _membarrier(command: int) -> bool:
 
 
 def use_fences(base: MPI.Intracomm) -> None:
-    """Use the system's fences if every rank can take part in those of others; all call this."""
+    """Use the system's fences if all ranks can take part in them; all ranks call this."""
     global _fences
     _fences = base.allreduce(_membarrier(_REGISTER_GLOBAL_EXPEDITED), MPI.LAND)

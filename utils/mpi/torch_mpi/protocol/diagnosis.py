@@ -1,4 +1,4 @@
-"""Who waits for whom, from the ranks' statuses (``status.Status``). Needs neither torch nor MPI."""
+"""Explain an incident from the ranks' statuses (``status.Status``); no torch or MPI is needed."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from .. import settings
 if TYPE_CHECKING:
     from .status import Status
 
-# Kinds of errors that have their cause on the rank itself, so that it may be the first cause.
+# Kinds of errors that begin on the rank itself, so that it may be the first cause.
 CAUSES = ("raised", "died", "mismatch", "deadlock", "timeout", "interrupted")
 GONE = ("left", "ended", "dead")
+# Verbs of ranks that another rank's failure stopped: for one rank, and for several in one line.
+_OF_STOPPED = {"was stopped": "were stopped", "waits in": "wait in"}
 
 
 @dataclass
 class Diagnosis:
-    """What happened, for a person.
+    """An explanation of an incident for a person.
 
     Attributes:
         headline: one sentence.
-        lines: one for each rank, in rank order.
-        cycle: ranks that wait for each other, the first one again at the end.
+        lines: one for each rank, in rank order. Ranks that another rank's failure stopped in the
+            same call share a line.
+        cycle: ranks that wait for each other; the first one is repeated at the end.
         advice: what to try; may be empty.
-        edges: ``(rank, rank it waits for)``.
+        edges: pairs ``(rank, the rank it waits for)``.
     """
 
     headline: str
@@ -48,25 +51,25 @@ def diagnose(statuses: Iterable[Status]) -> Diagnosis:
     by_rank = {s["rank"]: s for s in sorted(statuses, key=lambda status: status["rank"])}
     cause = first_cause(by_rank.values())
     stuck = not cause or cause["kind"] in ("deadlock", "timeout")
-    # A rank that waits for itself is a cycle, too, but one word explains it better.
+    # A rank that waits for itself is a cycle, too, but the headline explains it better.
     cycle = find_cycle(by_rank) if stuck and not waits_for_itself(by_rank) else []
     waits = [status for status in by_rank.values() if _is_wait(status)]
     edges = [(s["rank"], other) for s in waits for other in s["for"] if other in by_rank]
-    lines = [line(status) for status in by_rank.values()]
+    lines = [line(s) for s in by_rank.values()] if stuck else _lines_of_stopped(by_rank)
     advice = _advice(by_rank, cycle, cause)
     return Diagnosis(_headline(cause, cycle, by_rank), lines, cycle, advice, edges)
 
 
 def first_cause(statuses: Iterable[Status]) -> Status | None:
-    """Return the status of the rank that failed first, of itself."""
+    """Return the status of the rank that failed first, and not because of another rank."""
     failed = [s for s in statuses if s.get("kind") in CAUSES]
-    # A rank that was told to stop by the user did not fail, if another one did.
+    # If a rank failed, it is the cause, and not a rank that the user interrupted.
     failed = [s for s in failed if s["kind"] != "interrupted"] or failed
     return min(failed, key=lambda s: s["at"], default=None)
 
 
 def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
-    """Return the ranks that can never go on: what they wait for is gone, or is stuck itself.
+    """Return the ranks that can never go on, because they wait for ranks that are gone or stuck.
 
     PROTOCOL.md defines the set. See Knapp, "Deadlock detection in distributed databases" (1987),
     section 2, for the AND and the OR model.
@@ -86,7 +89,7 @@ def stuck_ranks(by_rank: dict[int, Status]) -> set[int]:
 
 
 def find_cycle(by_rank: dict[int, Status]) -> list[int]:
-    """Return a cycle of waits, its first rank again at the end; empty when there is none."""
+    """Return a cycle of waits, with its first rank again at the end; empty if there is none."""
     for start in sorted(by_rank):
         path: list[int] = []
         rank = start
@@ -108,8 +111,27 @@ def waits_for_itself(by_rank: dict[int, Status]) -> list[Status]:
     return [status for status in waits if status["rank"] in status["for"]]
 
 
+def _lines_of_stopped(by_rank: dict[int, Status]) -> list[str]:
+    """Return a line for each rank; ranks that were stopped in the same call share one."""
+    lines: dict[str, list[int]] = {}
+    for rank, status in by_rank.items():
+        text = line(status)
+        what = text.removeprefix(f"rank {rank} ")
+        lines.setdefault(what if what.startswith(tuple(_OF_STOPPED)) else text, []).append(rank)
+    return [_said_of(ranks, text) for text, ranks in lines.items()]
+
+
+def _said_of(ranks: list[int], text: str) -> str:
+    """Return a line about these ranks; ``text`` is the line, or its part after the rank."""
+    for one, several in _OF_STOPPED.items():
+        if text.startswith(one):
+            verb = one if len(ranks) == 1 else several
+            return f"{names(ranks)} {verb}{text.removeprefix(one)}"
+    return text
+
+
 def line(status: Status) -> str:
-    """Return one rank in words."""
+    """Return a sentence about one rank."""
     rank = f"rank {status['rank']}"
     where = _at(status)
     if status.get("kind") == "raised":
@@ -124,7 +146,7 @@ def line(status: Status) -> str:
         return f"{rank} has left the {settings.section}"
     if status["state"] == "dead":
         return f"{rank} is dead"
-    # After an error the program ends as well: what stopped it says more.
+    # After an error the program ends, too, but the call that was stopped says more.
     if status["state"] == "stopped" or status.get("kind"):
         return f"{rank} was stopped{_in_call(status)}{where}"
     if status["state"] == "ended":
@@ -137,12 +159,12 @@ def _in_call(status: Status) -> str:
 
 
 def arrows(ranks: Iterable[int]) -> str:
-    """Return ``0 → 1 → 0``."""
+    """Return a chain of ranks such as ``0 → 1 → 0``."""
     return " → ".join(map(str, ranks))
 
 
 def names(ranks: Iterable[int]) -> str:
-    """Return ``rank 1``; ``ranks 1, 2``."""
+    """Return ``rank 1`` for one rank, and ``ranks 1, 2`` for several."""
     ranks = sorted(ranks)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
@@ -150,12 +172,12 @@ def names(ranks: Iterable[int]) -> str:
 
 
 def _is_wait(status: Status) -> bool:
-    """Return whether it waits, or waited for ranks when it was stopped."""
+    """Return whether the rank waits for ranks, or waited for ranks when it was stopped."""
     return bool(status.get("for")) and status.get("kind") not in ("raised", "mismatch", "died")
 
 
 def _needs_all(status: Status) -> bool:
-    """Return whether it waits for certain ranks; who takes any rank's message is in no cycle."""
+    """Return whether the rank needs certain ranks; one that takes any message is in no cycle."""
     return _is_wait(status) and not _takes_any(status)
 
 
@@ -186,7 +208,7 @@ def _headline(cause: Status | None, cycle: list[int], by_rank: dict[int, Status]
 
 
 def _headline_of_waits(cycle: list[int], by_rank: dict[int, Status]) -> str:
-    """Say who waits for whom; nothing where nobody is missing."""
+    """Say which ranks wait for which; return an empty text if no rank is missing."""
     if themselves := waits_for_itself(by_rank):
         return f"Deadlock: {', and '.join(map(_of_itself, themselves))}."
     if cycle:
@@ -209,13 +231,13 @@ def _verb(ranks: Sized, singular: str = "waits", plural: str = "wait") -> str:
 
 
 def _of_itself(status: Status) -> str:
-    """Return ``rank 2 sends to itself``."""
+    """Return a text such as ``rank 2 sends to itself``."""
     sends = status["call"].startswith("send(")
     return f"rank {status['rank']} {'sends to' if sends else 'receives from'} itself"
 
 
 def _headline_of_any(servers: list[int], by_rank: dict[int, Status]) -> str:
-    """Say that some ranks take a message of any rank, and nobody sends one."""
+    """Say that some ranks wait for a message from any rank, and no rank sends one."""
     clients = [
         rank
         for rank, status in by_rank.items()
@@ -225,11 +247,11 @@ def _headline_of_any(servers: list[int], by_rank: dict[int, Status]) -> str:
     if not clients:
         return f"{names(servers)} {_verb(servers)} for {any_rank}"
     wait = f"{names(clients)} {_verb(clients)} for {names(servers)}"
-    return f"{wait}, and {names(servers)} for {any_rank}"
+    return f"{wait}, and {names(servers)} {_verb(servers)} for {any_rank}"
 
 
 def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
-    """Return ``; rank 3 has ended``."""
+    """Return a clause about the ranks that are gone, such as ``; rank 3 has ended``."""
     places = {"left": f"left the {settings.section}", "ended": "ended", "dead": "died"}
     parts = []
     for state, end in places.items():
@@ -239,7 +261,7 @@ def _where_the_rest_is(by_rank: dict[int, Status]) -> str:
 
 
 def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
-    """Return who waits, and for whom among those that do not."""
+    """Return the ranks that wait, and the ranks they wait for that don't wait themselves."""
     waiting = [rank for rank, status in by_rank.items() if _is_wait(status)]
     wanted = sorted({other for rank in waiting for other in by_rank[rank]["for"]})
     return waiting, [rank for rank in wanted if rank not in waiting] or wanted
@@ -247,7 +269,7 @@ def _groups(by_rank: dict[int, Status]) -> tuple[list[int], list[int]]:
 
 def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) -> str:
     if cause and cause["kind"] in ("raised", "died", "mismatch"):
-        # Who follows waits for the one that failed, or for one who waits: nothing to explain.
+        # The other ranks wait for the rank that failed, or for each other: nothing to explain.
         return ""
     if themselves := waits_for_itself(by_rank):
         argument = "dst" if themselves[0]["call"].startswith("send(") else "src"
@@ -261,8 +283,8 @@ def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) 
         return _advice_for_cycle([by_rank[rank] for rank in cycle[:-1]])
     if any(_takes_any(status) for status in by_rank.values()):
         return (
-            "a rank that serves others has to know who still sends: let each of them say when it "
-            "is done, and let the server answer those that wait before it receives again."
+            "a server has to know who still sends. Let each worker announce that it is done, and "
+            "let the server answer the waiting workers before it receives again."
         )
     return _advice_for_waits(by_rank)
 
@@ -277,7 +299,7 @@ def _advice_for_waits(by_rank: dict[int, Status]) -> str:
 
 
 def _astray(by_rank: dict[int, Status]) -> str:
-    """Name a message that a rank waits for, and that its sender has sent elsewhere; or none."""
+    """Return advice about a message that its sender sent elsewhere; empty if there is none."""
     for status in filter(_needs_all, by_rank.values()):
         if status["call"].startswith("recv("):
             for sender in status["for"]:
@@ -323,10 +345,10 @@ def _advice_for_cycle(members: list[Status]) -> str:
         )
     if calls <= {"send", "recv"} and len(members) == 2 and _tags(members[0]) != _tags(members[1]):
         tags = f"{_tags(members[0])} and {_tags(members[1])}"
-        return f"the tags differ ({tags}), so the message does not meet its receive."
+        return f"the tags differ ({tags}), so the receive does not take the message."
     return (
-        "the ranks wait in different calls. Check with which ranks each call is, then give every "
-        "rank the same order."
+        "the ranks wait in different calls. Check which ranks take part in each call, then give "
+        "every rank the same order."
     )
 
 
@@ -337,18 +359,18 @@ def _advice_for_pair(status: Status, other: Status, rank: int) -> str:
             misses = "sends" if call == "recv" else "receives"
             return (
                 f"rank {rank} never {misses} this message: check the rank, the tag, and on which "
-                f"side of an `if rank == …` the {'send' if call == 'recv' else 'recv'} stands."
+                f"side of an `if rank == …` the {'send' if call == 'recv' else 'recv'} is."
             )
         if status.get("times", 1) > 1:
             return (
                 f"every rank of the group has to make the same collective calls; rank "
                 f"{status['rank']} makes this one for the {_ordinal(status['times'])} time, and "
-                f"rank {rank} less often. Does a rank take a step more than the others, or does "
-                f"the call stand inside an `if rank == …`?"
+                f"rank {rank} less often. Does one rank take an extra step, or is the call inside "
+                f"an `if rank == …`?"
             )
         return (
             f"every rank of the group has to make the same collective calls in the same order; "
-            f"rank {rank} did not make this one. Does it stand inside an `if rank == …`?"
+            f"rank {rank} did not make this one. Is the call inside an `if rank == …`?"
         )
     if other["state"] == "running" or other.get("kind") == "interrupted":
         return (
@@ -359,7 +381,7 @@ def _advice_for_pair(status: Status, other: Status, rank: int) -> str:
 
 
 def _ordinal(number: int) -> str:
-    """Return ``11th``."""
+    """Return a number as ``1st``, ``2nd`` or ``11th``."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 

@@ -1,8 +1,8 @@
-"""The handshake before each collective: is every rank here, and does it mean the same?
+"""The handshake before each collective: is every rank here, and with the same call?
 
-``PROTOCOL.md`` says how, and why: what a rank *announces*, *acknowledges* and *withdraws*, the
+``PROTOCOL.md`` explains how and why a rank *announces*, *acknowledges* and *withdraws* a call, the
 layout of a *fingerprint*, which no other module knows, and how to announce one more bit.
-``tests/protocol_model.py`` goes through all orders of the steps of this module.
+``tests/protocol_model.py`` tries all orders of the steps of this module.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from ..record import Call
     from .board import Board
 
-# Places for fingerprints. A rank that has acknowledged a collective looks at it once more, so that
-# one place stays free: a rank announces at most DEPTH − 1 beyond the slowest acknowledgement.
+# The number of places for fingerprints. A rank looks once more after it has acknowledged, so one
+# place stays free: a rank announces at most DEPTH − 1 beyond the slowest acknowledgement.
 DEPTH = 64
 WORDS = DEPTH + 1
 ACKNOWLEDGED = DEPTH
 _AHEAD = DEPTH - 1
-# How often a rank acknowledges by message how far it is; a part of DEPTH.
+# On a board of messages, a rank acknowledges every so many collectives; DEPTH is a multiple of it.
 ACKNOWLEDGE_EVERY = 16
 
-# How often the fast path looks for the other ranks before it hands over to a patient wait; how
-# often it does so without giving up its core.
+# The fast path looks so often for the other ranks before a patient wait takes over, and so often
+# before it starts to yield its core.
 _LOOKS = 1000
 _BUSY_LOOKS = 30
 
@@ -49,7 +49,7 @@ _SIGNATURE = (1 << _NUMBER_AT) - 1
 
 @functools.lru_cache(maxsize=65_536)
 def signature(key: tuple[object, ...]) -> int:
-    """Return the bits that stand for what has to be equal; the same in every process."""
+    """Return a hash of everything that has to be equal; it is the same in every process."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") & _SIGNATURE
 
@@ -65,7 +65,7 @@ def numbered(unnumbered: int, number: int) -> int:
 
 
 def alike(word: int, ranks: int) -> list[int]:
-    """Return the words of all ranks if they make the same call in the same way."""
+    """Return the words that all ranks have if they make the same call in the same way."""
     return [word] * ranks
 
 
@@ -80,12 +80,12 @@ def _is_there(word: int, number: int, mine: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a rank sees of the others' fingerprints.
+    """The result of comparing the fingerprints of all ranks with this rank's.
 
     Attributes:
         missing: ranks (of the group) that have not announced the collective.
         mismatched: ranks that announced another call.
-        blocking: all are there, in blocking calls.
+        blocking: whether all ranks are there in blocking calls.
     """
 
     missing: list[int]
@@ -94,7 +94,7 @@ class Seen:
 
     @property
     def complete(self) -> bool:
-        """Return whether all have announced the same call."""
+        """Return whether all ranks have announced the same call."""
         return not (self.missing or self.mismatched)
 
 
@@ -102,8 +102,8 @@ class Announcements:
     """The fingerprints of a group's ranks on its board.
 
     Attributes:
-        number: of the last collective that this rank has called; the first one has 1.
-        limit: the last one whose place is known to be free.
+        number: the number of the last collective that this rank has called, from 1.
+        limit: the last number whose place is certainly free.
     """
 
     def __init__(self, board: Board):
@@ -112,20 +112,20 @@ class Announcements:
         self.limit = _AHEAD
 
     def may_announce(self, number: int) -> bool:
-        """Return whether the word's place is free: every rank has read what stands there."""
+        """Return whether the place for a word is free, because every rank has read its content."""
         if number > self.limit:
             self.board.refresh()
             self.limit = min(self.board.of_all(ACKNOWLEDGED)) + _AHEAD
         return number <= self.limit
 
     def announce(self, number: int, mine: int) -> None:
-        """Tell all ranks that this one is there."""
+        """Write the fingerprint, from which all ranks see that this one is there."""
         self.board.set(number % DEPTH, mine)
 
     def acknowledge(self, number: int, mine: int) -> Seen:
-        """Say that all are there. Begin if what is returned is complete, else one has withdrawn."""
+        """Acknowledge a collective and look again; the caller begins it only if all still agree."""
         if not self.board.immediate:
-            # Messages are late: a rank may have withdrawn unseen. Nobody blocks, so none is stuck.
+            # Messages are late, so a rank may have withdrawn unseen. But no rank blocks in MPI.
             if number % ACKNOWLEDGE_EVERY == 0:
                 self.board.set(ACKNOWLEDGED, number)
             return self.look(number, mine)
@@ -136,16 +136,16 @@ class Announcements:
         return seen
 
     def withdraw(self, number: int, mine: int) -> bool:
-        """Take the word back; return False if another rank relies on it: this one takes part."""
+        """Remove the word; return False if another rank relies on it, so this one takes part."""
         return self._replace(number, mine, 0)
 
     def refuse(self, number: int, mine: int) -> bool:
-        """Never begin it: put a word there that no call has; return False if it may fit after all.
+        """Refuse a call by a word that no call has; return False if the call may match after all.
 
-        Another rank has acknowledged it then: one thread of a rank has left, another one has come.
+        Then another rank has acknowledged it: a thread of a rank has left and another one has come.
         """
         if not self.board.immediate:
-            return True  # nobody blocks there, and what is begun in vain is found afterwards
+            return True  # no rank blocks there, and recovery finds a call that began in vain
         return self._replace(number, mine, mine ^ _SIGNATURE)
 
     def _replace(self, number: int, mine: int, instead: int) -> bool:
@@ -161,13 +161,13 @@ class Announcements:
         return not relied_on
 
     def go_on_after(self, number: int) -> None:
-        """Count on from here, as all ranks have agreed."""
+        """Continue to count from the number on which all ranks have agreed."""
         self.number = number
         self.limit = number + _AHEAD
         self.board.set(ACKNOWLEDGED, number)
 
     def look(self, number: int, mine: int) -> Seen:
-        """Compare the fingerprints that are there with this rank's."""
+        """Compare the fingerprints of all ranks with this rank's."""
         self.board.refresh()
         words = self.board.of_all(number % DEPTH)
         if words == alike(mine, len(words)):
@@ -186,11 +186,11 @@ class Announcements:
 class State(enum.Enum):
     """The state of a collective on this rank; the last three are final."""
 
-    CALLED = "called"  # in the queue; no other rank knows
+    CALLED = "called"  # it is in the queue, and no other rank knows
     ANNOUNCED = "announced"  # its fingerprint is on the board
-    BEGUN = "begun"  # all ranks are there: its MPI calls are made
+    BEGUN = "begun"  # all ranks are there, and its MPI calls are made
     REFUSED = "refused"  # another rank made another call
-    WITHDRAWN = "withdrawn"  # taken back: this rank had an error, a deadline, Ctrl-C
+    WITHDRAWN = "withdrawn"  # this rank removed it after an error, a deadline or Ctrl-C
 
 
 @dataclass(slots=True, eq=False)
@@ -199,12 +199,12 @@ class Entry:
 
     Attributes:
         code: its :func:`signature`.
-        call: its record, for the other side of a mismatch.
-        owner: begins or refuses it; ``None`` after either.
-        may_block: whether there is a blocking call to begin it by.
-        not_before: when it is announced at the earliest (``time.perf_counter``), if nobody waits.
+        call: its record, which describes it to the other side of a mismatch.
+        owner: the object that begins or refuses it; ``None`` after either.
+        may_block: whether MPI has a blocking call for it.
+        not_before: the earliest time to announce it (``time.perf_counter``), unless a caller waits.
         mine: this rank's fingerprint.
-        missing: ranks of the group that the last look did not find: here, or at an older one.
+        missing: ranks of the group that the last look missed, in this call or in an older one.
     """
 
     code: int
@@ -219,11 +219,11 @@ class Entry:
 
     @property
     def begun(self) -> bool:
-        """Return whether its MPI calls are made."""
+        """Return whether its MPI calls have been made."""
         return self.state is State.BEGUN
 
     def end(self, state: State) -> Owner:
-        """End it for the handshake; return the owner, which knows this entry, too."""
+        """End the handshake of this collective; return its owner, and forget the reference."""
         self.state = state
         owner = self.owner
         assert owner is not None, "a collective ends once"
@@ -232,27 +232,27 @@ class Entry:
 
 
 class Handshake:
-    """The collectives of one group on this rank: in which order they begin, and whether they may.
+    """The queue of one group's collectives on this rank, which decides what may begin and when.
 
     Attributes:
         lock: held while a collective is called, begins, or is withdrawn.
-        fast_call: what the fast path has called and not begun: a mismatch may have to name it.
+        fast_call: a call that the fast path made but didn't begin; a mismatch may have to name it.
     """
 
     def __init__(self, board: Board):
         self.announcements = Announcements(board)
         self.lock = threading.RLock()
-        # Called and not begun, oldest first.
+        # The calls that have not begun, oldest first.
         self._queue: deque[Entry] = deque()
-        # The first one that was withdrawn or refused; nothing after it may begin (P11).
+        # The number of the first call that was withdrawn or refused. No later call may begin (P11).
         self._gap = math.inf
         self.fast_call: Call | None = None
-        # The fingerprint that the fast path could not take back, for the next call; or 0.
+        # A fingerprint that the fast path could not remove. The next call takes it over; 0 if none.
         self._promised = 0
 
     @property
     def idle(self) -> bool:
-        """Return whether everything that was called has begun."""
+        """Return whether all calls have begun."""
         return not self._queue
 
     def call(self, entry: Entry) -> None:
@@ -273,15 +273,15 @@ class Handshake:
         self.fast_call = None
 
     def pump(self) -> None:
-        """Begin the collectives which all ranks have announced, in the order of their calls."""
+        """Begin the collectives that all ranks have announced, in the order of their calls."""
         with guard:
             if not self.lock.acquire(blocking=False):
-                return  # another thread does
+                return  # another thread does it
             try:
                 self._announce_due()
                 while self._queue and self._advance(self._queue[0]):
                     pass
-                for entry in self._queue:  # none begins before the oldest one
+                for entry in self._queue:  # no call begins before the oldest one
                     entry.missing = self._queue[0].missing
             finally:
                 self.lock.release()
@@ -297,7 +297,7 @@ class Handshake:
                 entry.state = State.ANNOUNCED
 
     def _advance(self, entry: Entry) -> bool:
-        """Move the oldest one on; return whether the next one may be tried."""
+        """Try to begin the oldest call; return whether the next one may be tried."""
         if entry.state is not State.ANNOUNCED or entry.number > self._gap:
             return False
         seen = self.announcements.look(entry.number, entry.mine)
@@ -314,7 +314,7 @@ class Handshake:
             return False
         if entry.owner is not None:
             entry.owner.begin(seen.blocking)
-        entry.end(State.BEGUN)  # last: another thread may poll
+        entry.end(State.BEGUN)  # last, because another thread may poll
         self._queue.popleft()  # the fast path must not overtake it
         return True
 
@@ -322,7 +322,7 @@ class Handshake:
         self._gap = min(self._gap, number)
 
     def hasten(self) -> None:
-        """Announce what is queued, for blocking calls: this rank waits now."""
+        """Have the queue announced at once, and as blocking calls, because this rank waits now."""
         with self.lock:
             for entry in self._queue:
                 if entry.state is State.CALLED:
@@ -331,7 +331,7 @@ class Handshake:
                         entry.mine |= _BLOCKING
 
     def withdraw(self, entry: Entry) -> bool:
-        """Take a collective back; return False if all the others have announced it, too."""
+        """Withdraw a collective; return False if all other ranks have announced it, too."""
         with self.lock:
             self.pump()
             if entry.begun or entry not in self._queue:
@@ -346,25 +346,28 @@ class Handshake:
             return True
 
     def called(self) -> dict[int, Call]:
-        """Return the records of what has not begun, by number: another rank may have to be told."""
-        # Without the lock, which another thread may hold that wants to tell, too.
+        """Return the records of calls that have not begun, by number; a mismatch may name them.
+
+        The function takes no lock: a thread that holds it may need these records, too.
+        """
         calls = {entry.number: entry.call for entry in list(self._queue)}
         if (fast := self.fast_call) is not None and fast.sequence is not None:
             calls[fast.sequence] = fast
         return calls
 
     def start_anew(self) -> None:
-        """Forget what was called; all ranks of the group do so, after an incident."""
+        """Forget all calls, as all ranks of the group do after an incident."""
         self._queue.clear()
         self._gap = math.inf
         self._forget_fast_call()
 
-    # -- the fast path: a blocking call of which everything is known beforehand ----------------
+    # -- the fast path: a blocking call that is like an earlier one -----------------------------
 
     def find_all(self, number: int, mine: int) -> bool:
-        """Look for the other ranks for a moment; without success, take the announcement back.
+        """Look for the other ranks for a moment; if some are missing, withdraw the announcement.
 
-        Return False if it has not begun. What the other ranks rely on stays for the next call.
+        Return False if the call has not begun. If other ranks rely on the announcement, it stays,
+        and the next call takes it over.
         """
         announcements = self.announcements
         board = announcements.board
@@ -381,14 +384,14 @@ class Handshake:
             if seen.blocking and seen.complete:
                 return True
             if not seen.missing:
-                # Some are in calls that do not block: this one has to be made like theirs.
+                # Some ranks made calls that don't block, so this rank has to make the same.
                 announcements.number = number
                 self._promised = mine
                 return False
         return False
 
     def find_all_again(self, number: int, mine: int) -> bool:
-        """Look until all are there, or this rank has left, too: one has withdrawn after all."""
+        """Look again after a rank has withdrawn, until all are there or this rank leaves, too."""
         while True:
             self.announcements.board.set(ACKNOWLEDGED, number - 1)
             if not self.find_all(number, mine):
@@ -397,9 +400,10 @@ class Handshake:
                 return True
 
     def end_fast_path(self) -> None:
-        """End the fast path, and the :meth:`call` that it may have led to.
+        """End the fast path, and the :meth:`call` that may have followed it.
 
-        What is promised still, after an error, is withdrawn once: PROTOCOL.md says what that means.
+        If an error came first, a fingerprint may still be promised. The method tries once to
+        withdraw it, see PROTOCOL.md.
         """
         if self._promised:
             number = self.announcements.number

@@ -1,6 +1,6 @@
-"""What ``torch_mpi.protocol`` asks of those who use it: a group, its works, and what it waits for.
+"""The interfaces that ``torch_mpi.protocol`` needs: a group, its works, and anything awaited.
 
-Nothing here needs torch.
+This module doesn't need torch.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 
 class Waitable(Protocol):
-    """What can be waited for."""
+    """An operation that a rank can wait for."""
 
     call: Call
 
     def poll(self) -> bool:
-        """Move it on; return whether it is over."""
+        """Advance the operation; return whether it is over."""
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return the global ranks that have to come, if one is enough, and if data are moving."""
+        """Return the global ranks still missing, whether one suffices, and whether data move."""
 
     def due(self) -> float | None:
-        """Return when it will be over (``time.perf_counter``), where that is known."""
+        """Return when it will be over (``time.perf_counter``); ``None`` if this is unknown."""
         return None
 
     def moved(self) -> object:
-        """Return something that is another one whenever data have moved."""
+        """Return a value that changes whenever data have moved."""
         return None
 
     def withdraw(self) -> bool:
-        """Take it back; return False if it is too late: it is about to complete."""
+        """Withdraw the operation; return False if it is about to complete, so it is too late."""
         return True
 
 
 class Work(Waitable, Protocol):
-    """A communication of a group, which the progress thread moves on: see ``MPIWork``.
+    """A communication of a group, which the progress thread advances: see ``MPIWork``.
 
     Attributes:
         is_collective: whether all ranks of the group have to call it.
         is_watched: whether the progress thread tests it.
-        has_future: whether somebody has asked for its future, which may call back.
-        not_before: when the progress thread tests it at the earliest (``time.perf_counter``).
+        has_future: whether the program has asked for its future, which may run callbacks.
+        not_before: the earliest time (``time.perf_counter``) for the progress thread to test it.
     """
 
     group: Group
@@ -67,17 +67,17 @@ class Owner(Protocol):
     """The owner of an entry in the handshake's queue, see :class:`~.handshake.Entry`."""
 
     def begin(self, blocking: bool) -> None:
-        """Make the MPI calls: all ranks are there."""
+        """Make the MPI calls, because all ranks are there."""
 
     def refuse(self, mismatched: list[int]) -> None:
-        """Note that it will never begin, as these ranks made another call."""
+        """Note that the call will never begin, because these ranks made another call."""
 
 
 class Group(Protocol):
     """A process group on this rank: see ``ProcessGroupMPI``.
 
     Attributes:
-        key: its members, and how many groups of theirs there were with it: equal on all members.
+        key: its members, and its number among the groups of these members; equal on all members.
         members: global ranks, in the order of the group.
         closed: whether this rank has destroyed it.
     """
@@ -90,7 +90,7 @@ class Group(Protocol):
     called: Callable[[], dict[str, Side]]
     forget_fast_path: Callable[[], None]
     free_if_flushed: Callable[[], None]
-    # After an incident.
+    # These are called after an incident.
     standing: Callable[[bool], Standing]
     renew: Callable[[Sequence[Standing]], None]
     sweep: Callable[[], list[Unreceived]]

@@ -1,10 +1,10 @@
-"""The end of a program on many ranks: one explanation of an error, and what was left behind.
+"""End a program on many ranks: explain an error once, and report what the ranks left behind.
 
-After an error the rank that failed first explains it on stderr for all, and no rank goes on alone.
+After an error, the rank that failed first explains it on stderr for all, and no rank goes on alone.
 
-Messages that nobody received, and calls that nobody waited for, are errors that run through by luck
-(MPI 4.1, sections 3.7.3 and 11.2.2). The lowest rank that has seen something tells of all ranks, on
-stderr; the exit status stays. A rank that has nothing to tell waits for nobody.
+Messages that no rank received, and calls that no rank waited for, are errors that go unnoticed by
+luck (MPI 4.1, sections 3.7.3 and 11.2.2). The lowest rank that has seen one reports for all ranks
+on stderr, and the exit status doesn't change. A rank with nothing to report waits for no other.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .wait_monitor import is_true_within
 if TYPE_CHECKING:
     from .world import World
 
-# How long the first rank to fail waits for what the others have to say.
+# The first rank to fail waits this long for the statuses of the others.
 GATHER = 0.3  # seconds
-# How long MPI gets to end after errors.
+# MPI gets this long to end after errors.
 FINALIZE_DEADLINE = 20  # seconds
-# How long a failed rank waits for the others to end by themselves, and how long the rank that tells
-# of leftovers does: as long as they may be late without a failure.
+# A failed rank, or a rank that reports leftovers, waits this long for the others to end, because
+# they may be late without a failure.
 GRACE = 3.0  # seconds
-# Kinds of leftovers that are told; of how many messages a rank says where they went.
+# A report has at most so many lines, and a rank lists at most so many messages.
 _MOST_LINES = 6
 _MOST_MESSAGES = 300
 
@@ -49,12 +49,12 @@ _Error = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 def watch_over(current: Callable[[], World | None]) -> None:
-    """Tell the others when this rank's program fails or ends; ``current``: the world then."""
+    """Have the others learn when this rank's program fails or ends; ``current`` gives the world."""
     show = sys.excepthook
     process = os.getpid()
 
     def world() -> World | None:
-        # A child that the program has forked is no rank.
+        # A child that the program has forked doesn't count as a rank.
         return current() if os.getpid() == process else None
 
     def explain(*error: object) -> None:
@@ -62,7 +62,7 @@ def watch_over(current: Callable[[], World | None]) -> None:
         if here is None or here.size == 1 or MPI.Is_finalized():
             show(*error)  # type: ignore[arg-type]
             return
-        # PyTorch's own hook calls this one with a buffer, which would be lost with the process.
+        # PyTorch's hook calls this function with a buffer, which would be lost with the process.
         real = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) else sys.stderr
         with contextlib.redirect_stderr(real):
             _explain(here, show, error)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def watch_over(current: Callable[[], World | None]) -> None:
 
 
 def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
-    """Print what a person needs, once for all ranks, and end the job."""
+    """Print one explanation for all ranks, and end the job."""
     _, value, trace = error
     world.raised(value, errors_line(value))
     followed = isinstance(value, CommunicationError)
@@ -96,7 +96,7 @@ def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
         return
     sys.stderr.flush()
     if mpi.deaths_are_survived():
-        # Open MPI takes no notice of a rank that ends by itself with a status.
+        # Open MPI doesn't notice a rank that ends itself with a status, but it notices a signal.
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
     # The rank that failed first may have caught its error, and be waiting for the others.
@@ -106,7 +106,7 @@ def _explain(world: World, show: Callable[..., object], error: _Error) -> None:
 
 
 def _teller(world: World, statuses: list[Status], failed: list[int]) -> int:
-    """Return the rank that tells for all: that failed first; if that is dead, one that lives."""
+    """Return the rank that reports for all: the first to fail, or a survivor if that one died."""
     cause = diagnosis.first_cause(statuses)
     if cause is None:
         return world.rank
@@ -120,7 +120,10 @@ def _tell(statuses: list[Status], trace: TracebackType | None) -> None:
 
 
 def _gathered(world: World) -> list[Status]:
-    """Return what the others say, who stop meanwhile; messages move only while somebody asks."""
+    """Return all statuses after a moment, in which the others stop.
+
+    The loop asks again and again, because messages of the board move only while a rank asks.
+    """
     deadline = time.monotonic() + GATHER
     while time.monotonic() < deadline:
         world.statuses()
@@ -133,12 +136,12 @@ def _gone(world: World) -> set[int]:
 
 
 def _end_with_all(world: World) -> bool:
-    """Wait for the other ranks to end, but not for ever: a failed job must not go on."""
+    """Wait for the other ranks to end, but not forever: a failed job must not go on."""
 
     def all_are_gone() -> bool:
         return len(_gone(world)) == world.size
 
-    # Others may go on with fewer ranks, and wait for this one's end.
+    # Other ranks may want to shrink, and they wait for this rank's end.
     is_true_within(GRACE, lambda: all_are_gone() or any(world.board.of_all(SHRINK_HERE)), 0.01)
     return all_are_gone()
 
@@ -154,14 +157,14 @@ def _ended(world: World) -> None:
         else:
             _tell_leftovers(world)
     if world.epoch or world.stopped or mpi.deaths_are_survived():
-        # What was given up may keep MPI_Finalize from ending.
+        # A communication that was given up may keep MPI_Finalize from ending.
         faulthandler.dump_traceback_later(
             FINALIZE_DEADLINE, exit=True, file=sys.__stderr__ or sys.stderr
         )
 
 
 def _tell_leftovers(world: World) -> None:
-    """Note what this rank leaves behind, and tell of all ranks if it is the one to do so."""
+    """Write down what this rank leaves behind; the lowest rank with leftovers reports for all."""
     mine = leftovers(recorder.since(0), world.balance() + world.groups.balance_of_closed)
     world.ended(leaves=mine)
     if not mine["teller"]:
@@ -170,7 +173,7 @@ def _tell_leftovers(world: World) -> None:
     statuses = world.statuses()
     while any(status["state"] != "ended" for status in statuses):
         if time.monotonic() > deadline or world.incident():
-            return  # not a program that ends well: what went wrong is told elsewhere
+            return  # the program doesn't end well, and another report explains why
         time.sleep(2e-3)
         statuses = world.statuses()
     by_rank = {status["rank"]: status.get("leaves", {}) for status in statuses}
@@ -180,9 +183,9 @@ def _tell_leftovers(world: World) -> None:
 
 
 def leftovers(calls: Sequence[Call], balance: int) -> Leftovers:
-    """Return what this rank has to tell at its end; ``balance``: messages sent minus received."""
+    """Return what this rank has to report; ``balance`` is messages sent minus received."""
     unwaited = Counter(_never_waited(call) for call in calls if _is_never_waited(call))
-    # Messages alone are nothing: somebody else's balance tells whether one is left.
+    # Only the balances of all ranks together say whether a message is left.
     left: Leftovers = {"teller": bool(unwaited) or balance > 0, "balance": balance}
     if unwaited:
         left["unwaited"] = unwaited.most_common(_MOST_LINES)
@@ -228,12 +231,15 @@ def leftovers_in_words(by_rank: Mapping[int, Leftovers]) -> list[str]:
     for (text, times), ranks in unwaited.items():
         often = f", {times} times" if times > 1 else ""
         lines.append(
-            f"{diagnosis.names(ranks)}: nobody waited for {text}{often}. Keep what it returns, and "
-            "call wait() on it before its tensor is used again."
+            f"{diagnosis.names(ranks)} never waited for {text}{often}. Keep the work that the call "
+            "returns, and call its wait() before you use the tensor again."
         )
     balance = sum(left.get("balance", 0) for left in by_rank.values())
     if balance > 0 and any(left.get("many") for left in by_rank.values()):
-        lines.append(f"{balance} of very many messages: nobody received them.")
+        lines.append(
+            f"no rank received {balance} of the messages, and there were too many to list them. "
+            "Count the sends and the receives of each rank."
+        )
     elif balance > 0:
         lines += _unreceived(by_rank)
     return lines[:_MOST_LINES]
@@ -249,7 +255,7 @@ def _unreceived(by_rank: Mapping[int, Leftovers]) -> list[str]:
             else:
                 unreceived[rank, to, message, where] += 1
     return [
-        f"rank {rank}: nobody received its {message} at {where}{f', {n} times' if n > 1 else ''}. "
-        f"Rank {to} ended without a fitting receive."
+        f"rank {to} never received rank {rank}'s {message} at {where}"
+        f"{f', {n} times' if n > 1 else ''}. Add a matching receive, or remove the send."
         for (rank, to, message, where), n in unreceived.items()
     ]

@@ -1,7 +1,7 @@
-"""A thread that moves communications along while the rank computes, and Ctrl-C in the meantime.
+"""The thread that advances communications while the rank computes, and the guard against Ctrl-C.
 
-MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). So the thread tests what was
-started, and sleeps in between.
+MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). So the thread tests pending
+communications, and sleeps in between.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from ..mpi import MPI
 from .interfaces import Group, Work
 from .wait_monitor import is_true_within
 
-# Short enough to hide a bucket behind backward, long enough to cost a few percent of a core.
+# The pause is short enough to hide a bucket behind the backward pass, and long enough that the
+# thread costs only a few percent of a core.
 PAUSE = 200e-6  # seconds
-# When nothing has completed for that long, the pause grows to the longer one.
+# If nothing has completed for QUIET seconds, the pause grows to LONG_PAUSE.
 QUIET = 0.1  # seconds
 LONG_PAUSE = 2e-3  # seconds
-# Bytes of works that are kept for a while after their end.
+# Works of at most so many bytes are kept for a while after their end.
 SMALL = 1024
-# How long a process group's end waits for what is under way.
+# The end of a process group waits this long for pending communications.
 PATIENCE = 5.0  # seconds
 _MAIN_THREAD = threading.main_thread().ident
 
 
 class Guard:
-    """``with guard:`` keeps SIGINT's handler back until the end of the block (main thread).
+    """A guard that delays SIGINT's handler until the end of a block ``with guard:`` (main thread).
 
     Attributes:
-        on: how many blocks are running, one in another.
-        late: whether a signal came meanwhile.
+        on: how many nested blocks are running.
+        late: whether a signal came during a block.
     """
 
     def __init__(self) -> None:
@@ -50,7 +51,7 @@ class Guard:
         self._ear: int | None = None
 
     def install(self) -> None:
-        """Stand before the present handler of SIGINT. Does nothing outside the main thread."""
+        """Wrap the present handler of SIGINT; do nothing outside the main thread."""
         present = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread():
             return
@@ -59,18 +60,18 @@ class Guard:
             signal.signal(signal.SIGINT, self._handle)
         if self._ear is not None:
             return
-        # A main thread that waits inside PyTorch's C++ runs no Python handler. The byte that the
-        # interpreter writes into a pipe at once can be read by the progress thread.
+        # A main thread that waits inside PyTorch's C++ runs no Python handler. But the interpreter
+        # writes a byte into a pipe at once, which the progress thread can read.
         ear, mouth = os.pipe()
         os.set_blocking(ear, False)
         os.set_blocking(mouth, False)
         taken = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         self._ear = ear
-        if taken != -1:  # an event loop's: it stays
+        if taken != -1:  # an event loop uses its own pipe, and keeps it
             signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.heard()  # it came through Python: nothing left to be heard by the progress thread
+        self.heard()  # Python handles this signal, so the progress thread must not hear it, too
         if self.on:
             self.late = True
         else:
@@ -87,7 +88,7 @@ class Guard:
                 self.release()
 
     def release(self) -> None:
-        """Handle what was kept back, unless a block is still running."""
+        """Handle the delayed signal, unless a block is still running."""
         if not self.on:
             self.late = False
             self._handler(signal.SIGINT, None)
@@ -105,15 +106,15 @@ guard = Guard()
 
 
 class Progress:
-    """All communications under way, and the thread that tests those nobody waits for."""
+    """All pending communications, and the thread that tests them while no caller waits."""
 
     def __init__(self) -> None:
-        # Everything that MPI may still read or write is kept here, whoever else drops it.
+        # This set keeps everything alive that MPI may still read or write.
         self._live: set[Work] = set()
         self._watched: list[Work] = []
         self._leaked: list[Work] = []
-        # DDP's join() keeps only the C++ half of a work, which finds the Python half while that
-        # lives; asked late, the work must still be there.
+        # DDP's join() keeps only the C++ half of a work, and may use it late. The C++ half needs
+        # the Python half, so recent works stay alive here.
         self._recent: deque[Work] = deque(maxlen=256)
         self._detached: list[_Detached] = []
         self._wake = threading.Event()
@@ -139,19 +140,19 @@ class Progress:
                 self._recent.append(work)
 
     def watch(self, work: Work) -> None:
-        """Call ``work.poll()`` until that is true."""
+        """Have the thread call ``work.poll()`` until it returns True."""
         self._watched.append(work)
         self._last_change = time.perf_counter()
         self._wake_up()
 
     def _unwatch(self, work: Work) -> None:
-        """Drop it at once, not at the thread's next look: the list keeps its tensors alive."""
+        """Drop a work at once, because the list keeps its tensors alive."""
         self._last_change = time.perf_counter()
         with contextlib.suppress(ValueError):  # another thread has done it
             self._watched.remove(work)
 
     def _wake_up(self) -> None:
-        # A Ctrl-C inside of Event.set would leave its lock locked for good.
+        # A Ctrl-C inside Event.set would leave its lock locked for good.
         with guard:
             if not self.available:
                 self._round()
@@ -161,52 +162,52 @@ class Progress:
             self._wake.set()
 
     def make_way(self) -> None:
-        """Have another thread go on before a callback on this one waits for a future."""
+        """Start another progress thread, because a callback on this one will wait for a future."""
         if self.thread is threading.current_thread():
             self.thread = None
             self._wake_up()
 
     def leak(self, work: Work) -> None:
-        """Keep the memory of a communication that nobody waits for any more, for good.
+        """Keep the memory of an abandoned communication for good.
 
-        MPI may write there until MPI_Finalize, after Python has emptied its modules.
+        MPI may write there until MPI_Finalize, which comes after Python has emptied its modules.
         """
         self._leaked.append(work)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(work))
 
     def detach(self, group: Group, poll: Callable[[], bool]) -> None:
-        """Go on with steps of ``group`` that nobody waits for any more, but other ranks need."""
+        """Go on with steps of ``group`` that other ranks need, even if no caller waits for them."""
         self._detached.append(_Detached(group, poll))
         self._wake_up()
 
     def has_futures(self) -> bool:
-        """Return whether something under way may call back."""
+        """Return whether a pending communication may run a callback."""
         return any(work.has_future for work in list(self._live))
 
     def works_of(self, group: Group) -> list[Work]:
-        """Return the communications of ``group`` that are under way."""
+        """Return the pending communications of ``group``."""
         return [work for work in list(self._live) if work.group is group]
 
     def settled(self, group: Group) -> bool:
-        """Move on the collectives of ``group``; return whether none is left."""
+        """Advance the collectives of ``group``; return whether all are over."""
         works = [work for work in self.works_of(group) if work.is_collective]
         detached = [steps for steps in list(self._detached) if steps.group is group]
         return all([work.poll() for work in works]) & all([steps.is_over() for steps in detached])
 
     def all_sent(self, group: Group) -> bool:
-        """Move on the messages that ``group`` has sent; return whether MPI has let go of them."""
+        """Advance the messages sent in ``group``; return whether MPI has released all of them."""
         sends = [work for work in self.works_of(group) if work.call.op == "send"]
         leaked = [work for work in self._leaked if work.group is group]
         return all([work.poll() for work in sends]) & all([work.is_free() for work in leaked])
 
     def free_leaked(self, group: Group) -> None:
-        """Give back the memory of everything that was given up in ``group``: it is complete."""
+        """Free the memory that :meth:`leak` kept for ``group``, because all of it is complete."""
         for work in [work for work in self._leaked if work.group is group]:
             self._leaked.remove(work)
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(work))
 
     def finish(self, group: Group) -> bool:
-        """End what is under way in ``group``, receives at once; return whether nothing is left."""
+        """End the communications of ``group``, receives at once; return whether none is left."""
         with self._lock:
             kept = [work for work in self._recent if work.group is not group]
             self._recent.clear()
@@ -221,15 +222,15 @@ class Progress:
         return is_true_within(PATIENCE, lambda: all([work.poll() for work in mine]), PAUSE)
 
     def withdraw_receives(self, since: float) -> None:
-        """Give up receives since then (``perf_counter``): each would swallow a later message."""
+        """Give up receives begun since then (``perf_counter``), which would take later messages."""
         for work in list(self._live):
             if not work.call.blocking and work.call.start >= since:
                 work.withdraw_receive()
 
     def stop(self) -> None:
-        """End the thread: MPI must not be finalized under it."""
+        """End the thread, because it must not call MPI after MPI_Finalize."""
         if os.getpid() != self._process:
-            return  # a child that was forked has neither the thread nor MPI
+            return  # a forked child has neither the thread nor MPI
         self._stop = True
         self._wake.set()
         if self.thread is not None:
@@ -254,25 +255,25 @@ class Progress:
                 self._pause()
 
     def _pause(self) -> None:
-        """Yield while data are on their way within this machine; else sleep."""
+        """Yield while data travel within this machine; otherwise sleep."""
         now = time.perf_counter()
         if any(now < work.expected_until() for work in list(self._watched)):
             os.sched_yield()
         else:
-            # No variable here has a work: who has waited for it shall have its memory back.
+            # No variable here may refer to a work, so that its memory is free after the wait.
             time.sleep(self._until_next(now))
 
     def _until_next(self, now: float) -> float:
-        """Return the seconds until there is something to do again."""
+        """Return the seconds until the thread has something to do again."""
         works = list(self._watched)
         dues = [due for work in works if (due := work.due()) is not None]
         pause = LONG_PAUSE if now - self._last_change > QUIET else PAUSE
-        if not self._detached:  # until the first of them may begin there is nothing to do
+        if not self._detached:  # nothing to do until the first work may begin
             pause = max(pause, min((work.not_before for work in works), default=0.0) - now)
         return max(0.0, min([pause, *(due - now for due in dues)]))
 
     def _round(self) -> None:
-        # A work stays in the list while it is tested, for a test lets other threads run.
+        # A work stays in the list during its test, because other threads run at that time.
         now = time.perf_counter()
         for work in list(self._watched):
             if work.not_before <= now and _has_ended(work):
@@ -286,12 +287,12 @@ class Progress:
 def _has_ended(work: Work) -> bool:
     try:
         return work.poll() or work.give_up_if_overdue()
-    except Exception:  # one work's trouble must not end the progress of the others
+    except Exception:  # an error of one work must not stop the others
         return work.is_over
 
 
 class _Detached:
-    """Steps that nobody waits for any more, and that more than one thread moves on."""
+    """Steps for which no caller waits, and which several threads may advance."""
 
     def __init__(self, group: Group, poll: Callable[[], bool]) -> None:
         self.group = group
@@ -299,21 +300,21 @@ class _Detached:
         self._lock = threading.Lock()
 
     def is_over(self) -> bool:
-        """Move them on; return whether they have ended."""
-        # Never two threads in a test of the same request (MPI 4.1, section 11.6.2).
+        """Advance the steps; return whether they have ended."""
+        # Two threads must never test the same request (MPI 4.1, section 11.6.2).
         if not self._lock.acquire(blocking=False):
             return False
         try:
             return self._poll()
-        except Exception:  # nobody is left who could be told
+        except Exception:  # no caller is left who could get the error
             return True
         finally:
             self._lock.release()
 
 
-# -- which threads of a rank may communicate, besides the one that waits -------------------------
+# -- which threads of a rank may communicate, other than the one that waits ----------------------
 
-# They run functions of the user's when these are due, or something has ended.
+# Threads in this code run the user's functions when a function is due, or something has ended.
 _CALLERS = tuple(
     os.path.join(os.path.dirname(os.__file__), *path.split("/"))
     for path in ("asyncio/", "multiprocessing/pool.py", "concurrent/futures/process.py")
@@ -321,15 +322,15 @@ _CALLERS = tuple(
 
 
 class Threads:
-    """The threads of this process: those that have communicated, and those that could.
+    """The threads of this process that have communicated, or could.
 
-    A rank that waits is stuck for certain only when nobody else in its process can still send what
-    the others wait for. Progress bars, data loaders and executors keep threads that never
-    communicate. A thread that runs a function of the user's may.
+    A waiting rank is certainly stuck only if no other thread of its process can still send what
+    other ranks wait for. Progress bars, data loaders and executors keep threads that never
+    communicate. But a thread that runs a function of the user's may communicate.
     """
 
     def __init__(self) -> None:
-        # Threads that were there before are none of the user's.
+        # Threads that exist now don't belong to the user.
         self._first = set(threading.enumerate())
         self._communicated: set[int] = set()
 
@@ -338,9 +339,9 @@ class Threads:
         self._communicated.add(threading.get_ident())
 
     def alone(self, but: Collection[threading.Thread | None]) -> bool:
-        """Return whether no thread but this one and the backend's (``but``) may communicate."""
+        """Return True if only this thread and the backend's (``but``) may communicate."""
         frames = sys._current_frames()
-        # This frame, held by its own variable, would keep all tensors of its callers alive.
+        # A variable that holds this frame would keep all tensors of its callers alive.
         del frames[threading.get_ident()]
         alive = threading.enumerate()
         self._communicated &= {thread.ident for thread in alive if thread.ident}
@@ -357,7 +358,7 @@ class Threads:
 
 
 def _may_communicate(thread: threading.Thread, frame: FrameType | None) -> bool:
-    """Return whether it runs the user's code now, or will without being told to."""
+    """Return whether a thread runs the user's code now, or will run it later by itself."""
     if isinstance(thread, threading.Timer):
         return True
     while frame is not None:

@@ -1,7 +1,7 @@
-"""After an incident: all ranks get together, throw away what was under way, and count on alike.
+"""Recover from an incident: all ranks meet, discard what is pending, and agree on their counters.
 
-PROTOCOL.md has the steps. MPI delivers the messages of a pair in their order, so that after the
-flush nothing of before can reach a receive of after, and the communicators are as good as new.
+PROTOCOL.md has the steps. MPI delivers the messages between two ranks in order. So after the flush,
+no older message can reach a new receive, and the communicators are as good as new.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass
 from typing import TYPE_CHECKING
 
+from .. import settings
 from ..errors import CommunicationError
 from ..mpi import MPI, largest_tag
 from ..record import Call, recorder
@@ -24,9 +25,9 @@ from .wait_monitor import is_true_within, wait_for
 if TYPE_CHECKING:
     from .world import World
 
-# Seconds for what has begun to come to its end.
+# Calls that have begun get so many seconds to end.
 SETTLING = 2.0
-# Seconds for an exchange, and for a flush.
+# An exchange or a flush gets so many seconds.
 DEADLINE = 30.0
 
 _Members = tuple[int, ...]
@@ -35,13 +36,13 @@ _Key = tuple[_Members, int]
 
 @dataclass(frozen=True)
 class Standing:
-    """How a rank stands in a group.
+    """How far a rank is in a group.
 
     Attributes:
-        members, count: the group's key: its ranks; 1 for the first group of theirs, 2, …
-        number: of the last collective that the rank came to.
-        open: it was not destroyed on the rank.
-        settled: nothing that has begun is under way on the rank.
+        members, count: the group's key: its ranks; 1 for the first group of these ranks, 2, …
+        number: the number of the last collective that the rank called.
+        open: whether the rank has not destroyed the group.
+        settled: whether nothing that has begun is pending on the rank.
     """
 
     members: _Members
@@ -53,7 +54,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class _Told:
-    """What a rank tells the others: its standings by the groups' keys; its groups' ``made``."""
+    """A rank's data for the others: its standings by group key, and how many groups it made."""
 
     standings: dict[_Key, Standing]
     made: dict[_Members, int]
@@ -61,7 +62,7 @@ class _Told:
 
 @dataclass(frozen=True)
 class Unreceived:
-    """A message that nobody received; ranks are global."""
+    """A message that no rank received; its ranks are global."""
 
     source: int
     destination: int
@@ -72,18 +73,18 @@ class Unreceived:
     shape: tuple[int, ...]
 
     def told(self, call: Call | None) -> dict[str, object]:
-        """Return it in words for its sender, whose record of it is ``call``."""
+        """Return a description of the message for its sender, whose record of it is ``call``."""
         what = f"{self.dtype}{list(self.shape)} ({self.nbytes} bytes, tag={self.tag})"
         return {"to": self.destination, "what": what, "where": call.where if call else ""}
 
 
 def settle(group: Group) -> bool:
-    """Have what has begun come to its end, which takes all of its ranks; return whether it did."""
+    """Let collectives that have begun end, which needs all ranks; return whether they did."""
     return is_true_within(SETTLING, lambda: progress.settled(group), 1e-4)
 
 
 def recover(world: World, timeout: float) -> None:
-    """Meet the other ranks of ``world``, and have every group begin anew.
+    """Meet the other ranks of ``world``, and start every group anew.
 
     Raises:
         CommunicationError: a rank is dead, has ended, or did not come within ``timeout`` seconds.
@@ -93,7 +94,8 @@ def recover(world: World, timeout: float) -> None:
         world.refuse_if_not_whole()
         if ended := [s["rank"] for s in world.statuses() if s["state"] == "ended"]:
             raise CommunicationError(
-                f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more"
+                f"{diagnosis.names(ended)} had ended, so the ranks cannot communicate any more: "
+                f"{settings.fresh_ranks}"
             )
 
     refuse_without_all()
@@ -109,7 +111,7 @@ def recover(world: World, timeout: float) -> None:
         check=refuse_without_all,
     )
     late = assemble(assembly, timeout)
-    with guard:  # all ranks are here: nothing is waited for but messages on the way
+    with guard:  # all ranks are here, so only messages on the way are awaited
         try:
             _renew_groups(world)
         except BaseException as error:
@@ -123,7 +125,7 @@ def recover(world: World, timeout: float) -> None:
 
 
 def _exchange_standings(world: World, standings: Iterable[Standing]) -> list[_Told]:
-    """Return what each rank tells of its groups; all of them call this."""
+    """Return each rank's data about its groups; all ranks call this function."""
     told = [[astuple(standing) for standing in standings], list(world.groups.made.items())]
     return [_told(text) for text in exchange(world, json.dumps(told))]
 
@@ -138,7 +140,7 @@ def _told(text: str) -> _Told:
 
 
 def _renew_groups(world: World) -> None:
-    """Bring the groups of all their members to one state; leave the others."""
+    """Bring each group to one state if all its members still have it; refuse the other groups."""
     groups = world.groups
     mine = {group.key: group for group in [*groups, *groups.closed]}
     settled = {key: settle(group) for key, group in mine.items()}
@@ -150,7 +152,7 @@ def _renew_groups(world: World) -> None:
                 groups.made[members] = max(count, groups.made.get(members, 0))
     for key, group in mine.items():
         _renew_or_leave(group, settled[key], by_rank)
-    # What is destroyed and could not be freed.
+    # The groups that are left were destroyed, but could not be freed.
     groups.kept += groups.closed
     groups.closed.clear()
 
@@ -164,17 +166,17 @@ def _renew_or_leave(group: Group, settled: bool, by_rank: list[_Told]) -> None:
         members, count = group.key
         freed = all(by_rank[member].made.get(members, 0) >= count for member in lost)
         group.free_alone(settled, freed)
-    group.refuse_further_use(f"{diagnosis.names(lost)} of it is gone")
+    group.refuse_further_use(f"it is missing on {diagnosis.names(lost)}")
 
 
 def sweep(world: World) -> list[dict[str, object]]:
-    """Throw away the messages that nobody has received. All ranks do so, and nothing else.
+    """Discard the messages that no rank has received; all ranks call this, and nothing else.
 
     Returns:
-        A dict for each of them that this rank had sent: ``to``, ``what``, ``where``.
+        A dict for each discarded message that this rank had sent: ``to``, ``what``, ``where``.
 
     Raises:
-        CommunicationError: the ranks could not do it; they are of no use any more.
+        CommunicationError: the ranks could not discard them, and can no longer communicate.
     """
     with guard:
         try:
@@ -189,7 +191,7 @@ def sweep(world: World) -> list[dict[str, object]]:
 
 
 def _sweep_all(world: World) -> list[Unreceived]:
-    """Return what nobody had received, on any rank."""
+    """Discard the unreceived messages of all groups; return them for all ranks."""
     mine = {group.key: group for group in world.groups}
     standings = (group.standing(progress.settled(group)) for group in mine.values())
     by_rank = _exchange_standings(world, standings)
@@ -202,19 +204,19 @@ def _sweep_all(world: World) -> list[Unreceived]:
     return [Unreceived(**message) for text in texts for message in json.loads(text)]
 
 
-# -- waits of all ranks for each other: only an assembly can be left -----------------------------
+# -- all ranks wait for each other; a rank can leave only an assembly ----------------------------
 
 
 @dataclass
 class Assembly(Waitable):
-    """All ranks are here, and none of them leaves any more: something to wait for.
+    """A meeting of all ranks, which is over when all are here and none of them may leave.
 
     Args:
         here, acknowledged: indices of two words on the world's board.
-        ranks: returns who has to come, this rank among them, whenever that is asked: a rank that
-            dies can be left out.
-        number: of the meeting; larger than that of the last one.
-        check: raises an error when the ranks will not come.
+        ranks: returns the ranks that have to come, with this one; it is asked again each time, so
+            it can leave out a rank that has died.
+        number: the number of this meeting, larger than the last meeting's.
+        check: raises an error if the ranks will not come.
     """
 
     call: Call
@@ -229,21 +231,21 @@ class Assembly(Waitable):
         self.board.set(self.here, self.number)
 
     def poll(self) -> bool:
-        """Return whether everybody is here for good."""
+        """Return whether all ranks are here for good."""
         self.check()
         if self.missing()[0]:
-            # A rank that comes late may still be in a blocking call, and wait for what this one
-            # has sent: that may leave only while this rank calls MPI.
+            # A late rank may still be in a blocking call, and wait for data from this rank. They
+            # may leave only while this rank calls MPI.
             MPI.COMM_SELF.Iprobe()
             return False
         self.board.set(self.acknowledged, self.number)
-        if self.missing()[0]:  # one has left just now
+        if self.missing()[0]:  # a rank has left just now
             self.board.set(self.acknowledged, self.number - 1)
             return False
         return True
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return who is not here."""
+        """Return the ranks that are not here."""
         return (
             [rank for rank in self.ranks() if not self._has_reached(self.here, rank)],
             False,
@@ -255,7 +257,7 @@ class Assembly(Waitable):
         return self.board.of(index, rank) >= self.number
 
     def withdraw(self) -> bool:
-        """Leave; return False if all have come, and one relies on this rank."""
+        """Leave; return False if all ranks have come and one relies on this rank."""
         self.board.set(self.here, self.number - 1)
         self.board.fence()
         if not any(self._has_reached(self.acknowledged, rank) for rank in self.ranks()):
@@ -268,11 +270,11 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
     """Wait until all ranks are here for good.
 
     Returns:
-        A Ctrl-C that came too late, when another rank relied on this one: the caller raises it
-        when what follows is over.
+        A Ctrl-C that came too late, because another rank already relied on this one. The caller
+        raises it at the end of what follows.
 
     Raises:
-        CommunicationTimeout: one did not come; this rank has left, as after any other error.
+        CommunicationTimeout: a rank did not come. This rank has left, as after any other error.
     """
     try:
         wait_for(assembly, timeout)
@@ -287,7 +289,7 @@ def assemble(assembly: Assembly, timeout: float) -> KeyboardInterrupt | None:
 
 @dataclass
 class Taken:
-    """A message that was in a communicator; its data are there when the poll is over."""
+    """A message taken out of a communicator; its data are complete when the exchange is over."""
 
     source: int
     tag: int
@@ -295,15 +297,15 @@ class Taken:
 
 
 class Exchange(Waitable):
-    """A message from and to each rank of a communicator, also to oneself: something to wait for.
+    """An exchange of one message between all ranks of a communicator, including the rank itself.
 
     Args:
         members: the communicator's ranks as ranks of the world.
-        tag, data: of this rank's messages.
-        check: raises an error when another rank has given up.
+        tag, data: tag and content of this rank's messages.
+        check: raises an error if another rank has given up.
 
     Attributes:
-        taken: the messages of the others; of a :class:`Flush`, those that nobody had received.
+        taken: the received messages; a :class:`Flush` keeps the messages no rank had received.
     """
 
     purpose = "the ranks' exchange after an error"
@@ -327,21 +329,21 @@ class Exchange(Waitable):
         ]
 
     def poll(self) -> bool:
-        """Return whether everything is here, and what this rank has sent was taken."""
+        """Return whether all messages are here, and MPI has sent all of this rank's."""
         self._check()
         self._awaited = [rank for rank in self._awaited if not self._has_come(rank)]
         self._requests = [request for request in self._requests if not request.Test()]
         return not self._awaited and not self._requests
 
     def _has_come(self, rank: int) -> bool:
-        """Look once; return whether everything of a rank is here."""
+        """Look once; return whether everything from a rank is here."""
         taken = self._take(rank, self._tag)
         if taken is not None:
             self.taken.append(taken)
         return taken is not None
 
     def _take(self, source: int, tag: int) -> Taken | None:
-        """Take the next message of a rank, if there is one."""
+        """Take the next message of a rank; ``None`` if there is none."""
         status = MPI.Status()
         message = self._communicator.Improbe(source, tag, status)
         if message is None:
@@ -351,16 +353,16 @@ class Exchange(Waitable):
         return Taken(source, status.tag, data)
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return from whom something is missing."""
+        """Return the ranks whose message is missing."""
         return [self.call.group[rank] for rank in self._awaited], False, False
 
 
 def exchange(world: World, text: str) -> list[str]:
-    """Return the text of each rank, in order; all of them call this.
+    """Return the text of each rank, in order; all ranks call this.
 
     Raises:
-        CommunicationTimeout: one did not come.
-        CommunicationError: one is dead, or has given up.
+        CommunicationTimeout: a rank did not come.
+        CommunicationError: a rank is dead, or has given up.
     """
     tag = (world.epoch + 1) % largest_tag(world.control)
     everybody = range(world.size)
@@ -370,13 +372,13 @@ def exchange(world: World, text: str) -> list[str]:
 
 
 class Flush(Exchange):
-    """Everything that was sent before is out of a communicator: something to wait for.
+    """A flush of a communicator, which is over when all older messages are out of it.
 
     Args:
-        all_sent: returns whether everything that this rank has sent was taken.
+        all_sent: returns whether MPI has sent all messages of this rank.
     """
 
-    purpose = "the end of what was under way"
+    purpose = "the flush of pending communications"
 
     def __init__(
         self,
@@ -385,12 +387,12 @@ class Flush(Exchange):
         check: Callable[[], None],
         all_sent: Callable[[], bool] = lambda: True,
     ):
-        # Under the largest tag nobody else sends an empty message.
+        # Only a flush sends an empty message under the largest tag.
         super().__init__(communicator, members, largest_tag(communicator), b"", check)
         self._all_sent = all_sent
 
     def poll(self) -> bool:
-        """Return whether nothing of before is left."""
+        """Return whether no older message is left."""
         return super().poll() & self._all_sent()
 
     def _has_come(self, rank: int) -> bool:
@@ -404,6 +406,6 @@ class Flush(Exchange):
         """Wait for all members.
 
         Raises:
-            CommunicationTimeout: one did not come within :data:`DEADLINE` seconds.
+            CommunicationTimeout: a member did not come within :data:`DEADLINE` seconds.
         """
         wait_for(self, DEADLINE)

@@ -1,4 +1,4 @@
-"""Communicators are made, without any risk that a rank is stuck inside C: see PROTOCOL.md."""
+"""Make communicators without any risk that a rank is stuck inside C: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class Rendezvous(Waitable):
-    """Empty messages from and to every other rank, whose receives can be cancelled.
+    """An exchange of empty messages with every other rank, whose receives can be canceled.
 
     Args:
-        communicator: in which ``ranks`` count.
-        tag: the same on all, different for every rendezvous.
-        purpose: the operation's name for messages.
+        communicator: the communicator in which ``ranks`` are numbered.
+        tag: a number that is equal on all ranks, and different for every rendezvous.
+        purpose: the operation's name in messages.
     """
 
     def __init__(self, communicator: MPI.Intracomm, ranks: Sequence[int], tag: int, purpose: str):
@@ -33,16 +33,16 @@ class Rendezvous(Waitable):
         self._sends = [communicator.Isend([None, 0, MPI.BYTE], r, tag) for r in others]
 
     def poll(self) -> bool:
-        """Return whether everybody is here."""
+        """Return whether all ranks are here."""
         self._receives = {r: q for r, q in self._receives.items() if not q.Test()}
         return not self._receives
 
     def missing(self) -> tuple[list[int], bool, bool]:
-        """Return who is not here yet; one of them is not enough; nothing is on its way."""
+        """Return the ranks that aren't here yet. All of them must come, and no data move."""
         return list(self._receives), False, False
 
     def withdraw(self) -> bool:
-        """Do not wait any more."""
+        """Cancel the receives that are left."""
         for request in self._receives.values():
             if request != MPI.REQUEST_NULL:
                 request.Cancel()
@@ -59,18 +59,18 @@ def rendezvous(
     timeout: float,
     world: World | None = None,
 ) -> Iterator[None]:
-    """Wait until all ``ranks`` of the communicator have come here; the block is what they do then.
+    """Wait until all ``ranks`` of the communicator are here, and then run the block.
 
-    Ctrl-C waits for the end of the block: another rank may be in it, stuck inside C.
+    A Ctrl-C takes effect at the end of the block, because another rank may wait inside C there.
 
     Args:
-        number: tells rendezvous of the same ranks apart.
+        number: distinguishes several rendezvous of the same ranks.
 
     Raises:
-        CommunicationTimeout: one did not come within ``timeout`` seconds.
+        CommunicationTimeout: a rank did not come within ``timeout`` seconds.
     """
-    # Twice: who came, but left before all were here, does not come to the second round. Where a
-    # rank that leaves can tell so, nobody leaves the second round because of Ctrl-C.
+    # There are two rounds: a rank that leaves the first one never comes to the second. If a world
+    # exists, ranks can announce that they leave, so Ctrl-C is delayed during the second round.
     _wait(communicator, ranks, (number, 0, purpose), timeout, world)
     if world is None:
         _wait(communicator, ranks, (number, 1, purpose), timeout, world)
@@ -87,21 +87,21 @@ def _wait(
     timeout: float,
     world: World | None,
 ) -> None:
-    half = largest_tag(communicator) // 2  # above it: tags that nobody else uses
-    # Who left the last rendezvous has sent messages that stay: an error ends an epoch, and with it
-    # their meaning.
+    half = largest_tag(communicator) // 2  # nothing else uses the tags above it
+    # The messages of a rendezvous that failed stay in the communicator. The epoch in the tag keeps
+    # them out of later ones, because an error ends an epoch.
     epoch = 0 if world is None else world.epoch
     key = zlib.crc32(repr((tuple(ranks), epoch, *name)).encode())
     met = Rendezvous(communicator, ranks, half + key % half, name[-1])
     try:
         wait_for(met, timeout, world)
-    except BaseException:  # Ctrl-C: its receives must not take the next meeting's messages
+    except BaseException:  # even after Ctrl-C, no receive may take the next meeting's messages
         met.withdraw()
         raise
 
 
 def two_communicators(world: World, members: tuple[int, ...]) -> list[MPI.Intracomm]:
-    """Make two. Where a rank dies meanwhile, every rank has an error, or none.
+    """Make two communicators; if a rank dies at that time, all ranks raise an error, or none.
 
     Raises:
         MPI.Exception: a rank has died.
@@ -121,7 +121,7 @@ def two_communicators(world: World, members: tuple[int, ...]) -> list[MPI.Intrac
 def one_communicator(world: World, members: tuple[int, ...]) -> MPI.Intracomm:
     """Make a communicator of some ranks of the world, all of which call this."""
     if _are_all(world, members):
-        # Unlike the other call it ends with an error when a rank dies meanwhile.
+        # Unlike Create_group, Dup ends with an error if a rank dies at that time.
         return world.base.Dup()
     group = world.base.group.Incl(members)
     made = world.base.Create_group(group)

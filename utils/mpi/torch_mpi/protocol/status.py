@@ -1,4 +1,4 @@
-"""What each rank says of itself on the board, and whether its process lives."""
+"""Each rank's status on the board, from which other ranks learn what it does and if it lives."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from ..record import Call
 from .board import Board
 from .interfaces import Waitable
 
-# The words of each rank on the world's board.
+# Each rank has these words on the world's board.
 WORDS = range(7)
 INCIDENT, PROCESS, BEAT, HERE, ACKNOWLEDGED, SHRINK_HERE, SHRINK_ACKNOWLEDGED = WORDS
 
 
 class Side(TypedDict):
-    """A call that did not fit, as another rank is told of it."""
+    """The description of a call that didn't match, for the ranks that made another call."""
 
     what: str
     where: str
     thread: str  #: its name; empty for the main thread
 
 
-# Names that are keywords of Python.
+# `for` is a keyword of Python, so it can't be a name in the class below.
 _Waits = TypedDict("_Waits", {"for": list[int]}, total=False)
 
 
 class Status(_Waits, total=False):
-    """What a rank says of itself.
+    """A rank's description of itself.
 
-    Always there: ``rank``, ``state``, ``section`` (the part of the program that it runs), ``epoch``
-    (how many incidents are over). Of a wait, and of one that was stopped: ``call`` to ``patience``.
-    Of ``stopped``: ``kind`` to ``incident``, and what the communication was.
+    Every status has ``rank``, ``state``, ``section`` (the part of the program that the rank runs)
+    and ``epoch`` (how many incidents are over). A wait has ``call`` to ``patience``, even if it was
+    stopped. A stopped rank has ``kind`` to ``incident``, and the fields of its communication.
     """
 
     rank: int
     #: ``running``; ``waiting``: blocked in a communication for longer than a moment; ``left``: its
-    #: section is over; ``ended``: its program is; ``stopped`` by an error; ``dead``.
+    #: section is over; ``ended``: its program is over; ``stopped`` by an error; ``dead``.
     state: str
     section: str
     epoch: int
 
     call: str  #: ``recv(src=1, tag=0)``
     what: str  #: the same with shape and bytes
-    where: str  #: the user's line
+    where: str  #: the user's line of code
     op: str
     group: list[int]
     partner: int | None
@@ -57,34 +57,34 @@ class Status(_Waits, total=False):
     shape: list[int]
     nbytes: int
     wait: int  #: number of the wait
-    any: bool  #: whether one of the ranks that it waits for is enough; those are under ``for``
+    any: bool  #: whether one of the ranks in ``for``, for which it waits, is enough
     moving: bool  #: whether data are on their way
     alone: bool  #: whether no other thread of the rank communicates
     patience: float  #: seconds after which the wait may count as stuck
 
     #: ``raised``, ``died``, ``mismatch``, ``deadlock``, ``timeout``, ``interrupted``; or
-    #: ``followed``: another rank's error.
+    #: ``followed`` if another rank's error stopped this rank.
     kind: str
     error: str
-    at: float  #: when, in seconds
-    incident: int  #: its number
+    at: float  #: when the error occurred, in seconds
+    incident: int  #: the incident's number
     waited: float
     called: dict[str, Side]  #: collectives that have not begun, by name
     times: int  #: how often the rank has made this call in its section
-    #: messages of the section: (rank, tag, number), where they are not too many
+    #: messages of the section: (rank, tag, number), unless there are too many
     sent: list[tuple[int, int | None, int]]
     received: list[tuple[int, int]]  #: (rank, number)
     leaves: Leftovers  #: of a program that has ended
 
 
 class Leftovers(TypedDict, total=False):
-    """What a rank's program leaves behind, see :mod:`torch_mpi.protocol.program_end`."""
+    """The communications that a rank's program left unfinished, see :mod:`~.program_end`."""
 
-    unwaited: list[tuple[str, int]]  #: what nobody waited for, and how often
-    many: bool  #: too many messages to be told
+    unwaited: list[tuple[str, int]]  #: calls that nobody waited for, and how often
+    many: bool  #: whether there are too many messages to list
     sent: list[tuple[str, int, int, int, str, str]]  #: group, sender, number, to, what, where
     received: list[tuple[str, int, int]]  #: group, sender, number
-    teller: bool  #: whether the rank has seen something that has to be told
+    teller: bool  #: whether the rank has seen something that it has to report
     balance: int  #: how many more messages it has sent than received
 
 
@@ -92,8 +92,8 @@ class Statuses:
     """The statuses of all ranks, on the world's board.
 
     Attributes:
-        own: what this rank last wrote.
-        section, epoch: of this rank; part of everything that it writes.
+        own: this rank's latest status.
+        section, epoch: this rank's section and incident epoch, which all its statuses have.
     """
 
     def __init__(self, board: Board):
@@ -103,7 +103,7 @@ class Statuses:
         self.section = ""
         self.epoch = 0
         self.own: Status = {}
-        # The main thread, the progress thread and the user's write.
+        # The main thread, the progress thread and the user's threads write statuses.
         self.lock = threading.RLock()
         self._beats = 0
 
@@ -116,29 +116,29 @@ class Statuses:
             return self.own
 
     def statuses(self) -> list[Status]:
-        """Return what each rank last wrote of itself; of this incident, while there is one."""
+        """Return each rank's latest status; leave out errors of incidents that are over."""
         self.board.refresh()
         return [self._of(rank) for rank in range(self.size)]
 
     def _of(self, rank: int) -> Status:
         try:
             status: Status = json.loads(self.board.read(rank))
-        except ValueError:  # just being written, or cut
+        except ValueError:  # the rank is writing it now, or it was too long
             status = {"rank": rank, "state": "running"}
         if status.get("kind") and status.get("incident") != self.epoch + 1:
-            status = {"rank": rank, "state": "running"}  # of an incident that is over
+            status = {"rank": rank, "state": "running"}  # its incident is over
         if not self.is_alive(rank) and status["state"] != "ended":
             error = f"its process {self.board.of(PROCESS, rank) & 0xFFFFFFFF} is gone"
             status = {"rank": rank, "state": "dead", "kind": "died", "error": error, "at": 0.0}
         return status
 
     def beat(self) -> None:
-        """Show that this rank still tests what it waits for, and has not found it."""
+        """Show that this rank still tests its wait, which isn't over yet."""
         self._beats += 1
         self.board.set(BEAT, self._beats)
 
     def beats(self, rank: int) -> int:
-        """Return how often a rank has done that."""
+        """Return how many beats a rank has shown."""
         return self.board.of(BEAT, rank)
 
     def is_alive(self, rank: int) -> bool:
@@ -162,18 +162,18 @@ def _exists(process: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False
-    except OSError:  # not ours to signal, or no /proc: it exists
+    except OSError:  # another user's process, or no /proc: it exists
         return True
 
 
-# -- what a status says of a communication -----------------------------------------------------
+# -- what a status says about a communication ---------------------------------------------------
 
-# Of how many messages of the section a rank tells when it is stopped.
+# A rank that is stopped lists at most this many messages of its section.
 _MESSAGES = 300
 
 
 def of_wait(waitable: Waitable, where: str, alone: bool) -> Status:
-    """Describe a wait of this rank; ``alone``: no other thread of it communicates."""
+    """Describe a wait of this rank; ``alone`` says that none of its other threads communicates."""
     missing, any_of_them, moving = waitable.missing()
     call = waitable.call
     return {
@@ -196,14 +196,14 @@ def of_wait(waitable: Waitable, where: str, alone: bool) -> Status:
 
 
 def of_history(call: Call, calls: Sequence[Call]) -> Status:
-    """Return what the rank has communicated in its section: it may explain a wait for ``call``."""
+    """Return what the rank has communicated in its section, which may explain its wait."""
     kind = call.op, call.group, call.dtype, call.shape, call.reduce_op
     alike = [c for c in calls if (c.op, c.group, c.dtype, c.shape, c.reduce_op) == kind]
     return {"times": len(alike)} | of_messages(calls)
 
 
 def of_messages(calls: Sequence[Call]) -> Status:
-    """Return the messages among the calls; nothing where they are too many to be told."""
+    """Return the messages among the calls; empty if there are too many to list."""
     messages = [(call, call.message) for call in calls if call.message is not None]
     if len(messages) > _MESSAGES:
         return {}

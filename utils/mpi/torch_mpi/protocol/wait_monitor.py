@@ -1,4 +1,4 @@
-"""A wait that ends: with the communication, or with an error that says why it never will."""
+"""Wait for a communication until it is over, or until it is certain that it never will be."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from .status import Status
     from .world import World
 
-# A wait first tests without a pause: as long as the data may be on their way. Then it leaves
-# its core to others; a large message moves only while somebody tests.
+# A wait first tests without a pause, for as long as the data may need. Then it leaves its core to
+# others. It spins longer for a large message, which moves only while somebody tests.
 SPIN = 200e-6  # seconds
 SPIN_PER_BYTE = 5e-9  # seconds; 200 MB/s
-# Pauses between tests: up to so many seconds of waiting, so long at most.
+# Up to so many seconds of waiting, a pause between two tests lasts at most so long.
 PAUSES = ((0.1, 200e-6), (1.0, 1e-3), (math.inf, 4e-3))
-# Between machines a message is under way for longer than the wait spins, and MPI may need two
-# tests to see that it has come: longer pauses would look like a slower network.
+# Between machines a message travels for longer than the wait spins, and MPI may need two tests to
+# notice it. Longer pauses would look like a slower network.
 PAUSES_BETWEEN_MACHINES = ((10e-3, 20e-6), *PAUSES)
-# How often a wait looks at the board, and from when on it shows itself there.
+# A wait looks at the board this often, and shows itself there after this time.
 LOOK = 10e-3  # seconds
 SHOW = 20e-3  # seconds
-# How often the ranks' waits are searched for a deadlock.
+# A wait searches all ranks' waits for a deadlock this often.
 SEARCH = 0.25  # seconds
-# A rank whose section is over may get another one; only after that long it counts as gone.
+# A rank whose section is over may get another one, so it counts as gone only after this time.
 LEFT_FOR_GOOD = 3.0  # seconds
-# A wait that could end now is given that long to end before another rank's error ends it.
+# A wait that could end now gets this long to end well before another rank's error ends it.
 GRACE = 50e-3  # seconds
-# The scheduler wakes a sleeper late; the rest until a point in time is waited without a pause.
+# The scheduler wakes a sleeper late, so a wait spins for this last part.
 LATE = 150e-6  # seconds
 
 
@@ -49,16 +49,16 @@ def wait_for(
     where: str = "",
     fatal: bool = True,
 ) -> None:
-    """Return when it is over.
+    """Block until the communication is over.
 
     Args:
-        timeout: seconds; of a communication that has begun, seconds without any movement.
-        world: whose board to look at, and to show this wait on.
-        where: the user's line; found on the stack where it is not given.
-        fatal: a timeout is an incident, which ends the waits of all ranks.
+        timeout: seconds; after a communication has begun, seconds without any movement.
+        world: the world on whose board the wait shows itself, and reads about other ranks.
+        where: the user's line; by default, the function finds it on the stack.
+        fatal: whether a timeout is an incident, which ends the waits of all ranks.
 
     Raises:
-        CommunicationTimeout: after ``timeout``, or when a deadlock is certain.
+        CommunicationTimeout: the timeout has passed, or a deadlock is certain.
         CommunicationStopped: another rank failed.
     """
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def wait_for(
 
 
 def is_true_within(seconds: float, condition: Callable[[], object], pause: float = 1e-3) -> bool:
-    """Return whether a condition comes true within a time."""
+    """Return whether a condition becomes true within so many seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -103,7 +103,7 @@ def _sleep(pause: float, due: float | None) -> None:
 
 @dataclass(eq=False)
 class WaitMonitor:
-    """The slow part of a wait, see :func:`wait_for`: shows it, and looks what other ranks do."""
+    """The slow part of a wait, which shows it on the board and watches the other ranks."""
 
     waitable: Waitable
     timeout: float
@@ -118,11 +118,11 @@ class WaitMonitor:
         self._incident_since = 0.0
         self._moved = self.waitable.moved()
         self._still_since = 0.0
-        # When each rank's present state was first seen here, by this rank's clock.
+        # Per rank, its present state, when this rank first saw that state, and the beats then.
         self._seen: dict[int, tuple[object, float, int]] = {}
 
     def look(self, waited: float) -> None:
-        """End the wait with an error, if there is reason to after so many seconds."""
+        """End the wait with an error if it has lasted too long, or if the other ranks demand it."""
         if waited >= self.timeout and not self._moves(waited):
             self._give_up("timeout", waited)
         if self.world is not None and waited >= self._next_look:
@@ -130,7 +130,7 @@ class WaitMonitor:
             self._look_around(self.world, waited)
 
     def _look_around(self, world: World, waited: float) -> None:
-        """See what the other ranks do."""
+        """Read what the other ranks do, and follow an incident or search for a deadlock."""
         if world.incident():
             self._incident_since = self._incident_since or waited
             if waited - self._incident_since > GRACE:
@@ -142,9 +142,9 @@ class WaitMonitor:
             self._search(world, waited)
 
     def _moves(self, waited: float) -> bool:
-        """Return whether data move: that takes long where they are many, or the network slow.
+        """Return whether the data still move, as large data on a slow network do for long.
 
-        A wait with a deadline of its own, which may be tried again, ends all the same.
+        A wait with its own deadline, which the user may repeat, ends in any case.
         """
         due = self.waitable.due()
         moved = self.waitable.moved()
@@ -158,25 +158,25 @@ class WaitMonitor:
         )
 
     def end(self) -> None:
-        """End the wait, on the board, too."""
+        """Remove the wait from the board."""
         if self.world is not None and self._shown and not self.world.stopped:
             self.world.running()
 
     def _show(self, world: World) -> None:
-        # The main thread is the one whose wait keeps a rank from going on.
+        # Only a wait of the main thread keeps a rank from going on.
         if threading.current_thread() is threading.main_thread():
             self.where = self.where or users_line()
             self._status = world.waiting(self.waitable, self.where)
             self._shown = True
 
     def _refresh_status(self, world: World) -> None:
-        """Show it again if other ranks have come meanwhile."""
+        """Show the wait again if other ranks have come since."""
         missing, _, moving = self.waitable.missing()
         if (missing, moving) != (self._status["for"], self._status["moving"]):
             self._status = world.waiting(self.waitable, self.where)
 
     def _search(self, world: World, waited: float) -> None:
-        """Stop when it is certain that this rank waits for ever."""
+        """Give up when it is certain that this rank would wait forever."""
         world.beat()
         if self._shown:
             self._refresh_status(world)
@@ -192,13 +192,13 @@ class WaitMonitor:
             self._give_up("timeout", waited, certain=True)
 
     def _is_hopeless(self, by_rank: dict[int, Status]) -> bool:
-        """Return whether a future never completes: it waits for ranks that are gone."""
+        """Return whether a future can never complete, because it waits for ranks that are gone."""
         missing, any_of_them, _ = self.waitable.missing()
         gone = [by_rank[rank]["state"] in diagnosis.GONE for rank in missing]
         return bool(gone) and (all(gone) if any_of_them else any(gone))
 
     def _lasting(self, world: World, status: Status, waited: float) -> Status:
-        """Return the status, as a running rank's until it has been the same for a while."""
+        """Return the status if it has lasted for a while; before, return that the rank runs."""
         state = status["state"]
         name = (state, status.get("wait"), status.get("section"))
         beats = world.beats(status["rank"])
@@ -209,12 +209,12 @@ class WaitMonitor:
             self._seen[status["rank"]] = name, since, beat
         if state == "waiting":
             patience = status["patience"]
-            if beats < beat + 2:  # it has not tested its wait since: frozen, or not scheduled
+            if beats < beat + 2:  # no test since, so the rank is frozen or not scheduled
                 return {**status, "state": "running"}
         elif state == "left":
             patience = min(LEFT_FOR_GOOD, self.timeout)
             if status["section"] != world.section:
-                patience = self.timeout + 1  # it has not begun this section yet
+                patience = self.timeout + 1  # the rank has not begun this section yet
         else:
             return status
         return status if waited - since >= patience else {**status, "state": "running"}
@@ -226,7 +226,7 @@ class WaitMonitor:
 
     def _give_up(self, kind: str, waited: float, certain: bool = False) -> None:
         if not self.waitable.withdraw():
-            self.timeout += GRACE  # everybody has just come: it is about to complete
+            self.timeout += GRACE  # all ranks have just come, so it is about to complete
             return
         call = self.waitable.call
         where = self.where or users_line()

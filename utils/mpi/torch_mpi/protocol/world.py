@@ -1,4 +1,4 @@
-"""All ranks together, their groups, and what becomes of all when one fails: see PROTOCOL.md."""
+"""The world of all ranks, with their groups and the incidents that stop them: see PROTOCOL.md."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ from .status import (
 )
 from .wait_monitor import is_true_within
 
-# How long a rank that follows looks for the cause that the first one is about to write.
+# A rank that follows waits this long for the cause, which the first rank is about to write.
 _CAUSE_DEADLINE = 0.3  # seconds
-# An error's text on the board, in characters.
+# The longest text of an error on the board, in characters.
 _LONGEST = 1200
-# A rank's word for "no communication is possible any more".
+# This word of a rank means that the ranks can no longer communicate.
 _BROKEN = 1 << 62
-# How long the ranks wait for each other after an incident.
+# The ranks wait this long for each other after an incident.
 RECOVERY_DEADLINE = 30.0  # seconds
 
 _world: World | None = None
 
 
 def current() -> World | None:
-    """Return the world, once a process group was made."""
+    """Return the world; ``None`` before the first process group."""
     return _world
 
 
 def enter(timeout: float) -> World:
-    """Return the world; the first call is made by all ranks together.
+    """Return the world; all ranks make the first call together.
 
     Raises:
         CommunicationTimeout: a rank did not come within ``timeout`` seconds.
@@ -62,7 +62,7 @@ def enter(timeout: float) -> World:
 
 
 def create(base: MPI.Intracomm, timeout: float) -> World:
-    """Go on as the ranks of this communicator; all of them call this, and have no groups."""
+    """Make the world from the ranks of this communicator; all call this, and have no groups."""
     global _world
     _world = World(base, timeout)
     return _world
@@ -71,14 +71,14 @@ def create(base: MPI.Intracomm, timeout: float) -> World:
 class Groups:
     """The groups in use, in the order in which they were made; iterate to get them.
 
-    Kept until they are closed: a Ctrl-C inside of PyTorch may take a group from the user.
+    Each group is kept until it is closed, because a Ctrl-C in PyTorch may take it from the user.
 
     Attributes:
-        made: how many groups of the same members this rank has made: part of their names.
-        closed: destroyed and not freed yet, because another member has not destroyed the group, or
-            because an incident came between. Recovery frees the latter.
+        made: how many groups of the same members this rank has made; the number is in their names.
+        closed: groups that this rank has destroyed but not freed, because another member still uses
+            the group, or because an incident came between. Recovery frees the latter.
         kept: destroyed groups in which something never ends. MPI may still write to their memory.
-        balance_of_closed: see :meth:`World.balance`.
+        balance_of_closed: the balance of destroyed groups, see :meth:`World.balance`.
     """
 
     def __init__(self) -> None:
@@ -109,21 +109,22 @@ class Groups:
             group.free_if_flushed()
 
     def freed(self, group: Group) -> None:
-        """Note that a group's communicators are given back."""
+        """Note that a group's communicators have been freed."""
         self.closed = [other for other in self.closed if other is not group]
 
 
 class World(Statuses):
-    """This rank among all ranks, and what they say of themselves.
+    """All ranks with their statuses, as this rank sees them.
 
     Attributes:
-        base: the communicator of all ranks; in it they have their numbers.
-        timeout: of the first group, in seconds.
+        base: the communicator of all ranks, which gives them their numbers.
+        timeout: the timeout of the first group, in seconds.
         one_machine: whether all ranks share memory, and a clock.
-        cores: processors that the ranks may use together, on one machine.
+        cores: number of processors that the ranks of this machine may use together.
         control: the communicator of the protocol's own messages.
-        stopped: this rank has left a communication, or failed, in the present incident.
-        unheard: the incident is of a communication that nobody waits for: nobody was told of it.
+        stopped: whether this rank has failed or left a communication in the present incident.
+        unheard: whether the incident is in a communication that no caller waits for, so the next
+            call has to raise it.
     """
 
     def __init__(self, base: MPI.Intracomm, timeout: float):
@@ -145,12 +146,12 @@ class World(Statuses):
         self._waits = 0
         self.write(state="running")
 
-    # -- what this rank says of itself ------------------------------------------------------
+    # -- what this rank writes about itself -------------------------------------------------
 
     def begin_section(self, name: str) -> None:
-        """Begin a part of the program. An incident of the one before is no error in this one."""
+        """Begin a part of the program, in which an incident of the part before is not an error."""
         guard.install()
-        guard.heard()  # a Ctrl-C of the section before
+        guard.heard()  # forget a Ctrl-C of the section before
         self.section = name
         self._mark = recorder.mark()
         self.groups.free_flushed()
@@ -158,15 +159,15 @@ class World(Statuses):
             if not self._is_of(name):
                 self.join_incident()
             elif self.stopped:
-                # What this rank's progress thread met, when others had begun this section already.
+                # This rank's progress thread found it, when others had begun this section already.
                 self.unheard = True
                 return
         self.unheard = False
         self.write(state="running")
 
     def _is_of(self, section: str) -> bool:
-        """Return whether the incident is of this section, which other ranks have begun before."""
-        self.cause()  # so that it is written
+        """Return whether the incident is in this section, which other ranks have begun before."""
+        self.cause()  # wait until the cause is written
         return any(s.get("kind") and s.get("section") == section for s in self.statuses())
 
     def end_section(self) -> None:
@@ -176,29 +177,29 @@ class World(Statuses):
             self.write(state="left", **messages)
 
     def ended(self, **more: object) -> None:
-        """Note that this rank's program is over; ``more``: see :mod:`~.protocol.program_end`."""
+        """Note that this rank's program is over; :mod:`~.protocol.program_end` gives ``more``."""
         self.write(**{**self.own, **more, "state": "ended"})
 
     def raised(self, error: BaseException, where: str) -> None:
-        """Begin an incident: the user's code ended with an error on this rank."""
+        """Begin an incident, because the user's code ended with an error on this rank."""
         try:
-            if not (self.stopped and self.own.get("kind")):  # what came first counts
+            if not (self.stopped and self.own.get("kind")):  # the first error counts
                 interrupted = isinstance(error, KeyboardInterrupt)
                 text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
                 self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
         finally:
-            # An interrupt may have come between an announcement and the wait for it: others may
-            # rely on it, inside of MPI.
+            # An interrupt may come after a call was announced and before the wait for it. Other
+            # ranks may then rely on the call, inside MPI.
             for work in self._works():
                 if work.is_collective and work.call.blocking:
                     work.withdraw_or_take_part()
 
     def _works(self) -> list[Work]:
-        """Return the communications under way in the groups in use."""
+        """Return the pending communications of the groups in use."""
         return [work for group in self.groups for work in progress.works_of(group)]
 
     def waiting(self, waitable: Waitable, where: str) -> Status:
-        """Note that this rank waits, for longer than a moment; return its status."""
+        """Note that this rank has waited for longer than a moment; return its status."""
         self._waits += 1
         wait = of_wait(waitable, where, self._is_alone())
         return self.write(state="waiting", wait=self._waits, **wait)
@@ -227,9 +228,9 @@ class World(Statuses):
 
         Args:
             kind: see :class:`~torch_mpi.protocol.status.Status`.
-            waitable: the communication this rank was in, if it was.
-            heard: somebody waits for the communication, and will get the error.
-            called: a collective that fits no other rank's, by its name: ``what``, ``where``.
+            waitable: the communication that this rank was in, if there was one.
+            heard: whether a caller waits for the communication, and will get the error.
+            called: a collective that matches no other rank's, by its name: ``what``, ``where``.
         """
         record: Status = {"where": where}
         if waitable is not None:
@@ -238,9 +239,9 @@ class World(Statuses):
         with self.lock:
             number = self.epoch + 1
             before = self.own
-            # Written again with more words, it is still the same moment.
+            # A status that is written again with more words keeps its time.
             again = before.get("incident") == number
-            # Collectives that have not begun: a mismatch may have to name them.
+            # A mismatch may have to name collectives that have not begun.
             waiting = {name: side for group in self.groups for name, side in group.called().items()}
             record |= {
                 "state": "stopped",
@@ -256,14 +257,14 @@ class World(Statuses):
         return status
 
     def join_incident(self) -> None:
-        """Stop this rank: it does not go on before all ranks have met."""
+        """Stop this rank until all ranks have met."""
         self.stopped = True
         self.board.set(INCIDENT, max(self.epoch + 1, self.board.of(INCIDENT, self.rank)))
         for group in self.groups:
             group.forget_fast_path()
 
     def give_up_all(self) -> None:
-        """Join the incident, and end what is under way."""
+        """Join the incident, and withdraw all pending communications."""
         if not self.stopped:
             self.join_incident()
         for work in self._works():
@@ -275,7 +276,7 @@ class World(Statuses):
         return max(self.board.of_all(INCIDENT)) > self.epoch
 
     def incident_is_over(self) -> None:
-        """Count the incident as over: all ranks have met."""
+        """Count the incident as over, after all ranks have met."""
         self.epoch += 1
         self.stopped = False
         self.unheard = False
@@ -289,7 +290,7 @@ class World(Statuses):
     def stopped_by_another(
         self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
     ) -> CommunicationStopped:
-        """Join the incident of another rank, and return the error for whoever waits here."""
+        """Join the incident of another rank, and return the error for the caller that waits."""
         where = users_line()
         self.unheard = False
         cause = self.cause()
@@ -303,14 +304,14 @@ class World(Statuses):
         about = call if waitable and isinstance(call, Call) else None
         return CommunicationStopped(text, about, record)
 
-    # -- together again ---------------------------------------------------------------------
+    # -- recovery ---------------------------------------------------------------------------
 
     def recover_or_raise(self, op: str) -> None:
-        """Recover with all ranks, before a communication, if this one knows of an incident.
+        """Recover with all ranks, before a communication, if this one has joined an incident.
 
         Raises:
-            CommunicationStopped: an incident is on, which this rank did not know of.
-            CommunicationError: the ranks cannot get together again.
+            CommunicationStopped: there is an incident that this rank did not know.
+            CommunicationError: the ranks cannot resynchronize.
         """
         if self.unheard:
             raise self._now_heard()
@@ -321,7 +322,7 @@ class World(Statuses):
             raise self.stopped_by_another(op)
 
     def _now_heard(self) -> CommunicationStopped:
-        # Another thread finds the words.
+        # Another thread writes the message.
         is_true_within(2 * _CAUSE_DEADLINE, lambda: self.own.get("error"))
         self.unheard = False
         return CommunicationStopped(self.own.get("error", ""), None, self.own)
@@ -332,7 +333,7 @@ class World(Statuses):
             recovery.recover(self, timeout)
 
     def refuse_if_not_whole(self) -> None:
-        """Raise CommunicationError where the ranks cannot get together any more."""
+        """Raise CommunicationError if the ranks can't resynchronize."""
         if dead := self.dead():
             verb = "is" if len(dead) == 1 else "are"
             text = f"{diagnosis.names(dead)} {verb} dead. {mpi.advice_after_death()}"
@@ -340,23 +341,23 @@ class World(Statuses):
         self.refuse_if_broken()
 
     def refuse_if_broken(self) -> None:
-        """Raise CommunicationError where a rank could not get together with the others."""
+        """Raise CommunicationError if a rank could not resynchronize with the others."""
         self.board.refresh()
         if _BROKEN in self.board.of_all(INCIDENT):
             raise CommunicationError(
-                f"the ranks could not get together again after an error: {settings.fresh_ranks}"
+                f"the ranks could not resynchronize after an error: {settings.fresh_ranks}"
             )
 
     def is_broken(self) -> None:
-        """Tell all ranks that this one could not get together with them."""
+        """Mark on the board that this rank could not resynchronize with the others."""
         self.board.set(INCIDENT, _BROKEN)
 
     def sweep(self) -> list[dict[str, object]]:
-        """Throw away the messages that nobody has received; see :func:`~.recovery.sweep`."""
+        """Discard the messages that no rank has received; see :func:`~.recovery.sweep`."""
         return recovery.sweep(self)
 
     def withdraw_receives(self, since: float) -> None:
-        """Give up receives that began after ``since`` (``perf_counter``) and wait for a message."""
+        """Give up receives that began after ``since`` (``perf_counter``) and are still pending."""
         progress.withdraw_receives(since)
 
     def balance(self) -> int:
@@ -369,19 +370,19 @@ def _reason(cause: Status) -> str:
         return f"{diagnosis.line(cause)}."
     if cause["kind"] == "died":
         return f"{diagnosis.line(cause)}. {mpi.advice_after_death()}"
-    # Of a mismatch the two sides are still being put together.
+    # A mismatch has no text yet while its rank still waits for the other side's description.
     return cause["error"] or f"rank {cause['rank']} found that the calls of the ranks differ."
 
 
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as worse:  # the user's own __str__
+    except Exception as worse:  # the user's __str__ failed
         return f"(its text can't be shown: {type(worse).__name__})"
 
 
 def cores_of_all(base: MPI.Intracomm) -> int:
-    """Return how many processors the ranks of one machine may use; all of them call this."""
+    """Return how many processors the ranks of one machine may use; all ranks call this."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     return len(set().union(*base.allgather(os.sched_getaffinity(0))))

@@ -409,8 +409,8 @@ def _shared_files(members: list[int], results: list[dict], place: int) -> dict[s
     return {
         f"Several ranks write {''.join(shared[:1])} at the same time, because all ranks of the lab "
         "save into one folder. Give each rank's temporary file a separate name": shared,
-        f"You removed {''.join(removed[:1])}, which another rank may just have written. Remove only "
-        "this rank's files": removed,
+        f"You removed {''.join(removed[:1])}, which another rank may just have written. Remove "
+        "only this rank's files": removed,
     }
 
 

@@ -158,7 +158,7 @@ def test_a_sampler_view_tells_what_is_repeated_and_what_is_lost():
 def test_drawings_refuse_what_they_cannot_show():
     with pytest.raises(ValueError, match="at least 1"):
         minibatches.partition(0, 8, 2)
-    with pytest.raises(ValueError, match="expected n = 3"):
+    with pytest.raises(ValueError, match="instead of n = 3"):
         minibatches.partition(3, 8, 2, [0, 1])
     with pytest.raises(ValueError, match="at most 6 ranks"):
         minibatches.partition(24, 8, 7)

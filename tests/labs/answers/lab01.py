@@ -134,7 +134,7 @@ WRONG = [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return tensor
-        """, "all_reduce writes into the tensor"),
+        """, "You returned this rank's tensor unchanged"),
     ("1.4", "gathers and adds", """
         def sum_over_ranks(tensor):
             parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
@@ -314,7 +314,7 @@ WRONG = [
                 elif rank == 1:
                     dist.recv(ball, src=0)
             return (time.perf_counter() - start) / repeats if rank == 0 else None
-        """, "expected 5 sends and 5 recvs"),
+        """, "You made 5 sends and 0 recvs"),
     ("1.1", "forgets to call the function", "rank = dist.get_rank", "call it"),
     ("1.1", "counts ranks from one", "rank = dist.get_rank() + 1", "You counted the ranks from 1"),
     ("1.1", "makes a text of it", "rank = str(dist.get_rank())", "the variable rank"),
@@ -381,7 +381,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return work()
-        """, "Call work() once"),
+        """, "times. Call it once"),
     ("1.3", "works on some ranks only", """
         def transfer_overlapped(tensor, rank, work):
             if rank > 1:
@@ -391,7 +391,7 @@ WRONG = [
             result = work()
             request.wait()
             return result
-        """, "Call work() once"),
+        """, "times. Call it once"),
     ("1.3", "returns the function", """
         def transfer_overlapped(tensor, rank, work):
             request = None

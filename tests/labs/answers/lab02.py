@@ -127,7 +127,7 @@ CHANGES = [
      "places = r * len(values) + torch.arange(len(values))", "ranks take turns"),
     ("2.6", "reduces twice", "dist.all_reduce(sums, group=group)",
      "dist.all_reduce(sums[:1], group=group); dist.all_reduce(sums[1:], group=group)",
-     "it made: all_reduce, all_reduce"),
+     "You made all_reduce, all_reduce"),
     ("2.6", "returns the sum", "return total / count", "return total", "You returned a sum"),
     ("2.6", "returns nothing", "return total / count", "pass", "returned None"),
 ]  # fmt: skip
@@ -253,7 +253,7 @@ WRONG = [
             dist.all_reduce(total, group=group)
             dist.all_reduce(count, group=group)
             return (total / count).item()
-        """, "expected one all_reduce, of sum and count together"),
+        """, "Make one all_reduce, of sum and count together"),
     ("2.4", "takes the items of a loader", """
         def microbatches(n, m, p, r, shuffle=False, epoch=0, drop_last=False):
             if m % p:

@@ -475,7 +475,7 @@ _TRAININGS = [
     ("            history[\"loss\"].append(loss)\n",
      "        history[\"loss\"].append(loss)\n",
      "epochs, one for each"),
-    ("range(epochs)", "range(epochs + 1)", "expected 9 entries in 3 epochs"),
+    ("range(epochs)", "range(epochs + 1)", "Return 9 entries for 3 epochs"),
 ]  # fmt: skip
 _OTHER_TRAININGS = [
     ("global_metrics(*map(sum, zip(*sums)), group)", "(lambda t: (dist.all_reduce(t, group=group), "

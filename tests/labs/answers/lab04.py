@@ -41,7 +41,7 @@ _CHANGES = [
      "    for p in model.parameters():\n"
      "        dist.all_reduce(p.grad, group=group)\n"
      "        p.grad /= size\n"
-     "    optimizer.step()", "The ranks reduced the gradients 2 times. backward() of a DDP model"),
+     "    optimizer.step()", "The ranks reduced the gradients 2 times. Leave this to backward()"),
     ("4.1", "divides again", "    optimizer.step()",
      "    for p in model.parameters():\n        p.grad /= size\n    optimizer.step()",
      "You divided the gradients by the number of ranks, but DDP"),
@@ -244,7 +244,7 @@ _CHANGES = [
         """, None, "The ranks communicated the gradients' bytes 3 times"),
     ("4.5", "does not divide", ") / k).backward", ")).backward", "3 times too large"),
     ("4.5", "divides by the ranks, too", ") / k).backward",
-     ") / k / dist.get_world_size(model.process_group)).backward", "divided by the 4 ranks, too"),
+     ") / k / dist.get_world_size(model.process_group)).backward", "You divided by the 4 ranks"),
     ("4.5", "never communicates", """
         def accumulate(model, microbatches):
             with model.no_sync():
@@ -262,7 +262,7 @@ _CHANGES = [
         """, None, "You communicated the first microbatch"),
     ("4.5", "clears in between", "            (cross",
      "            model.zero_grad()\n            (cross",
-     "counts. Call zero_grad() before the first one only"),
+     "Call zero_grad() before the first one only"),
     ("4.5", "hard-codes four microbatches", "k = len(microbatches)", "k = 4",
      "Every gradient is 0.75 times what it should be"),
     ("4.5", "takes a step", """

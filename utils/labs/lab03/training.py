@@ -382,7 +382,7 @@ def _history_steps(
         tolerance = TOLERANCES[key]
         yield value(history[key], expected, mistakes, what=where, tolerance=tolerance)
     evaluates = (
-        "The model was in evaluation mode during training, which turns off dropout and batch "
-        "normalization. Call model.train() after the test"
+        "The model was in evaluation mode during training, where dropout and batch normalization "
+        "work differently. Call model.train() after the test"
     )
     yield facts({evaluates: not outcome["in training mode"]})

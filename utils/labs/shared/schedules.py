@@ -156,7 +156,7 @@ def _illegal(schedule: Schedule) -> str | None:
         for kind, k in actions[count : count + 1]:
             stage, other, other_k = needs(len(schedule), s, kind, k)
             waits.append(f"stage {s} waits with {kind}{k} for {other}{other_k} of stage {stage}")
-    return f"not legal, because stages wait for each other: {'; '.join(waits)}" if waits else None
+    return f"not legal, because nobody can continue: {'; '.join(waits)}" if waits else None
 
 
 def idle(spans: Sequence[Sequence]) -> float:

@@ -162,18 +162,18 @@ def test_the_accuracy_is_that_of_the_weights(tmp_path: Path, standin_images):
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
-    ("handed_in", "words"),
+    ("submitted", "words"),
     [
-        ("99 %", "handed in <class 'str'>, expected weights layers.1.weight"),
-        ({}, "handed in nothing, expected weights"),
-        ({"w": torch.ones(3)}, "handed in w, expected weights"),
+        ("99 %", "submitted <class 'str'> instead of the weights layers.1.weight"),
+        ({}, "submitted nothing instead of the weights"),
+        ({"w": torch.ones(3)}, "submitted w instead of the weights"),
         (weights(**{"layers.3.bias": torch.zeros(9)}), "layers.3.bias of shape [9], expected [10]"),
-        (weights(**{"layers.3.bias": torch.full((10,), torch.nan)}), "it diverged"),
+        (weights(**{"layers.3.bias": torch.full((10,), torch.nan)}), "the training diverged"),
     ],
 )
-def test_weights_that_are_none_are_named(tmp_path, standin_images, handed_in, words):
-    torch.save(handed_in, tmp_path / "w.pt")
-    with pytest.raises(ValueError, match=r"handed in") as error:
+def test_weights_that_are_none_are_named(tmp_path, standin_images, submitted, words):
+    torch.save(submitted, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=r"The (entry|weights)") as error:
         accuracy(tmp_path / "w.pt")
     assert words in str(error.value)
 
@@ -231,18 +231,30 @@ def test_a_line_says_what_was_missed(tmp_path, standin_images, rules, missed):
 def test_who_is_done_before_the_death_is_not_within_the_budget(tmp_path, standin_images):
     traces = {0: [["work", 5, "a"], ["show", "x"]], **{r: [] for r in (1, 2, 3)}}
     entry = judge_of(left_behind(tmp_path, traces), replace(SLOW, target=0.1, seconds=99))
-    assert entry.exceeded == ("failure (over after 5.0 s, before the rank died)",)
+    assert entry.exceeded == ("failure (the entry ended after 5.0 s, before the rank died)",)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("traces", "how", "words", "status", "problem"),
     [
-        (SURVIVED, "raised", "line 3: KeyError: 'x'", 1, "rank 0 raised in line 3: KeyError: 'x'"),
+        (
+            SURVIVED,
+            "raised",
+            "line 3: KeyError: 'x'",
+            1,
+            "Rank 0 raised an error in line 3: KeyError: 'x'",
+        ),
         (SURVIVED, "raised", "TypeError: no train", 1, "TypeError: no train"),
-        (SURVIVED, "done", "", LATE, "was not done after 3 s of this machine"),
-        ({0: [], 2: [["died"]]}, "done", "", 1, "rank 1 ended early: Killed"),
-        ({r: [] for r in range(4)}, "done", "", 0, "handed in no weights"),
+        (SURVIVED, "done", "", LATE, "The entry was not done after 3 s of this machine"),
+        ({0: [], 2: [["died"]]}, "done", "", 1, "Rank 1 ended early: Killed"),
+        (
+            {r: [] for r in range(4)},
+            "done",
+            "",
+            0,
+            "The entry submitted no weights. Call job.show(model)",
+        ),
     ],
 )
 def test_an_entry_that_cannot_be_judged_has_a_line_that_says_why(
@@ -258,7 +270,7 @@ def test_an_entry_that_cannot_be_judged_has_a_line_that_says_why(
 @pytest.mark.quick
 def test_a_stub_is_still_open():
     entry = Entry(
-        "a", problem="rank 0 raised in line 2: NotImplementedError: Task 14.1: your entry"
+        "a", problem="Rank 0 raised an error in line 2: NotImplementedError: Task 14.1: your entry"
     )
     assert str(entry.as_verdict()) == "✗ Task 14.1 · your entry · still open"
 
@@ -310,7 +322,7 @@ def test_the_pictures_say_what_they_show(three: Path):
     said = alt.describe(rankings.Scoreboard.read(three).picture())
     assert "fast: 81.0 %, 1.0 MB, target after 2.5 s" in said
     assert "raised" not in said
-    assert "No entry has handed in weights" in alt.describe(drawings.entries([], Rules()))
+    assert "No entry has submitted weights" in alt.describe(drawings.entries([], Rules()))
     assert "20 Mbit/s" in alt.describe(drawings.machine(Rules()))
 
 
@@ -408,7 +420,7 @@ def test_an_entry_that_goes_around_the_clock_is_refused_and_reading_images_is_ma
     entry = capstone.run("cheater.py", "cheater", rules=SMALL)
     refused = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert set(CHEATS) - set(refused) == set()
-    assert entry.problem.startswith("rank ")  # of the death, which nobody caught
+    assert entry.problem.startswith("Rank ")  # of the death, which nobody caught
 
 
 @pytest.mark.quick
@@ -428,8 +440,8 @@ def test_weights_of_an_earlier_training_are_refused(tmp_path, standin_images):
     entry_judge._kept[0] = (entry_judge._kept[0][0], torch.zeros(TEST, dtype=torch.int64))
     entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
     assert entry.problem.startswith(
-        "handed in weights of 100.0 % when all ranks together had computed gradients of 24 images; "
-        "3,500 are the least"
+        "The weights reached 100.0 % when all ranks together had computed gradients of 24 images, "
+        "but 3,500 images are the least"
     )
 
 
@@ -456,6 +468,6 @@ def train(job):
 def test_an_entry_that_hangs_is_ended(here: Path):
     (here / "stuck.py").write_text(STUCK)
     entry = capstone.run("stuck.py", "stuck", deadline=8)
-    assert entry.problem.startswith("was not done after ")
-    with pytest.raises(FileNotFoundError, match=r"there is no other\.py"):
+    assert entry.problem.startswith("The entry was not done after ")
+    with pytest.raises(FileNotFoundError, match=r"There is no other\.py"):
         capstone.run("other.py", "other")

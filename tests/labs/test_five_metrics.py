@@ -65,8 +65,8 @@ def test_what_is_not_written_yet_is_said_and_costs_no_earlier_text(capsys):
     five_metrics.fill("elastic averaging", bandwidth="n / τ", faults=..., convergence=...)
     assert capsys.readouterr().out == (
         "elastic averaging: noted bandwidth.\n"
-        "elastic averaging: no text yet for faults, convergence: put one in place of ... and run "
-        "this cell again. From before: faults.\n"
+        "elastic averaging: no text yet for faults, convergence. Replace ... and run this cell "
+        "again. Texts from before: faults.\n"
     )
     assert row("elastic averaging") == ["n / τ", "slow rank: nothing", "", "", "short"]
 
@@ -153,9 +153,9 @@ for k in range(40):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"scheme": "ring"}, "no scheme is called 'ring': the schemes are 'central all-reduce'"),
-        ({"scheme": "Hogwild", "speed": "x"}, "no metric is called 'speed': the metrics are band"),
-        ({"scheme": "Hogwild", "ease": 3}, "ease is to be a text, not int"),
+        ({"scheme": "ring"}, "No scheme is called 'ring'. Choose one of 'central all-reduce'"),
+        ({"scheme": "Hogwild", "speed": "x"}, "No metric is called 'speed'. Choose one of band"),
+        ({"scheme": "Hogwild", "ease": 3}, "ease must be a text, not int"),
     ],
 )
 def test_a_misspelt_name_is_an_error_that_lists_the_right_ones(folder, arguments, said):

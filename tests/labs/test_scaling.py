@@ -455,7 +455,7 @@ def test_a_script_is_judged_by_the_partition_and_time_that_slurm_will_take(
     said = slurm_script.submit(script)
     assert f"of {sorted(asked.items())}" in said
     for name, value in variables.items():
-        assert f"{name}={value} counts, not the script" in said
+        assert f"{name}={value} overrides the script" in said
 
 
 @pytest.mark.parametrize(

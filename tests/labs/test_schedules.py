@@ -30,7 +30,7 @@ def test_a_schedule_as_text_and_back():
     schedule = schedules.one_f_one_b(3, 4)
     assert schedules.parse(schedules.written(schedule)) == schedule
     assert schedules.parse("\nF0 B0  # the only one\n\n") == [[("F", 0), ("B", 0)]]
-    with pytest.raises(ValueError, match=r"stage 1: 'G0' is no action; write F2 or B2"):
+    with pytest.raises(ValueError, match=r"stage 1: 'G0' is not an action. Write F2 or B2"):
         schedules.parse("F0 B0\nF0 G0")
 
 
@@ -53,9 +53,9 @@ def test_a_schedule_beyond_the_limit_is_told(capsys):
     schedules.look_at(schedules.written(schedules.gpipe(4, 4)), limit=3)
     printed = capsys.readouterr().out
     assert "legal and complete: 4 stages, 4 microbatches, length 21" in printed
-    assert "✗ held at most: [4, 4, 4, 4], but 3 are allowed" in printed
+    assert "✗ in flight at most: [4, 4, 4, 4], but 3 are allowed" in printed
     schedules.look_at(schedules.written(schedules.one_f_one_b(3, 4)), limit=3)
-    assert "✓ held at most: [3, 2, 1]" in capsys.readouterr().out
+    assert "✓ in flight at most: [3, 2, 1]" in capsys.readouterr().out
 
 
 def test_the_best_known_schedule_is_legal_within_its_memory_and_as_short_as_can_be(capsys):

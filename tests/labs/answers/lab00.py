@@ -15,13 +15,13 @@ def neighbor(result: str) -> str:
 WRONG = [
     ("0.1", what, neighbor(result), words)
     for what, result, words in (
-        ("forgets the last rank", "rank + 1", "so there is no rank 3. Expected 0, got 3"),
+        ("forgets the last rank", "rank + 1", "There is no rank 3. Close the ring"),
         ("hard-codes three ranks", "(rank + 1) % 3", "expected 0, got 1"),
-        ("goes to the left", "(rank - 1) % world_size", "this is the neighbor to the left"),
+        ("goes to the left", "(rank - 1) % world_size", "You returned the left neighbor"),
         ("returns nothing", "print(rank + 1)", "You returned None. Return"),
-        ("wraps around too late", "(rank + 1) % (world_size + 1)", "so there is no rank 3"),
+        ("wraps around too late", "(rank + 1) % (world_size + 1)", "There is no rank 3"),
         ("wraps around too early", "(rank + 1) % max(1, world_size - 1)", "Expected 2, got 0"),
-        ("stays", "rank", "this is the rank itself. Expected 1, got 0"),
+        ("stays", "rank", "Return its neighbor. Expected 1, got 0"),
         ("makes a text", "str((rank + 1) % world_size)", "expected"),
     )
 ]

@@ -56,7 +56,7 @@ WRONG = [
             elif rank == 1:
                 tensor = torch.empty_like(tensor)
                 dist.recv(tensor, src=0)
-        """, "A message came, but the tensor is still this rank's own. recv fills the"),
+        """, "A message arrived, but your tensor is unchanged"),
     ("1.2", "forgets the send", """
         def transfer(tensor, rank):
             if rank == 1:
@@ -124,7 +124,7 @@ WRONG = [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return tensor * dist.get_world_size()
-        """, "You returned 4 times the rank's own tensor"),
+        """, "times this rank's tensor, which is the sum only if all"),
     ("1.4", "does not wait", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor, async_op=True)
@@ -134,7 +134,7 @@ WRONG = [
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return tensor
-        """, "all_reduce writes into the tensor"),
+        """, "You returned this rank's tensor unchanged"),
     ("1.4", "gathers and adds", """
         def sum_over_ranks(tensor):
             parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
@@ -144,12 +144,12 @@ WRONG = [
     ("1.4", "returns what all_reduce returns", """
         def sum_over_ranks(tensor):
             return dist.all_reduce(tensor)
-        """, "ranks 0–3: the sum: You returned None. Return the tensor; all_reduce writes into it"),
+        """, "ranks 0–3: the sum: You returned None. Return the tensor"),
     ("1.4", "hard-codes four equal ranks", """
         def sum_over_ranks(tensor):
             dist.all_reduce(tensor.clone())
             return 4 * tensor
-        """, "You returned 4 times the rank's own tensor"),
+        """, "times this rank's tensor, which is the sum only if all"),
     ("1.5", "both send first", """
         def exchange(mine, rank):
             theirs = mine.clone()
@@ -182,7 +182,7 @@ WRONG = [
                 dist.recv(theirs, src=1 - rank)
                 request.wait()
             return mine
-        """, "You returned the rank's own tensor"),
+        """, "You returned this rank's tensor"),
     ("1.5", "receives into what it sends", """
         def exchange(mine, rank):
             if rank in (0, 1):
@@ -207,7 +207,7 @@ WRONG = [
         def sum_over_even_ranks(tensor, group):
             other = tensor if rank % 2 == 0 else torch.zeros_like(tensor)
             dist.all_reduce(other)
-        """, "You don't use the argument group"),
+        """, "You didn't use the argument group"),
     ("1.6", "puts the wrong ranks into the group", """
         even_ranks = dist.new_group([0, 1])
         def sum_over_even_ranks(tensor, group):
@@ -217,25 +217,25 @@ WRONG = [
     ("1.6", "communicates nothing", """
         def sum_over_even_ranks(tensor, group):
             tensor *= 2
-        """, "You don't use the argument group"),
+        """, "You didn't use the argument group"),
     ("1.6", "makes the group on its members only", """
         even_ranks = dist.new_group([0, 2]) if rank % 2 == 0 else None
-        """, "Every rank has to call dist.new_group([0, 2])"),
+        """, ") on every rank, even if it isn't a member"),
     ("1.6", "calls the collective on every rank", """
         def sum_over_even_ranks(tensor, group):
             dist.all_reduce(tensor, group=group)
-        """, "a group that it does not belong to"),
+        """, "This rank calls a collective of a group without belonging"),
     ("1.6", "makes a group in the function", """
         def sum_over_even_ranks(tensor, group):
             mine = dist.new_group([0, 2])
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=mine)
-        """, "Your function makes a group at each call"),
+        """, "Your function makes a group in each call"),
     ("1.6", "ignores the argument", """
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=even_ranks)
-        """, "You don't use the argument group"),
+        """, "You didn't use the argument group"),
     ("1.7", "returns the round trip", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
@@ -263,14 +263,14 @@ WRONG = [
             ("takes the mean", "sum(seconds) / repeats if rank == 0 else None", "the mean of the"),
             ("takes the fastest", "min(seconds) if rank == 0 else None", "the fastest round"),
             ("adds up", "sum(seconds) if rank == 0 else None", "the sum of the rounds"),
-            ("is not a number", "float('nan')", "expected seconds: a number"),
+            ("is not a number", "float('nan')", "Return the seconds as one number"),
             ("returns a time on each rank", "median(seconds)", "Only rank 0 measures"),
     )),
     ("1.7", "lets all points of the fit count alike", """
         def fit(sizes, times):
             slope, latency = np.polyfit(sizes, times, deg=1)
             return latency, 1 / slope
-        """, "You weighted all points equally, so the noise of the long messages"),
+        """, "You weighted all points equally, so the noise of long"),
     ("1.7", "fits a line through two points", """
         def fit(sizes, times):
             slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
@@ -279,19 +279,19 @@ WRONG = [
     ("1.7", "returns nan", """
         def fit(sizes, times):
             return float("nan"), float("nan")
-        """, "numbers that are not nan"),
+        """, "two numbers that aren't nan"),
     ("1.7", "swaps the two", """
         def fit(sizes, times):
             times = np.asarray(times)
             slope, latency = np.polyfit(sizes, times, deg=1, w=1 / times)
             return 1 / slope, latency
-        """, "You swapped the two; "),
+        """, "Return (latency, bandwidth) in this order"),
     ("1.7", "returns the slope for the bandwidth", """
         def fit(sizes, times):
             times = np.asarray(times)
             slope, latency = np.polyfit(sizes, times, deg=1, w=1 / times)
             return latency, slope
-        """, "bandwidth is 1 / slope"),
+        """, "Return 1 / slope as the bandwidth"),
     ("1.7", "sends floats for bytes", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes), []
@@ -314,12 +314,12 @@ WRONG = [
                 elif rank == 1:
                     dist.recv(ball, src=0)
             return (time.perf_counter() - start) / repeats if rank == 0 else None
-        """, "expected 5 sends and 5 recvs"),
+        """, "You made 5 sends and 0 recvs"),
     ("1.1", "forgets to call the function", "rank = dist.get_rank", "Call the function"),
     ("1.1", "counts ranks from one", "rank = dist.get_rank() + 1", "You counted the ranks from 1"),
     ("1.1", "makes a text of it", "rank = str(dist.get_rank())", "the variable rank"),
     ("1.1", "takes the last rank for the size", "world_size = dist.get_world_size() - 1",
-     "counted from 0, there is one more"),
+     "You used the number of the last rank"),
     ("1.1", "swaps the two", "rank, world_size = dist.get_world_size(), dist.get_rank()",
      "You used the number of ranks"),
     ("1.1", "gives each rank the number 0", "rank = 0", "variable rank: expected 3, got 0"),
@@ -381,7 +381,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return work()
-        """, "Call work() once"),
+        """, "times. Call it once"),
     ("1.3", "works on some ranks only", """
         def transfer_overlapped(tensor, rank, work):
             if rank > 1:
@@ -391,7 +391,7 @@ WRONG = [
             result = work()
             request.wait()
             return result
-        """, "Call work() once"),
+        """, "times. Call it once"),
     ("1.3", "returns the function", """
         def transfer_overlapped(tensor, rank, work):
             request = None
@@ -413,7 +413,7 @@ WRONG = [
             if request is not None:
                 request.wait()
             return result
-        """, "A message came, but the tensor is still this rank's own. recv fills the"),
+        """, "A message arrived, but your tensor is unchanged"),
     ("1.5", "leaves the waiting to luck", """
         def exchange(mine, rank):
             theirs = mine.clone()
@@ -680,7 +680,7 @@ WRONG += [
             if request is not None:
                 request.wait()
             return result
-        """, "The rank sleeps before work(), and the message is over by then") for first, name in (
+        """, "You sleep before work()") for first, name in (
             ("import time", "time.sleep"), ("from time import sleep", "sleep"))),
     ("1.3", "polls before the work", """
         def transfer_overlapped(tensor, rank, work):
@@ -736,7 +736,7 @@ WRONG += [
                 dist.recv(theirs, src=1 - rank)
                 request.wait()
             return theirs
-        """, "of 4 elements"),
+        """, "With 4 elements"),
     ("1.6", "makes the group on its members only, and no member of the others", """
         if rank % 2 == 0:
             even_ranks = dist.new_group([0, 2])
@@ -746,7 +746,7 @@ WRONG += [
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=group)
-        """, "The ranks have not called dist.new_group equally often: ranks 0 to 3"),
+        """, "groups, but every rank must call dist.new_group for each"),
     ("1.6", "makes another group on the odd ranks", """
         if rank % 2 == 1:
             odd_ranks = dist.new_group([1, 3])
@@ -755,7 +755,7 @@ WRONG += [
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=group)
-        """, "The ranks have not called dist.new_group equally often: ranks 0 to 3"),
+        """, "groups, but every rank must call dist.new_group for each"),
     ("1.7", "stops the clock after the send", """
         def ping_pong(nbytes, repeats, rank):
             ball, seconds = torch.zeros(nbytes, dtype=torch.uint8), []
@@ -808,12 +808,12 @@ WRONG += [
         def sum_over_even_ranks(tensor, group):
             if rank % 2 == 0:
                 dist.all_reduce(tensor, group=group)
-        """, "the ranks have made different groups, (0, 2) and (1, 3)"),
+        """, "In one call of dist.new_group, the ranks made different"),
     ("1.7", "five rounds at most",
-     play().replace("range(repeats)", "range(min(repeats, 5))"), "expected 10 sends"),
+     play().replace("range(repeats)", "range(min(repeats, 5))"), "Make 10 of each"),
     ("1.7", "remembers the times of a size",
      play(first="times = {}").replace("uint8), []", "uint8), times.setdefault(nbytes, [])"),
-     "You returned the median over this call and an earlier one with as many"),
+     "You returned the median over this call and an earlier call"),
     ("1.7", "floats in place of bytes",
      play().replace("torch.zeros(nbytes, dtype=torch.uint8)", "torch.zeros(-(-nbytes // 4))"),
      "elements of dtype torch.uint8"),

@@ -54,23 +54,23 @@ CHANGES = [
     ("2.2", "has a seed for each rank", "seed=seed", "seed=seed + r", "This rank shuffles with a"),
     ("2.2", "has a seed for each process", "seed=seed", "seed=rank", "This rank shuffles with a"),
     ("2.2", "ignores the seed", ", seed=seed", "", "You didn't use the argument seed"),
-    ("2.2", "does not shuffle", "shuffle=True", "shuffle=False", "not shuffled"),
+    ("2.2", "does not shuffle", "shuffle=True", "shuffle=False", "Your order isn't shuffled"),
     ("2.2", "returns one long list", "orders.append(list(sampler))", "orders += list(sampler)",
      "one long list"),
     ("2.2", "returns the samplers", "orders.append(list(sampler))", "orders.append(sampler)",
      "You returned samplers"),
     ("2.2", "returns nothing", "return orders", "pass", "one list of sample numbers per epoch"),
     ("2.3", "repeats what is too much", "missing = -n % p", "missing = n % p",
-     "n % p = 3 samples are too many for equal shares"),
+     "samples that are too many"),
     ("2.3", "repeats p where p divides n", "missing = -n % p", "missing = p - n % p",
      "p divides n, so nothing is missing"),
     ("2.3", "repeats the last samples", "[k % n for k in range(missing)]",
-     "list(range(n))[n - missing:]", "The sampler repeats the first samples of the order, and"),
+     "list(range(n))[n - missing:]", "You repeated the last samples of the order"),
     ("2.3", "goes through the samples once", "[k % n for k in range(missing)]",
      "list(range(n))[:missing]", "again and again"),
     ("2.3", "loses what is missing", "range(n - n % p, n)", "range(n - -n % p, n)",
-     "- ranks 0–3: repeated_and_lost(24, 7, True): 3 samples are too many for"),
-    ("2.3", "loses the first samples", "range(n - n % p, n)", "range(n % p)", "drop_last leaves"),
+     "samples, which are missing to the next multiple of p"),
+    ("2.3", "loses the first samples", "range(n - n % p, n)", "range(n % p)", "the first samples"),
     ("2.3", "forgets drop_last", "if drop_last:", "if False:", "happens with drop_last=False"),
     ("2.3", "hard-codes four ranks", "    if drop_last:", "    p = 4\n    if drop_last:",
      "You returned the result for 4 ranks"),
@@ -81,7 +81,7 @@ CHANGES = [
     ("2.4", "takes m for the batch size", "batch_size=m // p", "batch_size=m", "m / p"),
     ("2.4", "gives drop_last to the wrong sampler", "shuffle=shuffle\n",
      "shuffle=shuffle, drop_last=drop_last\n", "You passed drop_last to the DistributedSampler,"),
-    ("2.4", "ignores drop_last", "drop_last=drop_last", "drop_last=False", "too short and must go"),
+    ("2.4", "ignores drop_last", "drop_last=drop_last", "drop_last=False", "is too short"),
     ("2.4", "always drops", "drop_last=drop_last", "drop_last=True", "but drop_last=False"),
     ("2.4", "forgets set_epoch", "sampler.set_epoch(epoch)", "pass", "the order of epoch 0"),
     ("2.4", "forgets shuffle", ", shuffle=shuffle", "", "shuffled, but shuffle=False"),
@@ -91,13 +91,13 @@ CHANGES = [
     ("2.4", "returns a flat list", "return list(BatchSampler(sampler, batch_size=m // p, "
      "drop_last=drop_last))", "return list(sampler)", "Put a BatchSampler around the sampler"),
     ("2.4", "takes the rank it runs on", "rank=r", "rank=rank % p", "You returned the"),
-    ("2.4", "rounds m / p", "if m % p:", "if False:", "expected a ValueError"),
+    ("2.4", "rounds m / p", "if m % p:", "if False:", "must raise a ValueError, but it returned"),
     ("2.5", "forgets the epoch of the twin", "microbatches(n, m, 1, 0, shuffle, epoch)",
      "microbatches(n, m, 1, 0, shuffle)", "the order of epoch 0"),
     ("2.5", "gives the twin a share", "microbatches(n, m, 1, 0, shuffle, epoch)",
      "microbatches(n, m, 2, 0, shuffle, epoch)", "You returned the microbatches of rank 0 of 2"),
     ("2.5", "keeps the twin in order", "microbatches(n, m, 1, 0, shuffle, epoch)",
-     "microbatches(n, m, 1, 0)", "not shuffled, but shuffle=True"),
+     "microbatches(n, m, 1, 0)", "Your samples aren't shuffled, but shuffle=True"),
     ("2.5", "looks at this rank only",
      "dist.all_gather_object(parts, mine, group=group)", "parts = [mine]",
      "- ranks 0–3: in the group of ranks 0, 1, 2, 3"),
@@ -105,18 +105,18 @@ CHANGES = [
      "parts = [None] * world_size; dist.all_gather_object(parts, mine)",
      "Pass group=group to every call"),
     ("2.5", "hard-codes four ranks", "[None] * dist.get_world_size(group)", "[None] * 4",
-     "groups of these ranks: (1, 3) and (0, 2)"),
+     "with groups of the ranks"),
     ("2.5", "compares sets", "sorted(union) != sorted(expected[k])",
      "set(union) != set(expected[k])", "A set forgets how often"),
     ("2.5", "compares in order", "sorted(union) != sorted(expected[k])", "union != expected[k]",
-     "without regard to the order"),
+     "Ignore the order of the samples"),
     ("2.5", "stops at the shortest list", "max(len(batches) for batches in [*parts, expected])",
      "min(len(batches) for batches in [*parts, expected])", "zip stops at the shortest list"),
     ("2.5", "asks for the own part only", "sorted(union) != sorted(expected[k])",
      "not set(union) <= set(expected[k])", "Expected False, got True"),
-    ("2.5", "returns nothing", "return True", "pass", "returned None, expected True or False"),
+    ("2.5", "returns nothing", "return True", "pass", "Return True or False"),
     ("2.6", "keeps the padding", "once = values[places < n]", "once = values",
-     "Repeated samples count twice: 28 values for 25 samples"),
+     "samples. Index j of rank r has position r + j·p in the"),
     ("2.6", "counts the padding, too",
      "len(once)]", "len(values)]", "padding included"),
     ("2.6", "forgets the group", "dist.all_reduce(sums, group=group)", "dist.all_reduce(sums)",
@@ -127,7 +127,7 @@ CHANGES = [
      "places = r * len(values) + torch.arange(len(values))", "ranks take turns"),
     ("2.6", "reduces twice", "dist.all_reduce(sums, group=group)",
      "dist.all_reduce(sums[:1], group=group); dist.all_reduce(sums[1:], group=group)",
-     "it made: all_reduce, all_reduce"),
+     "You made all_reduce, all_reduce"),
     ("2.6", "returns the sum", "return total / count", "return total", "You returned a sum"),
     ("2.6", "returns nothing", "return total / count", "pass", "returned None"),
 ]  # fmt: skip
@@ -145,7 +145,7 @@ WRONG = [
             dataset = SimpleDataSet(n)
             sampler = DistributedSampler(dataset, p, r, shuffle, drop_last=drop_last)
             return [item[0] for item in DataLoader(dataset, sampler=sampler)]
-        """, "there are tensors in it"),
+        """, "returned tensors"),
     ("2.1", "shares by hand", """
         def items_of(n, p, r, shuffle=False, drop_last=False):
             order = list(range(n))
@@ -175,14 +175,14 @@ WRONG = [
             total = values[r + p * torch.arange(len(values)) < n].sum()
             dist.all_reduce(total, group=group)
             return total / n
-        """, "returned a tensor, expected a Python float"),
+        """, "You returned a tensor"),
     ("2.6", "asks for its number in the world", """
         def mean_once(values, n, group=None):
             p = dist.get_world_size(group)
             total = values[dist.get_rank() + p * torch.arange(len(values)) < n].sum()
             dist.all_reduce(total, group=group)
             return total.item() / n
-        """, "dist.get_rank(group) is its number in the group"),
+        """, "You counted positions from this rank's number in the world"),
     ("2.3", "asks the sampler", """
         def repeated_and_lost(n, p, drop_last=False):
             seen = [k for r in range(p) for k in DistributedSampler(
@@ -191,7 +191,7 @@ WRONG = [
             for k in set(seen):
                 seen.remove(k)
             return seen, lost
-        """, "You ask a DistributedSampler"),
+        """, "You asked a DistributedSampler"),
     ("2.5", "draws another permutation", """
         def sequential_minibatches(n, m, shuffle=False, epoch=0):
             torch.manual_seed(1234 + epoch)
@@ -253,7 +253,7 @@ WRONG = [
             dist.all_reduce(total, group=group)
             dist.all_reduce(count, group=group)
             return (total / count).item()
-        """, "expected one all_reduce, of sum and count together"),
+        """, "Make one all_reduce, of sum and count together"),
     ("2.4", "takes the items of a loader", """
         def microbatches(n, m, p, r, shuffle=False, epoch=0, drop_last=False):
             if m % p:
@@ -413,7 +413,7 @@ CHANGES += [
 ]
 
 #: Found by an attacker who looked for what no case asks: numbers, lengths, calls.
-FOLLOW = "Your result doesn't come from the DistributedSampler and the data set:"
+FOLLOW = "Your result didn't change when the check made the"
 CHANGES += [
     ("2.1", "multiplies by ten", "[item for batch in loader for item in batch.tolist()]",
      "[10 * k for k in sampler]", FOLLOW),
@@ -459,7 +459,7 @@ WRONG += [
                 sampler.set_epoch(0)
                 orders.append(list(sampler))
             return orders
-        """, "Each epoch has a new sampler"),
+        """, "You made a new sampler in each epoch"),
     ("2.2", "makes a sampler and ignores it", """
         def epoch_orders(n, p, r, epochs, seed):
             sampler = DistributedSampler(SimpleDataSet(n), num_replicas=p, rank=r)
@@ -485,7 +485,7 @@ WRONG += [
             for k in set(seen):
                 seen.remove(k)
             return seen, lost
-        """, "You ask a DistributedSampler"),
+        """, "You asked a DistributedSampler"),
     ("2.3", "goes through the samples six times", """
         def repeated_and_lost(n, p, drop_last=False):
             if drop_last:
@@ -532,7 +532,7 @@ WRONG += [
                 sampler.set_epoch(epoch)
                 return torch.tensor(list(sampler), dtype=torch.int64)
             return [one(epoch) for epoch in range(epochs)]
-        """, "there are tensors in it"),
+        """, "returned tensors"),
     ("2.3", "a list that is never emptied", """
         kept = {}
         def repeated_and_lost(n, p, drop_last=False):

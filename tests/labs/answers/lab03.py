@@ -248,7 +248,7 @@ _CHANGES = [
         "3.4",
         "slice(dist.get_rank(group), None, dist.get_world_size(group))",
         "slice(dist.get_rank(), None, dist.get_world_size())",
-        "each sample must be on one rank, once",
+        "Each sample must be on one rank, once",
     ),
     ("3.4", "loss_sum.item(), 0", "(loss_sum / samples).item() * samples, 0", "0 / 0"),
     ("3.4", "global_metrics(loss_sum.item(), 0, samples, group)",
@@ -269,12 +269,12 @@ _CHANGES = [
      "for parameter in list(model.parameters())[-1:]:", "of 1.weight differs in its last bit"),
     ("3.6", "for parameter in model.parameters():",
      "for parameter in list(model.parameters())[:1]:", "of 1.bias (frozen) differs"),
-    ("3.6", "return different.item() == 0", "pass", "Return True or False, a Python bool:"),
+    ("3.6", "return different.item() == 0", "pass", "Return True or False as a Python bool"),
     ("3.6", "return different.item() == 0", "return different.item() != 0", "identical replicas"),
     ("3.6", ", op=dist.ReduceOp.MAX, group=group", ", op=dist.ReduceOp.MAX, group=group, "
      "async_op=True", "You never call wait()"),
     ("3.4", "return loss", "return cross_entropy(model(images), labels).item()",
-     "the model is called 2 times in a step"),
+     "You call the model 2 times in a step"),
     ("3.4", "return loss", "return loss * len(labels)", "a sum over the samples"),
     ("3.4", "(loss_sum / max(samples, 1)).backward()",
      "loss_sum.backward()", "not the sequential step"),
@@ -298,7 +298,7 @@ _WRONG = [
     (
         "3.1",
         AVERAGE.format("dist.all_reduce(parameter.grad, group=group); parameter.grad /= 64"),
-        "look at the divisor",
+        "Check the divisor",
     ),
     (
         "3.1",
@@ -395,7 +395,7 @@ def average_gradients(model, group=None):
     ("3.1", AVERAGE.replace("if parameter.grad is not None", "if parameter.grad is None: "
      "parameter.grad = torch.zeros_like(parameter)\n        if True").format(
         "dist.all_reduce(parameter.grad, group=group); "
-        "parameter.grad /= dist.get_world_size(group)"), "A parameter without a gradient got one"),
+        "parameter.grad /= dist.get_world_size(group)"), "a parameter that had none"),
     ("3.1", "def average_gradients(model, group=None):\n"
      "    grads = [p.grad for p in model.parameters() if p.grad is not None]\n"
      "    flat = torch.cat([g.flatten() for g in grads])\n"
@@ -459,7 +459,7 @@ _TRAININGS = [
     ("lr=0.2", "lr=0.1", "Your learning rate is 0.1, and the baseline's is 0.2"),
     ("lr=0.2", "lr=0.4", "Your learning rate is 0.4, and the baseline's is 0.2"),
     ("test_sums(model, images[part], labels[part])", "test_sums(model, images, labels)",
-     "every rank takes all images"),
+     "Every rank takes all images"),
     ("minibatches(epoch)", "minibatches(0)", "Every epoch has the same order"),
     ("minibatches(epoch)", "minibatches(epoch + 1)", '"loss": entry 0'),
     ("train_step(model, optimizer, images, labels, group)",
@@ -467,15 +467,15 @@ _TRAININGS = [
     ("*map(sum, zip(*sums)), group)", "*map(sum, zip(*sums)))", "Pass group=group"),
     ("test_loss, accuracy = global_metrics(*map(sum, zip(*sums)), group)",
      "a, b, c = map(sum, zip(*sums)); test_loss, accuracy = a / c, b / c", "this rank's own"),
-    ("test_loss, accuracy = global", "accuracy, test_loss = global", 'swapped it with'),
-    ("].append(accuracy)", "].append(100 * accuracy)", "expected a share, not percent"),
-    ("return history", "return history['loss']", "must return a dict"),
-    ("return history", "pass", "must return a dict"),
-    ("return history", "return history if rank == 0 else None", "must return a dict"),
+    ("test_loss, accuracy = global", "accuracy, test_loss = global", 'You swapped this list'),
+    ("].append(accuracy)", "].append(100 * accuracy)", "You returned percent"),
+    ("return history", "return history['loss']", 'Return a dict with "loss"'),
+    ("return history", "pass", 'Return a dict with "loss"'),
+    ("return history", "return history if rank == 0 else None", 'Return a dict with "loss"'),
     ("            history[\"loss\"].append(loss)\n",
      "        history[\"loss\"].append(loss)\n",
-     "expected 9 entries in 3 epochs, one for each step"),
-    ("range(epochs)", "range(epochs + 1)", "expected 9 entries in 3 epochs"),
+     "epochs, one for each"),
+    ("range(epochs)", "range(epochs + 1)", "Return 9 entries for 3 epochs"),
 ]  # fmt: skip
 _OTHER_TRAININGS = [
     ("global_metrics(*map(sum, zip(*sums)), group)", "(lambda t: (dist.all_reduce(t, group=group), "
@@ -503,13 +503,13 @@ _RESULTS = [
     ("parallel['loss'][0] += 0.01", "The very first step has the same weights and the same"),
     (
         "parallel['loss'][1:] = [x + 1.1e-4 for x in parallel['loss'][1:]]",
-        "the losses of step 1",
+        "The losses of step",
     ),
     ("parallel['loss'][6:] = [x + 0.1 for x in parallel['loss'][6:]]", "In epoch 1 the losses"),
     ("parallel['test_loss'][0] += 0.1 * rank", "differ between ranks 0 and 1"),
     (
         "parallel_model.layers[1].weight.data[0, 0] += 1e-7 + rank * 1e-3",
-        "the replicas are not in sync",
+        "The weights on ranks 0 and 1 differ, so the replicas aren't",
     ),
     ("parallel_model = models.mlp(seed=3)", "on all test images"),
 ]
@@ -526,7 +526,7 @@ CHANGES = [
     *((task, said, right, wrong, said) for task, right, wrong, said in _CHANGES),
     *(("3.5", said, right, wrong, said) for right, wrong, said in _TRAININGS),
     ("3.5", "returns the sequential training", "    part = slice", _EARLY,
-     "train_step(…, group) takes this rank's part"),
+     "Let train_step(…, group) take this rank's part of each"),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [
     ("3.5", f"in another way, {k}", right, other)
@@ -554,7 +554,7 @@ CHANGES += [
         "takes rank % size for its place",
         "dist.get_rank(group)",
         "dist.get_rank() % dist.get_world_size(group)",
-        "each sample must be on one rank, once",
+        "Each sample must be on one rank, once",
     ),
     (
         "3.6",
@@ -613,7 +613,7 @@ CHANGES += [
      "the mean of the ranks' means"),
     ("3.4", "gives rank 0 the whole minibatch", _PART,
      "slice(dist.get_rank(group) * len(labels), (dist.get_rank(group) + 1) * len(labels))",
-     "all parts have the same size, give or take one"),
+     "all parts must have the same size, give or take one"),
     ("3.4", "moves the weights by hand", "    optimizer.step()\n",
      _LOOP + "            if parameter.grad is not None:\n"
      "                parameter -= optimizer.defaults['lr'] * parameter.grad\n", _OPTIMIZER),
@@ -627,7 +627,7 @@ CHANGES += [
      "unequal parts"),
     ("3.5", "tests in the first and the last epoch", _TESTS,
      "        if epoch in (0, epochs - 1):\n" + textwrap.indent(_TESTS, "    "),
-     "too few in all epochs together"),
+     "The ranks take too few images in all epochs together"),
     ("3.6", "leaves out the last weight", ".contiguous()", ".reshape(-1)[:-1].contiguous()",
      "weight of"),
     ("3.6", "leaves out the first weight", ".contiguous()", ".reshape(-1)[1:].contiguous()",
@@ -691,7 +691,7 @@ def replicas_in_sync(model, group=None):
         different += (bits != reference).sum().to(torch.uint8)
     dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)
     return different.item() == 0
-""", "so that a count of them in 8 bits is 0"),
+""", "256 weights of 3.weight differ in their last bits on one"),
     ("3.6", "compares a weighted sum of the bits", """
 def replicas_in_sync(model, group=None):
     sums = []

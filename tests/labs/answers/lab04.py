@@ -41,20 +41,20 @@ _CHANGES = [
      "    for p in model.parameters():\n"
      "        dist.all_reduce(p.grad, group=group)\n"
      "        p.grad /= size\n"
-     "    optimizer.step()", "The ranks reduced the gradients 2 times. backward() of a DDP model"),
+     "    optimizer.step()", "The ranks reduced the gradients 2 times. Leave this to backward()"),
     ("4.1", "divides again", "    optimizer.step()",
      "    for p in model.parameters():\n        p.grad /= size\n    optimizer.step()",
-     "You divided the gradients by the number of ranks, but DDP has already"),
+     "You divided the gradients by the number of ranks, but DDP"),
     ("4.1", "keeps old gradients", "    optimizer.zero_grad()\n", "", "optimizer.zero_grad()"),
     ("4.1", "never steps", "    optimizer.step()\n", "", "The replica has not moved"),
     ("4.1", "computes everything everywhere", "images[part]), labels[part]", "images), labels",
-     "every rank computes the whole minibatch"),
+     "Every rank computes the whole minibatch"),
     ("4.1", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
-     "all parts have the same size"),
+     "all parts must have the same size"),
     ("4.1", "takes the rank of the world", "dist.get_rank(group)", "dist.get_rank()",
-     "The part depends on dist.get_rank(group)"),
+     "Compute the part from dist.get_rank(group)"),
     ("4.1", "takes a sum for the loss", "labels[part])", "labels[part], reduction='sum')",
-     "Your loss is a sum over the part's samples, but DDP needs the mean"),
+     "Your loss is a sum over the part's samples"),
     ("4.1", "returns its own loss", "return total.item() / size", "return loss.item()",
      "DDP averages gradients, not losses"),
     ("4.1", "returns nothing", "return total.item() / size", "pass",
@@ -70,20 +70,20 @@ _CHANGES = [
                     buckets.append([])
                 buckets[-1].append(index)
             return buckets
-        """, None, "DDP adds the gradient first"),
+        """, None, "You close a bucket before it becomes too large"),
     ("4.2", "forgets the last bucket", "return [*buckets, bucket] if bucket else buckets",
      "return buckets", "The last bucket is missing"),
     ("4.2", "one cap for all", "(cap if buckets else first_cap)", "cap",
-     "The first bucket has a different cap, first_cap"),
+     "You gave the first bucket the cap of the others"),
     ("4.2", "the first cap for all", "(cap if buckets else first_cap)", "first_cap",
-     "first_cap is only for the first bucket"),
-    ("4.2", "full is not full", "full >= ", "full > ", "A bucket that holds exactly its cap is"),
+     "You used first_cap for all"),
+    ("4.2", "full is not full", "full >= ", "full > ", "holds exactly its cap"),
     ("4.2", "an empty bucket at the end", "[*buckets, bucket] if bucket else buckets",
-     "[*buckets, bucket]", "An empty bucket never leaves"),
+     "[*buckets, bucket]", "You returned an empty bucket"),
     ("4.2", "sizes for indices", "bucket.append(index)", "bucket.append(size)",
      "You returned sizes"),
     ("4.2", "from the end", "enumerate(sizes):", "reversed(list(enumerate(sizes))):",
-     "sizes is in the order in which the gradients become ready"),
+     "You began at the end, but sizes is in the order in which"),
     ("4.2", "returns nothing", "return [*buckets, bucket]", "[*buckets, bucket]",
      "You returned None. Return a list of lists"),
     ("4.3", "adds up overlapping transfers", """
@@ -91,7 +91,7 @@ _CHANGES = [
             total = sum(e - s for s, e in transfers)
             hidden = sum(max(0, min(e, end) - max(s, begin)) for s, e in transfers)
             return hidden / total if total else 0.0
-        """, None, "A moment in which two transfers move counts once"),
+        """, None, "You counted moments with two transfers twice"),
     ("4.3", "does not sort", "in sorted(transfers)", "in transfers",
      "not in the order of their starts"),
     ("4.3", "forgets nested transfers", """
@@ -104,11 +104,11 @@ _CHANGES = [
                 hidden += max(0.0, min(stop, end) - max(start, begin))
                 until = stop
             return hidden / moving if moving else 0.0
-        """, None, "a short transfer inside of a long one"),
+        """, None, "a short transfer inside a long one"),
     ("4.3", "takes transfers whole", "min(stop, end) - max(start, begin)",
      "(stop - start) * (stop <= end)", "A transfer may be partly hidden"),
     ("4.3", "forgets the begin", "max(start, begin)", "start",
-     "already under way when backward begins"),
+     "a transfer that starts before backward"),
     ("4.3", "divides by backward", "hidden / moving if moving else 0.0", "hidden / (end - begin)",
      "You divided by the length of backward"),
     ("4.3", "returns seconds", "hidden / moving if moving else 0.0", "hidden",
@@ -159,15 +159,15 @@ _CHANGES = [
     ("4.1", "returns the sum of the losses", "return total.item() / size", "return total.item()",
      "You returned the sum of the ranks' means"),
     ("4.1", "computes the loss again", "return total.item() / size",
-     "return cross_entropy(model(images), labels).item()", "the model is called 2 times"),
+     "return cross_entropy(model(images), labels).item()", "You call the model 2 times"),
     ("4.1", "takes the loss after the step", "    optimizer.zero_grad()\n    loss = cross_entropy("
      "model(images[part]), labels[part])\n    loss.backward()",
      "    optimizer.zero_grad()\n    cross_entropy(model(images[part]), labels[part]).backward()\n"
      "    seen = model.module[1].weight\n    loss = seen.sum()", "the loss: expected"),
     ("4.2", "a bucket for each", "if full >= (cap if buckets else first_cap)", "if True",
-     "Every gradient has a separate bucket"),
+     "You made a bucket for every gradient"),
     ("4.2", "one bucket", "if full >= (cap if buckets else first_cap)", "if False",
-     "All gradients are in one bucket"),
+     "You put all gradients into one bucket"),
     ("4.2", "a flat list", "return [*buckets, bucket] if bucket else buckets",
      "return sum([*buckets, bucket], [])", "Return a list of lists of indices"),
     ("4.2", "counts from one", "enumerate(sizes)", "enumerate(sizes, 1)", "You counted the"),
@@ -176,7 +176,7 @@ _CHANGES = [
      "the same list in two calls"),
     ("4.3", "divides by the span", "hidden / moving if moving else 0.0",
      "hidden / (max(e for _, e in transfers) - min(s for s, _ in transfers)) if moving else 0.0",
-     "not the span from the first to the last"),
+     "You divided by the span from the first transfer to the last"),
     ("4.3", "a coarse grid", """
         def hidden_share(transfers, begin, end):
             grid = [80 + 2 * k for k in range(40)]
@@ -190,7 +190,7 @@ _CHANGES = [
     ("4.4", "forgets return in decompress", "return bucket.buffer().copy_(future.value()[0])",
      "bucket.buffer().copy_(future.value()[0])", "The function that you pass to then() returns"),
     ("4.4", "returns the tensor", "return work.get_future().then(decompress)",
-     "return compressed", "The sum has not arrived yet"),
+     "return compressed", "The sum hasn't arrived yet, so return"),
     ("4.5", "leaves out the last", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -200,7 +200,7 @@ _CHANGES = [
                         (cross_entropy(model(images), labels) / k).backward()
                 elif j == k - 2:
                     (cross_entropy(model(images), labels) / k).backward()
-        """, None, "Only the last microbatch is missing"),
+        """, None, "The last microbatch is missing"),
     ("4.5", "never switches on again", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -219,7 +219,7 @@ _CHANGES = [
         def accumulate(model, microbatches):
             losses = [cross_entropy(model(x), y) for x, y in microbatches]
             (sum(losses) / len(losses)).backward()
-        """, None, "One backward for 3 forwards keeps what each of them computed until the"),
+        """, None, "forwards, so the forwards keep memory that you want to save"),
     ("4.5", "reduces by hand", """
         def accumulate(model, microbatches):
             with model.no_sync():
@@ -244,7 +244,7 @@ _CHANGES = [
         """, None, "The ranks communicated the gradients' bytes 3 times"),
     ("4.5", "does not divide", ") / k).backward", ")).backward", "3 times too large"),
     ("4.5", "divides by the ranks, too", ") / k).backward",
-     ") / k / dist.get_world_size(model.process_group)).backward", "divided by the 4 ranks, too"),
+     ") / k / dist.get_world_size(model.process_group)).backward", "You divided by the 4 ranks"),
     ("4.5", "never communicates", """
         def accumulate(model, microbatches):
             with model.no_sync():
@@ -262,9 +262,9 @@ _CHANGES = [
         """, None, "You communicated the first microbatch"),
     ("4.5", "clears in between", "            (cross",
      "            model.zero_grad()\n            (cross",
-     "zero_grad() belongs before the first"),
+     "Call zero_grad() before the first one only"),
     ("4.5", "hard-codes four microbatches", "k = len(microbatches)", "k = 4",
-     "every gradient is 0.75 times what it should be: look at the divisor"),
+     "Every gradient is 0.75 times what it should be"),
     ("4.5", "takes a step", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -274,7 +274,7 @@ _CHANGES = [
                     (cross_entropy(model(x), y) / k).backward()
             (cross_entropy(model(images), labels) / k).backward()
             torch.optim.SGD(model.parameters(), lr=0.1).step()
-        """, None, "The weights have changed. accumulate makes gradients and takes no step"),
+        """, None, "You changed the weights"),
 ]  # fmt: skip
 
 # Right answers that look different.
@@ -460,7 +460,7 @@ CHANGES += [
         "takes rank % size for its place",
         "dist.get_rank(group)",
         "dist.get_rank() % size",
-        "each sample must be on one rank, once",
+        "Each sample must be on one rank, once",
     ),
 ]
 
@@ -527,7 +527,7 @@ _CHANGES = [
             time.sleep(0.1)
             bucket.buffer().copy_(compressed)
             return future.then(lambda _: bucket.buffer())
-        """, None, "must not use the sum before its future is complete"),
+        """, None, ". Don't use the sum before its future is complete"),
     ("4.5", "keeps all graphs", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -537,7 +537,7 @@ _CHANGES = [
                 for loss in losses:
                     loss.backward()
             (cross_entropy(model(images), labels) / k).backward()
-        """, None, "A forward comes before the backward of the previous microbatch"),
+        """, None, "You called forward before the backward of the previous"),
     ("4.5", "communicates nothing at the end", """
         def accumulate(model, microbatches):
             k = len(microbatches)
@@ -553,7 +553,7 @@ _CHANGES = [
                 model.require_backward_grad_sync = j == k - 1
                 (cross_entropy(model(images), labels) / k).backward()
             model.require_backward_grad_sync = False
-        """, None, "After the call the model still doesn't communicate, so the next"),
+        """, None, "After the call, the model still doesn't communicate"),
     ("4.5", "knows the last one by identity", """
         def accumulate(model, microbatches):
             import contextlib

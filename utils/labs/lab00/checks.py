@@ -10,12 +10,12 @@ from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, value
 from utils.cluster.questions import Ranks
 
-# Rank and world size; the second one is larger than any world of this notebook.
+# Ranks and world sizes. The world of 7 is larger than the notebook's, so no rank can look it up.
 CASES = ((0, 3), (1, 3), (2, 3), (6, 7), (0, 1))
 
 
 def probe_neighbors(user_ns: dict, *, rank: int) -> list:
-    """Return the student's `right_neighbor` for each case."""
+    """Return what the student's `right_neighbor` gives for each case."""
     neighbor = answer_named(user_ns, "right_neighbor")
     return [neighbor(*case) for case in CASES]
 
@@ -31,9 +31,9 @@ def right_neighbor(ranks: Ranks, report: Report) -> None:
 def _all_neighbors(neighbors: list) -> Iterator[Step]:
     for (rank, size), neighbor in zip(CASES, neighbors, strict=True):
         mistakes = [
-            Mistake(size, f"the last rank has the number {size - 1}, so there is no rank {size}"),
-            Mistake(rank, "this is the rank itself"),
-            Mistake((rank - 1) % size, "this is the neighbor to the left"),
+            Mistake(size, f"There is no rank {size}. Close the ring after rank {size - 1}"),
+            Mistake(rank, "You returned the rank itself. Return its neighbor"),
+            Mistake((rank - 1) % size, "You returned the left neighbor. Return the right one"),
         ]
         call = f"right_neighbor({rank}, {size})"
         yield value(neighbor, (rank + 1) % size, mistakes, what=call, form="a rank")

@@ -38,24 +38,24 @@ from utils.cluster.questions import Ranks, Reply
 from .latency import ping_pong as ping_pong
 from .subgroups import sum_over_even_ranks as sum_over_even_ranks
 
-# Long enough that MPI does not send it before the receiver is ready (rendezvous).
+# So many elements that MPI waits for the receiver before it sends them (rendezvous).
 LONG = 250_000
-Kind = tuple[tuple[int, ...], str]  # of a tensor: shape and type
+Kind = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
 
 
 def _kinds(seed: int) -> tuple[Kind, ...]:
-    """Return kinds of tensors that are unlike, so that an answer fits not only the first."""
+    """Return unlike kinds of tensors, so that an answer can't fit only the first kind."""
     return ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
 
 
 def _tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """Return numbers of which a narrower type loses digits."""
+    """Return numbers that lose digits in a narrower dtype."""
     row = numbers(seed, *shape, double=dtype != "float32")
     return (row * 2**50).long() + 1 if dtype == "int64" else row
 
 
 def _whole(case: dict[str, Any]) -> Rule:
-    """Return the rule that each call has as many bytes as the tensor of the case."""
+    """Return the rule that each call sends as many bytes as the case's tensor has."""
     shape, dtype = case["shape"], case["dtype"]
     nbytes = math.prod(shape) * getattr(torch, dtype).itemsize
 
@@ -80,12 +80,12 @@ def _cases(ranks: Ranks, report: Report, kinds: Sequence[Kind]) -> Iterator[dict
 
 
 def _tensor_of(case: dict[str, Any], rank: int) -> torch.Tensor:
-    """Return the tensor that a rank is given in a case."""
+    """Return the tensor that a rank gets in a case."""
     return _tensor(case["each"][rank]["seed"], case["shape"], case["dtype"])
 
 
 def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
-    """Return what is compared, in words, with the kind of tensor if unusual; and how exactly."""
+    """Return in words what is compared, with the tensor's kind if unusual, and the tolerance."""
     dtype = case["dtype"]
     kind = "" if dtype == "float32" else f", {dtype}{list(case['shape'])}"
     tolerance = {"float32": TOLERANCE, "float64": EXACT, "int64": 0.0}[dtype]
@@ -96,9 +96,9 @@ def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def probe_hello(user_ns: dict, *, rank: int) -> dict:
-    """Return what the student found out about this rank."""
+    """Return what the student's variables say about this rank."""
     if not dist.is_initialized():
-        raise RuntimeError("torch.distributed is not initialized: call dist.init_process_group")
+        raise RuntimeError("torch.distributed isn't initialized. Call dist.init_process_group")
     return {
         "backend": dist.get_backend(),
         "rank": answer_named(user_ns, "rank"),
@@ -114,14 +114,11 @@ def hello(ranks: Ranks, report: Report) -> None:
         variables = answer.value
         report.expect(rank, "the backend", variables["backend"], "mpi")
         number_mistakes = [
-            Mistake(ranks.n, "You used the number of ranks. This rank's number is dist.get_rank()"),
-            Mistake(rank + 1, "You counted the ranks from 1. They are counted from 0"),
+            Mistake(ranks.n, "You used the number of ranks. Use dist.get_rank()"),
+            Mistake(rank + 1, "You counted the ranks from 1. Count them from 0"),
         ]
         report.judge(rank, variables["rank"], rank, number_mistakes, what="the variable rank")
-        last = (
-            "You used the number of the last rank. Because ranks are counted from 0, there is "
-            "one more"
-        )
+        last = "You used the number of the last rank. Add 1, because ranks are counted from 0"
         size_mistakes = [Mistake(ranks.n - 1, last)]
         size = variables["world_size"]
         report.judge(rank, size, ranks.n, size_mistakes, what="the variable world_size")
@@ -130,8 +127,8 @@ def hello(ranks: Ranks, report: Report) -> None:
 # -- 1.2 and 1.3 ------------------------------------------------------------------------------
 
 NOT_FILLED = (
-    "A message came, but the tensor is still this rank's own. recv fills the tensor that "
-    "you pass, so pass `tensor`, the argument"
+    "A message arrived, but your tensor is unchanged. Pass the argument `tensor` to recv, which "
+    "fills it"
 )
 
 
@@ -144,13 +141,13 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks: Ranks, report: Report) -> None:
-    """Check that rank 1 ends with rank 0's tensor, and the others with their own."""
+    """Check that rank 1 ends with rank 0's tensor, and each other rank with its own."""
     cases = _cases(ranks, report, _kinds(report.seed))
     report.judge_cases(ranks, probe_transfer, cases, _transfer_steps)
 
 
 def _transfer_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what a rank's `transfer` has to do with one tensor."""
+    """Yield steps that judge a rank's `transfer` of one tensor."""
     rank = answer.rank
     calls = answer.value["calls"]
     yield communication(calls, *_one_message(rank), blocking(True))
@@ -170,7 +167,7 @@ def _one_message(rank: int) -> list[Rule]:
 def probe_transfer_overlapped(
     user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
 ) -> dict:
-    """Return what `transfer_overlapped` does; its `work` looks at what is pending by then."""
+    """Return what `transfer_overlapped` does; its `work` records what is pending at this time."""
     from torch_mpi.record import log
 
     tensor = _tensor(seed, shape, dtype)
@@ -206,7 +203,7 @@ def probe_transfer_overlapped(
 
 @task("1.3", "isend and irecv around work", points=3)
 def transfer_overlapped(ranks: Ranks, report: Report) -> None:
-    """Check a non-blocking transfer that works between start and wait."""
+    """Check a non-blocking transfer that calls work() between start and wait."""
     length = LONG + report.seed % 1000
     kinds = ((length,), "float32"), ((2, length // 2 + 1), "float64"), ((3, 4), "float32")
     cases = _cases(ranks, report, kinds)
@@ -214,19 +211,19 @@ def transfer_overlapped(ranks: Ranks, report: Report) -> None:
 
 
 def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what a rank's `transfer_overlapped` has to do with one tensor and with work()."""
+    """Yield steps that judge a rank's `transfer_overlapped` of one tensor, and its work()."""
     times = len(answer.value["seen"])
     expected = [case["each"][answer.rank]["seed"]]
-    words = "the value returned (that of work())"
+    words = "the returned value"
     work_done = [
-        facts({f"Call work() once. It was called {times} times": times != 1}),
+        facts({f"You called work() {times} times. Call it once": times != 1}),
         value(answer.value["result"], expected, what=words, form="what work() returned"),
     ]
     yield each_of(_overlapped_transfer(case, answer), work_done)
 
 
 def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what the message has to be, and that work() is done while it is pending."""
+    """Yield steps that judge the message, and whether it is pending while work() runs."""
     rank = answer.rank
     calls = answer.value["calls"]
     tensor = answer.value["tensor"]
@@ -243,16 +240,13 @@ def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> dict[str, bool]:
-    """Return why the message and work() do not overlap, by what was pending when it began."""
+    """Return why message and work() don't overlap; `pending` was recorded as work() began."""
     op = "isend" if rank == 0 else "irecv"
     is_over = any(call["waited"] for call in pending)
     return {
         f"You call {op} after work(). Start the communication first": not pending,
         "You call wait() before work(), so nothing overlaps. Wait after work()": is_over,
-        (
-            "The rank sleeps before work(), and the message is over by then. Call work() right "
-            f"after {op}"
-        ): slept,
+        f"You sleep before work(), so the message is over. Call work() right after {op}": slept,
     }
 
 
@@ -265,7 +259,7 @@ def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -
     result, calls = recorded(function, _tensor(seed, shape, dtype))
     other = _tensor(seed + 1, shape, dtype)
     _, again = kept("sum_over_ranks", result, lambda: recorded(function, other))
-    # A class of the student's own could still communicate while it is told.
+    # An object of a student's class could still communicate while it is converted.
     plain = type(result) is torch.Tensor or not isinstance(result, torch.Tensor)
     told = {"result": result if plain else f"<{type(result).__name__}>"}
     return told | {"calls": calls, "calls again": again}
@@ -279,12 +273,12 @@ def sum_over_ranks(ranks: Ranks, report: Report) -> None:
 
 
 def _sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what `sum_over_ranks` has to communicate and to return."""
+    """Yield steps that judge the communication and the result of `sum_over_ranks`."""
     rules = (only("all_reduce"), made("all_reduce", 1), waited)
     yield communication(answer.value["calls"], *rules)
     yield communication(answer.value["calls again"], *rules)
     tensors = torch.stack([_tensor_of(case, rank) for rank in range(len(case["each"]))])
-    form = "the tensor; all_reduce writes into it, and has no result of its own"
+    form = "the tensor into which all_reduce writes"
     mistakes = _wrong_sums(tensors, answer.rank)
     how = _compared("the sum", case)
     yield value(answer.value["result"], tensors.sum(0).tolist(), mistakes, form=form, **how)
@@ -292,27 +286,21 @@ def _sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
-    """Return what likely mistakes give, of the tensors of all ranks."""
+    """Return what likely mistakes make of the tensors of all ranks."""
     n = len(tensors)
     whole = tensors.dtype == torch.int64
     total = tensors.sum(0).tolist()
     return table({
-        (
-            "The whole numbers have lost digits. Neither a mean (op=AVG) nor a narrower dtype "
-            "keeps them: use op=dist.ReduceOp.SUM"
-        ): lambda got: whole and same(got, total),
+        "Your whole numbers lost digits, as after a mean (op=AVG) or in a narrower dtype. Use "
+        "op=dist.ReduceOp.SUM": lambda got: whole and same(got, total),
         "You returned the mean over the ranks. Return the sum": tensors.double().mean(0),
         "You returned the largest element of all ranks. Use op=dist.ReduceOp.SUM": tensors.amax(0),
         "You returned the smallest element of all ranks. Use op=dist.ReduceOp.SUM": tensors.amin(0),
         "You returned the product over the ranks. Use op=dist.ReduceOp.SUM": tensors.prod(0),
-        (
-            "You returned the rank's own tensor, unchanged. all_reduce writes into the tensor "
-            "that you pass, so return that tensor"
-        ): tensors[rank],
-        (
-            f"You returned {n} times the rank's own tensor. This is the sum only if all ranks "
-            "have the same tensor"
-        ): tensors[rank] * n,
+        "You returned this rank's tensor unchanged. Return the tensor that you pass to "
+        "all_reduce, which writes into it": tensors[rank],
+        f"You returned {n} times this rank's tensor, which is the sum only if all ranks have the "
+        "same tensor. Call all_reduce": tensors[rank] * n,
     })
 
 
@@ -334,7 +322,7 @@ def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 
 @contextlib.contextmanager
 def _noted_memory() -> Iterator[dict[str, list[int]]]:
-    """Note where the tensors begin that are sent, and those that are received into."""
+    """Record the addresses of the tensors that are sent, and of those that receive."""
     group = dist.group.WORLD
     used = {"send": [], "recv": []}
 
@@ -352,9 +340,9 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 
 @task("1.5", "an exchange without deadlock", points=3)
 def exchange(ranks: Ranks, report: Report) -> None:
-    """Check that ranks 0 and 1 swap tensors, also tensors that do not fit into a buffer."""
+    """Check that ranks 0 and 1 swap tensors, even tensors that don't fit into a buffer."""
     seed = report.seed
-    begin_with_send: Counter[int] = Counter()  # how many ranks, by the length of the tensor
+    begin_with_send: Counter[int] = Counter()  # how many ranks, by the tensor's length
     kinds = [((4,), "float32"), ((10**6 + seed % 1000,), "float32"), ((2, 3), "float64")]
     kinds.append(((100 + seed % 400,), "int64"))
 
@@ -371,17 +359,15 @@ def exchange(ranks: Ranks, report: Report) -> None:
     lengths = [length for length, count in begin_with_send.items() if count == 2]
     if lengths:
         report.problem(
-            (
-                f"of {lengths[0]} elements: Both ranks call send first. This works because MPI "
-                "copies a short message (eager), up to a size that your program can't know. "
-                "Let one rank receive first, or use isend"
-            ),
+            f"With {lengths[0]} elements, both ranks call send first. MPI copies such a short "
+            "message (eager), but your program can't know up to which size: let one rank receive "
+            "first, or use isend",
             kind="communication",
         )
 
 
 def _exchange_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what a rank's `exchange` has to do with one tensor."""
+    """Yield steps that judge a rank's `exchange` of one tensor."""
     rank = answer.rank
     calls = answer.value["calls"]
     wanted = [("recv", 1 - rank), ("send", 1 - rank)] if rank < 2 else []
@@ -396,19 +382,17 @@ def _wrong_exchanges(case: dict[str, Any], answer: Reply) -> dict[str, bool]:
     """Return what is wrong with the tensor that a rank has received."""
     rank = answer.rank
     result = answer.value["result"]
-    arrives = "the tensor that arrived" if rank < 2 else "mine, as nothing arrives here"
-    whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "its own")
+    arrives = "the tensor that arrived" if rank < 2 else "mine, because nothing arrives here"
+    whose = {0: "rank 1's tensor", 1: "rank 0's tensor"}.get(rank, "this rank's tensor")
     right = fingerprint(_tensor_of(case, 1 - rank if rank < 2 else rank))
     is_own = result == fingerprint(_tensor_of(case, rank)) != right
     is_mixed = answer.value["shared"] and _is_sent_while_received(answer.value["calls"])
     return {
-        (
-            "You receive into the tensor that is still being sent, so the message may be a "
-            "mixture of both. Receive into another tensor: torch.empty_like(mine)"
-        ): is_mixed,
+        "You receive into the tensor that is still being sent, so the message may be a mixture. "
+        "Receive into another tensor: torch.empty_like(mine)": is_mixed,
         f"exchange returned None. Return {arrives}": result == "<NoneType>",
-        "You returned the rank's own tensor. Return the tensor that arrived": is_own,
-        f"of {math.prod(case['shape'])} elements: the result is not {whose}": result != right,
+        "You returned this rank's tensor. Return the tensor that arrived": is_own,
+        f"With {math.prod(case['shape'])} elements, the result is not {whose}": result != right,
     }
 
 

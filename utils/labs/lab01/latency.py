@@ -1,4 +1,4 @@
-"""Task 1.7: the time of a message on an emulated wire, and the line through noisy times."""
+"""Task 1.7: the time of a message on an emulated wire, and the fit of a line to noisy times."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
-# Rounds of a check. How much longer each of five in a row takes than the wire, in random order: one
-# of them is the median, and no two are alike. The very first round warms up.
+# Rounds of a check. FACTORS says how much longer each of five rounds in a row takes, in random
+# order. One of them is the median, and no two are equal. The very first round warms up.
 REPEATS = 5
-# Bytes and rounds: also more rounds, the same bytes again, and bytes that no float32 tensor has.
+# Bytes and rounds, with more rounds, the same bytes again, and bytes that no float32 tensor has.
 PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
 # The play with as many bytes as the first.
 AGAIN = 2
 REMEMBERED = (
-    "You returned the median over this call and an earlier one with as many bytes. Begin "
-    "each call with an empty list of times"
+    "You returned the median over this call and an earlier call. Begin each call with an empty "
+    "list of times"
 )
-# A mean of some of them is far from 1 as well.
+# A mean of some of these is far from 1, too.
 FACTORS = (0.7, 0.9, 1.0, 3.0, 6.0)
 WARM_UP = 9.0
 
@@ -46,7 +46,7 @@ def _disturbances(seed: int) -> list[float]:
 
 
 def _disturbance(factors: Sequence[float], k: int) -> float:
-    """Return how much longer the k-th round takes. Of any five in a row the median is 1."""
+    """Return how much longer the k-th round takes. Any five in a row have the median 1."""
     return factors[k % len(factors)] if k else WARM_UP
 
 
@@ -60,12 +60,12 @@ def probe_ping_pong(
     wire: list[float],
     factors: list[float],
 ) -> dict:
-    """Return what `ping_pong` measures on a wire: latency + bytes / bandwidth a message.
+    """Return what `ping_pong` measures on a wire: latency + bytes / bandwidth per message.
 
     Args:
-        wire: latency, bandwidth, and the share of a round trip that passes in its send.
-        stamp: what the wire writes into all that this rank sends; the result has the stamps that
-            came.
+        wire: latency, bandwidth, and the share of a round trip that passes in send.
+        stamp: a number that the wire writes into each ball of this rank; the result has the stamps
+            that arrived.
         factors: see :func:`_disturbance`.
     """
     function = answer_named(user_ns, "ping_pong")
@@ -79,9 +79,9 @@ def probe_ping_pong(
 def _slow_wire(
     clock, wire: list[float], factors: list[float], stamp: int, came: list[int]
 ) -> Iterator[None]:
-    """Let each message of this rank take that long, and some rounds longer; stamp what it sends.
+    """Let each message of this rank take the wire's time, and stamp the balls that it sends.
 
-    A send ends early, as MPI copies what it sends: nearly all of a round trip passes in the recv.
+    A send ends early, because MPI copies the ball, so most of a round trip passes in recv.
     """
     latency, bandwidth, share = wire
     group = dist.group.WORLD
@@ -113,7 +113,7 @@ def _slow_wire(
 
 
 def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
-    """Return a view of the first eight bytes as a number; a shorter ball has none."""
+    """Return a view of the first eight bytes as a number; 0 for a shorter ball."""
     row = ball.detach().reshape(-1).view(torch.uint8)
     return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
 
@@ -132,12 +132,12 @@ def ping_pong(ranks: Ranks, report: Report) -> None:
 
 def _plays(ranks: Ranks, report: Report) -> Iterator[dict[str, Any]]:
     """Yield the arguments of `probe_ping_pong`, each on another wire."""
-    # Far above what the machine itself needs, which then does not count.
+    # The wire is much slower than the machine, so the machine's time doesn't matter.
     start = 20.0 + report.seed % 1000 / 50
     bandwidth = 20e3 + report.seed // 1000 % 1000 * 30
     share = 0.1 + report.seed % 30 / 1000
     for k, (nbytes, repeats) in enumerate(PLAYS):
-        latency = start * (len(PLAYS) - k)  # what was measured before is wrong now
+        latency = start * (len(PLAYS) - k)  # an earlier measurement is wrong now
         yield {
             "nbytes": nbytes,
             "repeats": repeats,
@@ -148,7 +148,7 @@ def _plays(ranks: Ranks, report: Report) -> Iterator[dict[str, Any]]:
 
 
 def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what a rank has to play, and how long a message has taken."""
+    """Yield steps that judge a rank's messages, and the time that rank 0 returns."""
     yield communication(answer.value["calls"], only("send", "recv", "barrier"))
     yield facts(_wrong_plays(case, answer))
     if answer.rank == 0:
@@ -165,7 +165,7 @@ def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
-    """Return what is wrong with the messages of a play."""
+    """Return what is wrong with the messages of one call."""
     rank = answer.rank
     nbytes = case["nbytes"]
     repeats = case["repeats"]
@@ -173,25 +173,24 @@ def _wrong_plays(case: dict[str, Any], answer: Reply) -> dict[str, object]:
     plays = [call for call in answer.value["calls"] if call["op"] != "barrier"]
     if rank > 1:
         messages_made = in_words((call["op"], call["peer"]) for call in plays)
-        return {f"Only ranks 0 and 1 play, but this rank made {messages_made}": plays}
+        return {f"Only ranks 0 and 1 play. Do nothing here: you made {messages_made}": plays}
     sends = sum(call["op"] == "send" for call in plays)
     sizes = sorted({call["nbytes"] for call in plays} - {nbytes})
     is_short = sends < repeats or 2 * sends != len(plays)
     measures = rank == 1 and answer.value["seconds"] is not None
     is_strange = case["each"][1 - rank]["stamp"] not in answer.value["stamps"]
     return {
-        (
-            f"{play}: expected {repeats} sends and {repeats} recvs (a few more to warm up are "
-            f"fine), but the rank made {sends} and {len(plays) - sends}"
-        ): is_short,
+        f"{play}: You made {sends} sends and {len(plays) - sends} recvs. Make {repeats} of each, "
+        "or a few more to warm up": is_short,
         f"{play} sent {sizes} bytes. Send {nbytes} elements of dtype torch.uint8": sizes,
         "Only rank 0 measures. Return None on the other ranks": measures,
-        f"rank {1 - rank} has sent a ball, and another one is in the tensor of recv": is_strange,
+        f"Rank {1 - rank} sent a ball, but recv filled your tensor with another one. Receive what "
+        "that rank sends": is_strange,
     }
 
 
 def _median_with_earlier_rounds(factors: Sequence[float], rounds: int, repeats: int) -> float:
-    """Return the median over the plays 0 and AGAIN, as a multiple of the second one's time."""
+    """Return the median over the plays 0 and AGAIN, as a multiple of the time in AGAIN."""
     warm_up = rounds - repeats
     slower = len(PLAYS) / (len(PLAYS) - AGAIN)  # see _plays
     earlier = [slower * _disturbance(factors, warm_up + k) for k in range(PLAYS[0][1])]
@@ -202,7 +201,7 @@ def _median_with_earlier_rounds(factors: Sequence[float], rounds: int, repeats: 
 def _wrong_times(
     true: float, factors: Sequence[float], share: float, rounds: int, repeats: int
 ) -> list[Mistake]:
-    """Return what likely mistakes give, of so many rounds on a wire."""
+    """Return what likely mistakes give for so many rounds on a wire."""
     took = [_disturbance(factors, k) for k in range(rounds)]
     counted = took[-repeats:]
     mean = statistics.mean(counted)
@@ -212,8 +211,9 @@ def _wrong_times(
     measured = {
         "You returned the whole round trip. Divide it by 2": 2.0,
         "You halved the time once too often. A message takes half of the round trip": 0.5,
-        f"You measured the time of send alone, which ends before the message arrives. {back}": 2
-        * share,
+        f"You measured the time of send alone, which ends before the message arrives. {back}": (
+            2 * share
+        ),
         f"You returned half of the time of send alone. {back}": share,
         f"You returned half of the time of recv alone. {back}": 1 - share,
         f"You measured the time of recv alone. {back}": 2 - 2 * share,
@@ -229,16 +229,16 @@ def _wrong_times(
         f"You returned the sum of the rounds. {median}": sum(counted),
     }
     wrong = {said: factor * true for said, factor in measured.items()}
-    return table({"expected seconds: a number": lambda got: not is_number(got), **wrong})
+    return table({"Return the seconds as one number": lambda got: not is_number(got), **wrong})
 
 
 def _judge_fit(ranks: Ranks, report: Report) -> None:
-    """Judge fits of short to long messages, then of messages near latency × bandwidth."""
+    """Judge fits for short to long messages, then for messages near latency × bandwidth."""
     chance = np.random.default_rng(report.seed)
     latency, bandwidth = chance.uniform(20e-6, 60e-6), chance.uniform(1e9, 4e9)
     middle = latency * bandwidth * np.geomspace(0.2, 5, 24)
     cases = [
-        # Every point alone is off by a fifth or a quarter, in turn: only all together tell.
+        # Each point is off by a fifth or a quarter, so only all points together give the line.
         _noisy_line(report.seed, latency, bandwidth, [2**k for k in range(3, 26)], (0.8, 1.25)),
         _noisy_line(report.seed, latency, bandwidth, middle.astype(int).tolist(), (0.9, 1.1)),
     ]
@@ -250,7 +250,7 @@ def _judge_fit(ranks: Ranks, report: Report) -> None:
 def _noisy_line(
     seed: int, latency: float, bandwidth: float, sizes: list[int], off: Sequence[float]
 ) -> dict[str, list]:
-    """Return sizes of messages, and times that are off by these factors, in turn."""
+    """Return sizes of messages, and times that are off by these factors in turn."""
     chance = np.random.default_rng(seed + len(sizes))
     signs = np.resize(chance.permutation(off), len(sizes))
     noise = signs * chance.uniform(0.98, 1.02, len(sizes))
@@ -261,17 +261,17 @@ def _noisy_line(
 def _fit_steps(
     latency: float, bandwidth: float, case: dict[str, Any], answer: Reply
 ) -> Iterator[Step]:
-    """Yield that `fit` has found the latency and bandwidth that the times follow, on rank 0."""
+    """Yield steps that compare rank 0's `fit` with the latency and bandwidth behind the times."""
     if answer.rank > 0:
         return
     fitted = answer.value
     pair = isinstance(fitted, list) and len(fitted) == 2 and all(map(is_number, fitted))
-    form = "numbers that are not nan" if isinstance(fitted, list) else "a pair of numbers"
-    yield facts({f"fit returned {fitted}, expected (latency, bandwidth): {form}": not pair})
+    form = "two numbers that aren't nan" if isinstance(fitted, list) else "two numbers"
+    yield facts({f"fit returned {fitted}. Return (latency, bandwidth), {form}": not pair})
     hint = _why_fit(fitted, latency, bandwidth, **case)
     far_off = (
-        f"fit: {hint}the wire had {latency:.3g} s and {bandwidth:.3g} bytes/s, fit found "
-        f"{fitted[0]:.3g} and {fitted[1]:.3g} (more than 15 % off)"
+        f"{hint}fit found {fitted[0]:.3g} s and {fitted[1]:.3g} bytes/s, but the wire had "
+        f"{latency:.3g} s and {bandwidth:.3g} bytes/s"
     )
     yield facts({far_off: not (_near(fitted[0], latency) and _near(fitted[1], bandwidth))})
 
@@ -283,27 +283,29 @@ def _near(a: float, b: float, most: float = 0.15) -> bool:
 def _why_fit(
     fitted: list[float], latency: float, bandwidth: float, sizes: list[int], times: list[float]
 ) -> str:
-    """Return what leads to these two numbers, or nothing."""
+    """Return which mistake leads to these two numbers; "" if none is known."""
     slope, start = np.polyfit(sizes, times, 1)
     secant = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
     by_ends = _near(fitted[1], 1 / secant, 1e-3)
     hints = {
-        "You swapped the two; ": _near(fitted[0], bandwidth) and _near(fitted[1], latency),
-        "bandwidth is 1 / slope; ": _near(fitted[0], latency) and _near(fitted[1], 1 / bandwidth),
-        (
-            "You weighted all points equally, so the noise of the long messages hides the "
-            "latency. Weight each point by 1/t; "
-        ): _near(fitted[0], start, 1e-3) and _near(fitted[1], 1 / slope, 1e-3),
-        "You drew the line through the first and the last point. Use all points; ": by_ends,
-        "You returned the shortest time, which is one measurement. Fit a line; ": _near(
+        "Return (latency, bandwidth) in this order": (
+            _near(fitted[0], bandwidth) and _near(fitted[1], latency)
+        ),
+        "Return 1 / slope as the bandwidth": (
+            _near(fitted[0], latency) and _near(fitted[1], 1 / bandwidth)
+        ),
+        "You weighted all points equally, so the noise of long messages hides the latency. "
+        "Weight each point by 1/t": (
+            _near(fitted[0], start, 1e-3) and _near(fitted[1], 1 / slope, 1e-3)
+        ),
+        "You drew the line through the first and the last point. Use all points": by_ends,
+        "You returned the shortest time, which is one measurement. Fit a line": _near(
             fitted[0], min(times), 1e-3
         ),
-        (
-            "Your latency is the mean of short messages, whose bytes take time, too. Fit a line; "
-        ): any(
+        "Your latency is the mean of short messages, whose bytes take time, too. Fit a line": any(
             _near(fitted[0], mean(times[:k]), 1e-3)
             for k in range(2, len(times))
             for mean in (np.mean, np.median)
         ),
     }
-    return next((said for said, applies in hints.items() if applies), "")
+    return next((f"{said}: " for said, applies in hints.items() if applies), "")

@@ -1,4 +1,4 @@
-"""Task 1.6: a sum over a group of ranks, which all ranks make together."""
+"""Task 1.6: a sum over a group of ranks, which all ranks have to make together."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from utils.cluster.questions import Ranks, Reply
 
 
 def probe_even_group(user_ns: dict, *, rank: int) -> dict:
-    """Return what `even_ranks` is on this rank."""
+    """Return facts about `even_ranks` on this rank."""
     group = answer_named(user_ns, "even_ranks")
     world = dist.distributed_c10d._world
-    # A group gets its name by counting: two groups of one name were made in one call.
+    # A group's name is a count, so two groups with the same name were made in the same call.
     named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
     outcome: dict[str, Any] = {
         "kind": type(group).__name__,
@@ -42,7 +42,7 @@ def probe_even_group(user_ns: dict, *, rank: int) -> dict:
 
 
 def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
-    """Let all ranks count the next group alike; its cell has to be run again."""
+    """Delete `even_ranks`, and let all ranks give the next group the same number."""
     user_ns.pop("even_ranks", None)
     dist.distributed_c10d._world.group_count = count
 
@@ -52,7 +52,7 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
     function = answer_named(user_ns, "sum_over_even_ranks")
     tensor = numbers(seed, 5)
     other = numbers(seed, 2, 3, double=True)
-    another = dist.new_group(evens)  # before the answer, which may raise an error on some ranks
+    another = dist.new_group(evens)  # made before the answer, which may raise an error
     made_inside = mock.patch.object(dist, "new_group", wraps=dist.new_group)
     try:
         with made_inside as new_group, warnings.catch_warnings(record=True) as warned:
@@ -74,7 +74,7 @@ def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> 
 
 
 def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
-    """Return whether a member communicates in the group that it is given."""
+    """Return whether a member communicates in the group that it gets."""
     if not is_member:
         function(tensor, group)
         return True
@@ -85,7 +85,7 @@ def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool)
 
 @task("1.6", "a collective on a subgroup", points=2)
 def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
-    """Check that even ranks have their sum, and odd ranks their own tensor."""
+    """Check that even ranks have their sum, and that odd ranks keep their tensor."""
     evens = list(range(0, ranks.n, 2))
     if _has_groups(ranks, report, evens):
         case = {"each": to_each(seed=report.seeds(ranks.n)), "evens": evens}
@@ -93,7 +93,7 @@ def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
 
 
 def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
-    """Judge the group that each rank has made; return whether all made the right one together."""
+    """Judge each rank's group; return whether all ranks made the right one together."""
     answers = report.answers(ranks, probe_even_group)
     groups = [answer.value for answer in answers]
     right = [
@@ -103,10 +103,9 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
     counts = [group["count"] for group in groups]
     if len(set(counts)) > 1:
         report.problem(
-            "The ranks have not called dist.new_group equally often: ranks 0 to "
-            f"{ranks.n - 1} count {counts}. All ranks have to call it for each group, "
-            "members or not. The check has set the counts to the same number and deleted "
-            "even_ranks. Correct its cell, and run it again"
+            f"Ranks 0 to {ranks.n - 1} have made {counts} groups, but every rank must call "
+            "dist.new_group for each group, even if it isn't a member. The check has deleted "
+            "even_ranks: correct its cell, and run it again"
         )
         report.answers(ranks, probe_forget, count=max(counts))
         return False
@@ -114,24 +113,21 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
 
 
 def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str, bool]:
-    """Return what is wrong with the group that this rank has made."""
+    """Return what is wrong with the group that this rank made."""
     members = group["ranks"]
     kind = group["kind"]
     expected = evens if rank in evens else []
     is_now = "nothing" if kind == "NoneType" else f"a {kind}"
     consists_of = f"the ranks {members}" if members else "other ranks than this one"
     return {
-        (
-            f"even_ranks is {is_now} on this rank. Every rank has to call "
-            f"dist.new_group({evens}), even if it is not a member, because all ranks together "
-            "make a group"
-        ): members is None,
+        f"even_ranks is {is_now} on this rank. Call dist.new_group({evens}) on every rank, even "
+        "if it isn't a member": members is None,
         f"even_ranks consists of {consists_of}. Call dist.new_group({evens})": members != expected,
     }
 
 
 def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
-    """Return whether ranks gave other members in the call that made even_ranks."""
+    """Return whether the ranks gave different members in the call that made even_ranks."""
     names = {group["name"] for group in groups if group["ranks"]}
     made_by_rank = [group["groups"] for group in groups]
     if not all(names) or not all(known and all(known.values()) for known in made_by_rank):
@@ -140,31 +136,24 @@ def _groups_of_one_call(groups: list[dict[str, Any]]) -> dict[str, bool]:
     different = len(of_one_call) > 1
     groups_made = " and ".join(map(str, sorted(of_one_call)))
     return {
-        (
-            "In one call of dist.new_group, the ranks have made different groups, "
-            f"{groups_made}. All ranks, members or not, have to call it for each group with the "
-            "same ranks"
-        ): different,
+        f"In one call of dist.new_group, the ranks made different groups, {groups_made}. Let all "
+        "ranks call it with the same ranks": different,
     }
 
 
 def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield what `sum_over_even_ranks` has to do, in the student's group and in a new one."""
+    """Yield steps that judge `sum_over_even_ranks` in the student's group and in a new one."""
     rank = answer.rank
     evens = case["evens"]
     outcome = answer.value
     is_member = rank in evens
     calls = outcome["calls"]
     yield facts({
-        (
-            "The rank calls a collective of a group that it does not belong to. PyTorch only "
-            "warns about it. Let only members call it"
-        ): outcome["warned"],
-        (
-            "Your function makes a group at each call. Make the group once, outside, and use "
-            "the argument group"
-        ): outcome["made inside"],
-        "You don't use the argument group. Call all_reduce(tensor, group=group)": not outcome.get(
+        "This rank calls a collective of a group without belonging to it, and PyTorch only "
+        "warns. Let only members call it": outcome["warned"],
+        "Your function makes a group in each call. Make the group once, outside, and use the "
+        "argument group": outcome["made inside"],
+        "You didn't use the argument group. Call all_reduce(tensor, group=group)": not outcome.get(
             "used"
         ),
     })
@@ -172,14 +161,15 @@ def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         yield communication(calls, inside(evens), only("all_reduce"), made("all_reduce", 1))
     else:
         yield facts({
-            f"The rank calls {call['op']}, but it is not a member of the group": True
+            f"This rank calls {call['op']}, but it isn't a member of the group. Let only members "
+            "call it": True
             for call in calls
         })
     seeds = [given["seed"] for given in case["each"]]
     yield _right_sum([numbers(seed, 5) for seed in seeds], answer, evens)
     others = [numbers(seed, 2, 3, double=True) for seed in seeds]
     right = sum(others[r] for r in evens) if is_member else others[rank]
-    of_float32 = "Your result is right for float32[5], and wrong for float64[2, 3]"
+    of_float32 = "Your result is right for float32[5], but wrong for float64[2, 3]"
     wrong_kind = f"{of_float32}. Keep the tensor's dtype and shape"
     yield facts({wrong_kind: outcome["other"] != fingerprint(right)})
     times = made("all_reduce", int(is_member), " in another group of these ranks")
@@ -187,7 +177,7 @@ def _even_sum_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _right_sum(tensors: list[torch.Tensor], answer: Reply, evens: list[int]) -> Step:
-    """Return the step that the tensor is the right one: the even ranks' sum, or unchanged."""
+    """Return a step that compares the tensor with the even ranks' sum, or with the old one."""
     unchanged = tensors[answer.rank]
     expected = sum(tensors[r] for r in evens) if answer.rank in evens else unchanged
     mistakes = table({

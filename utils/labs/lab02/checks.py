@@ -1,8 +1,8 @@
-"""Checks of lab 02: who gets which sample, minibatch by minibatch.
+"""Checks of lab 02: which rank gets which sample, minibatch by minibatch.
 
-Functions of numbers (n samples, p ranks, rank r) are called on every rank for the same list of
-calls, whatever the number of ranks here. Functions that communicate are tried in groups of 1, 2, 3
-and 4 ranks (`utils.checks.trials`).
+Every rank makes the same list of calls to a function of numbers (n samples, p ranks, rank r),
+however many ranks there are here. Functions that communicate are tried in groups of 1, 2, 3 and 4
+ranks (`utils.checks.trials`).
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _items(n: int, p: int, r: int, **how: bool) -> list[int]:
 def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> Iterator[Mistake]:
     right = _items(n, p, r, **how)
     shuffled = (
-        "Your items are shuffled, but shuffle=False. The sampler shuffles unless you pass "
-        "shuffle=shuffle"
+        "Your items are shuffled, but shuffle=False. Pass shuffle=shuffle to the sampler, which "
+        "shuffles by default"
     )
     if how["shuffle"]:
         shuffled = "Your items are in order, but shuffle=True. Pass shuffle to the sampler"
@@ -81,15 +81,11 @@ def _wrong_items(world: int, rank: int, n: int, p: int, r: int, **how: bool) -> 
         shuffled: _items(n, p, r, **how | {"shuffle": not how["shuffle"]}),
         "Some samples were repeated, but drop_last=True. Pass drop_last to the sampler": repeated,
         "You returned all items. Pass the sampler to the DataLoader": [10 * k for k in range(n)],
-        (
-            f"You returned the items of rank {rank % p}, because rank {rank} runs the check. "
-            "Use the argument r, not dist.get_rank()"
-        ): _items(n, p, rank % p, **how),
+        f"You returned the items of rank {rank % p}, because rank {rank} runs the check. "
+        "Use the argument r, not dist.get_rank()": _items(n, p, rank % p, **how),
         f"You shared the items among {world} ranks. Use the argument p": among_all,
-        (
-            "The last items are missing. Did you pass drop_last to the DataLoader? It belongs "
-            "to the sampler"
-        ): is_cut,
+        "The last items are missing. Pass drop_last to the "
+        "sampler, and not to the DataLoader": is_cut,
         "You returned a list of minibatches. Make one flat list of them": is_nested,
     })
 
@@ -112,19 +108,15 @@ def epoch_orders(ranks: Ranks, report: Report) -> None:
 
 
 def _unused_by_epochs(outcomes: list[dict[str, Any]]) -> dict[str, bool]:
-    """Return what is not used, or made anew in each epoch."""
-    never = (
-        "You never called set_epoch. A sampler lives as long as the training, and you tell it each "
-    )
+    """Return which parts of the sampler are unused, or are made anew in each epoch."""
+    never = "You never called set_epoch. Give the sampler the number of each epoch"
     by_hand, ignored = UNUSED.values()
-    wanted = {"__init__": by_hand, "set_epoch": never + "epoch's number", "__iter__": ignored}
+    wanted = {"__init__": by_hand, "set_epoch": never, "__iter__": ignored}
     anew = any(outcome["used"].count("__init__") > 1 for outcome in outcomes)
     return {
         **unused_parts(outcomes, wanted),
-        (
-            "Each epoch has a new sampler. Make one sampler, and tell it each epoch with "
-            "set_epoch(epoch)"
-        ): anew,
+        "You made a new sampler in each epoch. Make one sampler, and call set_epoch(epoch) "
+        "before each epoch": anew,
     }
 
 
@@ -144,20 +136,17 @@ def _wrong_orders(
 
     right = _orders(n, p, r, epochs, seed)
     items = [[10 * sample for sample in order] for order in right]
-    own_seed = "This rank shuffles with a different seed. All ranks need the same one"
+    own_seed = "This rank shuffles with a different seed. Use the same seed on all ranks"
     yield from table({
         "Every epoch has the same order. Call set_epoch(epoch) before each": right[:1] * epochs,
-        (
-            "Epochs 0 and 1 have the same order. Call set_epoch before you iterate over the sampler"
-        ): right[:1] + right[:-1],
+        "Epochs 0 and 1 have the same order. Call set_epoch before "
+        "you iterate over the sampler": right[:1] + right[:-1],
         "You returned samplers. Make a list of each with list(sampler)": has_samplers,
-        "not shuffled": [share(n, p, r)] * epochs,
-        "You didn't use the argument seed": _orders(n, p, r, epochs, 0),
+        "Your order isn't shuffled. Pass shuffle=True": [share(n, p, r)] * epochs,
+        "You didn't use the argument seed. Pass it to the sampler": _orders(n, p, r, epochs, 0),
         own_seed: with_seeds(r, seed + r),
-        (
-            "Your seed + epoch is one too large. The first epoch has number 0, and all ranks "
-            "have the same seed"
-        ): with_seeds(seed + 1),
+        "Your seed + epoch is one too large. Count the epochs from 0, and use the same seed on "
+        "all ranks": with_seeds(seed + 1),
         f"{own_seed}.": with_seeds(rank, seed + rank),
         "You returned items. Return the sample numbers": items,
         "You returned one long list. Make one list per epoch": [*chain(*right)],
@@ -169,7 +158,7 @@ def _wrong_orders(
 
 @task("2.3", "predict what is repeated and what is lost", points=3)
 def repeated_and_lost(ranks: Ranks, report: Report) -> None:
-    """Check which samples are repeated and lost, also for more ranks than there are."""
+    """Check which samples are repeated and lost, even for more ranks than there are here."""
     calls: list[Call] = [
         ((n, p, drop_last), {})
         for drop_last in (False, True)
@@ -181,13 +170,15 @@ def repeated_and_lost(ranks: Ranks, report: Report) -> None:
     number_task = NumberTask(
         "repeated_and_lost", _repeated_and_lost, _wrong_predictions, form, _in_order
     )
-    asks = "You ask a DistributedSampler. Predict by arithmetic, and then compare with the sampler"
+    asks = (
+        "You asked a DistributedSampler. Predict by arithmetic, and then compare with the sampler"
+    )
     for answer in answers_are_right(ranks, report, number_task, calls)[:1]:
         report.facts(None, {asks: any(outcome["used"] for outcome in answer.value)})
 
 
 def _repeated_and_lost(n: int, p: int, drop_last: bool) -> Batches:
-    """Return what the sampler really repeats and leaves out, in order."""
+    """Return which samples the sampler really repeats and leaves out, in order."""
     seen = sorted(sample for r in range(p) for sample in share(n, p, r, drop_last=drop_last))
     lost = [sample for sample in range(n) if sample not in seen]
     for sample in set(seen):
@@ -196,7 +187,7 @@ def _repeated_and_lost(n: int, p: int, drop_last: bool) -> Batches:
 
 
 def _in_order(result: Any) -> Any:
-    """Return the lists in a list sorted, if they are lists of numbers."""
+    """Return a list of lists with each list of numbers sorted."""
 
     def in_order(part: Any) -> Any:
         is_numbers = isinstance(part, list) and all(isinstance(k, int) for k in part)
@@ -207,7 +198,7 @@ def _in_order(result: Any) -> Any:
 
 def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -> Iterator[Mistake]:
     def again(count: int) -> list:
-        """Return that the first `count` samples are repeated, from 0 on and round again."""
+        """Return a result that repeats the first `count` samples, again from 0 after the last."""
         return [sorted(k % n for k in range(count)), []]
 
     rest = n % p
@@ -215,26 +206,21 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
     right = _repeated_and_lost(n, p, drop_last)
     from_the_end = list(range(max(n - missing, 0), n))
     dropped = {
-        (
-            f"{rest} samples are too many for equal shares, and you left out that many. But "
-            f"{missing} are missing to the next multiple of p"
-        ): [[], from_the_end],
-        "drop_last leaves out the last samples, and you left out the first": [
+        f"You left out {missing} samples, which are missing to the next multiple of p. Leave out "
+        f"the {rest} samples that are too many": [[], from_the_end],
+        "You left out the first samples. Leave out the last ones, as drop_last does": [
             [],
             list(range(rest)),
         ],
     }
     repeated = {
-        "p divides n, so nothing is missing, but your p - n % p is p": again(p - rest),
-        (
-            f"{missing} samples are missing, but there are only {n}. The sampler goes through "
-            "them again and again"
-        ): [list(range(min(missing, n))), []],
-        (
-            f"n % p = {rest} samples are too many for equal shares. The sampler adds samples "
-            "until p divides their number. How many are missing?"
-        ): again(rest),
-        "The sampler repeats the first samples of the order, and you repeated the last": [
+        "p divides n, so nothing is missing, but your p - n % p "
+        "is p. Treat this case separately": again(p - rest),
+        f"{missing} samples are missing, but there are only {n}. Go through them again and again, "
+        "as the sampler does": [list(range(min(missing, n))), []],
+        f"You repeated the n % p = {rest} samples that are too many. Repeat as many as are "
+        "missing until p divides their number": again(rest),
+        "You repeated the last samples of the order. Repeat the first ones, as the sampler does": [
             from_the_end,
             [],
         ],
@@ -243,7 +229,7 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
     of_the_world = _repeated_and_lost(n, world, drop_last)
     yield from table(dropped if drop_last else repeated)
     yield from table({
-        f"You returned what happens with drop_last={not drop_last}": other_way,
+        f"You returned what happens with drop_last={not drop_last}. Swap the two cases": other_way,
         f"You returned the result for {world} ranks. Use the argument p": of_the_world,
         "You swapped the two lists. Return (repeated, lost)": right[::-1],
         "You returned numbers. Return two lists of samples": list(map(len, right)),
@@ -254,7 +240,7 @@ def _wrong_predictions(world: int, rank: int, n: int, p: int, drop_last: bool) -
 
 
 def _microbatches_or_error(n: int, m: int, p: int, r: int, **how: Any) -> Batches | type:
-    """Return the microbatches, or the error if p does not divide m."""
+    """Return the microbatches, or ValueError if p doesn't divide m."""
     return ValueError if m % p else microbatches_of(n, m, p, r, **how)
 
 
@@ -282,30 +268,26 @@ def _wrong_microbatches(
     of_rank = share(n, p, r, shuffle=shuffle, epoch=epoch)
     fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)
     right = batches(of_rank, m // p, drop_last)
-    last = "You dropped a last microbatch, but drop_last=False"
+    last = "You dropped a last microbatch, but drop_last=False. Pass drop_last to the BatchSampler"
     if drop_last:
-        last = "The last microbatch is too short and must go. Pass drop_last to the BatchSampler"
+        last = "Your last microbatch is too short. Pass drop_last to the BatchSampler"
     too_large = batches(of_rank, m, drop_last)
     first_epoch = microbatches_of(n, m, p, r, shuffle, 0, drop_last)
-    order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
+    order = "Your samples are shuffled, but shuffle=False. Pass shuffle to the sampler"
+    if shuffle:
+        order = "Your samples aren't shuffled, but shuffle=True. Pass shuffle to the sampler"
     of_this_rank = microbatches_of(n, m, p, rank % p, shuffle, epoch, drop_last)
     yield from table({
-        (
-            f"Your microbatches have up to {m} samples. batch_size counts the samples of one "
-            "rank, m / p"
-        ): too_large,
+        f"Your microbatches have up to {m} samples. Let batch_size be the samples of one rank, m "
+        "/ p": too_large,
         last: batches(of_rank, m // p, not drop_last),
-        (
-            "You passed drop_last to the DistributedSampler, which left samples out. Here it "
-            "belongs to the BatchSampler"
-        ): one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
+        "You passed drop_last to the DistributedSampler, which left samples out. Pass it to the "
+        "BatchSampler": one_of(*(batches(fewer, m // p, drops) for drops in (drop_last, False))),
         "You returned the order of epoch 0. Call set_epoch(epoch)": first_epoch,
         order: microbatches_of(n, m, p, r, not shuffle, epoch, drop_last),
         "You returned a flat list. Put a BatchSampler around the sampler": of_rank,
         "You returned items. Return the sample numbers": [[10 * k for k in b] for b in right],
         "You returned the BatchSampler. Make a list of it": "<BatchSampler>",
-        (
-            f"You returned the microbatches of rank {rank % p}, because rank {rank} runs the "
-            "check. Use the argument r"
-        ): (of_this_rank),
+        f"You returned the microbatches of rank {rank % p}, because rank {rank} runs the "
+        "check. Use the argument r": (of_this_rank),
     })

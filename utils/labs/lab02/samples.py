@@ -1,4 +1,4 @@
-"""Sample numbers of ranks, and answers about them: called, compared, and watched."""
+"""The sample numbers of ranks, and how checks call, compare and watch answers about them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ from utils.checks.task import Report, Step, facts, value
 from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
 
-#: Samples: one number that all p of 1 … 4 divide, and awkward ones.
+#: Numbers of samples: 24, which 1, 2, 3 and 4 ranks divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
 RANK_COUNTS = (1, 2, 3, 4)
-#: The first and the last rank of each: (p, r).
+#: The first and the last rank for each number of ranks, as (p, r).
 PLACES = [(p, r) for p in RANK_COUNTS for r in sorted({0, p - 1})]
 
 Batches = list[list[int]]
-#: Arguments of a call, in order and by name.
+#: The arguments of a call, by position and by name.
 Call = tuple[tuple[int, ...], Mapping[str, Any]]
 
-#: What to say of right samples, by the method of a DistributedSampler that a call does not use.
+#: What to say if the samples are right, but a call didn't use this method of the sampler.
 UNUSED = {
-    "__init__": (
-        "You computed the samples by hand. Use a DistributedSampler, because your trainings "
-        "will use one"
-    ),
+    "__init__": "You computed the samples by hand. Use a DistributedSampler, as your trainings do",
     "__iter__": "You made a DistributedSampler, but you didn't use it. Read the samples from it",
 }
 
@@ -61,7 +58,7 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batch
 def microbatches_of(
     n: int, m: int, p: int, r: int, shuffle=False, epoch: int = 0, drop_last=False
 ) -> Batches:
-    """Return the microbatches of rank r of p, of minibatches of m samples."""
+    """Return the microbatches of rank r of p, for minibatches of m samples."""
     return batches(share(n, p, r, shuffle=shuffle, epoch=epoch), m // p, drop_last)
 
 
@@ -74,7 +71,7 @@ def probe_calls(
     """Call a function for each (arguments, keywords); return results or errors, and what it used.
 
     Args:
-        turned: whether samplers give their samples in reverse, and items differ; see `_turned`.
+        turned: whether samplers and data sets return other numbers; see `_turned`.
     """
     function = answer_named(user_ns, name)
     answers = []
@@ -104,7 +101,7 @@ def probe_calls(
 
 
 def _noted(name: str, used: list[str]):
-    """Note each call of this method of a DistributedSampler."""
+    """Record each call of this method of a DistributedSampler."""
     original = getattr(DistributedSampler, name)
 
     def noting(self, *args, **kwargs) -> Any:
@@ -116,9 +113,10 @@ def _noted(name: str, used: list[str]):
 
 @contextlib.contextmanager
 def _turned() -> Iterator[None]:
-    """Let samplers give their samples in reverse, and data sets items that are larger by 3.
+    """Let samplers return their samples in reverse, and data sets return items larger by 3.
 
-    An answer that uses them follows; one that makes the numbers itself does not.
+    An answer that uses them follows this change, but an answer that makes the numbers itself
+    doesn't.
     """
     samples = DistributedSampler.__iter__
     item = data.SimpleDataSet.__getitem__
@@ -133,14 +131,14 @@ def _turned() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NumberTask:
-    """A function of numbers, and what is asked of it.
+    """A function of numbers that a task asks for.
 
     Attributes:
-        name: what the student calls the function.
-        expected: of a call's arguments and keywords, the result; or the type of an error.
-        mistakes: of (number of ranks, rank) and the same, what likely mistakes give.
-        form: the result, in words.
-        tidy: done to a result before it is compared.
+        name: the function's name in the notebook.
+        expected: returns the result for a call's arguments, or the type of an error.
+        mistakes: yields likely mistakes; it also gets the number of ranks and the rank.
+        form: the result in words.
+        tidy: changes a result before it is compared.
     """
 
     name: str
@@ -153,10 +151,10 @@ class NumberTask:
 def answers_are_right(
     ranks: Ranks, report: Report, number_task: NumberTask, calls: Sequence[Call]
 ) -> list[Reply]:
-    """Compare a function's results on every rank; the first wrong one of each rank is a problem.
+    """Compare a function's results on every rank, and report each rank's first wrong result.
 
     Returns:
-        The answers if all are right, for more questions; otherwise none.
+        The answers if all are right, so that a check can ask more; otherwise an empty list.
     """
     answers = report.answers(ranks, probe_calls, name=number_task.name, calls=calls)
     right = [
@@ -169,7 +167,7 @@ def answers_are_right(
 def _result_steps(
     number_task: NumberTask, world: int, calls: Sequence[Call], answer: Reply
 ) -> Iterator[Step]:
-    """Yield that each call gives the result, or the error, that is expected."""
+    """Yield steps that compare each call with the expected result or error."""
     form = number_task.form
     for (arguments, named), outcome in zip(calls, answer.value, strict=True):
         given = [*map(str, arguments), *(f"{key}={it}" for key, it in named.items())]
@@ -178,22 +176,24 @@ def _result_steps(
         error = outcome.get("error", "")
         if error:
             asked_for = expected is ValueError and error.startswith("ValueError")
-            yield facts({f"{call}: raised {error}": not asked_for})
+            yield facts({f"{call} raised {error}": not asked_for})
         elif expected is ValueError:
-            yield facts({f"{call}: expected a ValueError, got {short(outcome['value'])}": True})
+            yield facts({
+                f"{call} must raise a ValueError, but it returned {short(outcome['value'])}": True
+            })
         else:
             mistakes = number_task.mistakes(world, answer.rank, *arguments, **named)
             got = number_task.tidy(outcome["value"])
             yield value(got, expected, mistakes, what=call, form=form)
-            tensors = f"{call}: there are tensors in it; expected {form}: .tolist()"
+            tensors = f"{call} returned tensors. Return {form}: use .tolist()"
             yield facts({tensors: outcome["tensors"]})
 
 
 def unused_parts(outcomes: list[dict], wanted: Mapping[str, str] = UNUSED) -> dict[str, bool]:
-    """Return what a function does not use, though its results are right."""
+    """Return what a function with right results doesn't use."""
     uses = [outcome["used"] for outcome in outcomes if "error" not in outcome]
     return {
-        f"right, but: {text}": any(method not in methods for methods in uses)
+        f"The result is right, but: {text}": any(method not in methods for methods in uses)
         for method, text in wanted.items()
     }
 
@@ -206,12 +206,12 @@ def judge_samples(
     again: Sequence[Call],
     wrong: Callable[[list[dict]], dict[str, bool]] = unused_parts,
 ) -> None:
-    """Compare a function's results, and judge whether it takes them from a sampler.
+    """Compare a function's results, and judge whether it gets them from a sampler.
 
     Args:
-        again: calls that are made where sampler and data set give other numbers, which the answer
-            has to follow.
-        wrong: of the outcomes of a rank's calls; see `Report.facts`.
+        again: calls to repeat while sampler and data set return other numbers, which the answer has
+            to follow.
+        wrong: returns what is wrong with the outcomes of a rank's calls; see `Report.facts`.
     """
     answers = answers_are_right(ranks, report, number_task, calls)
     right = [report.facts(answer.rank, wrong(answer.value)) for answer in answers]
@@ -220,9 +220,8 @@ def judge_samples(
     with _turned():
         expected = [number_task.expected(*arguments, **named) for arguments, named in again]
     unmoved = (
-        "Your result doesn't come from the DistributedSampler and the data set: the check "
-        "made them return other numbers, and your result did not change. Read the numbers "
-        "from them"
+        "Your result didn't change when the check made the DistributedSampler and the data set "
+        "return other numbers. Read the numbers from them"
     )
     asked = {"name": number_task.name, "calls": again, "turned": True}
     for answer in report.answers(ranks, probe_calls, **asked):
@@ -232,10 +231,10 @@ def judge_samples(
 
 
 def fresh_number(seed: int, low: int, high: int) -> int:
-    """Return a number from low to high, both included, that follows from the seed."""
+    """Return a number from low to high, both included, that depends on the seed."""
     return low + seed % (high - low + 1)
 
 
 def epochs_to_try(seed: int) -> list[tuple[bool, int]]:
-    """Return pairs of shuffle and epoch; without shuffling, all epochs are alike."""
+    """Return pairs of shuffle and epoch; without shuffling, all epochs are equal."""
     return [(False, 0), (False, 3), (True, 0), (True, 3), (True, 5 + seed % 1000)]

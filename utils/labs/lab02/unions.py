@@ -1,4 +1,4 @@
-"""Tasks 2.5 and 2.6: what the ranks of a group have together, each sample once."""
+"""Tasks 2.5 and 2.6: whether the ranks of a group together have each sample once."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from .samples import (
 )
 
 ALONE = "that the first rank has alone"
-A_SET = "A set forgets how often a sample occurs: compare sorted lists"
-SHORTEST = "zip stops at the shortest list: compare the numbers of batches, too"
-#: A rank's microbatches, the minibatches to compare with, and what an answer may overlook.
+A_SET = "A set forgets how often a sample occurs. Compare sorted lists"
+SHORTEST = "zip stops at the shortest list. Compare the numbers of batches, too"
+#: A rank's microbatches, the minibatches to compare them with, and what an answer may overlook.
 Scenario = tuple[Batches, Batches, str]
 
 
 def _scenarios(p: int, r: int, seed: int) -> dict[str, Scenario]:
-    """Return by name what rank r of p is given."""
+    """Return the scenarios of rank r of p, by name."""
     return _as_sampled(p, r, seed) | _large_numbers(p, r, seed) | _damaged(p, r, seed)
 
 
@@ -51,7 +51,7 @@ def _sampled(
 
 
 def _as_sampled(p: int, r: int, seed: int) -> dict[str, Scenario]:
-    """Return the scenarios of what samplers give, and of parts that are cut in another way."""
+    """Return scenarios with the samples of samplers, and with parts that are cut differently."""
     mine, minibatches = _sampled(24, 12, p, r, seed)
     _, eights = _sampled(24, 8, 1, 0, seed)
     unequal = [batch[r::p] for batch in eights]
@@ -67,7 +67,7 @@ def _as_sampled(p: int, r: int, seed: int) -> dict[str, Scenario]:
 
 
 def _large_numbers(p: int, r: int, seed: int) -> dict[str, Scenario]:
-    """Return the scenarios of five minibatches whose numbers no float32 and no list has."""
+    """Return scenarios with numbers that float32 can't represent and that index no list."""
     offset = 2**24 + seed % 10**6
     mine, minibatches = (
         [[offset + sample for sample in batch] for batch in few]
@@ -86,15 +86,15 @@ def _large_numbers(p: int, r: int, seed: int) -> dict[str, Scenario]:
 
 
 def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
-    """Return the scenarios in which something is wrong, mostly on the group's last rank."""
+    """Return scenarios with something wrong, in most of them on the group's last rank."""
     mine, minibatches = _sampled(24, 12, p, r, seed)
     epochs = "Compare minibatch by minibatch, not the whole epoch"
-    subset = "A subset is not enough, and all ranks have to look at all microbatches"
-    sums = "Equal sums are not enough: compare sorted lists"
+    subset = "A subset is not enough. Let all ranks look at all microbatches"
+    sums = "Equal sums are not enough. Compare sorted lists"
     twice = [mine[0], [*mine[1], mine[1][0]]]
     low, *others, high = sorted(mine[0])
     same_sum = [[low + 1, *others, high - 1], mine[1]]
-    # What the group's last rank has instead of its microbatches.
+    # The group's last rank gets these instead of its microbatches.
     instead = {
         "microbatches 0 and 1 swapped on the group's last rank": (mine[1::-1], epochs),
         "one sample twice in a microbatch of the last rank": (twice, A_SET),
@@ -112,7 +112,7 @@ def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
         for name, (damaged, overlooked) in instead.items()
     }
     scenarios["a minibatch that no rank has"] = mine, [*minibatches, [24]], SHORTEST
-    # The other ranks' view of all these: they cannot tell which of them are damaged.
+    # With these, the other ranks can't know which of the scenarios are damaged.
     for k in range(6):
         scenarios[f"24 samples shuffled, m = 12, trial {k}"] = mine, minibatches, ""
     return scenarios
@@ -120,7 +120,7 @@ def _damaged(p: int, r: int, seed: int) -> dict[str, Scenario]:
 
 @functools.cache
 def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
-    """Return by scenario: what is overlooked, and what a group of p ranks must find."""
+    """Return for each scenario what an answer may overlook, and the right verdict of p ranks."""
     ranks = [_scenarios(p, r, seed) for r in range(p)]
     truth = {}
     for name, (_, minibatches, overlooked) in ranks[0].items():
@@ -130,14 +130,14 @@ def _truth(p: int, seed: int) -> dict[str, tuple[str, bool]]:
 
 
 def _is_union(parts: list[Batches], minibatches: Batches) -> bool:
-    """Return whether the ranks' microbatches are the minibatches, one by one, in any order."""
+    """Return whether the ranks' microbatches make up each minibatch, in any order."""
     rows = zip_longest(minibatches, *parts, fillvalue=[])
     return all(sorted(chain(*of_ranks)) == sorted(minibatch) for minibatch, *of_ranks in rows)
 
 
 @in_group
 def probe_same(user_ns: dict, *, rank: int, named: dict, scenarios: list) -> list[dict]:
-    """Return what `same_minibatches` says in this rank's group in each scenario."""
+    """Return what `same_minibatches` returns in this rank's group in each scenario."""
     function = reading_answer(user_ns, "same_minibatches")
     answers = []
     for mine, minibatches in scenarios:
@@ -147,9 +147,9 @@ def probe_same(user_ns: dict, *, rank: int, named: dict, scenarios: list) -> lis
 
 
 def group_in_words(case: dict) -> str:
-    """Return in words where an answer failed."""
+    """Return in words with which groups an answer failed."""
     groups = " and ".join(str(tuple(members)) for members in case["partition"] or ())
-    return groups and f"that was with groups of these ranks: {groups}"
+    return groups and f"with groups of the ranks {groups}"
 
 
 @task("2.5", "the union is the sequential minibatch", points=4)
@@ -157,7 +157,7 @@ def same_minibatches(ranks: Ranks, report: Report) -> None:
     """Check the baseline's minibatches, then a group's verdict about its microbatches."""
     if not _makes_minibatches(ranks, report):
         return
-    # In another order in each case: in a group of its own a rank sees which are damaged.
+    # Each case has a different order, because a rank alone in its group sees which are damaged.
     names = list(_scenarios(1, 0, report.seed))
     draw = random.Random(report.seed)
     for partition in (*partitions(ranks.n), None):
@@ -171,7 +171,7 @@ def same_minibatches(ranks: Ranks, report: Report) -> None:
 
 
 def _verdict_steps(order: list[str], seed: int, answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank of a group has to communicate, and to find in each scenario."""
+    """Yield steps that judge a rank's communication and its verdict in each scenario."""
     members = answer.members
     outcomes = dict(zip(order, answer.value, strict=True))
     for name, (overlooked, expected) in _truth(len(members), seed).items():
@@ -180,12 +180,13 @@ def _verdict_steps(order: list[str], seed: int, answer: GroupAnswer) -> Iterator
         yield communication(calls, inside(members))
         silent = len(members) > 1 and not calls
         knows = (
-            f"{on(members)}: The rank communicated nothing, but it knows only its own microbatches"
+            f"{on(members)}: This rank didn't communicate, but it knows only its own "
+            "microbatches. Call a collective"
         )
-        no_bool = f"returned {short(result)}, expected True or False"
+        no_bool = f"You returned {short(result)}. Return True or False"
         yield facts({knows: silent, no_bool: not isinstance(result, bool)})
         if expected:
-            overlooked = "Compare without regard to the order of the samples"
+            overlooked = "Ignore the order of the samples"
             if ALONE in name:
                 overlooked = "Ranks may have different numbers of microbatches"
         hint = f". {overlooked}" if overlooked else ""
@@ -194,7 +195,7 @@ def _verdict_steps(order: list[str], seed: int, answer: GroupAnswer) -> Iterator
 
 
 def _makes_minibatches(ranks: Ranks, report: Report) -> bool:
-    """Judge `sequential_minibatches`; return whether it is right on all ranks."""
+    """Judge `sequential_minibatches`, and return whether it is right on all ranks."""
     calls = [
         ((n, m), {"shuffle": shuffle, "epoch": epoch})
         for shuffle, epoch in epochs_to_try(report.seed)
@@ -217,26 +218,27 @@ def _wrong_twins(
         nested = isinstance(got, list) and all(isinstance(part, list) for part in got)
         return nested and sorted(map(str, chain(*got))) == sorted(map(str, range(n)))
 
-    order = "not shuffled, but shuffle=True" if shuffle else "shuffled, but shuffle=False"
+    order = "Your samples are shuffled, but shuffle=False. Pass shuffle to the sampler"
+    if shuffle:
+        order = "Your samples aren't shuffled, but shuffle=True. Pass shuffle to the sampler"
     of_ranks = {
-        f"You returned the microbatches of rank {r} of {p}. The sequential run has one rank": (
-            microbatches_of(n, m, p, r, shuffle, epoch)
-        )
+        f"You returned the microbatches of rank {r} of {p}. Use one rank, as the sequential "
+        "run does": (microbatches_of(n, m, p, r, shuffle, epoch))
         for p, r in PLACES[1:]
         if m % p == 0
     }
     yield from table({
-        "You returned the order of epoch 0. Use epoch": _twins(n, m, shuffle, 0),
+        "You returned the order of epoch 0. Use the argument epoch": _twins(n, m, shuffle, 0),
         order: _twins(n, m, not shuffle, epoch),
         **of_ranks,
         "You returned a flat list. Divide it into minibatches": share(
             n, 1, 0, shuffle=shuffle, epoch=epoch
         ),
-        "The last, smaller minibatch is missing": microbatches_of(n, m, 1, 0, shuffle, epoch, True),
-        (
-            "All samples are there, but not in the sampler's order. The sampler draws with a "
-            "separate generator, seeded with seed + epoch"
-        ): lambda got: shuffle and is_permutation(got),
+        "The last, smaller minibatch is missing. Keep it": microbatches_of(
+            n, m, 1, 0, shuffle, epoch, True
+        ),
+        "All samples are there, but not in the sampler's order. Draw with a separate generator, "
+        "seeded with seed + epoch": lambda got: shuffle and is_permutation(got),
     })
 
 
@@ -246,7 +248,7 @@ def _wrong_twins(
 def _shares(seed: int, n: int, p: int) -> list[list[float]]:
     """Return the values of each of p ranks in the sampler's order, padding included.
 
-    Of many samples they are large, and negative as well.
+    If there are many samples, the values are large, and some are negative.
     """
     low, high = (-4000, 4000) if n > 200 else (1, 90)
     values = numbers(seed, n, low=low, high=high).tolist()  # one for each sample
@@ -256,7 +258,7 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
 
 @in_group
 def probe_mean(user_ns: dict, *, rank: int, named: dict, values: list, n: int) -> dict:
-    """Return what `mean_once` makes of this rank's values."""
+    """Return the mean that `mean_once` computes from this rank's values."""
     function = reading_answer(user_ns, "mean_once")
     mine = torch.tensor(values)
     result, calls = recorded(function, mine, n, **named)
@@ -276,7 +278,7 @@ def mean_once(ranks: Ranks, report: Report) -> None:
 
 
 def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank's mean has to be, and how it comes about."""
+    """Yield steps that judge a rank's mean and its communication."""
     n = answer.case["n"]
     members = answer.members
     outcome = answer.value
@@ -289,27 +291,27 @@ def _mean_steps(answer: GroupAnswer) -> Iterator[Step]:
     form = "the mean, one number"
     yield value(one_number(outcome["result"]), expected, mistakes, what=where, form=form)
     yield facts({
-        "returned a tensor, expected a Python float: .item() makes one of it": outcome["tensor"],
-        f"{where}: expected one all_reduce, of sum and count together; it made: "
-        f"{', '.join(ops) or 'nothing'}": ops != ["all_reduce"],
+        "You returned a tensor. Return a Python float: .item() gives one": outcome["tensor"],
+        f"{where}: You made {', '.join(ops) or 'nothing'}. Make one all_reduce, of sum and count "
+        "together": ops != ["all_reduce"],
     })
 
 
 def _without_padding(parts: list[list[float]], n: int) -> list[list[float]]:
-    """Return the ranks' values without padding: place j of rank r is number r + j·p."""
+    """Return the ranks' values without padding: index j of rank r has position r + j·p."""
     return [part[: max(0, math.ceil((n - r) / len(parts)))] for r, part in enumerate(parts)]
 
 
 def _wrong_means(
     parts: list[list[float]], n: int, members: list[int], place: int
 ) -> Iterator[Mistake]:
-    """Yield wrong means of the shares of a group's ranks, and where they come from."""
+    """Yield mistakes that give a wrong mean over a group's ranks."""
     p = len(parts)
     size = len(parts[0])
     real = _without_padding(parts, n)
     everything, once = (sum(map(sum, of_ranks)) for of_ranks in (parts, real))
     means = [sum(part) / max(len(part), 1) for part in real]
-    # Who takes the rank in the world for the one in the group keeps the wrong values.
+    # An answer that uses the rank in the world instead of the group rank keeps wrong values.
     of_rank = zip(parts, members, strict=True)
     kept = [v for part, rank in of_rank for j, v in enumerate(part) if rank + p * j < n]
     dropped, shorter = (sum(sum(part[:k]) for part in parts) for k in (n // p, size - 1))
@@ -323,31 +325,34 @@ def _wrong_means(
         return any(same(result, once / count) for count in range(1, 2 * n))
 
     yield from table({
-        "The result is nan: a rank without a sample has the mean 0 / 0. Add sums instead": is_nan,
-        "expected the mean, one number": lambda got: not is_number(got),
-        "You returned the mean of this rank's values": sum(parts[place]) / size,
-        "You returned the mean of this rank's samples": means[place],
-        (
-            "You counted the positions from this rank's number in the world. "
-            "dist.get_rank(group) is its number in the group"
-        ): one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
-        (
-            f"Repeated samples count twice: {p * size} values for {n} samples. The value at "
-            f"index j of rank r has position r + j·p in the order, and from position {n} on it "
-            "is padding"
-        ): (everything / (p * size)),
-        f"You divided by {n}, but your sum contains repeated samples": everything / n,
-        f"Your sum is right, but you divided it by {p * size}, padding included": once / (p * size),
+        "The result is nan, because a rank without a sample has the mean 0 / 0. Add up sums "
+        "instead": is_nan,
+        "Return the mean as one number": lambda got: not is_number(got),
+        "You returned the mean of this rank's values. Reduce over the group": (
+            sum(parts[place]) / size
+        ),
+        "You returned the mean of this rank's samples. Reduce over the group": means[place],
+        "You counted positions from this rank's number in the world. Use dist.get_rank(group), "
+        "its number in the group": one_of(*(sum(kept) / max(count, 1) for count in (n, len(kept)))),
+        f"You counted repeated samples twice: {p * size} values for {n} samples. Index j of rank "
+        f"r has position r + j·p in the order, so leave out positions from {n} on": (
+            everything / (p * size)
+        ),
+        f"You divided by {n}, but your sum contains repeated samples. Leave them out of the sum": (
+            everything / n
+        ),
+        f"Your sum is right, but you divided it by {p * size}, padding included. Don't count the "
+        "padding": once / (p * size),
         "You returned a sum. Divide it by the number of samples": one_of(everything, once),
         "You divided by the number of ranks. Divide by the number of samples": once / p,
         "You returned the mean of the ranks' means. Reduce sums and counts": of_means,
-        (
-            "You looked for padding at the end of the last rank. But ranks take turns: the "
-            "value at index j of rank r has position r + j·p in the order"
-        ): sum([*chain(*parts)][:n]) / n,
+        "You looked for padding at the end of the last rank, but ranks take turns. Find it by "
+        "its position: index j of rank r has position r + j·p in the order": (
+            sum([*chain(*parts)][:n]) / n
+        ),
         "You left samples out, as drop_last does. Leave out only the padding": of_dropped,
-        "You left out the last value of every rank. Only some of them are padding": (
+        "You left out the last value of every rank. Leave out only the padding": (
             shorter / max(p * (size - 1), 1)
         ),
-        "Your sum is right, but you divided it by the wrong number": has_right_sum,
+        "Your sum is right, but you divided it by the wrong number. Divide by n": has_right_sum,
     })

@@ -1,6 +1,7 @@
 """Checks of lab 03: data parallel training, replicas in sync.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`), more than once each.
+Each check calls the answer several times, on groups of 1, 2, 3 and 4 ranks
+(`utils.checks.trials`).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .gradients import of_calls, rules, sample_counts, unequal_calls, widths
 
 @in_group
 def probe_metrics(user_ns: dict, *, rank: int, named: dict, parts: list) -> list[dict]:
-    """Ask for `global_metrics` of this rank's sums, once for each call."""
+    """Call `global_metrics` with this rank's sums, once for each part."""
     function = answer_named(user_ns, "global_metrics")
     answers = []
     for sums in parts:
@@ -65,13 +66,13 @@ def global_metrics(ranks: Ranks, report: Report) -> None:
 
     def hint(case: dict[str, Any]) -> str:
         nothing = case["each"][1]["parts"][0][2] == 0
-        return "rank 1 had no sample: its three numbers were zeros" if nothing else ""
+        return "rank 1 had no samples, so its three numbers were zeros" if nothing else ""
 
     judge_groups(ranks, report, probe_metrics, cases, _metric_steps, hint)
 
 
 def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank has to communicate and to return, call by call."""
+    """Yield steps that judge a rank's communication and result, call by call."""
     members = answer.members
     form = "the pair (mean loss, accuracy)"
     for parts, outcome in zip(of_calls(answer.case, "parts"), answer.value, strict=True):
@@ -90,14 +91,14 @@ def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _parts(seed: int, empty: bool) -> list[list]:
-    """Return sum of losses, correct answers, count of each rank; zeros on rank 1 if asked."""
+    """Return each rank's sum of losses, correct answers and count; zeros on rank 1 if `empty`."""
     drawn = numbers(seed, WORLD, 2, low=1, high=90).tolist()
     pairs = zip(sample_counts(seed, empty), drawn, strict=True)
     return [[n * (0.3 + a), int(n * b / 90), n] for n, (a, b) in pairs]
 
 
 def _means(loss: float, correct: float, count: float) -> list[float]:
-    """Return mean loss and accuracy of three sums; zeros without samples."""
+    """Return mean loss and accuracy from three sums; zeros without samples."""
     return [loss / max(count, 1), correct / max(count, 1)]
 
 
@@ -115,13 +116,11 @@ def _wrong_metrics(parts: Sequence[list], members: list[int], rank: int) -> list
     whole = _means(sum(int(torch.tensor(parts[r][0])) for r in members), correct, count)
     return table({
         "You swapped the two. Return (mean loss, accuracy)": expected[::-1],
-        "You returned this rank's means": _means(*mine),
-        (
-            "You returned means of the ranks' means. Reduce the sums and the count, and then divide"
-        ): means,
-        (
-            "You returned sums of the ranks' means. Reduce the sums and the count, and then divide"
-        ): summed,
+        "You returned this rank's means. Reduce the sums and the count": _means(*mine),
+        "You returned means of the ranks' means. Reduce the sums "
+        "and the count, and then divide": means,
+        "You returned sums of the ranks' means. Reduce the sums "
+        "and the count, and then divide": summed,
         "You returned the sums. Divide by the number of samples of all ranks": [loss, correct],
         "You divided by the number of ranks. Divide by the number of samples": [
             loss / p,
@@ -145,7 +144,7 @@ KINDS = {
     "unused": "a parameter that is not used, ",
     "double": "double precision, ",
 }
-# Groups, model, samples of each minibatch. Last what could hide another mistake: an empty part.
+# Groups, model, and samples of each minibatch. Empty parts come last, as they could hide mistakes.
 STEPS = [
     *((partition, "plain", [8, 5]) for partition in EVERYWHERE),
     *((PARTITIONS[1], kind, [8, 7]) for kind in list(KINDS)[1:]),
@@ -169,7 +168,7 @@ def _step_model(seed: int, kind: str) -> nn.Sequential:
 
 
 def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a minibatch of a rank's own samples."""
+    """Return a minibatch with a rank's samples."""
     dtype = torch.float64 if kind == "double" else torch.float32
     return replicas.samples(seed + number, count, dtype)
 
@@ -178,7 +177,7 @@ def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Ten
 def probe_steps(
     user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, kind: str, counts: list
 ) -> list[dict]:
-    """Take a `train_step` on each minibatch; ``data_seed`` is that of this rank's samples."""
+    """Take a `train_step` on each minibatch; ``data_seed`` draws this rank's samples."""
     model = _step_model(seed, kind)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=_rate(seed))
@@ -193,29 +192,31 @@ STEP_MISTAKES = {
     "own": ALONE,
     "own of the sum": ALONE,
     "means": "You used the mean of the ranks' means. Weight each rank by its number of samples",
-    "summed": "You summed the gradients, but you didn't divide them",
+    "summed": "You summed the gradients, but you didn't divide them. "
+    "Divide by the number of samples",
     "kept": "The gradients of the step before were still there. Call optimizer.zero_grad()",
-    "divided": "You divided by the number of ranks once too often",
+    "divided": "You divided by the number of ranks once too often. Remove one division",
     "sum over samples": "You used the gradient of a sum over the samples. Use the mean",
-    "sum over the part": "Your loss is a sum over the part, and then a mean over the ranks",
+    "sum over the part": "Your loss is a sum over the part, and then a mean over "
+    "the ranks. Divide by all samples",
 }
 LOSS_MISTAKES = {
-    "nan": "The loss is nan: a mean over no samples is 0 / 0, and one nan spoils every sum",
+    "nan": "The loss is nan, because a mean over no samples is 0 / 0. Reduce sums instead",
     "own": "You returned the loss of this rank's part. Return the loss of the whole minibatch",
     "own of the sum": "You returned the sum over this rank's part. Return the whole mean",
     "sum over samples": "You returned a sum over the samples. Divide it by their number",
     "own of all": "You returned this rank's share of the loss. Reduce it over the group",
     "means": "You returned the mean of the ranks' means. Reduce the sum and the number of samples",
-    "summed": "You returned the sum of the ranks' means",
+    "summed": "You returned the sum of the ranks' means. Reduce the sum and the number of samples",
     "afterwards": "You returned the loss after the step. Return the loss before it",
 }
 
 
 @task("3.4", "one data-parallel step", points=4)
 def train_step(ranks: Ranks, report: Report) -> None:
-    """Check the sequential twin's step, at 1 to 4 ranks and on awkward minibatches and models."""
+    """Check that 1 to 4 ranks take the sequential step, even on awkward minibatches and models."""
     names = ("partition", "kind", "counts")
-    seeds = report.seeds(WORLD)  # a rank has right samples in its own part of a minibatch only
+    seeds = report.seeds(WORLD)  # a rank has the right samples only in its part of a minibatch
     given = {"seed": report.seed, "each": to_each(data_seed=seeds)}
     cases = [dict(zip(names, step, strict=True), **given) for step in STEPS]
 
@@ -223,7 +224,7 @@ def train_step(ranks: Ranks, report: Report) -> None:
         if 1 in case["counts"]:
             return "The minibatch had 1 sample, or 3, so some ranks have none"
         words = KINDS[case["kind"]].rstrip(", ")
-        return words and f"that was a model with {words}"
+        return words and f"The model had {words}"
 
     for case, members, values in tried(ranks, report, probe_steps, cases, hint):
         _judge_steps(report, case, members, values)
@@ -232,7 +233,7 @@ def train_step(ranks: Ranks, report: Report) -> None:
 def _judge_steps(
     report: Report, case: dict[str, Any], members: list[int], values: list[list[dict]]
 ) -> None:
-    """Compare a group's steps with the twin's, until the replicas go another way."""
+    """Compare a group's steps with the reference model's, up to the first that differs."""
     kind = case["kind"]
     training = GroupTraining(
         twin=Twin(_step_model(case["seed"], kind), _rate(case["seed"])),
@@ -252,7 +253,7 @@ def _judge_steps(
 
 
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
-    """Yield what a rank has to do beside the right step."""
+    """Yield the steps that judge a rank, with the comparison of the training step among them."""
     yield communication(step["calls"], *rules(members))
     by_hand = (
         "The weights have moved, but you called optimizer.step() of the given optimizer "
@@ -266,7 +267,7 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
 
 
 def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
-    """Return which demands the part and the gradients of a right step do not meet."""
+    """Return what is wrong with the part and the gradients of a right step."""
     steps = group_step.steps
     where = group_step.where
     p = len(group_step.members)
@@ -277,10 +278,8 @@ def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
     other = part != list(range(place, count, p))
     return {
         f"{where}: You used {part}. Use [r::p], every {p}th sample": other,
-        (
-            f"{where}: A parameter that is not used got a gradient, so momentum and weight "
-            "decay would move it. Leave its gradient None"
-        ): steps[place]["gradients"] > trained,
+        f"{where}: A parameter that is not used got a gradient, so momentum and weight "
+        "decay would move it. Leave its gradient None": steps[place]["gradients"] > trained,
     }
 
 
@@ -290,13 +289,13 @@ def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
 @task("3.5", "the same result as the sequential run", points=2)
 def same_result(ranks: Ranks, report: Report) -> None:
     """Check `train_parallel` on a few images, then the run's histories and what was trained."""
-    # Groups of 4, of 2, of 3 and 1 ranks; a training takes too long for more. Where the parts are
-    # not of the same size, rank 0 has the largest one: it alone has an odd seed.
+    # Groups of 4, of 2, and of 3 and 1 ranks, because a training takes too long for more. Rank 0
+    # alone has an odd seed, because it has the largest part if parts are unequal.
     seeds = [2 * seed + (rank == 0) for rank, seed in enumerate(report.seeds(WORLD))]
     given = {"each": to_each(seed=seeds)}
     cases = [{"partition": partition} | given for partition in (None, *PARTITIONS[1:3])]
 
-    right: list[bool] = []  # of each group, until one is wrong
+    right: list[bool] = []  # for each group, until one is wrong
     for _, members, values in tried(ranks, report, training.probe_training, cases):
         if all(right):
             own = [seeds[rank] for rank in members]
@@ -313,24 +312,25 @@ PARAMETERS = ["1.weight", "1.bias (frozen)", "3.weight", "3.bias", "5.weight", "
 SUBTLE = {
     "swap": "two weights are swapped on one rank, so that all sums agree",
     "checksum": "four weights in a row differ in their last bits on one rank, so that sums of the "
-    "bits agree, also if each counts k times at place k",
+    "bits agree, even if the bits at index k count k times",
     "opposite": "one weight is larger by 1 on one rank and smaller by 1 on another",
     "one nan": "NaN on one rank only",
     "nan": "NaN at the same place on all ranks: NaN is not equal to itself, but its bits are",
     "signs": "one weight has the other sign on every second rank, so that a sum of the bits wraps",
-    "many": "256 weights of 3.weight differ in their last bits on one rank, so that a count of "
-    "them in 8 bits is 0",
+    "many": "256 weights of 3.weight differ in their last bits on one rank, so that counting them "
+    "in 8 bits gives 0",
     "zero": "0.0 on one rank and -0.0 on another, equal as numbers, but the bits differ",
     "none": "identical replicas",
 }
-# Every parameter in turn, and every rank. So many are sound that nobody guesses which.
+# Every parameter and every rank are damaged in turn. Many replicas are sound, so that an answer
+# can't guess.
 DAMAGES = ["none", *map(str, range(len(PARAMETERS))), *SUBTLE, *["none"] * 6]
 
 
 def _damage_of(damage: str, place: int, size: int, seed: int) -> list:
-    """Return what is done to the replica at a place of a group: how, which parameter, where in it.
+    """Return how to damage the replica with this group rank, which parameter, and where in it.
 
-    "" is nothing: who is told so cannot know whether another replica is damaged.
+    "" damages nothing, so such a rank can't know whether another replica is damaged.
     """
     if damage.isdigit():
         which = int(damage)
@@ -353,13 +353,13 @@ def _how(damage: str, place: int, last: bool) -> str:
 
 
 def _spot(which: int, size: int, seed: int) -> int:
-    """Return which weight is damaged: over all groups the last one (-1), the first one, another."""
+    """Return which weight is damaged, which varies: the last one (-1), the first, or another."""
     return (-1, 0, seed // 7)[(which + size) % 3]
 
 
 @torch.no_grad()
 def _spoil(model: nn.Module, how: str, which: int, at: int) -> None:
-    """Change a parameter of a replica; see `_damage_of`."""
+    """Damage a parameter of a replica; see `_damage_of`."""
     row = list(model.parameters())[which].view(-1)
     k = at % len(row)
     if how in ("swap", "checksum"):
@@ -394,10 +394,10 @@ def _damage_in_words(damage: str, members: Sequence[int], seed: int) -> str:
 def probe_sync(
     user_ns: dict, *, rank: int, named: dict, seed: int, damages: list[list]
 ) -> list[dict]:
-    """Ask for `replicas_in_sync` of replicas that may differ; return a dict for each time.
+    """Call `replicas_in_sync` with replicas that may differ; return a dict for each call.
 
     Args:
-        damages: what is done to this rank's replica each time, see `_damage_of`.
+        damages: the damage to this rank's replica in each call; see `_damage_of`.
     """
     function = answer_named(user_ns, "replicas_in_sync")
     answers = []
@@ -419,8 +419,8 @@ def probe_sync(
 
 @task("3.6", "are the replicas in sync?", points=2)
 def replicas_in_sync(ranks: Ranks, report: Report) -> None:
-    """Check that it is True exactly when the group's replicas agree bit by bit, on all ranks."""
-    # In another order in each case: in a group of its own a rank sees all damages.
+    """Check that all ranks get True exactly if the group's replicas agree bit by bit."""
+    # Each case has a different order, because a rank alone in its group sees all damages.
     draw = random.Random(report.seeds(1)[0])
     for partition in EVERYWHERE:
         order = draw.sample(range(len(DAMAGES)), len(DAMAGES))
@@ -434,10 +434,10 @@ def replicas_in_sync(ranks: Ranks, report: Report) -> None:
 
 
 def _sync_steps(order: list[int], answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank has to communicate and to find, of replicas with each damage."""
+    """Yield steps that judge a rank's communication and its verdict for each damage."""
     members = answer.members
     outcomes = dict(zip(order, answer.value, strict=True))
-    no_bool = "Return True or False, a Python bool: .item() makes one of a tensor"
+    no_bool = "Return True or False as a Python bool: .item() turns a tensor into one"
     mistakes = [Mistake(lambda got: isinstance(got, str), no_bool)]
     for k, damage in enumerate(DAMAGES):
         outcome = outcomes[k]

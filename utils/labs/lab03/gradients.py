@@ -1,4 +1,4 @@
-"""Gradients that are averaged over the ranks of a group (3.1 and 3.2)."""
+"""Tasks 3.1 and 3.2: gradients that are averaged over the ranks of a group."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from utils.checks.trials import (
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 
-CALLS = 2  # of an answer in a row: what it keeps of the first must not change the second
+CALLS = 2  # calls of an answer in a row, because what it keeps must not change the second one
 
 
 def rules(members: list[int]) -> tuple[Rule, ...]:
-    """Return the rules of all tasks but the last two."""
+    """Return the rules of all tasks except the last two."""
     return only("all_reduce"), inside(members), waited
 
 
 def widths(seed: int) -> tuple[int, ...]:
-    """Draw the widths of a model: no answer is made for one of them."""
+    """Draw the widths of a model, so that no answer can be made for one model."""
     return 6, 7 + seed % 6, 7 + seed // 6 % 6, 4
 
 
 def _gradient_length(sizes: Sequence[int]) -> int:
-    """Return how many numbers the gradients have; two biases have none, a shared weight one."""
+    """Return how many numbers the gradients have, without the two biases that have none."""
     model = replicas.net(0, sizes)
     without = model[1].bias.numel() + model[3].bias.numel()
     return sum(parameter.numel() for parameter in model.parameters()) - without
 
 
 def _gradient(seed: int, samples: int) -> torch.Tensor:
-    """Return what a rank's gradients are filled with; zeros without samples."""
+    """Return the numbers to fill a rank's gradients with; zeros without samples."""
     draw = torch.Generator().manual_seed(seed)
     return 10 * torch.randn(300, generator=draw) * (samples > 0)
 
@@ -56,13 +56,14 @@ def _gradient(seed: int, samples: int) -> torch.Tensor:
 def probe_average(
     user_ns: dict, *, rank: int, named: dict, seed: int, counts: list, weighted: bool, sizes: list
 ) -> list[dict]:
-    """Ask for `average_gradients`, or the weighted one, on known gradients.
+    """Call `average_gradients`, or the weighted version, with known gradients.
 
-    One parameter is frozen, and one was not used. Without a group all is in double precision.
+    One parameter is frozen, and one is unused. Without a group, all numbers are in double
+    precision.
 
     Args:
-        seed: this rank's own.
-        counts: this rank's samples in each call.
+        seed: draws this rank's gradients.
+        counts: this rank's number of samples in each call.
     """
     name = "average_gradients_weighted" if weighted else "average_gradients"
     function = answer_named(user_ns, name)
@@ -88,7 +89,7 @@ def probe_average(
 
 
 def _fill_gradients(model: nn.Sequential, values: torch.Tensor) -> None:
-    """Make these values the gradients of all parameters that are trained, but the unused one."""
+    """Make these values the gradients of all trained parameters except the unused one."""
     for parameter in model.parameters():
         if parameter.requires_grad and parameter is not model[3].bias:
             parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
@@ -97,13 +98,13 @@ def _fill_gradients(model: nn.Sequential, values: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class GradientCall:
-    """One call of the answer on a rank, and what all ranks had.
+    """One call of the answer on a rank, with the gradients and samples of all ranks.
 
     Attributes:
-        gradients, samples: of each rank in the world.
+        gradients, samples: one for each rank of the world.
         earlier: samples of each rank in the first call.
-        members: ranks of the group.
-        rank: this one.
+        members: the ranks of the group.
+        rank: this rank.
     """
 
     gradients: list[torch.Tensor]
@@ -114,7 +115,7 @@ class GradientCall:
 
     @property
     def weighted(self) -> torch.Tensor:
-        """Return the sum of the group's gradients, each as often as it has samples."""
+        """Return the sum of the group's gradients, each weighted by its samples."""
         return sum(self.samples[r] * self.gradients[r] for r in self.members)
 
     @property
@@ -132,7 +133,7 @@ def _judge_gradients(
     """Judge an answer that averages gradients, call by call, on each rank of each group.
 
     Args:
-        counts: partitions, and of each call the samples of all ranks.
+        counts: partitions, each with the samples of all ranks in each call.
     """
     alike = {"weighted": weighted, "sizes": widths(report.seed)}
     cases = []
@@ -159,7 +160,7 @@ def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
 
 
 def _gradient_steps(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank has to communicate, and what its gradients are after each call."""
+    """Yield steps that judge a rank's communication and its gradients after each call."""
     members = answer.members
     weighted = answer.case["weighted"]
     wrong = _wrong_weighted if weighted else _wrong_averages
@@ -169,12 +170,12 @@ def _gradient_steps(answer: GroupAnswer) -> Iterator[Step]:
         count = outcome["count"]
         yield communication(calls, *rules(members))
         yield facts({
-            "A parameter without a gradient got one. Skip this parameter": outcome["others"],
-            "The parameters have changed. Average parameter.grad, not the values": outcome["moved"],
-            (
-                "Some all_reduces have fewer bytes than the gradients. Reduce each whole "
-                "gradient, in its own dtype"
-            ): _reduces_less(outcome),
+            "You gave a gradient to a parameter that had none. Skip such a parameter": (
+                outcome["others"]
+            ),
+            "You changed the parameters. Average parameter.grad, not the values": outcome["moved"],
+            "Some all_reduces have fewer bytes than the gradients. Reduce each whole "
+            "gradient, in its own dtype": _reduces_less(outcome),
         })
         expected = (call.weighted / call.total).tolist()
         multiple = replicas.multiple(outcome["gradient"], expected)
@@ -185,7 +186,7 @@ def _gradient_steps(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _reduces_less(outcome: dict[str, Any]) -> bool:
-    """Return whether there are as many all_reduces as gradients, and one has fewer bytes."""
+    """Return whether there are enough all_reduces, but one has fewer bytes than its gradient."""
     count = outcome["count"]
     reduced = sorted((call["nbytes"] for call in outcome["calls"]), reverse=True)[:count]
     if len(reduced) < count:
@@ -195,7 +196,7 @@ def _reduces_less(outcome: dict[str, Any]) -> bool:
 
 
 def of_calls(case: dict[str, Any], name: str) -> list[tuple]:
-    """Return of each call of the answer what every rank was told by this name."""
+    """Return for each call of the answer the arguments of this name on all ranks."""
     return list(zip(*(one[name] for one in case["each"]), strict=True))
 
 
@@ -217,21 +218,16 @@ def _wrong_averages(call: GradientCall) -> Iterator[Mistake]:
     total = sum(call.gradients[r] for r in call.members)
     largest = torch.stack([call.gradients[r] for r in call.members]).amax(0)
     yield from table({
-        (
-            "The gradients are still this rank's own. Call all_reduce for each parameter.grad, "
-            "and store the result there"
-        ): mine,
-        (
-            f"The gradients are the sum over {p} ranks. Divide by the number of ranks, and "
-            "store the result in parameter.grad"
-        ): total,
-        (
-            f"You divided the sum by {WORLD}, the size of the world, but this group has {p} "
-            "ranks. Use dist.get_world_size(group)"
-        ): total / WORLD,
-        f"You divided the gradients by {p} twice": total / p**2,
-        "You divided the gradients, but you never summed them over the ranks": mine / p,
-        "You cut the gradients to whole numbers": (total / p).trunc(),
+        "The gradients are still this rank's own. Call all_reduce for each parameter.grad, "
+        "and store the result there": mine,
+        f"The gradients are the sum over {p} ranks. Divide by the number of ranks, and "
+        "store the result in parameter.grad": total,
+        f"You divided the sum by {WORLD}, the size of the world, but this group has {p} "
+        "ranks. Use dist.get_world_size(group)": total / WORLD,
+        f"You divided the gradients by {p} twice. Remove one division": total / p**2,
+        "You divided the gradients, but you never summed them over the ranks. Call all_reduce "
+        "first": mine / p,
+        "You cut the gradients to whole numbers. Keep their dtype": (total / p).trunc(),
         "You used the largest gradient of all ranks. Use op=dist.ReduceOp.SUM": largest,
     })
 
@@ -247,17 +243,17 @@ def average_gradients_weighted(ranks: Ranks, report: Report) -> None:
 
 
 def unequal_calls(seed: int) -> Iterator[tuple[Partition, list[int], bool]]:
-    """Yield partitions, seeds of the calls, and whether a rank has nothing.
+    """Yield partitions, the seeds of the calls, and whether a rank has no samples.
 
-    The first call has many samples (an odd seed), and the second has few. An empty part comes last,
-    as it could hide another mistake.
+    The first call has many samples (an odd seed), and the second has few. Empty parts come last,
+    because they could hide another mistake.
     """
     for step, partition in enumerate([*EVERYWHERE, *PARTITIONS[1::-1]]):
         yield partition, [2 * (seed + step) - k for k in (1, 0)], step >= len(EVERYWHERE)
 
 
 def sample_counts(seed: int, empty: bool) -> list[int]:
-    """Return samples of each rank, for odd seeds up to 350,000; none on rank 1 if asked."""
+    """Return each rank's samples, up to 350,000 for odd seeds; none on rank 1 if `empty`."""
     order = torch.randperm(WORLD, generator=torch.Generator().manual_seed(seed)).tolist()
     scale = 9_000 + 37 * (seed % 700) if seed % 2 else 1
     counts = [scale * (1, 3, 6, 10)[k] + 10 * (seed % 3) for k in order]
@@ -275,31 +271,24 @@ def _wrong_weighted(call: GradientCall) -> Iterator[Mistake]:
     by_world = weighted / sum(call.samples)
     by_earlier = weighted / sum(call.earlier[r] for r in call.members)
     yield from table({
-        (
-            "You used the mean of the ranks' means, so a rank with few samples counts as much "
-            "as one with many. Weight each gradient by samples / all samples"
-        ): plain / p,
-        "You weighted by samples, but you never divided by the number of all samples": weighted,
-        (
-            f"You weighted by samples, and then divided by the {p} ranks. Divide by the samples "
-            "of all ranks"
-        ): weighted / p,
-        (
-            f"You weighted by samples / all samples, and then you divided by the {p} ranks as well"
-        ): mean / p,
+        "You used the mean of the ranks' means, so a rank with few samples counts as much "
+        "as one with many. Weight each gradient by samples / all samples": plain / p,
+        "You weighted by samples, but you never divided. Divide "
+        "by the number of all samples": weighted,
+        f"You weighted by samples, and then divided by the {p} ranks. Divide by the samples "
+        "of all ranks": weighted / p,
+        f"You weighted by samples / all samples, and then you divided by the {p} ranks as well. "
+        "Remove this division": mean / p,
         "You divided by the samples of the whole world. Count them with group=group": by_world,
         "You divided by the samples of an earlier call. Count them in each call": by_earlier,
-        (
-            "You used the plain sum over the ranks. Weight each gradient first. (samples / "
-            "total is 1 if total is this rank's number: all_reduce it)"
-        ): plain,
-        "You divided by the samples of all ranks, but you didn't weight by samples first": plain
-        / total,
-        (
-            "You weighted after the sum, so every gradient in it has this rank's weight. Scale "
-            "this rank's gradient first, and then call all_reduce"
-        ): plain * n / total,
-        "You weighted the gradients, but you never summed them over the ranks": mine * n / total,
+        "You used the plain sum over the ranks. Weight each gradient by samples / total, and "
+        "all_reduce the total": plain,
+        "You divided by the samples of all ranks, but you didn't weight first. Multiply by this "
+        "rank's samples": plain / total,
+        "You weighted after the sum, so every gradient in it has this rank's weight. Scale "
+        "this rank's gradient first, and then call all_reduce": plain * n / total,
+        "You weighted the gradients, but you never summed them "
+        "over the ranks. Call all_reduce": mine * n / total,
         "The gradients are still this rank's own. Store the result in parameter.grad": mine,
-        "You cut the gradients to whole numbers": mean.trunc(),
+        "You cut the gradients to whole numbers. Keep their dtype": mean.trunc(),
     })

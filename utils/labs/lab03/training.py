@@ -1,6 +1,7 @@
-"""A training on a few images and its sequential twin; histories, and what noise may do to them.
+"""A training on a few images, its sequential reference, and histories with the noise they may have.
 
-A history is a dict with a list for each of :data:`KEYS`: one loss a step, one test an epoch.
+A history is a dict with a list for each of :data:`KEYS`. It has a loss for each step, and a test
+result for each epoch.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from utils.labs.shared import replicas
 
 KEYS = ("loss", "test_loss", "accuracy")
 EPOCHS = 3
-# Images in a minibatch.
+# Images of a minibatch.
 MINIBATCH = {"trained": 128, "tested": 1000}
-#: How far entries may be from the twin's. Rounding may decide of an image, which is 1 of 1,100.
+#: How far entries may be from the reference's. Rounding may decide about one image of 1,100.
 TOLERANCES = {"loss": 2e-5, "test_loss": 2e-5, "accuracy": 1e-3}
-RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong ones
+RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong learning rates
 
 
 def few(p: int) -> dict[str, int]:
-    """Return how many images p ranks train on, in minibatches of 128, and test, in such of 1,000.
+    """Return how many images p ranks train on and test, in minibatches of 128 and 1,000.
 
-    The last minibatch is a smaller one; of those that are tested there is one for each rank.
+    The last minibatch is smaller. There is one minibatch of test images for each rank.
     """
     return {"trained": 300, "tested": 1000 * p - 900}
 
 
 class Images(Dataset):
-    """Random images of a rank's own seed; their first pixels tell what they are for, and which.
+    """Random images from a rank's seed, whose first pixels contain their kind and their number.
 
-    With an odd seed the labels of those that are tested are wrong: the ranks' results lie far
-    apart, so that the mean of their means is another one than that of all images.
+    With an odd seed, the labels of test images are wrong. So the ranks' results differ a lot, and
+    the mean of their means differs from the mean over all images.
     """
 
     def __init__(self, kind: str, count: int, seed: int):
@@ -71,7 +72,7 @@ class Images(Dataset):
 
 
 def _which(inputs: torch.Tensor) -> dict[str, list[int]]:
-    """Return the numbers of the images in what a model got, by what they are for."""
+    """Return the numbers of the images among a model's inputs, by their kind."""
     marks = ((inputs.flatten(1)[:, :3] * data.STD + data.MEAN) * 255).round().int()
     trained = marks[:, 0] > 127
     which = 200 * marks[:, 1] + marks[:, 2]
@@ -79,16 +80,16 @@ def _which(inputs: torch.Tensor) -> dict[str, list[int]]:
 
 
 def small_mlp() -> nn.Module:
-    """Return the untrained model. It has no ReLU, at which rounding makes jumps."""
+    """Return the untrained model, which has no ReLU, because rounding makes jumps there."""
     return replicas.net(1, (784, 16, 10))
 
 
 @in_group
 def probe_training(user_ns: dict, *, rank: int, named: dict, seed: int) -> dict:
-    """Ask for `train_parallel` on a few images; return its history, and what the model got.
+    """Call `train_parallel` with a few images; return its history, and which images the model got.
 
     Args:
-        seed: of this rank's images. Only in its own parts are they what the group trains on.
+        seed: draws this rank's images. The group trains on them only in this rank's parts.
     """
     function = answer_named(user_ns, "train_parallel")
     model = small_mlp()
@@ -112,11 +113,11 @@ def probe_training(user_ns: dict, *, rank: int, named: dict, seed: int) -> dict:
 
 
 def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Images]]:
-    """Return the images of each epoch, each of them that of the rank that took it.
+    """Return the images of each epoch, each taken from the rank whose model got it.
 
     Args:
-        seeds: of the members' images.
-        values: what :func:`probe_training` told on each member.
+        seeds: the seeds of the members' images.
+        values: what :func:`probe_training` returned on each member.
     """
     epochs: list[dict[str, Images]] = [{} for _ in range(EPOCHS)]
     for kind, count in few(len(seeds)).items():
@@ -138,7 +139,7 @@ def history_of_twin(
     rate: float = 0.2,
     same_order: bool = False,
 ) -> dict:
-    """Return the twin's history on these images; of one rank's part of each minibatch only."""
+    """Return the reference's history on these images, measured on a part of each minibatch."""
     twin = replicas.Twin(small_mlp(), rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
     for epoch, images in enumerate(epochs):
@@ -155,7 +156,7 @@ def history_of_twin(
 
 @torch.no_grad()
 def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> list[float]:
-    """Return mean loss and accuracy."""
+    """Return the mean loss and the accuracy on a part of each minibatch."""
     sums = torch.zeros(3, dtype=torch.float64)
     for pixels, labels in data.InMemoryLoader(images, 1000):
         outputs = model(pixels[part])
@@ -168,14 +169,14 @@ def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> 
 def wrong_histories(
     key: str, right: dict, epochs: list[dict[str, Images]], part: slice
 ) -> Iterator[Mistake]:
-    """Yield mistakes that give another list."""
+    """Yield mistakes that lead to another list in the history."""
     histories = functools.partial(history_of_twin, epochs)
     expected = right[key]
     of_part = histories(part)[key]
     entries = len(expected)
     yield Mistake(
         lambda got: not isinstance(got, list) or len(got) != entries,
-        f"expected {entries} entries in {EPOCHS} epochs, one for each "
+        f"Return {entries} entries for {EPOCHS} epochs, one for each "
         f"{'step' if key == 'loss' else 'epoch'}",
     )
     if key == "loss":
@@ -186,7 +187,10 @@ def wrong_histories(
         yield Mistake(same_order, "Every epoch has the same order. Use minibatches(epoch)")
         for rate in RATES:
             with_rate = histories(rate=rate)[key]
-            yield Mistake(with_rate, f"Your learning rate is {rate}, and the baseline's is 0.2")
+            yield Mistake(
+                with_rate,
+                f"Your learning rate is {rate}, and the baseline's is 0.2. Use the same rate",
+            )
     else:
         yield Mistake(
             of_part, "You kept this rank's own number. Reduce sums and counts with global_metrics"
@@ -194,47 +198,46 @@ def wrong_histories(
         each = [histories(slice(place, None, part.step))[key] for place in range(part.step)]
         yield Mistake(
             [statistics.mean(of_epoch) for of_epoch in zip(*each, strict=True)],
-            (
-                "You used the mean of the ranks' means, but the ranks test different numbers "
-                "of images. Reduce sums and counts with global_metrics"
-            ),
+            "You used the mean of the ranks' means, but the ranks test different numbers "
+            "of images. Reduce sums and counts with global_metrics",
         )
         other = KEYS[3 - KEYS.index(key)]
-        yield Mistake(right[other], f'You swapped it with "{other}"')
-        yield Mistake([100 * value for value in expected], "expected a share, not percent")
+        yield Mistake(right[other], f'You swapped this list with "{other}"')
+        yield Mistake([100 * value for value in expected], "You returned percent. Return a share")
 
 
-# What noise may do. A wrong result is far outside: see the figure in "Tell a bug from noise".
+# Limits for noise. A wrong result is far outside, as the lab's section on bugs and noise shows.
 FIRST_LOSS = 1e-4
 TYPICAL_LOSS = 0.03
 LAST = {"test_loss": 0.05, "accuracy": 0.02}
-# So many steps stay below FIRST_LOSS: rounding is a few 1e-7 there. It grows at once by a factor of
-# a thousand where it takes an input of a ReLU across 0, in one run of six within 40 steps.
+# So many steps stay below FIRST_LOSS, because rounding makes a few 1e-7 there. If rounding moves an
+# input of a ReLU across 0, the difference grows by a factor of a thousand at once. This happens in
+# one run of six within 40 steps.
 FIRST_STEPS = 10
 FIRST = (
-    "The very first step has the same weights and the same minibatch, so it must have the "
-    "same loss. Do both runs have the same seed and the same order?"
+    "The very first step has the same weights and the same minibatch, so the losses must agree. "
+    "Do both runs have the same seed and the same order?"
 )
 AGREED = (
-    "The losses before agree. A difference so early is no noise, but another step. Do you "
-    "use the baseline's learning rate?"
+    "The losses before it agree, so the reason is another step, not noise. Do you use the "
+    "baseline's learning rate?"
 )
 
 
 def more_than_noise(sequential: dict, parallel: dict) -> str | None:
-    """Return where the histories differ by more than noise; None if nowhere."""
+    """Return where the histories differ by more than noise, or None."""
     gaps = [abs(a - b) for a, b in zip(sequential["loss"], parallel["loss"], strict=True)]
     length = -(-len(gaps) // len(sequential["accuracy"]))
     for k, gap in enumerate(gaps[: min(FIRST_STEPS, length)]):
         if not gap <= FIRST_LOSS:
-            return f"the losses of step {k} differ by {gap:.2g}; {AGREED if k else FIRST}"
+            return f"The losses of step {k} differ by {gap:.2g}. {AGREED if k else FIRST}"
     for epoch in range(-(-len(gaps) // length)):
         part = gaps[epoch * length : (epoch + 1) * length]
         if not statistics.median(part) <= TYPICAL_LOSS:
             return (
                 f"In epoch {epoch} the losses differ by {statistics.median(part):.2g} in a "
-                "typical step, which is more than noise. Do both runs have the same order "
-                "of samples in this epoch?"
+                "typical step, which is more than noise. Do both runs have the same order of "
+                "samples in this epoch?"
             )
     for key, most in LAST.items():
         gap = abs(sequential[key][-1] - parallel[key][-1])
@@ -244,7 +247,7 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
 
 
 def probe_run(user_ns: dict, *, rank: int) -> dict | None:
-    """Return the histories on ranks 0 and 1, and test results computed anew from the models."""
+    """Return the histories on ranks 0 and 1, and new test results of the models."""
     from torch_mpi.record import log
 
     answer: dict = {}
@@ -266,12 +269,12 @@ def probe_run(user_ns: dict, *, rank: int) -> dict | None:
 
 
 def tell_each(report: Report, wrong: Mapping[str, object]) -> bool:
-    """Say all of these that are so, of all ranks together; return whether none is."""
+    """Report every text that is true, for all ranks together; return whether none is."""
     return all([report.facts(None, {text: is_so}) for text, is_so in wrong.items()])
 
 
 def judge_run(ranks: Ranks, report: Report) -> None:
-    """Judge whether the histories agree up to noise, and both models were really trained."""
+    """Judge whether the histories agree up to noise, and whether both models were trained."""
     answers = report.answers(ranks, probe_run)
     if not answers:
         return
@@ -288,8 +291,9 @@ def judge_run(ranks: Ranks, report: Report) -> None:
     differing = [key for key in KEYS if parallel[key] != on_rank_1["parallel"][key]]
     unequal = on_rank_0["digest"] != on_rank_1["digest"]
     out_of_sync = {
-        "The weights on ranks 0 and 1 differ, so the replicas are not in sync": unequal,
-        f"{differing} differ between ranks 0 and 1: reduce them over the group": differing,
+        "The weights on ranks 0 and 1 differ, so the replicas aren't in sync. Average the "
+        "gradients in every step": unequal,
+        f"{differing} differ between ranks 0 and 1. Reduce them over the group": differing,
     }
     right.append(tell_each(report, out_of_sync))
     if all(right):
@@ -298,23 +302,25 @@ def judge_run(ranks: Ranks, report: Report) -> None:
 
 
 def _untrained(name: str, runs: dict[str, Any], steps: int) -> dict[str, bool]:
-    """Return why a model on a rank is not what its history tells of so many steps."""
+    """Return what contradicts a rank's history of so many steps."""
     history = runs[name]
     sent = runs["gradients sent"]
     return {
-        f"{name}: the last {key} in the history is {history[key][-1:]}, but {name}_model has "
-        f"{now:.4f} on all test images": not same(history[key][-1:], [now], 2e-3)
+        f"{name}: The last {key} in the history is {history[key][-1:]}, but {name}_model has "
+        f"{now:.4f} on all test images. Run the training again": not same(
+            history[key][-1:], [now], 2e-3
+        )
         for key, now in zip(KEYS[1:], history["measured"], strict=True)
     } | {
-        f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient; this "
-        f"rank made {sent}: run the training again": sent < steps,
+        f"{steps} steps on ranks 0 and 1 need as many all_reduces of the largest gradient, but "
+        f"this rank made {sent}. Run the training again": sent < steps,
     }
 
 
 # -- shares of the images ----------------------------------------------------------------------
 
 TAKE = {
-    "trained": "train_step(…, group) takes this rank's part of each minibatch",
+    "trained": "Let train_step(…, group) take this rank's part of each minibatch",
     "tested": "In each epoch give test_sums this rank's part, images[part] and labels[part], and "
     "reduce the sums",
 }
@@ -323,7 +329,7 @@ TAKE = {
 def trains_alike(
     report: Report, seeds: list[int], members: list[int], values: list[dict[str, Any]]
 ) -> bool:
-    """Judge the trainings of a group; return whether they and the twin's are alike."""
+    """Judge the trainings of a group; return whether they agree with the reference."""
     shares = [_share(kind, members, values) for kind in MINIBATCH]
     if not tell_each(report, {problem: is_hopeless for problem, is_hopeless, _ in shares}):
         return False
@@ -338,36 +344,37 @@ def trains_alike(
 
 
 def _share(kind: str, members: list[int], values: list[dict[str, Any]]) -> tuple[str, bool, bool]:
-    """Return how a group has shared the images of a kind in all epochs together.
+    """Return how a group shared the images of a kind, in all epochs together.
 
     Returns:
-        A problem in words. Whether each rank took all images, or too few were tested: then all else
-        is wrong. Whether an image was on no rank or on several, or parts differ by a minibatch.
+        A problem in words; whether each rank took all images or too few were tested, so that
+        nothing else can be right; and whether an image was on no rank or on several ranks, or parts
+        differ by more than a minibatch.
     """
     taken = [len(of_rank[kind]) for of_rank in values]
     wanted = EPOCHS * few(len(members))[kind]
     all_on_each = len(taken) > 1 and min(taken) >= wanted
     too_few_tests = kind == "tested" and sum(taken) < wanted
     apart = max(taken) - min(taken) > EPOCHS * MINIBATCH[kind]
-    how = "too few in all epochs together"
+    how = "The ranks take too few images in all epochs together"
     if apart or sum(taken) > wanted:
-        how = "unequal parts"
+        how = "The ranks take unequal parts"
     if all_on_each:
-        how = "every rank takes all images"
-    problem = f"{on(members)}: {how}: {taken} of {wanted} were {kind}. {TAKE[kind]}"
+        how = "Every rank takes all images"
+    problem = f"{on(members)}: {how} ({taken} of {wanted} were {kind}). {TAKE[kind]}"
     return problem, all_on_each or too_few_tests, apart or sum(taken) != wanted
 
 
 def _history_steps(
     outcome: dict[str, Any], members: list[int], twin: dict, epochs: list, part: slice
 ) -> Iterator[Step]:
-    """Yield what a rank's history has to be, and how the model was trained."""
+    """Yield steps that judge a rank's history and how it trained the model."""
     history = outcome["history"]
     calls = outcome["calls"]
     keys = sorted(history) if isinstance(history, dict) else history
-    form = 'train_parallel must return a dict with "loss", "test_loss" and "accuracy"'
+    form = 'Return a dict with "loss", "test_loss" and "accuracy"'
     is_history = isinstance(history, dict) and set(history) == set(KEYS)
-    yield facts({f"{form}; it returned {keys}": not is_history})
+    yield facts({f"train_parallel returned {keys}. {form}": not is_history})
     yield communication(calls, inside(members), some(members))
     for key, expected in twin.items():
         where = f'train_parallel on a few images {on(members)}: "{key}"'
@@ -375,7 +382,7 @@ def _history_steps(
         tolerance = TOLERANCES[key]
         yield value(history[key], expected, mistakes, what=where, tolerance=tolerance)
     evaluates = (
-        "The model was in evaluation mode during training, so dropout and batch "
-        "normalization would not train as they should. Call model.train() after the test"
+        "The model was in evaluation mode during training, where dropout and batch normalization "
+        "work differently. Call model.train() after the test"
     )
     yield facts({evaluates: not outcome["in training mode"]})

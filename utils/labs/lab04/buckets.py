@@ -1,4 +1,4 @@
-"""Buckets by PyTorch's rule, and what mistakes give (4.2)."""
+"""Task 4.2: buckets by PyTorch's rule, and the results of mistakes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def assign(
 ) -> list[list[int]]:
     """Return buckets by PyTorch's rule (`dist._compute_bucket_assignment_by_size`).
 
-    Another one: `closes(full, cap, next)`, bytes in the bucket, its cap, bytes of what follows.
+    A mistake has another rule `closes`: bytes in the bucket, its cap, bytes of the next gradient.
     """
     buckets: list[list[int]] = [[]]
     for k, following in enumerate([*sizes[1:], 0][: len(sizes)]):
@@ -35,7 +35,7 @@ def assign(
 
 
 def cases(seed: int) -> list[dict]:
-    """Return sizes and caps: first those that tell mistakes apart, then random and special ones."""
+    """Return sizes and caps; the first ones distinguish mistakes, then come random and special."""
     draw = random.Random(seed)
     cases = [([40, 100, 100, 300, 300, 40], 400, 120)]
     for _ in range(6):
@@ -43,10 +43,10 @@ def cases(seed: int) -> list[dict]:
         cases.append((sizes, draw.randint(400, 1500), draw.randint(60, 300)))
     cases.append(([100, 100, 200, 200, 300, 50], 400, 200))
     cases += [([40, 900, 40, 40], 400, 1000), ([8], 1000, 1000), ([], 1000, 1000)]
-    # DDP's own caps, and many gradients, of any type, in a bucket.
+    # With DDP's own caps, a bucket holds many gradients.
     large = [draw.randint(1, draw.choice((100, 10_000, 2_000_000))) for _ in range(300)]
     cases.append((large, 25 * 2**20, 2**20))
-    cases.append((large[::-1], 25 * 2**20, 2**20))  # as many, and other buckets
+    cases.append((large[::-1], 25 * 2**20, 2**20))  # the same number, but other buckets
     cases.append(([draw.randint(1, 40) for _ in range(300)], 4000, 300))
     return [dict(zip(("sizes", "cap", "first_cap"), case, strict=True)) for case in cases]
 
@@ -60,31 +60,31 @@ def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
     last = len(sizes) - 1
     nested = isinstance(result, list) and all(isinstance(bucket, list) for bucket in result)
     yield Mistake(lambda _: not nested, "Return a list of lists of indices")
-    yield Mistake(lambda _: [] in result, "An empty bucket never leaves. Leave it out")
-    yield Mistake(expected[:-1], "The last bucket is missing. It doesn't have to be full")
+    yield Mistake(lambda _: [] in result, "You returned an empty bucket. Leave it out")
+    yield Mistake(expected[:-1], "The last bucket is missing. Return it even if it isn't full")
     first = case["first_cap"]
     one_cap = assign(**case | {"first_cap": case["cap"]})
     from_the_end = assign(**case | {"sizes": sizes[::-1]})
-    backwards = "sizes is in the order in which the gradients become ready. Begin at its beginning"
+    backwards = (
+        "You began at the end, but sizes is in the order in which gradients become ready. Begin at "
+        "its beginning"
+    )
     closes = {
-        (
-            "You close a bucket before it becomes too large. DDP adds the gradient first, and "
-            "closes the bucket when it holds its cap or more"
-        ): lambda full, cap, n: full + n > cap,
-        "A bucket that holds exactly its cap is full. Compare with >=": lambda full, cap, _: (
+        "You close a bucket before it becomes too large. Add the gradient first, as DDP does, "
+        "and close the bucket when it holds its cap or more": lambda full, cap, n: full + n > cap,
+        "You left a bucket open that holds exactly its cap. Compare with >=": lambda full, cap, _: (
             full > cap
         ),
-        (
-            "Every gradient has a separate bucket. Collect gradients until the bucket holds its cap"
-        ): lambda *_: True,
-        "All gradients are in one bucket. Close it when it is full": lambda *_: False,
+        "You made a bucket for every gradient. Fill it until it holds its cap": lambda *_: True,
+        "You put all gradients into one bucket. Close it when it is full": lambda *_: False,
     }
     yield from table({
         **{text: assign(**case, closes=rule) for text, rule in closes.items()},
-        "The first bucket has a different cap, first_cap": one_cap,
-        "first_cap is only for the first bucket": assign(**case | {"cap": first}),
-        "The last bucket is missing, and you don't use first_cap": one_cap[:-1],
-        "The indices in a bucket are in the wrong order": [b[::-1] for b in expected],
+        "You gave the first bucket the cap of the others. Use first_cap for it": one_cap,
+        "You used first_cap for all. Use it once": assign(**case | {"cap": first}),
+        "The last bucket is missing, and you didn't use first_cap. Return all buckets, and use "
+        "first_cap for the first": one_cap[:-1],
+        "A bucket's indices are in the wrong order. Sort them": [b[::-1] for b in expected],
         backwards: each(lambda k: last - k, from_the_end),
         backwards + ", and return the buckets in that order": expected[::-1],
         "You returned sizes. Return indices into sizes": each(lambda k: sizes[k], expected),
@@ -92,27 +92,28 @@ def _wrong_buckets(case: dict, result: object) -> Iterator[Mistake]:
     })
     placed = sorted(str(k) for bucket in result for k in bucket)
     everything = sorted(map(str, range(len(sizes))))
-    yield Mistake(lambda _: placed != everything, "Each index must be in exactly one bucket")
+    yield Mistake(
+        lambda _: placed != everything,
+        "Some indices are missing, or in several buckets. Put each index into exactly one bucket",
+    )
     yield from _closed_early(case, result, expected)
 
 
 def _closed_early(case: dict, result: list[list], expected: list[list[int]]) -> Iterator[Mistake]:
-    """Yield which buckets were closed before they had their cap."""
+    """Yield a mistake for each bucket that was closed before it held its cap."""
     for k, (bucket, right) in enumerate(zip(result, expected, strict=False)):
         full = sum(case["sizes"][int(j)] for j in bucket)
         cap = case["cap"] if k else case["first_cap"]
         early = full < cap and bucket != right
         yield Mistake(
             lambda _, early=early: early,
-            (
-                f"You closed bucket {k} at {full} bytes, before it had the {cap} of its cap. "
-                "Only the bytes count"
-            ),
+            f"You closed bucket {k} at {full} bytes, before it had the {cap} bytes of its cap. "
+            "Count only the bytes",
         )
 
 
 def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
-    """Ask for `assign_buckets` of every case."""
+    """Call `assign_buckets` for every case."""
     function = reading_answer(user_ns, "assign_buckets")
     results = Results()
     answers = [function(**copy.deepcopy(case)) for case in cases]
@@ -122,7 +123,7 @@ def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
 
 
 def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int) -> dict:
-    """Return what DDP really reduces in its third step, and what the answer foretells."""
+    """Return what DDP really reduces in its third step, and what the answer predicts."""
     model = DistributedDataParallel(replicas.net(0, widths), bucket_cap_mb=cap / 2**20)
     images = torch.ones(2, widths[0])
     for _ in range(3):
@@ -132,7 +133,7 @@ def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int)
     buckets = reading_answer(user_ns, "assign_buckets")(sizes, cap, cap)
     return {
         "real": [call["nbytes"] for call in calls if call["op"] == "all_reduce"],
-        "foretold": [sum(sizes[k] for k in bucket) for bucket in buckets],
+        "predicted": [sum(sizes[k] for k in bucket) for bucket in buckets],
     }
 
 
@@ -148,11 +149,11 @@ def assign_buckets(ranks: Ranks, report: Report) -> None:
     for answer in report.answers(ranks, probe_real_buckets, **given):
         buckets = answer.value
         words = "bytes of the buckets of a real DDP"
-        report.expect(answer.rank, words, buckets["foretold"], buckets["real"])
+        report.expect(answer.rank, words, buckets["predicted"], buckets["real"])
 
 
 def _assignment_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield that all gradients are in the right buckets."""
+    """Yield steps that compare the buckets of each case with the right ones."""
     form = "a list of lists of indices"
     for arguments, result in zip(case["cases"], answer.value, strict=True):
         sizes, cap, first_cap = (arguments[name] for name in ("sizes", "cap", "first_cap"))

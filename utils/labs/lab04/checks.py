@@ -1,8 +1,7 @@
 """Checks of lab 04: DistributedDataParallel, buckets, overlap, hooks, accumulation.
 
-The answers are tried on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`).
-What was communicated is read from the records of the ranks, in bytes and operations: no verdict
-depends on how long something took.
+Each answer runs on groups of 1, 2, 3 and 4 ranks (`utils.checks.trials`). The checks read bytes and
+operations from the ranks' records, so no verdict depends on how long something took.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from .overlap import hidden_share as hidden_share
 
 # -- 4.1: DDP in a step -----------------------------------------------------------------------
 
-# Samples of each minibatch; 1, 2, 3 and 4 ranks share them evenly.
+# Samples of each minibatch, which 1, 2, 3 and 4 ranks share evenly.
 MINIBATCHES = (12, 24, 12)
 
 
 def _step_model(seed: int, awkward: bool) -> nn.Sequential:
-    """Return the model to train; awkward: in double precision, and a parameter is frozen."""
+    """Return the model to train, in double precision and with a frozen parameter if `awkward`."""
     model = replicas.net(seed)
     model[3].bias.requires_grad_(not awkward)
     return model.double() if awkward else model
 
 
 def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a minibatch of a rank's own samples."""
+    """Return a minibatch with a rank's samples."""
     dtype = torch.float64 if awkward else torch.float32
     return replicas.samples(seed + number, MINIBATCHES[number], dtype)
 
@@ -55,7 +54,7 @@ def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, tor
 def probe_step(
     user_ns: dict, *, rank: int, named: dict, data_seed: int, awkward: bool, rate: float
 ) -> dict:
-    """Have a model of this rank's own seed wrapped, then take steps on samples of that seed."""
+    """Wrap a model drawn from this rank's seed, and take steps on samples of the same seed."""
     module = _step_model(data_seed, awkward)
     model = answer_named(user_ns, "replicate")(module, **named)
     if not isinstance(model, DistributedDataParallel):
@@ -86,29 +85,28 @@ def probe_step(
 STEP_MISTAKES = {
     "still": "The replica has not moved. Call optimizer.step()",
     "own": "Each replica took its own step. Call the DDP model, not model.module",
-    "divided": "You divided the gradients by the number of ranks, but DDP has already done so",
+    "divided": "You divided the gradients by the number of ranks, but DDP already averages. Remove "
+    "the division",
     "own, divided": "Each replica took its own step. Call the DDP model, not model.module",
-    "summed": "You summed the gradients, but DDP takes the mean",
-    "sum over the part": "Your loss is a sum over the part's samples, but DDP needs the mean",
+    "summed": "You summed the gradients, but DDP averages them. Leave the gradients to DDP",
+    "sum over the part": "Your loss is a sum over the part's samples. Use their mean",
     "kept": "The gradients of the step before were still there. Call optimizer.zero_grad()",
 }
 LOSS_MISTAKES = {
-    "own": (
-        "You returned the loss of this rank's part. DDP averages gradients, not losses, so "
-        "reduce the loss yourself"
-    ),
+    "own": "You returned the loss of this rank's part. DDP averages gradients, not losses, so "
+    "reduce the loss yourself",
     "summed": "You returned the sum of the ranks' means. Divide it by the number of ranks",
     "own, divided": "You divided this rank's loss. Call all_reduce first",
-    "divided": "You divided by the number of ranks twice",
+    "divided": "You divided by the number of ranks twice. Remove one division",
     "sum over samples": "You returned a sum over the samples. Divide it by their number",
-    "own of the sum": "You returned the sum over this rank's part",
+    "own of the sum": "You returned the sum over this rank's part. Return the minibatch's mean",
     "afterwards": "You returned the loss after the step. Return the loss before it",
 }
 
 
 @task("4.1", "DDP in a training step", points=3)
 def ddp_step(ranks: Ranks, report: Report) -> None:
-    """Check the first rank's weights at the start, then the sequential twin's steps."""
+    """Check that all ranks begin with the first rank's weights, and take the sequential steps."""
     each = to_each(data_seed=report.seeds(WORLD))
     draw = random.Random(report.seed)
     cases = [
@@ -116,7 +114,7 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
         for partition in EVERYWHERE
     ]
     cases.append(cases[1] | {"awkward": True})
-    right: list[bool] = []  # of each group
+    right: list[bool] = []  # for each group
     for case, members, values in tried(ranks, report, probe_step, cases):
         twin = Twin(_step_model(each[members[0]]["data_seed"], case["awkward"]), case["rate"])
         start = replicas.weights_of(twin.model).tolist()
@@ -124,7 +122,7 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
             report.facts(rank, _wrong_replicas(of_rank, members, start))
             for rank, of_rank in zip(members, values, strict=True)
         ]
-        # After a group that goes wrong, no other one is told how it trains.
+        # If one group is wrong, the training of later groups isn't judged.
         goes_on = all(replicated) and all(right)
         right.append(goes_on and _trains_as(twin, report, case, members, values))
 
@@ -136,7 +134,7 @@ def _trains_as(
     members: list[int],
     values: list[dict[str, Any]],
 ) -> bool:
-    """Judge the steps of a group until one differs from the twin's; return whether none does."""
+    """Judge a group's steps up to the first wrong one; return whether all are right."""
     seeds = [case["each"][rank]["data_seed"] for rank in members]
     training = GroupTraining(
         twin=twin,
@@ -165,47 +163,37 @@ def _wrong_replicas(
     group = outcome.get("group")
     return {
         f"replicate returned {kind}. Return a DistributedDataParallel": kind != "DDP",
-        "replicate: DDP wraps a copy, so only the copy trains. Wrap the given model": kind == "DDP"
-        and not outcome["wraps"],
-        (
-            f"replicate: DDP works on the ranks {group}, but the argument group has the ranks "
-            f"{members}. Pass process_group=group"
-        ): group != members,
-        (
-            f"{on(members)}: After replicate, the weights are not those of rank {members[0]}, "
-            "the group's first. Wrap the given model"
-        ): not same(outcome.get("start"), start),
+        "replicate: DDP wraps a copy, so only the copy trains. Wrap the given model": (
+            kind == "DDP" and not outcome["wraps"]
+        ),
+        f"replicate: DDP works on the ranks {group}, but the argument group has the ranks "
+        f"{members}. Pass process_group=group": group != members,
+        f"{on(members)}: After replicate, the weights differ from rank {members[0]}'s, the "
+        "group's first rank. Wrap the given model": not same(outcome.get("start"), start),
     }
 
 
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:
-    """Yield what a rank has to do beside the right step."""
+    """Yield the steps that judge a rank, with the comparison of the training step among them."""
     yield communication(step["calls"], only("all_reduce"), inside(members))
     yield from compared
     yield facts({
-        (
-            f"The ranks reduced the gradients {step['times']} times. backward() of a DDP model "
-            "has already averaged them"
-        ): step["times"] > 1,
-        (
-            "DDP did not average the gradients. Call the DDP model, not model.module, and not "
-            "in no_sync(). Its backward() communicates while it computes"
-        ): step["called"] != [True],
-        (
-            f"You called optimizer.step() {step['taken']} times. Call it once: the optimizer "
-            "moves the weights"
-        ): step["taken"] != 1,
+        f"The ranks reduced the gradients {step['times']} times. Leave this to backward(), which "
+        "averages them in a DDP model": step["times"] > 1,
+        "DDP did not average the gradients. Call the DDP model, not model.module, and call it "
+        "outside no_sync()": step["called"] != [True],
+        f"You called optimizer.step() {step['taken']} times. Call it once": step["taken"] != 1,
     })
     yield communication(step["calls"], some(members))
 
 
 # -- 4.5: accumulation ------------------------------------------------------------------------
 
-SIZE = 5  # samples of a microbatch
+SIZE = 5  # how many samples a microbatch has
 
 
 def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return k microbatches; of five, the first one is the last one, too."""
+    """Return k microbatches; if there are five, the first and the last one are the same."""
     parts = [replicas.samples(seed + 100 * k + j, SIZE) for j in range(k)]
     return [parts[-1], *parts[1:]] if k == 5 else parts
 
@@ -214,7 +202,7 @@ def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def probe_accumulate(
     user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, ks: list
 ) -> list:
-    """Ask to `accumulate` on one model, for each number of microbatches of this seed of data."""
+    """Call `accumulate` on one model, with each number of microbatches from this data seed."""
     function = reading_answer(user_ns, "accumulate")
     answers = []
     model = DistributedDataParallel(replicas.net(seed), process_group=named.get("group"))
@@ -243,8 +231,8 @@ def probe_accumulate(
 
 @task("4.5", "k microbatches, one communication", points=3)
 def accumulate(ranks: Ranks, report: Report) -> None:
-    """Check the gradient of one large batch; all_reduces for one backward."""
-    ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 leaves nothing to accumulate: last
+    """Check that the gradient equals a large batch's, with all_reduces for one backward."""
+    ks = ([3, 2], [4, 3], [2, 5], [5, 4], [3, 1])  # 1 comes last, because it accumulates nothing
     given = {"seed": report.seed, "each": to_each(data_seed=report.seeds(WORLD))}
     cases = [
         {"partition": partition, "ks": of_case} | given
@@ -261,12 +249,12 @@ def _gradients(model_seed: int, seed: int, k: int) -> list[torch.Tensor]:
 
 
 def _accumulation_steps(answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank's gradients are after k microbatches, and how they come about."""
+    """Yield steps that judge a rank's gradients after k microbatches, and how it got them."""
     case = answer.case
     members = answer.members
     for k, outcome in zip(case["ks"], answer.value, strict=True):
         where = f"{k} microbatch{'es' * (k != 1)} {on(members)}"
-        changed = "The weights have changed. accumulate makes gradients and takes no step"
+        changed = "You changed the weights. Let accumulate make gradients, and take no step"
         yield facts({changed: outcome["changed"]})
         yield communication(outcome["calls"], inside(members))
         gradients = {r: _gradients(case["seed"], case["each"][r]["data_seed"], k) for r in members}
@@ -292,44 +280,42 @@ def _wrong_accumulations(
     last_two = mean_of(slice(-2, None))
     all_but_last = mean_of(slice(0, -1)) if k > 1 else 0 * mine
     first_and_own = mean_of(slice(0, 1)) + sum(gradients[rank][1:])
-    zero_grad = "counts: zero_grad() belongs before the first"
+    zero_grad = "counts. Call zero_grad() before the first one only"
     yield from table({
-        f"The gradients are {k} times too large. Each microbatch counts 1/{k}": expected * k,
-        "The gradients are this rank's own mean. The last backward must communicate": mine / k,
-        (
-            "The gradients are this rank's own sum. The last backward must communicate, and "
-            f"each microbatch counts 1/{k}"
-        ): mine,
-        f"You divided the gradients by {k} twice": expected / k,
-        f"You divided by the {p} ranks, too, but DDP has already done so": expected / p,
-        f"only the last microbatch {zero_grad}": last,
-        f"only the last microbatch, with 1/{k}, {zero_grad}": last / k,
-        f"only the last two microbatches {zero_grad.replace('counts', 'count')}": last_two / k,
-        "Only the last microbatch is missing. It takes part, after no_sync()": all_but_last / k,
+        f"The gradients are {k} times too large. Divide each microbatch's loss by {k}": (
+            expected * k
+        ),
+        "The gradients are this rank's own mean. Let the last backward communicate": mine / k,
+        "The gradients are this rank's own sum. Let the last backward communicate, and divide "
+        f"each loss by {k}": mine,
+        f"You divided the gradients by {k} twice. Remove one division": expected / k,
+        f"You divided by the {p} ranks, but DDP already averages. Remove the division": (
+            expected / p
+        ),
+        f"Only the last microbatch {zero_grad}": last,
+        f"Only the last microbatch, with 1/{k}, {zero_grad}": last / k,
+        f"Only the last two microbatches {zero_grad.replace('counts', 'count')}": last_two / k,
+        "The last microbatch is missing. Run it after no_sync()": all_but_last / k,
         "You communicated the first microbatch. Communicate the last one": first_and_own / k,
         "There are no gradients. Call backward() for each microbatch": 0 * mine,
     })
 
 
 def _wrong_communication(outcome: dict[str, Any]) -> dict[str, object]:
-    """Return what is wrong with what was communicated for right gradients."""
+    """Return what is wrong with the communication if the gradients are right."""
     calls = outcome["calls"]
     times = reduced_bytes(outcome["calls"]) / outcome["nbytes"]
     by_hand = [call["op"] for call in calls if call["blocking"] or call["op"] != "all_reduce"]
     return {
-        (
-            f"You call {' and '.join(sorted(set(by_hand)))} yourself. Leave communication to "
-            "DDP: the last backward, after no_sync(), averages the gradients while it computes"
-        ): by_hand,
-        (
-            f"The ranks communicated the gradients' bytes {times:g} times. Once is enough: for "
-            "all but the last microbatch, forward and backward belong into model.no_sync()"
-        ): times > 1,
-        "The ranks did not communicate the gradients": times < 1,
-        (
-            "After the call the model still doesn't communicate, so the next backward won't "
-            "either. no_sync() ends where the with ends"
-        ): outcome["quiet"],
+        f"You call {' and '.join(sorted(set(by_hand)))} yourself. Leave communication to DDP, "
+        "which averages the gradients in the last backward, after no_sync()": by_hand,
+        f"The ranks communicated the gradients' bytes {times:g} times. Run forward and backward "
+        "of all but the last microbatch in model.no_sync()": times > 1,
+        "The ranks did not communicate the gradients. Run the last backward after no_sync()": (
+            times < 1
+        ),
+        "After the call, the model still doesn't communicate. Use `with model.no_sync():`, which "
+        "ends with its block": outcome["quiet"],
     }
 
 
@@ -338,24 +324,16 @@ def _wrong_passes(outcome: dict[str, Any], k: int) -> dict[str, object]:
     forwards, backwards = (outcome["passes"].count(kind) for kind in ("forward", "backward"))
     counts = (forwards, backwards) != (k, k)
     return {
-        (
-            "All microbatches went through the model as one large batch. This needs the memory "
-            "that you want to save. Call forward once for each microbatch"
-        ): forwards < k,
-        (
-            f"One backward for {k} forwards keeps what each of them computed until the end. "
-            "This needs the memory that you want to save. Call backward() after each forward"
-        ): backwards < k,
-        (
-            f"You called forward {forwards} times and backward {backwards} times for {k} "
-            "microbatches. Call each of them once per microbatch"
-        ): counts,
-        (
-            "A forward comes before the backward of the previous microbatch. This needs the "
-            "memory that you want to save. Call backward() after each forward"
-        ): outcome["passes"] != ["forward", "backward"] * k,
-        (
-            "Call the DDP model, not model.module, and the last time after no_sync(). DDP "
-            "communicates in that backward"
-        ): outcome["called"] != [False] * (k - 1) + [True],
+        "You sent all microbatches through the model as one large batch, which needs the memory "
+        "that you want to save. Call forward once for each microbatch": forwards < k,
+        f"You called backward {backwards} times for {k} forwards, so the forwards keep memory "
+        "that you want to save. Call backward() after each forward": backwards < k,
+        f"You called forward {forwards} times and backward {backwards} times for {k} "
+        "microbatches. Call each of them once per microbatch": counts,
+        "You called forward before the backward of the previous microbatch, which needs the "
+        "memory that you want to save. Call backward() after each forward": (
+            outcome["passes"] != ["forward", "backward"] * k
+        ),
+        "DDP didn't communicate in the last backward only. Call the DDP model, not model.module, "
+        "and make the last call after no_sync()": outcome["called"] != [False] * (k - 1) + [True],
     }

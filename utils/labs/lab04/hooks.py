@@ -1,4 +1,4 @@
-"""Notes of what DDP does on a rank, and of its hook that compresses gradients (4.4)."""
+"""Task 4.4: records of what DDP does on a rank, and of the hook that compresses gradients."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin
 
-# What DDP communicates beside gradients: the order in which they were ready, once.
+# In addition to gradients, DDP communicates once the order in which they became ready.
 HOUSEKEEPING = {"broadcast", "all_gather"}
 
 
 def of_gradients(calls: Calls) -> Calls:
-    """Return the calls without what DDP does for itself."""
+    """Return the calls without DDP's housekeeping."""
     return [call for call in calls if call["op"] not in HOUSEKEEPING]
 
 
@@ -36,7 +36,7 @@ def reduced_bytes(calls: Calls) -> int:
 
 
 def noted_calls(model: DistributedDataParallel) -> list[bool]:
-    """Return a list that notes for each call of the DDP model whether its backward communicates."""
+    """Return a list that records for each call of the DDP model whether backward communicates."""
     calls = []
     forward = model.forward
 
@@ -48,18 +48,18 @@ def noted_calls(model: DistributedDataParallel) -> list[bool]:
     return calls
 
 
-# What to do where something else than a future is returned.
+# What to do if the hook returned something else than a future.
 RETURN = {
-    "NoneType": "Return work.get_future().then(…): the word return is missing",
-    "MPIWork": "You returned the work. Return work.get_future().then(…)",
-    "Tensor": "The sum has not arrived yet. Return work.get_future().then(…)",
+    "NoneType": "Write return before work.get_future().then(…)",
+    "MPIWork": "Return work.get_future().then(…), not the work",
+    "Tensor": "The sum hasn't arrived yet, so return work.get_future().then(…)",
 }
 
 
 def can_be_late(group: Group, blocks: bool) -> bool:
-    """Return whether others can wait until the hook of the group's first rank has returned.
+    """Return whether other ranks can wait until the hook of the group's first rank has returned.
 
-    Not where a rank is known to block in it, and not on ranks whose futures complete at once.
+    They can't if a rank is known to block in the hook, or if its futures complete immediately.
     """
     from torch_mpi.group.work import MPIWork
     from torch_mpi.protocol.progress import progress
@@ -72,19 +72,19 @@ def can_be_late(group: Group, blocks: bool) -> bool:
     return not unable.item() and dist.get_world_size(group) > 1
 
 
-# Of messages by which the check itself tells a rank to go on.
+# The tag of messages with which the check itself lets a rank continue.
 SIGNAL = 404
 WAITS = (
-    "The hook waits for its all_reduce, and so backward waits, too. Return the future, and "
-    "let then() do the rest"
+    "The hook waits for its all_reduce, so backward waits, too. Return the future, and let "
+    "then() do the rest"
 )
 
 
 def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
-    """Return a hook that counts its calls, and the waits inside of it for what is not over.
+    """Return a hook that counts its calls, and the waits inside it for unfinished works.
 
-    Where the other ranks are `late`, they begin when the hook of the group's first has returned:
-    there no all_reduce can be over before.
+    If the other ranks are `late`, they start when the hook of the group's first rank has returned,
+    so no all_reduce can finish before.
     """
     first = dist.get_rank(group) == 0
     signal = torch.zeros(1)
@@ -101,7 +101,9 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
                 dist.send(signal, group_dst=place, group=group, tag=SIGNAL)
         if not isinstance(future, torch._C.Future):
             kind = type(future).__name__
-            raise TypeError(f"fp16_hook returned {kind}. Return a future. {RETURN.get(kind, '')}")
+            raise TypeError(
+                f"fp16_hook returned {kind} instead of a future. {RETURN.get(kind, '')}"
+            )
         return future.then(functools.partial(noted, bucket))
 
     def noted(bucket, future):
@@ -115,13 +117,13 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
 
 @functools.cache
 def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
-    """Return methods of works and futures by which one waits; and what tells whether it is over.
+    """Return the waiting methods of works and futures, each with what says if it is done.
 
-    As they are before a check has replaced any.
+    The cache keeps the methods from before a check replaces them.
     """
     from torch_mpi.group.work import MPIWork
 
-    future = torch._C.Future  # what then() gives is one
+    future = torch._C.Future  # then() returns one, too
     over = {MPIWork: MPIWork.is_completed, future: future.done}
     names = [(MPIWork, "is_completed"), (future, "done"), (MPIWork, "wait"), (future, "wait")]
     return {(kind, name): (getattr(kind, name), over[kind]) for kind, name in names}
@@ -129,10 +131,10 @@ def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
 
 @contextlib.contextmanager
 def _waits_counted(answer: dict, first: bool) -> Iterator[None]:
-    """Count waits for what is not over; and what is asked for again and again, whether it is over.
+    """Count waits for unfinished works, and repeated questions whether a work is done.
 
-    Where nothing can be over, as the others are late, such a wait would have no end: it is an error
-    on the group's first rank.
+    If the other ranks are late, no work can finish, and a wait would never end. So a wait is an
+    error on the group's first rank.
     """
     asked: list[bool] = []
 
@@ -155,20 +157,20 @@ def _waits_counted(answer: dict, first: bool) -> Iterator[None]:
         yield
 
 
-_HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets are of one length
-FLOAT16 = 6e-3  # how exact a gradient must be that was reduced in half precision
-SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends at once
+_HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets have the same length
+FLOAT16 = 6e-3  # tolerance for a gradient that was reduced in half precision
+SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends immediately
 
 
 @in_group
 def probe_hook(
     user_ns: dict, *, rank: int, group: Group, data_seed: int, seed: int, large: float
 ) -> dict:
-    """Use `fp16_hook` in DDP; return the third step's gradients, how they came, and large ones.
+    """Use `fp16_hook` in DDP; return the third step's gradients and calls, and large gradients.
 
     Args:
-        data_seed: of this rank's images.
-        seed: of the model, and of the images of the large gradients.
+        data_seed: draws this rank's images.
+        seed: draws the model, and the images for the large gradients.
     """
     from torch_mpi.record import log
 
@@ -204,23 +206,19 @@ def probe_hook(
 
 
 VALUES = {
-    (
-        "The value of the future is a list, as all_reduce leaves it. With .then(decompress), "
-        "it becomes what decompress returns"
-    ): "list",
+    "The value of the future is a list, as all_reduce leaves it. Return "
+    "work.get_future().then(decompress)": "list",
     "The function that you pass to then() returns nothing. Return the averaged bucket": "NoneType",
-    (
-        "The value of the future is float16. Copy it into bucket.buffer(), and return that "
-        "float32 buffer"
-    ): "float16",
+    "The value of the future is float16. Copy it into bucket.buffer(), and return that "
+    "float32 buffer": "float16",
 }
 
 
 @task("4.4", "a hook that compresses", points=4)
 def fp16_hook(ranks: Ranks, report: Report) -> None:
-    """Check mean gradients to half precision, half of the bytes, and no wait inside."""
+    """Check mean gradients in half precision, with half of the bytes and no wait in the hook."""
     twin = Twin(replicas.net(report.seed, _HOOK_NET), 1.0)
-    # A loss so many times as large has gradients whose mean fits into float16, but no sum does.
+    # With a loss so many times as large, the mean gradient fits into float16, but no sum does.
     large = 40_000 / twin.gradient(*replicas.samples(report.seed, 8)).abs().max().item()
     seeds = report.seeds(WORLD)
     gradients = [twin.gradient(*replicas.samples(seed, 8)) for seed in seeds]
@@ -230,10 +228,10 @@ def fp16_hook(ranks: Ranks, report: Report) -> None:
 
 
 def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[Step]:
-    """Yield what a rank's hook has to communicate, and what the gradients are afterwards.
+    """Yield steps that judge the communication of a rank's hook, and the gradients after it.
 
     Args:
-        gradients: of all ranks, those of their own samples.
+        gradients: each rank's gradient from its samples.
     """
     members = answer.members
     outcome = answer.value
@@ -256,8 +254,8 @@ def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[
     late = outcome.get("gradient where others are late")
     if late is not None:
         words = (
-            f"{where}, where the others are late: {units}. The hook must not use the sum "
-            "before its future is complete"
+            f"{where}, when the other ranks are late: {units}. Don't use the sum before its "
+            "future is complete"
         )
         yield is_mean(late, words)
 
@@ -272,31 +270,28 @@ def _wrong_gradients(
     late = mine / p
     return {
         "The gradients are sums. Divide by the size of the group": summed,
-        (
-            f"You divided the sum by {WORLD}, the size of the world. Use dist.get_world_size(group)"
-        ): world,
-        "You divided the gradients by the number of ranks twice": summed / p**2,
+        f"You divided the sum by {WORLD}, the size of the world. "
+        "Use dist.get_world_size(group)": world,
+        "You divided the gradients by the number of ranks twice. Remove one division": (
+            summed / p**2
+        ),
         "The gradients are this rank's own. Return the reduced ones": mine,
-        (
-            "The gradients are this rank's own, divided. You didn't sum them, or the sum came "
-            "too late"
-        ): late,
+        "The gradients are this rank's own, divided: the sum is missing, or it comes too late. "
+        "Divide in then()": late,
     }
 
 
 def _not_halved(outcome: dict[str, Any], where: str) -> dict[str, object]:
-    """Return whether something else was reduced than the gradients in half precision."""
+    """Return what is wrong if something else was reduced than half-precision gradients."""
     calls = outcome["calls"]
     nbytes = outcome["nbytes"]
     reduced = reduced_bytes(calls)
     half = nbytes // 2
     kinds = {call["dtype"] for call in calls} - {"float16"}
     return {
-        "You don't call all_reduce for the bucket": not calls,
-        (
-            f"{where}: You reduce {reduced} bytes for {nbytes} bytes of gradients. Reduce half "
-            f"of them, {half}, as a float16 tensor"
-        ): reduced != half,
+        "You don't call all_reduce for the bucket. Call it with async_op=True": not calls,
+        f"{where}: You reduce {reduced} bytes for {nbytes} bytes of gradients. Reduce half "
+        f"of them, {half}, as a float16 tensor": reduced != half,
         f"{where}: You reduce {', '.join(sorted(kinds))}. Reduce float16": kinds,
     }
 
@@ -307,14 +302,10 @@ def _wrong_hook(outcome: dict[str, Any], where: str, p: int) -> dict[str, object
     buckets = outcome["buckets"]
     blocks = any(call["blocking"] for call in calls)
     return {
-        (
-            f"{where}: You call all_reduce {len(calls)} times for {buckets} buckets. Call it "
-            "once for each bucket"
-        ): len(calls) != buckets,
-        (
-            f"{where}: With large gradients you get inf, because the sum of {p} of them passes "
-            "65,504, where float16 ends. Divide before the sum"
-        ): outcome["overflows"],
+        f"{where}: You call all_reduce {len(calls)} times for {buckets} buckets. Call it "
+        "once for each bucket": len(calls) != buckets,
+        f"{where}: With large gradients you get inf, because the sum of {p} of them passes "
+        "65,504, the largest float16. Divide before the sum": outcome["overflows"],
         f"{where}: all_reduce blocks inside the hook, so backward waits. Use async_op=True": blocks,
         f"{where}: {WAITS}": outcome["waits"],
     }

@@ -1,4 +1,4 @@
-"""When data moved, and when backward computed: which share is hidden (4.3)."""
+"""Task 4.3: which share of the time when data moves is hidden behind backward."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def _union(intervals: list) -> float:
 
 
 def _hidden(transfers: list, begin: float, end: float) -> float:
-    """Return the share of the time in which data moved that lies between begin and end."""
+    """Return which share of the time when data moved is between begin and end."""
     moving = _union(transfers)
     return _union(_cut(transfers, begin, end)) / moving if moving else 0.0
 
 
 def _cut(transfers: list, begin: float, end: float) -> list[list[float]]:
-    """Return the parts of transfers that lie between begin and end."""
+    """Return the parts of transfers between begin and end."""
     cut = [[max(s, begin), min(e, end)] for s, e in transfers]
     return [[s, e] for s, e in cut if e > s]
 
 
 def _cases(seed: int) -> dict[str, list[list[float]]]:
-    """Return cases: what is special, and the transfers; backward computes from 100 to 120 s.
+    """Return the transfers of each case, by what is special; backward computes from 100 to 120 s.
 
-    Last what could hide another mistake.
+    Cases that could hide another mistake come last.
     """
     draw = random.Random(seed)
 
@@ -56,17 +56,17 @@ def _cases(seed: int) -> dict[str, list[list[float]]]:
     unordered = [[121.0, 126.0], [103.0, 107.0], [105.0, 110.0]]
     return {
         "one transfer, half of it after backward": [[110.0, 130.0]],
-        "two transfers after each other, one of them in the open": [[105.0, 109.0], [121.0, 127.0]],
-        "a transfer that is already under way when backward begins": [[98.0, 104.0]],
+        "two transfers, the second one exposed": [[105.0, 109.0], [121.0, 127.0]],
+        "a transfer that starts before backward": [[98.0, 104.0]],
         "a transfer from before backward until after it": [[90.0, 130.0]],
         "two transfers at the same time": [[102.0, 110.0], [106.0, 118.0], [119.0, 125.0]],
-        "a short transfer inside of a long one": [[101.0, 130.0], [103.0, 105.0], [108.0, 112.0]],
+        "a short transfer inside a long one": [[101.0, 130.0], [103.0, 105.0], [108.0, 112.0]],
         "two transfers that begin together": [[110.0, 128.0], [110.0, 112.0]],
         "transfers that are not in the order of their starts": unordered,
-        "all of it after backward": [[120.0, 130.0], [130.0, 140.0]],
+        "all transfers after backward": [[120.0, 130.0], [130.0, 140.0]],
         **{f"{count} random transfers": spread(count) for count in (3, 5, 9)},
         "40 short transfers": draw.sample([[90.0 + k, 90.5 + k] for k in range(40)], 40),
-        "a transfer of no duration beside another": [[110.0, 110.0], [115.0, 125.0]],
+        "a transfer of no duration next to another": [[110.0, 110.0], [115.0, 125.0]],
         "no transfer at all": [],
         "a transfer of no duration": [[110.0, 110.0]],
     }
@@ -78,28 +78,30 @@ def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> 
     moving = _union(transfers)
     lengths = sum(e - s for s, e in transfers)
     if not lengths:
-        yield Mistake(lambda _: True, "If nothing moved, the share is 0")
+        yield Mistake(lambda _: True, "Nothing moved. Return the share 0")
         return
     clipped = sum(e - s for s, e in _cut(transfers, begin, end))
     cut = "A transfer may be partly hidden. Cut it at the end of backward"
     of_backward = share * moving / (end - begin)
     begins, ends = zip(*transfers, strict=True)
     of_span = share * moving / (max(ends) - min(begins))
-    total = "A moment in which two transfers move counts once"
+    total = "You counted moments with two transfers twice"
     yield from table({
         "You returned percent. Return a share": 100 * share,
         "You returned seconds. Divide them by all the time in which data moved": share * moving,
         "You divided by the length of backward. Divide by the time of all transfers": of_backward,
         "You returned the exposed share. Return the hidden one": 1 - share,
-        f"{total}: take the union": clipped / lengths,
-        f"hidden {total}, as in the total": clipped / moving,
-        f"in the total, {total}": share * moving / lengths,
-        f"of the total, take the union, not the span from the first to the last: {total}": of_span,
+        f"{total}. Take the union": clipped / lengths,
+        f"{total} in the hidden time. Take the union there, too": clipped / moving,
+        f"{total} in the total time. Take the union there, too": share * moving / lengths,
+        "You divided by the span from the first transfer to the last. Divide by the union of all "
+        "transfers": of_span,
         cut: _union([[s, e] for s, e in transfers if s >= begin and e <= end]) / moving,
-        "Cut a transfer at the beginning of backward, too": _union(_cut(transfers, -math.inf, end))
-        / moving,
+        "Cut a transfer at the beginning of backward, too": (
+            _union(_cut(transfers, -math.inf, end)) / moving
+        ),
         f"{cut}.": _union([[s, e] for s, e in transfers if s < end]) / moving,
-        "A share is never negative. What comes after backward hides nothing": -abs(result),
+        "Your share is negative. Count what comes after backward as 0": -abs(result),
     })
 
 
@@ -107,10 +109,10 @@ DEEP = (784, *[512] * 8, 10)
 
 
 def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
-    """Return when data moved in a step of DDP of two ranks over 1 Gbit/s, and the answer's share.
+    """Return when data moved in a DDP step of two ranks over 1 Gbit/s, and the answer's share.
 
-    Whichever rank comes last to the first bucket still has most of its backward before it, so one
-    of the two hides something however busy the machine is.
+    The rank that comes last to the first bucket still has most of its backward to do. So one of the
+    ranks hides something, even on a busy machine.
     """
     from torch_mpi.record import log
 
@@ -133,12 +135,12 @@ def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
     return step | {"share": replicas.one_number(told(share))}
 
 
-# How exact the share must be: a numerical answer, on a fine grid, is one too.
+# Tolerance for the share, so that a numerical answer on a fine grid passes, too.
 GRID = 3e-3
 
 
 def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
-    """Ask for `hidden_share` of every case."""
+    """Call `hidden_share` for every case."""
     function = reading_answer(user_ns, "hidden_share")
     given = [[tuple(pair) for pair in transfers] for transfers in cases]
     return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
@@ -150,9 +152,9 @@ def hidden_share(ranks: Ranks, report: Report) -> None:
     cases = _cases(report.seed)
     right = [
         _shares_right(ranks, report, cases, begin=100.0, end=120.0),
-        # Again in tenths of a microsecond, around 0.
+        # The same cases in tenths of a microsecond, around 0.
         _shares_right(ranks, report, _moved(cases, 1e-7, 0.0), begin=-1e-6, end=1e-6),
-        # On the clock of a machine that runs for days.
+        # The same cases on the clock of a machine that has run for days.
         _shares_right(ranks, report, _moved(cases, 1e-3, 3e5), begin=3e5 - 0.01, end=3e5 + 0.01),
     ]
     if all(right) and enough(ranks, report, WORLD):
@@ -170,7 +172,7 @@ def _moved(cases: dict[str, list], unit: float, middle: float) -> dict[str, list
 def _shares_right(
     ranks: Ranks, report: Report, cases: dict[str, list], *, begin: float, end: float
 ) -> bool:
-    """Judge the shares of all cases, and of the first one again; return whether all are right."""
+    """Judge the shares of all cases, and the first one again; return whether all are right."""
     again = [*cases.items(), ("the first case again", next(iter(cases.values())))]
 
     def judge(_: dict[str, Any], answer: Reply) -> Iterator[Step]:
@@ -187,7 +189,7 @@ def _shares_right(
 
 
 def _judge_measured_step(ranks: Ranks, report: Report) -> None:
-    """Judge the share of a step that two ranks really take, which hides something."""
+    """Judge the share in a step that two ranks really take, which hides something."""
     answers = report.answers(ranks, probe_overlap)
     steps = [answer.value for answer in answers if answer.value]
     words = "hidden share of a measured step (times in seconds, milliseconds apart)"
@@ -198,5 +200,5 @@ def _judge_measured_step(ranks: Ranks, report: Report) -> None:
         hidden.append(_hidden(**step))
         right.append(report.judge(rank, share, hidden[-1], what=words, tolerance=GRID))
     if steps and all(right):
-        nothing = "nothing was hidden in a step of DDP on an emulated 1 Gbit/s network"
+        nothing = "DDP hid nothing in a step on an emulated 1 Gbit/s network. Run the check again"
         report.facts(None, {nothing: max(hidden) <= 0})

@@ -1,4 +1,4 @@
-"""Drawings of replicas in sync: who copies what to whom, and which bucket leaves when.
+"""Drawings of replicas in sync: the initial broadcast, and which bucket leaves when.
 
 Sizes are bytes, times are seconds; the axes show MB (10⁶ bytes) and milliseconds.
 """
@@ -39,7 +39,7 @@ from utils.figures.shapes import (
 
 
 def initial_broadcast(n: int) -> Figure:
-    """Draw `n` replicas that start from different seeds, and what a broadcast makes of them."""
+    """Draw `n` replicas that start from different seeds, before and after a broadcast."""
     _, axes = canvas(10, 0.55 + 0.62 * n)
     for r in range(n):
         y = -1.1 * r
@@ -50,16 +50,17 @@ def initial_broadcast(n: int) -> Figure:
     axes.text(0, 0.75, "before", ha="center")
     axes.text(10, 0.75, "after", ha="center")
     words = (
-        f"Before: each of {n} ranks has weights of a seed of its own. A broadcast goes from rank 0 "
-        "to all. After: every rank has the weights of seed 0."
+        f"Before: each of {n} ranks has weights from a different seed. Rank 0 broadcasts its "
+        "weights to all ranks. After: every rank has the weights of seed 0."
     )
     return frame(axes, (-4.2, 12.2), (-1.1 * (n - 1) - 0.6, 1.2), words, equal=True)
 
 
 def gradient_flow(layers: int = 4) -> Figure:
-    """Draw a step with all_reduces after backward, and one with all_reduces during backward.
+    """Draw a step with all_reduces after backward, and a step with all_reduces during backward.
 
-    A drawing, not a measurement: each layer takes one unit in backward, and one on the network.
+    This is a drawing, not a measurement. Each layer takes one unit in backward, and one unit on the
+    network.
     """
     _, axes = canvas(11, 4.0)
     _flow_row(axes, 0, "by hand", layers, [layers + k for k in range(layers)])
@@ -67,19 +68,19 @@ def gradient_flow(layers: int = 4) -> Figure:
     link(axes, (2.4, -5.35), (12.6, -5.35), color=GREY)
     axes.text(7.5, -5.75, "time", ha="center", va="center", color=GREY)
     words = (
-        f"Two steps over time, forward, then the gradients of {layers} layers from the last to the "
-        "first, and the network below. By hand the network begins when backward is over. With DDP "
-        "each gradient leaves as soon as it is there, so all but the last are hidden, and the "
-        "optimizer's step comes earlier."
+        "Two steps over time. Forward comes first, then backward makes the gradients of "
+        f"{layers} layers, from the last to the first. The network is below. By hand, the network "
+        "begins when backward is over. With DDP, each gradient leaves as soon as it is ready, so "
+        "all except the last are hidden, and the optimizer's step comes earlier."
     )
     return frame(axes, (-2.8, 13.6), (-6.0, 0.7), words, equal=True)
 
 
 def _flow_row(axes: Axes, y: float, name: str, layers: int, leaves: Sequence[int]) -> None:
-    """Draw backward, and the network below.
+    """Draw backward, and the network below it.
 
     Args:
-        leaves: when each layer's gradient goes out, in units.
+        leaves: when each layer's gradient is sent, in units.
     """
     axes.text(-1.4, y, name, ha="right", va="center", fontweight="bold")
     axes.text(-1.4, y - 1.2, "network", ha="right", va="center", color=GREY)
@@ -89,7 +90,7 @@ def _flow_row(axes: Axes, y: float, name: str, layers: int, leaves: Sequence[int
         name = f"$g_{layers - k}$"
         box(axes, 2.6 + k, y, name, width=0.9, color=BACKWARD, **size)
         box(axes, 2.6 + leave, y - 1.2, name, width=0.9, color=COMMUNICATING, **size)
-        if leave == k + 1:  # it leaves at once; arrows of those that wait would cross
+        if leave == k + 1:  # only without a wait, because the other arrows would cross
             arrow(axes, (2.75 + k, y - 0.42), (2.5 + leave, y - 0.78), color=GREY)
     box(axes, 2.6 + leaves[-1] + 1.3, y, "step", width=1.5, color=UPDATE, **size)
 
@@ -100,9 +101,9 @@ def bucket_map(
     """Draw to scale which gradient travels in which bucket.
 
     Args:
-        names, nbytes: of the gradients, in the order in which backward makes them.
-        buckets: of each bucket, indices into these; in the order in which they leave.
-        title: of the figure.
+        names, nbytes: the gradients' names and sizes, in the order in which backward makes them.
+        buckets: the indices of each bucket's gradients, in the order in which buckets leave.
+        title: the figure's title.
     """
     figure, axes = chart(9, 2.5)
     starts = list(accumulate((size / 1e6 for size in nbytes), initial=0.0))
@@ -132,12 +133,12 @@ def bucket_map(
 
 
 def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
-    """Draw measured backward passes: when each bucket left, and which part of its way was hidden.
+    """Draw measured backward passes: when each bucket left, and which part was hidden.
 
     Args:
-        steps: dicts with ``"begin"``, ``"computed"`` (the last gradient is there), ``"end"`` and
-            ``"buckets"``, a list of ``(start, matched, end, nbytes)``. Times in seconds, on one
-            clock; ``matched`` is when all ranks had come with this bucket.
+        steps: dicts with ``"begin"``, ``"computed"`` (the last gradient is ready), ``"end"`` and
+            ``"buckets"``, a list of ``(start, matched, end, nbytes)``. Times are seconds on one
+            clock; ``matched`` is when all ranks had this bucket ready.
         titles: one for each step.
     """
     longest = max(step["end"] - step["begin"] for step in steps) * 1e3
@@ -145,7 +146,7 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
     look = {"sharex": True, "height_ratios": heights}
     figure, each = panels(9, sum(heights) * 0.55 + 0.9, rows=len(steps), **look)
     for axes, step, title in zip(each, steps, titles, strict=True):
-        _lanes(axes, step)
+        _lanes(axes, step, longest)
         axes.set(title=title, xlim=(0, 1.12 * longest))
     each[-1].set_xlabel("time since backward began [ms]")
     moves = {"moves, hidden": COMMUNICATING, "moves, exposed": EXPOSED}
@@ -160,24 +161,25 @@ def bucket_lanes(steps: Sequence[dict], titles: Sequence[str]) -> Figure:
 
 
 def _in_words(step: dict, title: str) -> str:
-    """Return a step in words: its buckets, and when backward and the last of them end."""
+    """Return a step in words: its buckets, and when backward and the last bucket end."""
     computed, end = (1e3 * (step[key] - step["begin"]) for key in ("computed", "end"))
     late = sum(bucket[2] > step["computed"] for bucket in step["buckets"])
     return (
-        f"{title}: backward computes for {computed:.3g} ms, {len(step['buckets'])} buckets move, "
-        f"{late} of them beyond its end; all is over after {end:.3g} ms."
+        f"{title}: backward computes for {computed:.3g} ms. {late} of {len(step['buckets'])} "
+        f"buckets still move after it, and the last one is complete after {end:.3g} ms."
     )
 
 
-def _lanes(axes: Axes, step: dict) -> None:
-    """Draw one backward pass: a bar for the computation, and one for each bucket below it."""
+def _lanes(axes: Axes, step: dict, longest: float) -> None:
+    """Draw one backward pass: a bar for the computation, and a bar for each bucket below it."""
 
     def ms(time: float) -> float:
         return (time - step["begin"]) * 1e3
 
     computed = ms(step["computed"])
     axes.barh(0, computed, 0.8, color=COMPUTING)
-    axes.text(computed / 2, 0, "backward", ha="center", va="center")
+    if computed > 0.12 * longest:  # the word fits into the bar
+        axes.text(computed / 2, 0, "backward", ha="center", va="center")
     axes.axvline(computed, color=INK, linestyle=":", linewidth=1)
     card = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.8}
     for number, (start, matched, end, nbytes) in enumerate(step["buckets"]):
@@ -197,10 +199,10 @@ def _lanes(axes: Axes, step: dict) -> None:
 
 
 def accumulation(k: int = 3) -> Figure:
-    """Draw `k` microbatches with an all_reduce each, and with a single one."""
+    """Draw `k` microbatches with an all_reduce after each, and with a single all_reduce."""
     _, axes = canvas(10.5, 2.6)
     size = {"height": 0.8, "alpha": 1.0}
-    for row, (name, synced) in enumerate((("DDP as it is", range(k)), ("with no_sync", [k - 1]))):
+    for row, (name, synced) in enumerate((("DDP alone", range(k)), ("with no_sync", [k - 1]))):
         y = -1.8 * row
         x = 0.0
         axes.text(-0.4, y, name, ha="right", va="center")
@@ -213,14 +215,14 @@ def accumulation(k: int = 3) -> Figure:
                 x += 1.7
         box(axes, x + 0.7, y, "step", width=1.3, color=UPDATE, **size)
     words = (
-        f"{k} microbatches, then a step. DDP as it is: an all_reduce after each. With no_sync: "
-        "a single all_reduce after the last."
+        f"Two rows of {k} microbatches and a step. DDP alone makes an all_reduce after each "
+        "microbatch. With no_sync, it makes a single all_reduce, after the last microbatch."
     )
     return frame(axes, (-3.8, 4.6 * k + 1.7), (-2.5, 0.7), words, equal=True)
 
 
 def hook_path() -> Figure:
-    """Draw what a bucket goes through in a communication hook that compresses."""
+    """Draw the steps of a bucket in a communication hook that compresses."""
     _, axes = canvas(10.5, 1.7)
     stations = [
         ("bucket.buffer()\nfloat32", 4, PAPER),
@@ -231,11 +233,12 @@ def hook_path() -> Figure:
     places = [0.0, 5.0, 10.0, 15.0]
     for x, (text, width, color) in zip(places, stations, strict=True):
         box(axes, x, 0, text, width=3.6, height=1.3, color=color, alpha=1.0)
-        axes.text(x, -1.05, f"{width} bytes a number", ha="center", va="center", color=GREY)
+        axes.text(x, -1.05, f"{width} bytes per number", ha="center", va="center", color=GREY)
     for (a, b), word in zip(pairwise(places), ("", "async", "then"), strict=True):
         arrow(axes, (a + 1.85, 0), (b - 1.85, 0), word)
     words = (
-        "The way of a bucket: its buffer in float32, 4 bytes a number; cast and divided by p to "
-        "float16, 2 bytes; an asynchronous all_reduce in float16; then cast back into the buffer."
+        "A bucket's buffer is in float32, with 4 bytes per number. The hook casts it to float16, "
+        "with 2 bytes, and divides it by p. An asynchronous all_reduce in float16 follows, and the "
+        "result is cast back into the buffer."
     )
     return frame(axes, (-2.1, 17.1), (-1.4, 0.9), words, equal=True)

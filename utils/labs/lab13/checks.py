@@ -1,7 +1,7 @@
 """Checks of lab 13: reports of deaths, resharding, intervals.
 
-Nothing dies here. The checks of saves are in :mod:`utils.labs.lab13.crashes`, those of trainings
-that go on in :mod:`utils.labs.lab13.resumable_training`.
+No rank dies in these checks. :mod:`utils.labs.lab13.crashes` checks saves, and
+:mod:`utils.labs.lab13.resumable_training` checks trainings that continue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .crashes import safe_save as safe_save
 from .resumable_training import resume as resume
 from .resumable_training import survive as survive
 
-# -- 13.1: who died ---------------------------------------------------------------------------
+# -- 13.1: which rank died --------------------------------------------------------------------
 
 _SIGNALS = {6: "Aborted", 9: "Killed", 11: "Segmentation fault", 15: "Terminated"}
 _LINE = "-" * 74
@@ -31,14 +31,14 @@ _WAITS = "  rank {} waits in all_reduce(SUM) at train.py:{}"
 
 
 def _survivors_say(dead: int, pid: int, waiting: list[int], line: int) -> str:
-    """Return what those say who wait at this line when a rank has died."""
+    """Return what the survivors print, who wait at this line when a rank dies."""
     rows = [f"rank {dead} died: its process {pid} is gone."]
     rows += [_WAITS.format(rank, line) for rank in waiting]
     return "\n".join([*rows, f"  rank {dead} died: its process {pid} is gone"])
 
 
 def _launcher_says(rank: int, pid: int, signal: int, draw: random.Random, breaks: float) -> str:
-    """Return the launcher's sentence; breaks: the share of its spaces that end a line."""
+    """Return the launcher's sentence, in which a share `breaks` of the spaces end a line."""
     node = draw.choice([f"n{pid % 7}", f"gpu-{pid % 7}.rack{pid % 3}.example.org"])
     words = (
         f"prterun noticed that process rank {rank} with PID {pid} on node {node} "
@@ -50,7 +50,7 @@ def _launcher_says(rank: int, pid: int, signal: int, draw: random.Random, breaks
 
 
 def _logs(seed: int) -> list[tuple[str, dict | None]]:
-    """Return what jobs have printed, and what is in it."""
+    """Return the logs of jobs, each with the death in it, or None."""
     draw = random.Random(seed)
     logs: list[tuple[str, dict | None]] = []
 
@@ -58,7 +58,7 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
         logs.append((log, {"rank": rank, "signal": signal}))
 
     for signal, breaks in ((9, 1.0), (11, 0.0), (15, 0.3)):
-        # The first rank has two digits: its first one alone is another rank.
+        # The first rank has two digits, so that its first digit alone is another rank.
         rank = draw.randrange(2 if logs else 10, 30)
         pid = draw.randrange(10_000, 99_999)
         others = [r for r in range(30) if r not in (rank, rank // 10)]
@@ -69,7 +69,7 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
         if signal == 11:  # nobody was waiting
             launcher = _launcher_says(rank, pid, 6, draw, breaks)
             add(f"step 3: loss 2.{pid}\n{launcher}\n", rank, 6)
-    # Rank 0 dies. Later another one does, in the next life of the same job.
+    # Rank 0 dies. Another rank dies later, after the job was restarted.
     later = _launcher_says(draw.randrange(2, 30), 23_456, 15, draw, 0.3)
     zero = _launcher_says(0, 12_345, 6, draw, 0.3)
     add(f"{zero}\nlife 1: all go on from step 4\n{later}\n", 0, 6)
@@ -78,7 +78,7 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
     add(_survivors_say(rank, pid, [0, 1], 40), rank, None)
     add(_survivors_say(0, pid, [rank], 40), 0, None)
     add(f"{_survivors_say(rank, pid, [0], 40)}\n   Exit code:    1\n", rank, None)
-    # The launcher knows which rank it was; those who wait for another dead one don't.
+    # The launcher names the rank; the survivors here name another one, and the launcher counts.
     launcher = _launcher_says(rank, pid, 9, draw, 0.3)
     add(f"{_survivors_say(31, pid, [0], 40)}\n{launcher}\n", rank, 9)
     logs.append((f"step {draw.randrange(9)}: loss 0.31\nall ranks are done\n", None))
@@ -90,7 +90,7 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
 
 @task("13.1", "who died, and of what", points=2)
 def first_death(ranks: Ranks, report: Report) -> None:
-    """Judge the rank and the signal that are read from what a job has printed."""
+    """Judge which rank and which signal the answer finds in a job's log."""
     cases = [
         Case("first_death", [log], right, list(_wrong_deaths(right)))
         for log, right in _logs(report.seed)
@@ -99,63 +99,61 @@ def first_death(ranks: Ranks, report: Report) -> None:
 
 
 def _wrong_deaths(right: dict[str, Any] | None) -> Iterator[Mistake]:
-    """Yield what mistakes read from a log; it tells of this death, or of none."""
+    """Yield mistakes in reading a log, in which this rank died, or no rank."""
     yield Mistake(
         lambda death: isinstance(death, list | str | int) and not isinstance(death, bool),
-        'return a dict, {"rank": 2, "signal": 9}, or None',
+        'Return a dict such as {"rank": 2, "signal": 9}, or None',
     )
     if right is None:
-        nobody = "nobody was killed by a signal here: return None"
+        nobody = "You found a death, but no rank was killed by a signal. Return None"
         yield Mistake(lambda death: isinstance(death, dict), nobody)
         return
     rank, signal = right["rank"], right["signal"]
     texts = {"rank": str(rank), "signal": None if signal is None else str(signal)}
-    yield Mistake(texts, "these are texts: numbers are asked for, int(…)")
+    yield Mistake(texts, "You returned texts. Convert rank and signal to numbers with int(…)")
     yield Mistake(
         _reads("rank", lambda r: r != rank and isinstance(r, int) and f"{rank}".startswith(f"{r}")),
-        "only the first digit of the rank: jobs have more than ten of them",
+        "You read only the first digit of the rank. Read the whole number, as in rank 12",
     )
     yield from _wrong_entries(rank, signal)
-    silent = (
-        ": the launcher is silent, but the survivors say 'rank … died'; the signal is None then"
-    )
-    said = f"a rank died, and None came back{'' if signal else silent}"
+    where = "launcher's 'process rank …'" if signal else "survivors' 'rank … died'"
+    said = f"You returned None, but a rank died. Look for the {where} in the log"
     yield Mistake(lambda death: death is None, said)
 
 
 def _wrong_entries(rank: int, signal: int | None) -> Iterator[Mistake]:
     """Yield mistakes in one entry of a death."""
     another_rank = (
-        "rank 0 died first: it is a rank like the others, and what comes later in the log is "
-        "another death"
+        "You returned another rank, but rank 0 died first. Treat rank 0 like any other rank, and "
+        "return the first death of the log"
         if rank == 0
-        else "this rank is not the one that died: it waits, or the number is that of a process or "
-        "step. Look for 'process rank …', else for 'rank … died'"
+        else "You returned a rank that was waiting, or a process ID or a step. Look for 'process "
+        "rank …' first, and only then for 'rank … died'"
     )
     yield Mistake(_reads("rank", lambda r: r not in (rank, None)), another_rank)
     yield Mistake(
         _reads("signal", lambda s: s is None and signal is not None),
-        "the launcher told the signal: 'process rank … with PID … on node … exited on signal "
-        "…'. A line may break between two words, and every job has another PID and node",
+        "You missed the launcher's 'process rank … with PID … on node … exited on signal …'. "
+        "Accept any PID and any node, and a line break between any two words",
     )
     another_signal = (
-        "the survivors can't know the signal, so it is None; an exit code is none"
+        "The survivors can't know the signal, and an exit code isn't one. Return None as the signal"
         if signal is None
-        else "another signal: it stands behind 'exited on', in the launcher's words only"
+        else "You returned another signal. Take the number after 'exited on signal'"
     )
     yield Mistake(_reads("signal", lambda s: s != signal), another_signal)
 
 
 def _reads(name: str, wrong: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return what recognises a death by one wrong entry."""
+    """Return a function that recognizes a death with one wrong entry."""
     return lambda death: isinstance(death, dict) and wrong(death.get(name))
 
 
-# -- 13.4: as many files as ranks, once -------------------------------------------------------
+# -- 13.4: from the files of the old ranks to the new ranks -----------------------------------
 
 
 def shard(n: int, p: int, rank: int, cut: str = "up") -> tuple[int, int]:
-    """Return where the shard of a rank begins and ends: as torch.chunk cuts, or by another rule."""
+    """Return the begin and end of a rank's shard, cut as torch.chunk cuts or by another rule."""
     if cut == "even":  # as tensor_split cuts
         each, longer = divmod(n, p)
         begin = rank * each + min(rank, longer)
@@ -165,7 +163,7 @@ def shard(n: int, p: int, rank: int, cut: str = "up") -> tuple[int, int]:
 
 
 def plan(n: int, old: int, new: int, rank: int, cut: str = "up") -> list[list[int]]:
-    """Return the reads of a new rank: (old rank, from, to, at)."""
+    """Return the reads of a new rank, each of them [old rank, start, stop, at]."""
     first, last = shard(n, new, rank, cut)
     reads = []
     for file in range(old):
@@ -182,25 +180,25 @@ SPLITS = (
 )
 
 
-# What mistakes make of a read (file, start, stop, at): by where its file begins in the tensor, how
-# long the file is, and where the shard of the new rank begins.
+# What each mistake makes of a read (file, start, stop, at). The functions also get where the file
+# begins in the tensor, how long the file is, and where the new rank's shard begins.
 _WRONG_READS: dict[str, Callable[..., list[int]]] = {
-    "start and stop count in the whole tensor; they are places in that rank's file": (
+    "You counted start and stop in the whole tensor. Count them in the old rank's file": (
         lambda file, a, b, at, begin, *_: [file, a + begin, b + begin, at]
     ),
-    "`at` counts in the whole tensor; it is the place in the new rank's own shard": (
+    "You counted `at` in the whole tensor. Count it in the new rank's shard": (
         lambda file, a, b, at, begin, length, first: [file, a, b, at + first]
     ),
-    "`at` is 0 in all reads: each would be written over the one before": (
+    "All your reads have `at` 0, so each would overwrite the last. Count `at` in the new shard": (
         lambda file, a, b, at, *_: [file, a, b, 0]
     ),
-    "the third number is a length: stop is one behind the last element": (
+    "Your third number is a length. Return stop, the position after the last element": (
         lambda file, a, b, at, *_: [file, a, b - a, at]
     ),
-    "one element too few of each: stop is one behind the last element": (
+    "You left out the last element of each read. Let stop be the position after the last element": (
         lambda file, a, b, at, *_: [file, a, b - 1, at]
     ),
-    "whole files are read: only what overlaps with the own shard": (
+    "You read whole files. Read only what overlaps with the new rank's shard": (
         lambda file, a, b, at, begin, length, *_: [file, 0, length, at]
     ),
 }
@@ -213,15 +211,14 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
     lengths = {file: end - begin for file, (begin, end) in enumerate(itertools.pairwise(begins))}
     of_others = [plan(n, old, new, other) for other in range(new) if other != rank]
     wrong = {
-        "return a list of reads (file, start, stop, at)": _are_no_reads,
-        "n // p rounds down, and the last elements belong to nobody: -(-n // p) rounds up": plan(
-            n, old, new, rank, "down"
-        ),
-        "cut as tensor_split does, into sizes that differ by one at most. Here each shard has "
-        "-(-n // p) elements, and the last ones have fewer, or none": plan(
+        "Return a list of reads, each of them a tuple (file, start, stop, at)": _are_no_reads,
+        "You rounded down with n // p, so the last elements belong to no rank. Round up with "
+        "-(-n // p)": plan(n, old, new, rank, "down"),
+        "You cut as tensor_split does, into sizes that differ by at most one. Cut as torch.chunk "
+        "does: each shard has -(-n // p) elements, and the last ones may have fewer": plan(
             n, old, new, rank, "even"
         ),
-        "these are the reads of another rank: `rank` is an argument, not dist.get_rank()": (
+        "You returned the reads of another rank. Use the argument `rank`, not dist.get_rank()": (
             lambda reads: reads != [] and reads in of_others
         ),
     }
@@ -231,35 +228,34 @@ def _wrong_reads(n: int, old: int, new: int, rank: int) -> list[Mistake]:
 
 
 def _are_no_reads(reads: Any) -> bool:
-    """Return whether this is anything but a list of lists of four."""
+    """Return whether this isn't a list of lists with four entries."""
     return not isinstance(reads, list) or any(
         not isinstance(read, list) or len(read) != 4 for read in reads
     )
 
 
 def _needless_reads(right: list[list[int]], lengths: dict[int, int]) -> dict[str, Any]:
-    """Return mistakes of who reads more than there is, or too little; lengths: of each file."""
+    """Return mistakes that read too much or too little; `lengths` has the length of each file."""
     return {
-        "a read goes beyond the end of its file: the last shard ends at n, so "
-        "min(n, (r + 1) * each)": (
+        "A read goes beyond the end of its file, because the last shard ends at n. Limit the end "
+        "to min(n, (r + 1) * each)": (
             lambda reads: any(f in lengths and b > lengths[f] for f, _, b, _ in reads)
         ),
-        "there are reads of nothing: leave them out": (
+        "Your list has reads of nothing. Leave them out": (
             lambda reads: [read for read in reads if read[1] < read[2]] == right != reads
         ),
-        "every file is read: only what overlaps with the own shard": (
+        "You read every file. Leave out the files that don't overlap with the new rank's shard": (
             lambda reads: len(right) < len(lengths) and {f for f, *_ in reads} == set(lengths)
         ),
-        "something is missing: a shard may lie in several files, and -(-n // p) rounds up": (
-            lambda reads: len(reads) < len(right)
-        ),
-        "reads of nothing": [[file, 0, 0, 0] for file in lengths],
+        "You missed a read, because a shard may be in several files. Return a read for each of "
+        "them, and round up with -(-n // p)": lambda reads: len(reads) < len(right),
+        "All your reads are of nothing. Leave them out": [[file, 0, 0, 0] for file in lengths],
     }
 
 
 @task("13.4", "from four ranks to two", points=3)
 def reshard(ranks: Ranks, report: Report) -> None:
-    """Judge which part of which file a rank of the new job reads."""
+    """Judge which part of which file each rank of the new job reads."""
     form = "a list of reads (file, start, stop, at)"
     cases = [
         Case("reads", [*sizes, rank], plan(*sizes, rank), _wrong_reads(*sizes, rank), form)
@@ -276,7 +272,7 @@ def _drawn_splits(seed: int) -> list[tuple[int, int, int]]:
     splits = [(draw.randrange(8, 60), draw.randrange(2, 7), draw.randrange(1, 7)) for _ in range(3)]
     splits.append((draw.randrange(100, 400), draw.randrange(20, 40), draw.randrange(2, 5)))
     many = draw.randrange(150, 250)
-    splits.append((2 * many + 1, many, 2))  # one element more than fits: rounded up all the same
+    splits.append((2 * many + 1, many, 2))  # one element more than fits, which needs rounding up
     return splits
 
 
@@ -299,7 +295,7 @@ def replay(
     failures: list[float],
     wrong: str = "",
 ) -> dict:
-    """Return the books of a job, or of one with a mistake in the bookkeeping (see `_BOOKS`)."""
+    """Return the account of a job with failures; `wrong` names a mistake of `_BOOKS` to make."""
     now = done = lost = 0.0
     count = 0
     coming = collections.deque([*sorted(failures), math.inf])
@@ -327,7 +323,7 @@ def replay(
 def _next_failure(
     coming: collections.deque[float], now: float, restart: float, wrong: str
 ) -> float:
-    """Return the next failure that hits something; drop those that are over."""
+    """Return the next failure that hits something, and drop earlier failures."""
     awake = now - restart if wrong == "in restarts" else now
     while coming[0] < awake or (wrong == "at a beginning" and coming[0] == now):
         coming.popleft()
@@ -335,7 +331,7 @@ def _next_failure(
 
 
 def _lost(seconds: float, piece: float, done: float, wrong: str) -> float:
-    """Return the work that is lost by a failure, so many seconds after a piece began."""
+    """Return the work lost if a failure comes so many seconds after a piece began."""
     gone = min(seconds, piece)
     of_mistakes = {
         "saving is lost": seconds,
@@ -347,28 +343,28 @@ def _lost(seconds: float, piece: float, done: float, wrong: str) -> float:
 
 
 _BOOKS = {
-    "saves at the end": "it saves after the last piece, too: the job is over then",
-    "in restarts": "a failure while nothing runs, during a restart, changes nothing",
-    "kept in a save": "a save that fails in the middle is none: its interval is lost as well",
-    "saving is lost": "`lost` has seconds of saving in it: it counts work that is done again",
-    "whole intervals": "of an interval only what was done by then is lost",
-    "nothing lost": "`lost` is 0: add up the work that has to be done again",
-    "from the start": "it begins at 0 after a failure: there is a checkpoint",
-    "no restart": "a restart takes its time, too",
-    "at a beginning": "a failure in the very moment in which something ends hits what begins then: "
-    "it counts, and a restart follows",
+    "saves at the end": "You save after the last piece, when the job is over. Leave this save out",
+    "in restarts": "You counted a failure during a restart. Skip it, because nothing was running",
+    "kept in a save": "You kept an interval although its save was interrupted. Add it to `lost`",
+    "saving is lost": "`lost` contains seconds of saving. Count only the work that is done again",
+    "whole intervals": "You counted whole intervals as lost. Count the work before the failure",
+    "nothing lost": "`lost` is 0. Add up the work that has to be done again",
+    "from the start": "Your job starts at 0 after a failure. Continue from the last checkpoint",
+    "no restart": "You left out the time of the restart. Add it after each failure",
+    "at a beginning": "You skipped a failure at the very moment when something ends. Count it, "
+    "because it hits what begins then",
 }
 
 
 @task("13.5", "what an interval costs", points=4)
 def interval(ranks: Ranks, report: Report) -> None:
-    """Judge a job's seconds under failures, and Young's interval."""
+    """Judge how long a job with failures takes, and Young's interval."""
     draw = random.Random(report.seed)
     fixed = [
         [100.0, 10.0, 1.0, 5.0, []],
-        # A failure comes at the very end of the job: it is over.
+        # A failure at the very end of the job changes nothing, because the job is over.
         [10.0, 10.0, 1.0, 5.0, [10.0]],
-        # At the end of a save, and at that of a restart.
+        # One failure comes at the end of a save, and one at the end of a restart.
         [100.0, 10.0, 1.0, 5.0, [11.0, 16.0]],
     ]
     cases = [
@@ -383,13 +379,13 @@ def interval(ranks: Ranks, report: Report) -> None:
     judge_calls(ranks, report, cases)
     if any(kind == "silent" for _, kind, _ in report.found):
         report.problem(
-            "does the loop end? After a failure the time goes on, so that the same failure does "
-            "not come again"
+            "Your loop may never end. Move the time forward after a failure, so that the same "
+            "failure doesn't come again"
         )
 
 
 def _drawn_jobs(draw: random.Random) -> list[list]:
-    """Return arguments of `with_failures` that are different in each run."""
+    """Return arguments for `with_failures` that differ from run to run."""
     jobs = []
     for work, every, save, restart in (
         *((100.0, 10.0, 1.0, 5.0), (95.0, 20.0, draw.uniform(3, 5), draw.uniform(1, 2))),
@@ -400,7 +396,7 @@ def _drawn_jobs(draw: random.Random) -> list[list]:
         while now < 8 * work:
             now += draw.expovariate(1 / 25)
             times.append(now)
-        # One while a save is written, one in a restart.
+        # The first failure hits a save, and the second one comes during the restart.
         first = every + 0.4 * save
         later = (t for t in times if t > first + restart + 3)
         jobs.append([work, every, save, restart, sorted([first, first + restart / 2, *later])])
@@ -409,17 +405,17 @@ def _drawn_jobs(draw: random.Random) -> list[list]:
 
 def _wrong_intervals(save: float, mtbf: float) -> list[Mistake]:
     return table({
-        "the 2 is missing": math.sqrt(save * mtbf),
-        "the square root is missing": 2 * save * mtbf,
-        "this is save / mtbf: the interval grows with both": math.sqrt(2 * save / mtbf),
-        "the 2 belongs below the root": 2 * math.sqrt(save * mtbf),
-        "upside down": math.sqrt(mtbf / (2 * save)),
-        "half of the root": math.sqrt(save * mtbf / 2),
+        "You left out the 2. Put it under the root": math.sqrt(save * mtbf),
+        "You left out the square root. Take it of the whole product": 2 * save * mtbf,
+        "You divided save by mtbf, but the interval grows with both": math.sqrt(2 * save / mtbf),
+        "You put the 2 in front of the root. Put it under the root": 2 * math.sqrt(save * mtbf),
+        "You divided mtbf by save, but the interval grows with both": math.sqrt(mtbf / (2 * save)),
+        "You divided by 2 under the root. Multiply by 2": math.sqrt(save * mtbf / 2),
     })
 
 
 def _wrong_books(*job: Any) -> list[Mistake]:
-    """Return which books mistakes lead to; the job is that of :func:`replay`."""
+    """Return mistakes with the accounts that they lead to; `job` has the arguments of `replay`."""
     work, every, *_ = job
     right = replay(*job)
 
@@ -429,19 +425,19 @@ def _wrong_books(*job: Any) -> list[Mistake]:
     mistakes = [
         Mistake(
             lambda book: not isinstance(book, dict) or book.keys() != right.keys(),
-            'return {"seconds": …, "lost": …, "failures": …}',
+            'Return a dict with these keys: {"seconds": …, "lost": …, "failures": …}',
         )
     ]
     for how, text in _BOOKS.items():
         if how == "from the start" and work < 5 * every:
-            continue  # may go on for very long
+            continue  # this mistake may never reach the end
         mistakes.append(Mistake(replay(*job, wrong=how), text))
     meanings = {
-        "failures": "the number of failures: only those that stop something count",
-        "seconds": "the seconds until the work is done",
-        "lost": "the seconds of work that were done twice",
+        "failures": "Count only the failures that stop something",
+        "seconds": "Return the seconds until the work is done",
+        "lost": "Add up the seconds of work that were done twice",
     }
     for name, meaning in meanings.items():
-        said = f"only {name!r} is wrong: {meaning}"
+        said = f"Only {name!r} is wrong. {meaning}"
         mistakes.append(Mistake(lambda book, name=name: wrong_entries(book) == [name], said))
     return mistakes

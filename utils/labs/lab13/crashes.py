@@ -1,13 +1,13 @@
-"""The check of a save that may end in the middle: what is on the disk after each file operation.
+"""The check of a save that may be interrupted: what is on the disk after each file operation.
 
-The student's function runs on real files. After each call into the system, :class:`Watched` looks
-what is there, twice: what other processes see, which is what a killed process leaves; and what has
-been forced to the disk, which is all that a power failure leaves for certain. Of the entries that
-are not forced yet, a power failure may keep all or none, or lose only the names of new folders.
+The student's function runs on real files. After each system call, :class:`Watched` notes two
+things. One is what other processes see, because a killed process leaves this. The other is what
+was forced to the disk, because only this survives a power failure for certain. A power failure may
+keep all or none of the entries that aren't forced yet, or lose only the names of new folders.
 
-The ranks save to folders of their own, one copy each. :func:`states` puts together what the
-machine has if all ranks end at once: what one rank has after its k-th operation, with the others as
-far as they must be, or at most can be, by the collectives between them.
+Each rank saves to a separate copy of the folder. :func:`states` combines the copies into what the
+machine has if all ranks end together: one rank is after its k-th operation, and the others are as
+far as the collectives between them require, or as far as they allow.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from utils.checks.task import Report, Step, communication, facts, task
 from utils.checks.trials import Group, in_group, keywords, on, tried
 from utils.cluster.questions import Ranks
 
-#: Of a rank's folder: what is in each file, by its path.
+#: The content of each file in a rank's folder, by path.
 Tree = dict[str, bytes]
 
-#: Modules of the functions and file objects after which something may have changed.
+#: Something may have changed after a call of a function or a file object of these modules.
 _SYSTEM = {"posix", "_io", "io"}
 _IN_MEMORY = (io.BytesIO, io.StringIO)
-#: What may end the ranks: in the order of :attr:`Moment.left`.
+#: What may end the ranks, in the order of :attr:`Moment.left`.
 KINDS = ("kill", "power", "power, folders kept", "power, new folders lost")
 
 
@@ -50,10 +50,10 @@ class Moment:
     """The state of a rank's folder after an operation.
 
     Attributes:
-        calls: collectives that the rank had called by then.
-        sure: of how many of these all others had called, too, for certain.
-        left: what may be left: after a kill; after a power failure that loses what it can; after
-            one that keeps the entries of folders; after one that keeps them, but no new folder.
+        calls: how many collectives the rank had called by then.
+        sure: how many of these all other ranks had certainly called, too.
+        left: what may be left after a kill, after a power failure that loses what it can, after
+            one that keeps all entries of folders, and after one that loses only new folders.
     """
 
     calls: int
@@ -63,21 +63,21 @@ class Moment:
 
 @dataclass
 class Watched:
-    """A folder, and what there has been in it while a function ran.
+    """A folder that is watched while a function runs.
 
     Args:
-        folder: of this rank alone.
-        calls: says how many collectives were called, and how many of them all have come to.
-        unsure: names in the folder that are there, and that nobody has forced to the disk yet.
+        folder: the folder, which only this rank uses.
+        calls: returns how many collectives this rank called, and how many of them all ranks joined.
+        unsure: names in the folder that aren't forced to the disk yet.
     """
 
     folder: Path
     calls: Callable[[], tuple[int, int]] = lambda: (0, 0)
     unsure: Collection[str] = ()
     moments: list[Moment] = field(default_factory=list)
-    _forced: dict[int, bytes] = field(default_factory=dict)  # content of files, by inode
-    _entries: dict[int, dict[str, int]] = field(default_factory=dict)  # of folders, by inode
-    _held: dict[int, int] = field(default_factory=dict)  # open, so that no inode is used again
+    _forced: dict[int, bytes] = field(default_factory=dict)  # contents of files, by inode
+    _entries: dict[int, dict[str, int]] = field(default_factory=dict)  # names in folders, by inode
+    _held: dict[int, int] = field(default_factory=dict)  # kept open, so that no inode is reused
 
     def __post_init__(self) -> None:
         for path in self._paths():
@@ -87,7 +87,7 @@ class Watched:
         self._look()
 
     def run(self, function: Callable, *args: Any, names: dict[str, Any], **kwargs: Any) -> Any:
-        """Call a function; `names`: where it looks up its own."""
+        """Call a function; `names` is the namespace in which it looks up names."""
         with contextlib.ExitStack() as patches:
             for name in ("fsync", "fdatasync"):
                 original = getattr(os, name)
@@ -149,7 +149,7 @@ class Watched:
             sys.setprofile(profile)
 
     def _seen(self) -> tuple[Tree, Tree]:
-        """Return all files as they are, and with the content that was forced."""
+        """Return all files with their present content, and with their forced content."""
         seen = {}
         forced = {}
         for path in sorted(self.folder.rglob("*")):
@@ -164,7 +164,7 @@ class Watched:
         return seen, forced
 
     def _is_in_forced_folders(self, name: str) -> bool:
-        """Return whether the names of all folders on the way to a file are on the disk."""
+        """Return whether the names of all folders above a file are on the disk."""
         folders = [self.folder / parent for parent in Path(name).parents[:-1]]
         return all(
             self._entries.get(_inode(folder.parent), {}).get(folder.name) == _inode(folder)
@@ -172,7 +172,7 @@ class Watched:
         )
 
     def _lasting(self) -> Tree:
-        """Return only entries that were forced, with the content that was."""
+        """Return only the forced entries, with their forced content."""
         lasting: Tree = {}
 
         def walk(folder: int, at: str) -> None:
@@ -191,21 +191,21 @@ def _inode(path: Path) -> int:
 
 
 def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int]]]:
-    """Yield what may be left if all ranks end at once.
+    """Yield moments at which all ranks may end together.
 
     Args:
-        ranks: of each rank its moments, with ``calls`` and ``sure`` as in :class:`Moment`.
+        ranks: the moments of each rank, with ``calls`` and ``sure`` as in :class:`Moment`.
 
     Yields:
-        What ended them (one of :data:`KINDS`), the rank that is told of, and which of its moments
-        each rank is at.
+        What ends the ranks (one of :data:`KINDS`), the rank that a message would name, and the
+        number of each rank's moment.
     """
     for rank, moments in enumerate(ranks):
         for k, moment in enumerate(moments):
             behind = []
             ahead = []
             for theirs in ranks:
-                # They have called what this rank knows, and done all that comes before.
+                # The others have called what this rank is sure of, and done all that comes before.
                 must = [j for j, m in enumerate(theirs) if m["calls"] < moment["sure"]]
                 can = [j for j, m in enumerate(theirs) if m["sure"] <= moment["calls"]]
                 behind.append(max(must, default=0))
@@ -218,7 +218,7 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
 
 @contextlib.contextmanager
 def written_by_python() -> Iterator[None]:
-    """Let `torch.save` to a path write through Python, which can be watched."""
+    """Let `torch.save` to a path write through Python, so that :class:`Watched` notices it."""
     original = torch.save
 
     def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
@@ -239,7 +239,7 @@ def written_by_python() -> Iterator[None]:
 # -- 13.3: a save that may end at any moment --------------------------------------------------
 
 OLD, NEW = 10, 20
-#: The folders of these checkpoints.
+#: The folders of the two checkpoints.
 OLD_FOLDER, NEW_FOLDER = (f"step-{step:06d}" for step in (OLD, NEW))
 REMAINS = b"half of a file"  # of a save that crashed
 
@@ -249,7 +249,7 @@ def _state(step: int, place: int) -> dict:
 
 
 def _prepare(folder: Path, p: int, leftover: bool) -> None:
-    """Write an old checkpoint of p ranks, and perhaps what a crashed save has left."""
+    """Write an old checkpoint of p ranks, and the remains of a crashed save if `leftover`."""
     (folder / OLD_FOLDER).mkdir(parents=True)
     for place in range(p):
         torch.save(_state(OLD, place), folder / OLD_FOLDER / f"rank-{place}.pt")
@@ -260,8 +260,12 @@ def _prepare(folder: Path, p: int, leftover: bool) -> None:
             (folder / NEW_FOLDER / f"rank-{place}.pt").write_bytes(REMAINS)
 
 
+def _whole(step: int, place: int) -> str:
+    return f"the state of step {step} and group rank {place}"
+
+
 def _content(path: str, content: bytes) -> str:
-    """Return what is in a file: its text, or which state it holds."""
+    """Return a file's content in words: its text, or which state it contains."""
     if path == "latest":
         return content.decode(errors="replace").strip()
     if content == REMAINS:
@@ -271,17 +275,17 @@ def _content(path: str, content: bytes) -> str:
     try:
         state = torch.load(io.BytesIO(content))
         if not isinstance(state, dict):
-            return "torn"
+            return "incomplete"
         place, step = state["place"], state["step"]
         whole = torch.equal(state["weights"], _state(step, place)["weights"])
-        return f"{step} of {place}" if whole else "torn"
+        return _whole(step, place) if whole else "incomplete"
     except Exception:
-        return "torn"
+        return "incomplete"
 
 
 @in_group
 def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
-    """Return all that may be left of this rank's folder, in the course of a save."""
+    """Run a save, and return what may be left of this rank's folder at each moment."""
     from torch_mpi.record import log
 
     save = reading_answer(user_ns, "save")
@@ -323,7 +327,7 @@ def safe_save(ranks: Ranks, report: Report) -> None:
 
 
 def to_rank(rank: int, step: Step) -> Step:
-    """Return the step as one that this rank is told of, whichever rank the others are about."""
+    """Return a step whose problem is reported for this rank."""
     return lambda report, _: step(report, rank)
 
 
@@ -339,7 +343,7 @@ def _saves(members: list[int], results: list[dict]) -> Iterator[Step]:
 
 
 def _ends(results: list[dict]) -> Iterator[tuple[dict[str, str], int, bool, bool]]:
-    """Yield once what may be left, who is told, whether by a kill, and whether all were done."""
+    """Yield each distinct end once: the files, the rank to name, if by a kill, if all were done."""
     moments = [result["moments"] for result in results]
     last = [len(of_rank) - 1 for of_rank in moments]
     seen = set()
@@ -357,7 +361,7 @@ def _at_first(results: list[dict]) -> dict[str, str]:
 
 
 def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:
-    """Return what is wrong with the files that a rank has written, and leaves at the end."""
+    """Return what is wrong with the files that a rank writes and leaves at the end."""
     first = _at_first(results)
     result = results[place]
     path = f"{NEW_FOLDER}/rank-{place}.pt"
@@ -369,19 +373,19 @@ def _wrong_files(members: list[int], results: list[dict], place: int) -> dict[st
     content = last.get(path)
     left_by_crash = content == first.get(path) is not None
     return {
-        f"{overwritten[:1]} was overwritten: that is the checkpoint that a crash now would "
-        "need. Write into the folder of the new step": overwritten,
-        f"it wrote {others[:1]}; place {place} of the group writes {path}": others,
-        f"there is no {path} at the end; there are {result['files'][:6]}": (
+        f"You overwrote {''.join(overwritten[:1])}, which a crash now would need. Write into the "
+        "folder of the new step": overwritten,
+        f"You wrote {''.join(others[:1])} on group rank {place}. Write {path} there": others,
+        f"You left no {path}, only {result['files'][:6]}. Write each rank's state into its file": (
             path not in result["files"]
         ),
-        f"{path} is still what a crashed save left: each rank writes its own file": left_by_crash,
-        f"{path} is {content}: torch.load has to give the state back, all of it": (
-            content != f"{NEW} of {place}"
+        f"{path} is still what a crashed save left. Let every rank write its file": left_by_crash,
+        f"{path} is {content}. Save the whole state, so that torch.load returns it": (
+            content != _whole(NEW, place)
         ),
-        "nobody writes `latest`: the rank at place 0 of the group does, "
-        "place_and_size(group), which need not be rank 0": not markers,
-        f"ranks {markers} write `latest`: one rank does, place 0": len(markers) > 1,
+        "No rank wrote `latest`. Let group rank 0 write it, which place_and_size(group) finds: "
+        "it need not be rank 0 of the world": not markers,
+        f"Ranks {markers} wrote `latest`. Let only group rank 0 write it": len(markers) > 1,
     }
 
 
@@ -390,7 +394,7 @@ def _writes_marker(result: dict) -> bool:
 
 
 def _shared_files(members: list[int], results: list[dict], place: int) -> dict[str, object]:
-    """Return what goes wrong in one folder for all ranks, though each has its own copy here."""
+    """Return what would go wrong in a shared folder, although each rank has a copy here."""
     first = _at_first(results)
     written = [
         {path for moment in result["moments"] for path in moment["left"][0]} - set(first)
@@ -403,10 +407,10 @@ def _shared_files(members: list[int], results: list[dict], place: int) -> dict[s
         path for k, path in paths.items() if _removes(results[place], results[k], first, path)
     ]
     return {
-        f"several ranks write {shared[:1]}, at the same time: in the lab all save into one folder. "
-        "Each rank's temporary file needs a name of its own": shared,
-        f"it removes {removed[:1]}, which another rank may just have written: remove only what is "
-        "this rank's own": removed,
+        f"Several ranks write {''.join(shared[:1])} at the same time, because all ranks of the lab "
+        "save into one folder. Give each rank's temporary file a separate name": shared,
+        f"You removed {''.join(removed[:1])}, which another rank may just have written. Remove "
+        "only this rank's files": removed,
     }
 
 
@@ -419,7 +423,7 @@ def _removes(result: dict, other: dict, first: dict[str, str], path: str) -> boo
 
 
 def _left(results: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
-    """Return what is on the disk of all ranks: of a file what the rank has that changes it."""
+    """Return the shared disk's content: each file as the rank that changes it leaves it."""
     trees = [
         result["moments"][k]["left"][KINDS.index(kind)]
         for result, k in zip(results, chosen, strict=True)
@@ -428,7 +432,7 @@ def _left(results: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
     left = {}
     for path in set(first).union(*trees):
         changed = [tree.get(path) for tree in trees if tree.get(path) != first.get(path)]
-        # Who removes a file of another rank's has a copy of its own: there, it is written.
+        # If a rank removes another rank's file, it does so in its copy, but the file was written.
         changed.sort(key=lambda content: content is None)
         content = changed[0] if changed else first.get(path)
         if content is not None:
@@ -437,28 +441,28 @@ def _left(results: list[dict], chosen: list[int], kind: str) -> dict[str, str]:
 
 
 def _loaded(left: dict[str, str], p: int, kill: bool, done: bool, where: str) -> Iterator[Step]:
-    """Judge what somebody who loads this would meet, after a kill or a power failure."""
+    """Judge whether a rank could load what is left after a kill or a power failure."""
     marker = left.get("latest", "")
     end = f"{where}: {'a kill' if kill else 'a power failure'}"
     why = (
-        "open(…, 'w') empties it at once, the text comes later: write to another file, then "
+        "open(…, 'w') empties the file before the text comes. Write to another file, then call "
         "os.replace"
         if kill
-        else "without file.flush() and os.fsync before the renaming, the name may be there and its "
-        "content not"
+        else "its name may be on the disk without its content. Call file.flush() and os.fsync "
+        "before you rename the file"
     )
     yield facts({
-        f"{end} may leave `latest` empty or missing: {why}": not marker,
-        f"{end} may leave {marker!r} in `latest`; expected {NEW_FOLDER!r}, the folder's name, "
-        "whole: write it to another file, then os.replace": marker not in (OLD_FOLDER, NEW_FOLDER),
+        f"{end} may leave `latest` empty or missing, because {why}": not marker,
+        f"{end} may leave {marker!r} in `latest` instead of the folder's name, {NEW_FOLDER!r}. "
+        "Write it to another file, then call os.replace": marker not in (OLD_FOLDER, NEW_FOLDER),
     })
     for place in range(p):
         content = left.get(f"{marker}/rank-{place}.pt", "missing")
         yield _file(marker, place, content, kill, where)
     yield facts({
-        f"{where}: save has returned on all ranks, and after a power failure `latest` is the old "
-        "one: one rank writes it, then os.fsync, os.replace, and flush_folder(folder), so that the "
-        "new name is on the disk": done and marker == OLD_FOLDER
+        f"{where}: a power failure after save has returned may bring the old `latest` back. Let "
+        "one rank write it, then call os.fsync, os.replace and "
+        "flush_folder(folder)": done and marker == OLD_FOLDER
     })
 
 
@@ -468,17 +472,18 @@ def _file(marker: str, place: int, content: str, kill: bool, where: str) -> Step
     old = marker == OLD_FOLDER
     name = f"rank-{place}.pt"
     why = (
-        "the data of all ranks first: every rank writes, a barrier, then the marker"
+        "you wrote the marker too early. Write the data of all ranks first, then call a barrier, "
+        "then write the marker"
         if kill
-        else "its content, or its name, is not on the disk yet: flush_folder of the parent after "
-        "mkdir, file.flush() and os.fsync before the file is renamed, flush_folder of its folder "
-        "after, and all that before the marker"
+        else "its content or its name isn't on the disk yet. Before the marker, call flush_folder "
+        "of the parent after mkdir, file.flush() and os.fsync before the renaming, and "
+        "flush_folder of the file's folder after it"
     )
-    wrong = content != f"{OLD if old else NEW} of {place}"
+    wrong = content != _whole(OLD if old else NEW, place)
     return facts({
-        f"{end} in the middle leaves `latest` at {marker}, whose {name} is {content}: the only "
-        "whole checkpoint was overwritten. Write into a new folder": wrong and old,
-        f"{where}: {marker}/{name} holds the state of step {content}: each rank writes its "
-        "own": wrong and " of " in content,
-        f"{end} may leave `latest` at {marker}, whose {name} is {content}: {why}": wrong,
+        f"{end} during the save leaves `latest` at {marker}, whose {name} is {content}, because "
+        "you overwrote the only complete checkpoint. Write into a new folder": wrong and old,
+        f"{where}: {marker}/{name} is {content}. Let each rank save its own state": wrong
+        and content.startswith("the state"),
+        f"{end} may leave `latest` at {marker}, whose {name} is {content}, because {why}": wrong,
     })

@@ -1,9 +1,9 @@
-"""Jobs that may die, and what their failures cost: for lab 13.
+"""Jobs whose ranks may die, and what failures cost, for lab 13.
 
     ended = faults.mpiexec(4, "train.py", "--die", "2:7")
     ended.status, ended.err
 
-Times are seconds throughout.
+All times are in seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from utils.jobs.start_plan import Plan, refuse_on_a_rank
 from utils.labs.shared import slurm_script
 
 DEADLINE = 120.0
-# Seconds that a rank waits for the others; a death is noticed at once.
+# Seconds that a rank waits for the others. It notices a death immediately.
 PATIENCE = 20.0
 
 
@@ -30,18 +30,18 @@ def mpiexec(
     survive: bool = False,
     deadline: float = DEADLINE,
 ) -> mpi_job.Ended:
-    """Run a script on n ranks of its own, some of which may die; return what became of it.
+    """Run a script on n new ranks, some of which may die, and return how the job ended.
 
     Args:
-        survive: the others live on when one dies (`mpiexec --with-ft ulfm`).
-        deadline: the job is ended then.
+        survive: whether the other ranks survive a death (`mpiexec --with-ft ulfm`).
+        deadline: seconds after which the job is ended.
 
     Returns:
-        Exit status, output, errors, seconds. A status other than 0 is no error here.
+        Exit status, output, errors, seconds. A status other than 0 raises no error.
 
     Raises:
-        FileNotFoundError: there is no such script.
-        ValueError, RanksError: the ranks can't be started so on this machine.
+        FileNotFoundError: the script doesn't exist.
+        ValueError, RanksError: this machine can't start such ranks.
     """
     _require(script)
     timeout = min(PATIENCE, deadline / 2)
@@ -52,7 +52,7 @@ def mpiexec(
 def torchrun(
     n: int, script: str | Path, *arguments: object, restarts: int, deadline: float = DEADLINE
 ) -> mpi_job.Ended:
-    """Run a script on n processes of PyTorch's launcher, which starts all anew if one dies."""
+    """Run a script on n processes of torchrun, which restarts all of them if one dies."""
     _require(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={n}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
@@ -61,17 +61,17 @@ def torchrun(
 
 
 def _require(script: str | Path) -> None:
-    """Raise an error on a rank, and where there is no such script."""
+    """Raise an error if the script doesn't exist, or if this process is a rank."""
     refuse_on_a_rank()
     if not Path(script).is_file():
-        raise FileNotFoundError(f"there is no {script}: run the cell that writes it")
+        raise FileNotFoundError(f"There is no {script}. Run the cell that writes it")
 
 
 # -- what failures cost ---------------------------------------------------------------------------
 
 
 def failure_times(mtbf: float, until: float, seed: int) -> list[float]:
-    """Return times of independent failures, which come every `mtbf` seconds on the average."""
+    """Return times of independent failures, which come every `mtbf` seconds on average."""
     draw = random.Random(seed)
     now = 0.0
     times = []
@@ -82,17 +82,17 @@ def failure_times(mtbf: float, until: float, seed: int) -> list[float]:
 
 
 def overhead(interval: float, save: float, restart: float, mtbf: float) -> float:
-    """Return the expected seconds for each second of work, less 1: the mean for such failures.
+    """Return the expected seconds for each second of work, minus 1, with independent failures.
 
-    It is equation 13 of J. T. Daly (2006), e^(R/M) M (e^((τ+δ)/M) − 1) for each τ of work.
+    Equation 13 of J. T. Daly (2006) has e^(R/M) M (e^((τ+δ)/M) − 1) seconds for each τ of work.
     """
     return math.exp(restart / mtbf) * mtbf * math.expm1((interval + save) / mtbf) / interval - 1
 
 
 def daly(save: float, mtbf: float) -> float:
-    """Return Daly's interval: Young's, with two more terms; the mtbf if saving takes too long.
+    """Return Daly's interval, which has two more terms than Young's; mtbf if saving takes too long.
 
-    It is equation 37 of J. T. Daly, *A higher order estimate of the optimum checkpoint interval*
+    See equation 37 of J. T. Daly, *A higher order estimate of the optimum checkpoint interval*
     (2006).
     """
     if save >= 2 * mtbf:
@@ -113,14 +113,14 @@ _REQUEUED = """\
 #SBATCH --signal=B:USR1@{notice}
 #SBATCH --output=resumable-%j.out
 {options}
-# The environment of the course, also if the shell that handed this in had another one.
+# Use the environment of the course, even if the submitting shell had another one.
 {setup}
 prefix="${{DDL_LABS_PREFIX:-{prefix}}}"
 export PATH="$prefix/bin:$PATH"
 unset SLURM_EXPORT_ENV SLURM_GET_USER_ENV
 
-# Slurm sends USR1 to this script {notice} s before the time is over. mpiexec hands it on to the
-# ranks, which save and end; then the job goes back into the queue, and goes on later.
+# Slurm sends USR1 to this script {notice} s before the time limit. mpiexec passes it to the
+# ranks, which save and end. Then the job goes back into the queue, and continues later.
 again() {{
     kill -USR1 "$job"
     wait "$job"
@@ -135,13 +135,13 @@ wait "$job"
 
 
 def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60) -> str:
-    """Return a batch script whose job saves when its time is nearly over, and comes back.
+    """Return a batch script whose job saves shortly before its time limit, and is requeued.
 
     Args:
-        ranks: how many.
-        command: of the script that is trained, which saves and ends on SIGUSR1.
-        time: limit of one life of the job.
-        notice: seconds before the limit at which Slurm sends the signal.
+        ranks: how many ranks the job has.
+        command: the training script with its arguments; it saves and ends on SIGUSR1.
+        time: the time limit from one start to the next.
+        notice: how many seconds before the limit Slurm sends the signal.
     """
     return _REQUEUED.format(
         ranks=ranks, command=command, time=time, notice=notice, **slurm_script.of_the_site()

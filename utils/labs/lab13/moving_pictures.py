@@ -1,4 +1,4 @@
-"""The interval between checkpoints that moves: what saving and failures cost, and the best one."""
+"""A picture with sliders: what saves and failures cost, and which interval is the best."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from utils.figures.interactive import Interactive
 from utils.labs.lab13 import faults, pictures
 
 SCRIPT = Path(__file__).with_name("interval.js")
-#: Shortest and longest, in seconds.
+#: The shortest and the longest value of each slider, in seconds.
 INTERVALS = (1.0, 30 * 86_400.0)
 SAVES, RESTARTS, MTBFS = (1e-3, 3600.0), (1.0, 3600.0), (600.0, 100 * 86_400.0)
 
 
 def interval(save: float, mtbf: float, restart: float = 600.0) -> Interactive:
-    """Return the overhead against the interval, with sliders for all that it depends on.
+    """Return the overhead against the interval, with sliders for everything that it depends on.
 
     Args:
-        save, mtbf, restart: seconds that the picture begins with.
+        save, mtbf, restart: the seconds at which the sliders begin.
     """
     save = min(max(save, SAVES[0]), SAVES[1])
     best = math.sqrt(2 * save * mtbf)

@@ -1,4 +1,4 @@
-"""Deaths, checkpoints and what they cost, drawn."""
+"""Pictures of deaths and checkpoints, and of what they cost."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _PHASES = {
     "works": _WORKS,
     "waits in all_reduce": WAITING_LOOK,
     "shrink()": _SHRINKS,
-    "works, one fewer": {"facecolor": UPDATE, "edgecolor": INK},
+    "works with one rank fewer": {"facecolor": UPDATE, "edgecolor": INK},
 }
 
 #: (seconds, accuracy).
@@ -51,9 +51,9 @@ Curve = Sequence[tuple[float, float]]
 
 
 def deaths(victim: int = 2, ranks: int = 4) -> Figure:
-    """Draw what becomes of a job whose rank dies: without ULFM, and with it."""
+    """Draw what happens to a job when a rank dies, without ULFM and with it."""
     figure, both = panels(9, 2.9, columns=2, sharey=True)
-    titles = ("without ULFM: the launcher ends all", "with ULFM: the others live on")
+    titles = ("without ULFM: the launcher ends all ranks", "with ULFM: the others survive")
     for survive, (axes, title) in enumerate(zip(both, titles, strict=True)):
         add_lanes(axes, [f"rank {rank}" for rank in range(ranks)], 10)
         for rank in range(ranks):
@@ -62,9 +62,9 @@ def deaths(victim: int = 2, ranks: int = 4) -> Figure:
     handles = [Patch(label=label, **look) for label, look in _PHASES.items()]
     figure.legend(handles=handles, loc="lower center", ncols=4)
     words = (
-        f"Two drawings of {ranks} ranks over time. In both rank {victim} is killed, and the others "
-        "wait in all_reduce until they get an error. Without ULFM the launcher then ends them. "
-        "With ULFM they call shrink() and go on, one fewer."
+        f"Two drawings of {ranks} ranks over time. In both, rank {victim} is killed, and the other "
+        "ranks wait in all_reduce until they get an error. Without ULFM, the launcher then ends "
+        "them. With ULFM, they call shrink() and continue with one rank fewer."
     )
     return finish(figure, words, below=0.1)
 
@@ -82,7 +82,7 @@ def _life(axes: Axes, rank: int, dies: bool, survive: bool) -> None:
 
 
 def order_of_writes() -> Figure:
-    """Draw a save as a row of operations, and what `latest` names meanwhile."""
+    """Draw a save as a row of operations, and which checkpoint `latest` names before and after."""
     _, axes = canvas(11, 2.9)
     data = ["write\na .tmp file", "fsync", "rename to\nrank-r.pt"]
     steps = [*data, "barrier", *data[:2], "rename to\nlatest"]
@@ -96,20 +96,20 @@ def order_of_writes() -> Figure:
         axes.text((begin + end) / 2, 0.75, text, ha="center")
         axes.plot([begin, end], [0.65, 0.65], color=GREY, linewidth=1.2)
     link(axes, (-0.85, -0.8), (13.3, -0.8), color=GREY)
-    before = "a crash up to here: `latest` names the old checkpoint, which is whole"
+    before = "after a crash up to here, `latest` names the old checkpoint, which is complete"
     axes.text(6, -0.95, before, ha="center", va="top", color=GREY)
-    axes.text(13.6, -0.95, "from here on\nthe new one", ha="center", va="top", weight="bold")
+    axes.text(13.6, -0.95, "after this,\nthe new one", ha="center", va="top", weight="bold")
     operations = ", ".join(step.replace("\n", " ") for step in steps)
     words = (
-        f"A save as seven operations in a row: {operations}. The first three on every rank, the "
-        "last three on one. A crash before the last one leaves `latest` at the old checkpoint, "
-        "which is whole; after it, at the new one."
+        f"A save as seven operations in a row: {operations}. Every rank does the first three, and "
+        "one rank does the last three. After a crash before the last operation, `latest` names the "
+        "old checkpoint, which is complete. After the last operation it names the new one."
     )
     return frame(axes, (-1.1, 14.7), (-1.8, 1.1), words)
 
 
 def shards(n: int, counts: Sequence[int]) -> Figure:
-    """Draw n elements cut for several numbers of ranks, as torch.chunk cuts them."""
+    """Draw how torch.chunk cuts n elements for several numbers of ranks."""
     _, axes = canvas(9, 0.75 * len(counts) + 0.5)
     look = {"height": 0.6, "fontsize": 9}
     rows = []
@@ -123,12 +123,12 @@ def shards(n: int, counts: Sequence[int]) -> Figure:
             parts.append(f"rank {rank} {f'{begin} to {end - 1}' if end > begin else 'none'}")
         axes.text(-0.3, -row, f"{p} rank{'s' * (p > 1)}", ha="right", va="center")
         rows.append(f"{p} ranks: {', '.join(parts)}")
-    words = f"{n} elements in shards of consecutive ones. {'; '.join(rows)}."
+    words = f"{n} elements, cut into shards of consecutive elements. {'; '.join(rows)}."
     return frame(axes, (-2.2, n + 0.3), (-len(counts) + 0.4, 0.6), words)
 
 
 def resumed(curves: Mapping[str, Mapping[int, float]], deaths: Mapping[str, float]) -> Figure:
-    """Draw losses by step; a vertical line where something happened."""
+    """Draw losses over steps, with a vertical line at each death."""
     figure, axes = chart(9, 3.5)
     for k, (name, losses) in enumerate(curves.items()):
         style = {"linewidth": 6, "alpha": 0.35} if k == 0 else {"linewidth": 1.8}
@@ -144,7 +144,7 @@ def resumed(curves: Mapping[str, Mapping[int, float]], deaths: Mapping[str, floa
 
 
 def account(pieces: Sequence[tuple[str, float, float]]) -> Figure:
-    """Draw a job's time: (kind, begin, end) with kinds work, save, lost, restart."""
+    """Draw a job's time from pieces (kind, begin, end): work, save, lost or restart."""
     names = {"work": "work that stays", "save": "saving", "lost": "work that is done again"}
     figure, axes = chart(9, 1.9)
     totals = {}
@@ -168,7 +168,7 @@ def intervals(
     unit: str,
     measured: Mapping[float, float] | None = None,
 ) -> Figure:
-    """Draw overhead against the interval between checkpoints; vertical lines at the best ones."""
+    """Draw the overhead against the interval between checkpoints; lines mark the best ones."""
     figure, axes = chart(9, 3.8)
 
     def plot(points: Mapping[float, float], *mark: str, **look) -> None:
@@ -192,12 +192,12 @@ def intervals(
 
 
 def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw how long training stood still, and how long the save took, for each way to save."""
+    """Draw for each way to save how long training stands still, and how long the save takes."""
     figure, axes = chart(8, 2.3)
     rows = range(len(seconds))
     bars = {
         "stands still": (-0.2, WAITING_LOOK, "training stands still"),
-        "save": (0.2, {"facecolor": SKY, "edgecolor": INK}, "until the checkpoint is there"),
+        "save": (0.2, {"facecolor": SKY, "edgecolor": INK}, "until the checkpoint is complete"),
     }
     for key, (offset, look, label) in bars.items():
         lengths = [of_way[key] for of_way in seconds.values()]
@@ -208,15 +208,15 @@ def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.set_xlabel("seconds")
     legend_beside(axes)
     words = [
-        f"{name}: training stands still for {of_way['stands still']:.2f} s, the checkpoint is "
-        f"there after {of_way['save']:.2f} s"
+        f"{name}: training stands still for {of_way['stands still']:.2f} s, and the checkpoint is "
+        f"complete after {of_way['save']:.2f} s"
         for name, of_way in seconds.items()
     ]
     return finish(figure, "; ".join(words) + ".")
 
 
 def schemes(situations: Mapping[str, Mapping[str, Curve]], died: float) -> Figure:
-    """Draw accuracy over time: a panel for each situation, a curve for each scheme."""
+    """Draw accuracy over time, with a panel for each situation and a curve for each scheme."""
     figure, row = panels(9, 3.4, columns=len(situations), sharey=True)
     for axes, (situation, curves) in zip(row, situations.items(), strict=True):
         for k, (name, curve) in enumerate(curves.items()):

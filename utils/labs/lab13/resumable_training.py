@@ -1,8 +1,8 @@
-"""Checks of trainings that go on: from a saved state, and with fewer ranks.
+"""Checks of trainings that continue: from a saved state, and with fewer ranks.
 
-A resumed training is judged by a twin that was never stopped. :class:`Job` is like the lab's job.
-It draws random numbers in every step, its learning rate decays, and its momentum and its order of
-samples go on over a stop: what is not restored is seen.
+A resumed training is compared with a training that never stopped. :class:`Job` is like the lab's
+job. It draws random numbers in every step, its learning rate decays, and its momentum and its order
+of samples continue after a stop, so a part that wasn't restored shows in the losses.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Job:
     """A model with batch norm and dropout, SGD with momentum, a decaying rate, shuffled samples.
 
     Attributes:
-        model, optimizer, schedule: what their names say; the rate halves every fourth step.
-        epoch, position: of the sampler: which shuffle, and how many of its samples are used.
+        model, optimizer, schedule: as in the lab; the learning rate halves every fourth step.
+        epoch, position: the sampler's shuffle, and how many of its samples were used.
         step: how many steps were taken.
     """
 
@@ -68,7 +68,7 @@ class Job:
         self.epoch = self.position = self.step = 0
 
     def train_step(self) -> float:
-        """Take one step; return its loss."""
+        """Take one step, and return its loss."""
         if self.position + BATCH > SAMPLES:
             self.epoch += 1
             self.position = 0
@@ -84,12 +84,12 @@ class Job:
         return loss.item()
 
     def nbytes(self) -> int:
-        """Return the bytes of weights, momentum and random state, which every state has to hold."""
+        """Return the bytes of weights, momentum and random state, which every state contains."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         return 2 * weights + torch.get_rng_state().nbytes
 
     def parts(self) -> dict[str, Any]:
-        """Return all that a resumed job must have back, as numbers."""
+        """Return everything that a resumed job must restore, as numbers."""
         momentum = [state.get("momentum_buffer") for state in self.optimizer.state.values()]
         return {
             "weights": lists(self.model.parameters()),
@@ -107,22 +107,22 @@ class Job:
         }
 
     def lacking(self, parts: dict[str, Any]) -> list[str]:
-        """Return the names of those parts of this job that are not these."""
+        """Return the names of the parts in which this job differs."""
         return [name for name, part in self.parts().items() if part != parts[name]]
 
 
 def file_of(state: Any) -> io.BytesIO:
-    """Return a file that a state was saved in."""
+    """Return a file in memory that contains the saved state."""
     file = io.BytesIO()
     torch.save(state, file)
     return file
 
 
 def through_a_file(state: Any) -> Any:
-    """Return what comes back of a state that was saved.
+    """Return the state after saving and loading it.
 
     Raises:
-        TypeError: it holds objects that `torch.load` does not make.
+        TypeError: the state contains objects that `torch.load` refuses.
     """
     file = file_of(state)
     file.seek(0)
@@ -131,50 +131,50 @@ def through_a_file(state: Any) -> Any:
     except pickle.UnpicklingError as error:
         name = re.search(r"GLOBAL (\S+)", str(error))
         raise TypeError(
-            f"the state holds whole objects ({name[1] if name else 'of a class'}), which may run "
-            "any code, so torch.load does not make them: save what their state_dict() returns"
+            f"torch.load refuses whole objects ({name[1] if name else 'of a class'}), which may "
+            "run any code. Save what their state_dict() returns"
         ) from None
 
 
-# -- 13.2: all that a training is -------------------------------------------------------------
+# -- 13.2: everything that a training is ------------------------------------------------------
 
 BEFORE, AFTER = 5, 7
 _FORGOTTEN = {
-    "weights": "the weights are not back: model.load_state_dict",
-    "buffers": "the model's buffers are not back, such as the means of a batch norm: they are in "
-    "model.state_dict(), and not among its parameters",
-    "momentum": "the momentum is not back: each weight goes on with a velocity, which is in "
-    "optimizer.state_dict()",
-    "rate": "the learning rate is not that of this step, or another setting of the optimizer is "
-    "not back: both are in its state",
-    "schedule": "the schedule counts from another step, so the next decay comes at another time: "
-    "schedule.state_dict()",
-    "epoch": "the sampler is in another epoch, which has another order of samples: job.epoch",
-    "position": "the sampler begins at another place of its epoch: some samples are seen twice, "
-    "others never. job.position",
-    "step": "job.step is not back",
-    "random": "the random numbers go on differently, so dropout drops others: "
-    "torch.get_rng_state() and torch.set_rng_state(…), the last thing to be restored",
+    "weights": "The restored job has other weights. Save and load job.model's state_dict()",
+    "buffers": "The restored job has other buffers, such as the means of a batch norm. Save "
+    "model.state_dict(), because buffers aren't among the parameters",
+    "momentum": "The restored job has another momentum, which is the velocity of each weight. Save "
+    "and load optimizer.state_dict()",
+    "rate": "The restored job has another learning rate, or another setting of the optimizer. Save "
+    "and load optimizer.state_dict()",
+    "schedule": "The schedule counts from another step, so the next decay comes at another time. "
+    "Save and load schedule.state_dict()",
+    "epoch": "The sampler is in another epoch and shuffles differently. Save and load job.epoch",
+    "position": "The sampler starts at another position of its epoch, so the job sees some samples "
+    "twice and others never. Save and load job.position",
+    "step": "The restored job counts from another step. Save and load job.step",
+    "random": "The random numbers continue differently, so dropout drops other neurons. Save "
+    "torch.get_rng_state(), and let torch.set_rng_state(…) be the last line of restore",
 }
 
 
 def probe_resume(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Run a training that goes on, and one that goes on from its state."""
+    """Run a training that never stops, and a training that resumes from its state."""
     capture, restore = (reading_answer(user_ns, name) for name in ("capture", "restore"))
     with torch.random.fork_rng(devices=[]):
         return _resumed(capture, restore, seed, seed + 1 + rank)
 
 
 def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dict[str, Any]:
-    """Return what is captured, and what is restored from it; draws: the seed of dropout."""
+    """Return facts about the captured state and about the jobs restored from it."""
 
     def restored(state: dict) -> Job:
         job = Job(seed, 99)
         restore(job, state)
         return job
 
-    twin = Job(seed, draws)
-    expected = [twin.train_step() for _ in range(BEFORE + AFTER)]
+    unstopped = Job(seed, draws)
+    expected = [unstopped.train_step() for _ in range(BEFORE + AFTER)]
     job = Job(seed, draws)
     losses = [job.train_step() for _ in range(BEFORE)]
     parts = job.parts()
@@ -189,12 +189,12 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
     fresh = restored(loaded)
     lacking = fresh.lacking(parts)
     aliased = False
-    if lacking:  # was it right when it was taken?
+    if lacking:  # was the state right when it was captured?
         aliased = len(restored(through_a_file(at_once)).lacking(parts)) < len(lacking)
     resumed = [fresh.train_step() for _ in range(AFTER)]
     changed = restored(loaded).lacking(parts)
     fresh.train_step()
-    kept("capture", state, lambda: capture(fresh))  # before the first state is used again
+    kept("capture", state, lambda: capture(fresh))  # before the first state is restored again
     elsewhere = restored(loaded).lacking(parts)
     return {
         "is state": True,
@@ -211,7 +211,7 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
 
 @task("13.2", "everything that a training is", points=4)
 def resume(ranks: Ranks, report: Report) -> None:
-    """Judge the losses of the resumed training by those of the twin, bit for bit."""
+    """Judge whether the resumed training has the losses of the unstopped one, bit for bit."""
     for answer in report.answers(ranks, probe_resume, seed=report.seed):
         rank = answer.rank
         result = answer.value
@@ -226,44 +226,42 @@ def resume(ranks: Ranks, report: Report) -> None:
 
 
 def _captured(result: dict[str, Any]) -> Iterator[Step]:
-    """Judge whether the state is a dict with all of it, and capturing it changes nothing."""
-    yield facts({"capture returned no dict: return the state, a dict": not result["is state"]})
+    """Judge whether the state is a complete dict, and whether capturing changes nothing."""
+    yield facts({"capture returned no dict. Return the state as a dict": not result["is state"]})
     yield facts({
-        "capture changes the training: it draws random numbers, or sets something. It has to "
-        "look only": not result["unchanged"],
-        "the state is smaller than weights, momentum and random state are: all of them have to "
-        "be in the dict, or a new process does not find them": result["small"],
-        "the state has changed since it was captured: state_dict() holds the weights "
-        "themselves, not copies of them, and the training went on. "
-        "copy.deepcopy(…)": result["aliased"],
+        "capture changes the training, because it draws random numbers or sets something. Let it "
+        "only read the job": not result["unchanged"],
+        "The state is smaller than weights, momentum and random state together. Put all of them "
+        "into the dict, so that a new process finds them": result["small"],
+        "The state changed after capture, because state_dict() returns the weights themselves, "
+        "and the training continued. Return a copy.deepcopy(…)": result["aliased"],
     })
 
 
 def _restored_again(result: dict[str, Any]) -> Iterator[Step]:
-    """Judge whether the same state gives the same job once more."""
+    """Judge whether the same state gives the same job a second time."""
     for name in result["changed"]:
         yield facts({
-            f"a second job restored from the same state has another {name}: the training of the "
-            "first has changed the state. An optimizer keeps the momentum tensors that "
-            "load_state_dict gives it, so restore from copy.deepcopy(state)": True
+            f"A second job that was restored from the same state has another {name}, because the "
+            "first job's training changed the state. Restore from copy.deepcopy(state): an "
+            "optimizer keeps the momentum tensors that it gets": True
         })
     for name in result["elsewhere"]:
         yield facts({
-            f"after another job was captured, the first state gives a job with another {name}: "
-            "capture keeps something outside of the state, in a global name or an attribute. All "
-            "of it has to be in the dict": True
+            f"After another capture, the first state gives a job with another {name}, because "
+            "capture keeps a part elsewhere, such as in a global name. Put all into the dict": True
         })
 
 
-# -- 13.6: with those that live ---------------------------------------------------------------
+# -- 13.6: with the survivors -----------------------------------------------------------------
 
 PARTITIONS = ([[0, 1, 2], [3]], [[1, 3], [0, 2]], None)
 
 
 class Survivor:
-    """What a rank is left with after a death: weights, momentum, a step.
+    """A rank's job after another rank's death: weights, momentum, a step.
 
-    Replicas of one step are equal; those of the next have moved on.
+    Replicas at the same step are equal, and replicas at another step have other tensors.
     """
 
     def __init__(self, seed: int, step: int):
@@ -277,20 +275,20 @@ class Survivor:
         ]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return weights, then momentum."""
+        """Return the weights, then the momentum."""
         return self._tensors
 
     def go_to(self, step: int) -> None:
-        """Put sampler and learning rate to this step."""
+        """Set the sampler and the learning rate to this step."""
         self.asked.append(step)
         self.step = step
 
 
 def _steps(seed: int, p: int, ahead: bool) -> list[int]:
-    """Return each survivor's step: of three or more the first is neither first nor last.
+    """Return each survivor's step; of three or more, the first is neither ahead nor behind.
 
     Args:
-        ahead: all but one are at the furthest step, which is more than float32 holds.
+        ahead: put all ranks except one at the furthest step, which float32 can't represent.
     """
     draw = random.Random(seed * 8 + p)
     base = draw.randrange(3, 30)
@@ -303,7 +301,7 @@ def _steps(seed: int, p: int, ahead: bool) -> list[int]:
 
 @in_group
 def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int, step: int) -> dict:
-    """Return what a survivor has after `agree`; the seed is that of the state of its step."""
+    """Return what a survivor has after `agree`; ranks at the same step have the same seed."""
     job = Survivor(seed, step)
     objects = [id(t) for t in job.tensors()]
     function = reading_answer(user_ns, "agree")
@@ -321,7 +319,7 @@ def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int,
 def probe_mean(
     user_ns: dict, *, rank: int, group: Group, partition, seed: int, samples: int
 ) -> dict:
-    """Average gradients twice, with another number of samples on each rank."""
+    """Average gradients twice, with different numbers of samples on the ranks."""
     function = answer_named(user_ns, "mean_gradients")
     named = keywords(partition, group)
     model = _model(seed)
@@ -331,7 +329,7 @@ def probe_mean(
 
 
 def _model(seed: int) -> nn.Module:
-    """Return a model whose gradient is that of a rank's own samples."""
+    """Return a model with the gradient of a rank's samples, drawn from the seed."""
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 1))
     for parameter in model.parameters():
@@ -345,7 +343,7 @@ def _flat(model: nn.Module) -> list[float]:
 
 @task("13.6", "go on with fewer", points=4)
 def survive(ranks: Ranks, report: Report) -> None:
-    """Judge the state that survivors agree on, and gradients weighted by samples."""
+    """Judge the state that the survivors agree on, and gradients weighted by samples."""
     cases = [_agree_case(report, partition) for partition in PARTITIONS]
     cases.append(_agree_case(report, None, ahead=True))
     if not judge_groups(ranks, report, probe_agree, cases, _agreed):
@@ -358,7 +356,7 @@ def survive(ranks: Ranks, report: Report) -> None:
 
 
 def _agree_case(report: Report, partition: Partition, ahead: bool = False) -> dict:
-    """Return the step of each survivor, and the seed of the state that all have who are there."""
+    """Return a case: each survivor's step, and the seed that all ranks at this step share."""
     at = places(partition)
     (of_steps,) = report.seeds(1)
     steps = [_steps(of_steps, p, ahead)[place] for place, p in at]
@@ -381,12 +379,12 @@ def _agreed(answer: GroupAnswer) -> Iterator[Step]:
     yield communication(result["calls"], inside(members), waited)
     yield value(result["tensors"], states_by_step[most], mistakes, what=what)
     yield facts({
-        f"{where}: job.tensors() are near those of the furthest rank, and not the same bits: hand "
-        "them over as they are, one of them is float64": result["tensors"] != states_by_step[most],
-        f"{where}: job.tensors() has other tensors now: fill those that are there, broadcast "
-        "does": not result["same objects"],
-        f"{where}: job.go_to(step) was called with {result['asked']}, expected {most} on every "
-        "rank: sampler and learning rate have to be at that step": result["asked"][-1:] != [most],
+        f"{where}: job.tensors() are near the furthest rank's tensors, but not bit for bit equal. "
+        "Send them as they are, in float64 too": result["tensors"] != states_by_step[most],
+        f"{where}: job.tensors() has other tensors now. Fill the tensors that are there, as "
+        "broadcast does": not result["same objects"],
+        f"{where}: You called job.go_to(step) with {result['asked']}. Call it with {most} on every "
+        "rank, for the sampler and the learning rate": result["asked"][-1:] != [most],
     })
     yield communication(result["calls"], some(members))
 
@@ -402,16 +400,18 @@ def _wrong_states(
         [sum(numbers) / len(steps) for numbers in zip(*tensors, strict=True)] for tensors in columns
     ]
     yield from table({
-        "this rank's own tensors, unchanged": state if steps[place] > min(steps) else None,
-        "this is the state of the smallest step: it is consistent, but throws away an update that "
-        "some ranks have": states_by_step[min(steps)],
-        "the weights are right, the momentum is this rank's own: all of job.tensors()": (
+        "You left this rank's tensors unchanged. Fill them from a rank with the largest step": state
+        if steps[place] > min(steps)
+        else None,
+        "You took the state of the smallest step, which throws away an update that some ranks "
+        "have. Take the state of the largest step": states_by_step[min(steps)],
+        "You sent the weights, but the momentum is still this rank's. Send all of job.tensors()": (
             right[:half] + state[half:]
         ),
-        "these are means over the ranks: states of two steps do not mix": means,
-        "the state of the group's first rank, which is not the one that is furthest": (
-            states_by_step[steps[0]]
-        ),
+        "You averaged over the ranks, but states of two steps don't mix. Take the tensors of one "
+        "rank with the largest step": means,
+        "You took the state of the group's first rank, which isn't the furthest. Send from a "
+        "rank with the largest step": states_by_step[steps[0]],
     })
 
 
@@ -441,18 +441,19 @@ def _wrong_means(gradients: list[torch.Tensor], shares: list[int], place: int) -
     p = len(shares)
     weighted = sum(n * gradient for n, gradient in zip(shares, gradients, strict=True))
     yield from table({
-        "this rank's own gradient, unchanged": gradients[place],
-        "the sum of samples · gradient, not divided by the number of all samples": weighted,
-        "each rank counts the same, though they have different numbers of samples": (
-            sum(gradients) / p
-        ),
-        "the sum of the gradients: weight each by its samples, and divide": sum(gradients),
-        "divided by 4 ranks, of which some are not there any more": sum(gradients) / 4,
-        "divided by 4 at the end: the number of ranks that there once were": weighted / 4,
-        "divided by 64, or by another number of samples from before": weighted / 64,
-        "divided by the number of ranks after weighting: divide by the samples of all": (
-            weighted / p
-        ),
-        "divided by this rank's own number of samples": weighted / shares[place],
-        "divided by the ranks as well": weighted / sum(shares) / p if p > 1 else None,
+        "You left this rank's gradient unchanged. Average it over the ranks": gradients[place],
+        "You weighted the gradients and summed them. Divide by the number of all samples": weighted,
+        "You counted each rank the same, but the ranks have different numbers of samples. Weight "
+        "each gradient by its samples": sum(gradients) / p,
+        "You summed the gradients. Weight each by its samples, and divide": sum(gradients),
+        "You divided by 4 ranks, but some are dead. Weight by samples": sum(gradients) / 4,
+        "You divided by 4, the old number of ranks. Divide by all samples": weighted / 4,
+        "You divided by 64, or by another old number of samples. Count them anew": weighted / 64,
+        "You weighted, and divided by the number of ranks. Divide by all samples": weighted / p,
+        "You divided by this rank's samples. Divide by all samples": weighted / shares[place],
+        "You divided by all samples and by the number of ranks. Divide only by samples": weighted
+        / sum(shares)
+        / p
+        if p > 1
+        else None,
     })

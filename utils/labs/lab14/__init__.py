@@ -1,4 +1,4 @@
-"""Lab 14: the capstone, a training scheme of one's own."""
+"""Lab 14: the capstone, in which teams write a training scheme."""
 
 from typing import TYPE_CHECKING
 

@@ -1,13 +1,13 @@
 """The capstone: any training scheme on four ranks, two nodes, a slow network, and one death.
 
-In a notebook, with an entry in a file that has a function ``train(job)``::
+An entry is a file with a function ``train(job)``. A notebook runs it like this::
 
     entry = capstone.run("plain.py", "all-reduce every step")
     print(entry)                # the line of the scoreboard
     capstone.scoreboard()       # all entries so far
 
-What a rank of an entry works with: :class:`utils.labs.lab14.job.Job`. How its seconds are found:
-:mod:`utils.labs.lab14.replay`.
+On each rank, the entry works with a :class:`utils.labs.lab14.job.Job`.
+:mod:`utils.labs.lab14.replay` computes its seconds.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .rules import NODES, RANKS, SIZES, TRAIN, Rules
 
 __all__ = ["FILE", "NODES", "RANKS", "SIZES", "Entry", "Rules", "check", "run", "scoreboard"]
 
-#: Seconds of this machine after which an entry is ended.
+#: An entry is ended after so many seconds of this machine.
 DEADLINE = 90.0
-#: Letters of what the ranks print that are shown, the last ones.
+#: How many characters of the ranks' output are shown, counted from its end.
 MOST_PRINTED = 3000
 
 
@@ -45,32 +45,32 @@ def run(
     deadline: float = DEADLINE,
     on_board: bool = True,
 ) -> Entry:
-    """Run an entry on four ranks of its own, judge it, and put it on the scoreboard.
+    """Run an entry on four new ranks, judge it, and put it on the scoreboard.
 
-    What its ranks print is shown, too.
+    The output of its ranks is shown, too.
 
     Args:
-        script: file with a function ``train(job)``, which every rank calls; it may
+        script: a file with a function ``train(job)``, which every rank calls; it may
             return the model.
-        name: whose entry it is; another run under the same name takes its place.
-        scheme: what it does, in a few words.
-        seed: draws who dies, and when; without it, other ones each time.
+        name: the team's name; another run under the same name replaces this line.
+        scheme: what the entry does, in a few words.
+        seed: draws which rank dies, and when; without a seed, each run draws anew.
         rules: another machine, budget or target.
-        deadline: seconds of this machine.
+        deadline: seconds of this machine after which the entry is ended.
         on_board: whether its line goes to the scoreboard.
 
     Returns:
-        What it reached and used. An entry that raises, hangs or hands in no weights has a line
-        that says so.
+        What the entry reached and used. If it raises, hangs or submits no weights, its line
+        says so.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        RanksError: this machine cannot start ranks of which others survive the death.
+        FileNotFoundError: the file doesn't exist.
+        RanksError: this machine can't start ranks that survive a death.
     """
     refuse_on_a_rank()
     script, rules = Path(script), rules or Rules()
     if not script.is_file():
-        raise FileNotFoundError(f"there is no {script}: run the cell that writes it")
+        raise FileNotFoundError(f"There is no {script}. Run the cell that writes it")
     chance = random.Random(seed)
     plan = {"victim": chance.randrange(RANKS)}
     plan["dies_at"] = chance.randint(rules.earliest, rules.latest)
@@ -88,12 +88,12 @@ def run(
 
 
 def check(entry: Entry) -> None:
-    """Show ✓, or what the entry has missed, as the check of task 14.1; it is worth no points."""
+    """Show ✓ or what the entry missed, as the check of task 14.1, which is worth no points."""
     entry.as_verdict().show()
 
 
 def scoreboard(*folders: str | Path) -> Scoreboard:
-    """Return all entries beside this notebook or in these folders; `.picture()` draws them."""
+    """Return all entries next to this notebook or in these folders; `.picture()` draws them."""
     return Scoreboard.read(*(map(Path, folders) if folders else [Path.cwd()]))
 
 
@@ -103,7 +103,7 @@ def _write_training_images(path: Path) -> None:
 
 
 def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
-    """Run the entry on its ranks, from the start to the end of every process."""
+    """Run the entry on its ranks until every process has ended."""
     plan = Plan(RANKS, launcher="mpiexec", fault_tolerant=True)
     words = python_words(
         "from utils.labs.lab14 import job; job.main()", str(script.resolve()), str(place)

@@ -1,4 +1,4 @@
-"""What an entry reached and used, from what its ranks left behind; nothing is taken on trust."""
+"""Decides what an entry reached and used, from what its ranks left behind, not from its claims."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class Entry:
     """A line of the scoreboard.
 
     Attributes:
-        name, scheme: as they were given.
-        accuracy: share of the test images that the last weights name right; None without weights.
-        seconds: of the played machine, until weights reached the target; None where none did.
-        slow_bytes, slow_messages: between the nodes, both directions.
-        messages: all of them.
+        name, scheme: as the team gave them.
+        accuracy: share of the test images that the last weights classify correctly; None without
+            weights.
+        seconds: of the played machine, until weights reached the target; None if none did.
+        slow_bytes, slow_messages: traffic between the nodes, in both directions.
+        messages: the number of all messages.
         lost: images whose gradients were lost with the rank that died; None without weights.
-        victim: which one that was.
-        marks: what its authors have to explain, such as "reads job.images"; mostly empty.
-        exceeded: what was missed, "accuracy", "seconds", "bytes", "failure"; empty: within budget.
-        problem: why there is nothing to judge; empty, as a rule.
-        curve: (seconds, accuracy) of all weights that were shown.
+        victim: the rank that died.
+        marks: what the team has to explain, such as "reads job.images"; usually empty.
+        exceeded: what the entry missed (accuracy, seconds, bytes, failure); empty within budget.
+        problem: why the entry can't be judged; usually empty.
+        curve: (seconds, accuracy) of all submitted weights.
     """
 
     name: str
@@ -59,7 +60,7 @@ class Entry:
 
     @property
     def verdict(self) -> str:
-        """Return the text of the last column."""
+        """Return the text of the scoreboard's last column."""
         if self.problem:
             return self.problem
         said = "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
@@ -79,7 +80,7 @@ class Entry:
         return tabulate([self.cells()], headers=HEADS, tablefmt="simple", disable_numparse=True)
 
     def cells(self) -> list[str]:
-        """Return the texts of the entry's line."""
+        """Return the texts of the entry's line on the scoreboard."""
         return [
             self.name,
             self.scheme,
@@ -113,7 +114,7 @@ def judged(
     except ValueError as error:
         return replace(entry, problem=str(error))
     if not curve:
-        return replace(entry, problem="handed in no weights")
+        return replace(entry, problem="The entry submitted no weights. Call job.show(model)")
     if problem := _unexplained(curve, clock):
         return replace(entry, problem=problem, curve=curve)
     entry = replace(
@@ -128,7 +129,7 @@ def judged(
 
 
 def _reports(place: Path) -> dict[int, dict]:
-    """Return what the ranks left in a folder; some may have left nothing."""
+    """Return the reports that ranks left in a folder; some ranks may have left none."""
     paths = {rank: place / f"rank-{rank}.json" for rank in range(RANKS)}
     return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
 
@@ -144,24 +145,24 @@ def _communication(traces: dict[int, list]) -> dict[str, int]:
 
 
 def _what_went_wrong(reports: dict[int, dict], ended: mpi_job.Ended) -> str:
-    """Return in a line why a job cannot be judged; empty if it can."""
+    """Return in one line why a job can't be judged; empty if it can."""
     if ended.status == mpi_job.LATE:
-        return f"was not done after {ended.seconds:.0f} s of this machine"
+        return f"The entry was not done after {ended.seconds:.0f} s of this machine"
     raised = {
         rank: report["words"] for rank, report in reports.items() if report["how"] == "raised"
     }
     if raised:
         rank = min(raised)
         words = raised[rank] if len(raised[rank]) < 200 else raised[rank][:199] + "…"
-        return f"rank {rank} raised in {words}" if words.startswith("line") else words
+        return f"Rank {rank} raised an error in {words}" if words.startswith("line") else words
     if missing := [rank for rank in range(RANKS) if rank not in reports]:
-        last = (ended.err.strip().splitlines() or ["it said nothing"])[-1]
-        return f"rank {missing[0]} ended early: {last[:200]}"
+        last = (ended.err.strip().splitlines() or ["it printed nothing"])[-1]
+        return f"Rank {missing[0]} ended early: {last[:200]}"
     return ""
 
 
-#: Accuracy, and how many images it takes at least: half of the fewest with which SGD, momentum and
-#: Adam with small batches and averaged weights came there from the common start.
+#: Accuracy, and how many images an entry needs at least. It is half of the fewest images with which
+#: SGD, momentum and Adam reached it, with small batches and averaged weights, from the same start.
 LEAST_IMAGES = (
     *((0.45, 25), (0.6, 75), (0.7, 200), (0.76, 500)),
     *((0.8, 1000), (0.82, 2500), (0.83, 3500)),
@@ -169,15 +170,15 @@ LEAST_IMAGES = (
 
 
 def _unexplained(curve: Iterable[tuple[float, float]], clock: Clock) -> str:
-    """Return how weights are better than the images behind them can make them; "" if none are."""
+    """Return which weights are better than their few images can explain; "" if none are."""
     for seconds, right in curve:
         images = clock.images_until(seconds)
         least = max((least for share, least in LEAST_IMAGES if right >= share), default=0)
         if images < least:
             return (
-                f"handed in weights of {100 * right:.1f} % when all ranks together had computed "
-                f"gradients of {images:,} images; {least:,} are the least. All gradients have to "
-                "come from job.gradient, and all weights from job.model"
+                f"The weights reached {100 * right:.1f} % when all ranks together had computed "
+                f"gradients of {images:,} images, but {least:,} images are the least. Get all "
+                "gradients from job.gradient, and all weights from job.model"
             )
     return ""
 
@@ -185,7 +186,7 @@ def _unexplained(curve: Iterable[tuple[float, float]], clock: Clock) -> str:
 def _exceeded(entry: Entry, clock: Clock, rules: Rules) -> tuple[str, ...]:
     seconds = entry.seconds or 0
     missed = {
-        f"failure (over after {max(clock.end.values()):.1f} s, before the rank died)": (
+        f"failure (the entry ended after {max(clock.end.values()):.1f} s, before the rank died)": (
             clock.died is None
         ),
         f"accuracy {100 * entry.accuracy:.1f} < {100 * rules.target:g} %": (
@@ -203,15 +204,15 @@ def _exceeded(entry: Entry, clock: Clock, rules: Rules) -> tuple[str, ...]:
 
 
 def accuracy(path: Path) -> float:
-    """Return the share of the test images that these weights name right.
+    """Return the share of the test images that these weights classify correctly.
 
     Raises:
-        ValueError: a file that does not hold the weights of the model; says what it holds.
+        ValueError: the file doesn't contain the model's weights; the message says what it contains.
     """
     try:
         weights = torch.load(path, weights_only=True)
     except Exception as error:
-        raise ValueError(f"handed in a file that holds no weights ({error})") from error
+        raise ValueError(f"The submitted file contains no weights ({error})") from error
     model = models.mlp(seed=0, sizes=SIZES)
     _require_fit(weights, model.state_dict())
     model.load_state_dict(weights)
@@ -223,20 +224,22 @@ def accuracy(path: Path) -> float:
 def _require_fit(weights: object, wanted: dict[str, Tensor]) -> None:
     if not isinstance(weights, dict) or weights.keys() != wanted.keys():
         names = ", ".join(map(str, weights))[:80] if isinstance(weights, dict) else type(weights)
-        raise ValueError(f"handed in {names or 'nothing'}, expected weights {', '.join(wanted)}")
+        raise ValueError(
+            f"The entry submitted {names or 'nothing'} instead of the weights {', '.join(wanted)}"
+        )
     for name, tensor in wanted.items():
         if weights[name].shape != tensor.shape:
             shapes = f"{list(weights[name].shape)}, expected {list(tensor.shape)}"
-            raise ValueError(f"handed in weights {name} of shape {shapes}")
+            raise ValueError(f"The entry submitted weights {name} of shape {shapes}")
         if not torch.isfinite(weights[name].float()).all():
-            raise ValueError(f"handed in weights {name} with inf or nan in them: it diverged")
+            raise ValueError(f"The weights {name} contain inf or nan: the training diverged")
 
 
 _kept: list[tuple[Tensor, Tensor]] = []
 
 
 def _test_images() -> tuple[Tensor, Tensor]:
-    """Return the first TEST test images, normalized, and their labels; read once."""
+    """Return the first TEST test images, normalized, and their labels, which are read only once."""
     if not _kept:
         images = data.fashion_mnist(train=False, transform=None)
         shift, scale = -data.MEAN / data.STD, 1 / (255 * data.STD)

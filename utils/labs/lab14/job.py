@@ -1,10 +1,10 @@
-"""What runs on each rank of an entry: the data, the count of what it does, the failure, the end.
+"""The harness on each rank of an entry: it provides the data, counts, and kills one rank.
 
-The harness starts it; an entry gets a :class:`Job`. The clock of the played machine counts
-gradients and messages. An entry that computes gradients in another way, or exchanges weights
-through a file, would do both in no time. The :class:`Guard` stops what is easily written by
-accident or on purpose; a person who is determined to cheat can get around it, so the judge also
-compares the weights with the number of images (:mod:`.entry_judge`).
+The entry gets a :class:`Job`. The clock of the played machine counts gradients and messages, so an
+entry that computes gradients in another way, or exchanges weights through a file, would do both in
+no time. The :class:`Guard` stops what a team easily writes by accident or on purpose. A determined
+person can get around it, so the judge also compares the weights with the number of images
+(:mod:`.entry_judge`).
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from utils import data, models
 
 from .rules import NODES, RANKS, SIZES
 
-#: Seconds that a rank waits for others before the backend says who is missing.
+#: Seconds that a rank waits for others before the backend says which rank is missing.
 PATIENCE = 20.0
 MOST_SHOWN = 60
 
 
 class Job:
-    """What an entry's `train(job)` works with.
+    """The data and the calls that an entry's `train(job)` works with.
 
     Attributes:
-        images: float32 [12000, 1, 28, 28], normalized; the training images, all of them. The line
-            on the scoreboard says that an entry reads them, because it may compute with them.
+        images: float32 [12000, 1, 28, 28], all training images, normalized. The scoreboard says if
+            an entry reads them, because the entry may compute with them.
         labels: int64 [12000].
-        born: this rank's first number, 0 to 3, which it keeps when others die.
+        born: this rank's first number, 0 to 3, which it keeps when other ranks die.
     """
 
     def __init__(self, folder: Path, victim: int, dies_at: int, guard: Guard):
@@ -77,12 +77,12 @@ class Job:
 
     @property
     def living(self) -> list[int]:
-        """Return the first numbers of the ranks that live: entry k is rank k now."""
+        """Return the first numbers of the surviving ranks; entry k is now rank k."""
         return _living(dist.get_world_size(), self._victim)
 
     @property
     def nodes(self) -> list[list[int]]:
-        """Return the present ranks of each node that has any: [[0, 1], [2, 3]] at first."""
+        """Return the present ranks of each node that has ranks, at first [[0, 1], [2, 3]]."""
         living = self.living
         kept = [[living.index(rank) for rank in node if rank in living] for node in NODES]
         return [node for node in kept if node]
@@ -92,15 +92,15 @@ class Job:
         return models.mlp(seed=0, sizes=SIZES)
 
     def batch(self, number: int, size: int) -> Tensor:
-        """Return random indices of a minibatch, int64 [size]; the number is the seed."""
+        """Return random indices of a minibatch, int64 [size], drawn with `number` as the seed."""
         drawn = torch.Generator().manual_seed(number)
         return torch.randint(len(self.labels), (size,), generator=drawn)
 
     def gradient(self, model: nn.Module, indices: Tensor) -> float:
-        """Compute the mean cross entropy of these images, and its gradient into `.grad`.
+        """Compute the mean cross entropy of these images, and put its gradient into `.grad`.
 
-        What was in `.grad` is thrown away. This is what takes time on the played machine, and where
-        the rank dies whose turn it is. Returns the loss.
+        Earlier gradients in `.grad` are discarded. This call takes time on the played machine, and
+        the victim dies in it. Returns the loss.
         """
         self._notice_a_new_group()
         self._die_if_it_is_time(len(indices))
@@ -113,19 +113,20 @@ class Job:
         return loss.item()
 
     def show(self, model: nn.Module | dict[str, Tensor]) -> None:
-        """Submit the weights as they are now, in no time. The last submission counts.
+        """Submit the present weights, in no time; the last submission counts.
 
-        The first ones that reach the target say when it was reached. At most 60 times on a rank.
+        The first weights that reach the target set the entry's seconds. A rank may call this 60
+        times.
         """
         if self._shown == MOST_SHOWN:
-            raise RuntimeError(f"show() more than {MOST_SHOWN} times on a rank")
+            raise RuntimeError(f"You called job.show() more than {MOST_SHOWN} times on a rank")
         module = getattr(model, "module", model)  # in DDP
         weights = module.state_dict() if isinstance(module, nn.Module) else module
         if not isinstance(weights, dict) or not all(
             isinstance(t, Tensor) for t in weights.values()
         ):
             raise TypeError(
-                f"weights were expected, a model or its state_dict(), got {type(module).__name__}"
+                f"job.show() got {type(module).__name__}. Pass a model or its state_dict()"
             )
         name = f"shown-{self.born}-{self._shown}.pt"
         torch.save(
@@ -137,8 +138,8 @@ class Job:
     # -- what the harness does ----------------------------------------------------------------
 
     def watch(self) -> None:
-        """Count every message from now on, also those that a collective is made of."""
-        link.set(Network())  # no slower than the machine, but message by message
+        """Count every message from now on, even the messages inside collectives."""
+        link.set(Network())  # as fast as the machine, but collectives send message by message
         link.wire = self._wire
 
     def _wire(self, me: int, other: int) -> _Counter:
@@ -158,7 +159,7 @@ class Job:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def close(self, how: str, words: str = "") -> None:
-        """Leave for the harness what this rank did, and how it ended."""
+        """Write a file for the harness: what this rank did, and how it ended."""
         told = {"how": how, "words": words, "events": self._events, "marks": [*self._marks]}
         path = self._folder / f"rank-{self.born}.json"
         path.with_suffix(".tmp").write_text(json.dumps(told), encoding="utf-8")
@@ -174,25 +175,25 @@ class _Counter:
         self._other = other
 
     def sends(self, nbytes: int, at: float) -> tuple[float, float]:
-        """Count a message that leaves; it arrives at once."""
+        """Count a message that leaves, and let it arrive immediately."""
         self._events.append(["send", self._size, self._other, nbytes])
         return at, at
 
     def receives(self, nbytes: int, told: float) -> float:
-        """Count a message that has come."""
+        """Count a message that has arrived."""
         self._events.append(["recv", self._size, self._other, nbytes])
         return time.perf_counter()
 
 
 # -- what the clock does not count ----------------------------------------------------------------
 
-#: Events of Python's audit hooks (PEP 578) that a process raises when it reaches out.
+#: Events of Python's audit hooks (PEP 578) for files, other processes and connections.
 OUTSIDE = ("open", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "ctypes.dlopen")
 OUTSIDE += ("socket.connect", "socket.bind", "mmap.__new__", "os.rename", "os.link", "os.listdir")
 
 
 class Guard:
-    """Refuses to an entry what the clock does not count.
+    """A guard that refuses what the clock doesn't count.
 
     Args:
         entry: the entry's file.
@@ -201,20 +202,20 @@ class Guard:
     def __init__(self, entry: str):
         self._entry = entry
         self._allowed = False
-        # What Python and its packages load themselves, such as a module that is imported late.
+        # Python and its packages may read their own files, such as a module imported late.
         folders = {sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1])}
         folders |= {str(Path(utils.__file__).resolve().parents[1]), str(Path(os.__file__).parent)}
         self._libraries = tuple(folder + os.sep for folder in folders)
 
     def watch(self) -> None:
-        """Begin; there is no way back in this process."""
+        """Start the guard, which can't be stopped in this process."""
         engine = torch.autograd.graph._engine_run_backward
 
         def run_backward(*arguments, **named):
             if not self._allowed:
                 raise PermissionError(
-                    "this gradient would take no time on the played machine: all gradients are "
-                    "computed by job.gradient(model, indices)"
+                    "This gradient would take no time on the played machine. Compute all gradients "
+                    "with job.gradient(model, indices)"
                 )
             return engine(*arguments, **named)
 
@@ -239,8 +240,8 @@ class Guard:
         if isinstance(path, str | bytes) and self._is_read_from_a_library(path, *arguments[1:]):
             return
         raise PermissionError(
-            f"{event}: an entry uses no files, processes or connections of its own. Ranks exchange "
-            "what they know by messages of torch.distributed, which the harness counts"
+            f"{event}: an entry may not use files, processes or connections. Let the ranks send "
+            "messages of torch.distributed, which the harness counts"
         )
 
     def _is_read_from_a_library(self, path: str | bytes, mode: str | None, flags: int) -> bool:
@@ -248,7 +249,7 @@ class Guard:
         return not writes and os.path.realpath(os.fsdecode(path)).startswith(self._libraries)
 
     def _is_the_entrys(self) -> bool:
-        """Return True if the entry asks, and neither the harness nor the backend in its place."""
+        """Return True if the entry makes the call, and not the harness or the backend for it."""
         frame = sys._getframe(2)
         while frame is not None:
             name = frame.f_code.co_filename
@@ -264,7 +265,7 @@ class Guard:
 
 
 def _living(size: int, victim: int) -> list[int]:
-    """Return the first numbers of `size` ranks: all, or all except the one that dies."""
+    """Return the first numbers of `size` ranks: all ranks, or all except the victim."""
     return list(range(RANKS)) if size == RANKS else [r for r in range(RANKS) if r != victim][:size]
 
 
@@ -276,7 +277,7 @@ def _fingerprint(model: nn.Module) -> str:
 
 
 def main() -> None:
-    """Run the entry, a file, on this rank."""
+    """Run the entry's file on this rank."""
     entry = sys.argv[1]
     folder = Path(sys.argv[2])
     plan = json.loads((folder / "plan.json").read_text())
@@ -291,7 +292,7 @@ def main() -> None:
     try:
         train = runpy.run_path(entry).get("train")
         if not callable(train):
-            raise TypeError("the file has no function train(job)")
+            raise TypeError("The file has no function train(job). Define it")
         result = train(job)
         if result is not None:
             job.show(result)
@@ -304,14 +305,14 @@ def main() -> None:
 
 def _no_images(train: bool = True, *_, **__):
     if not train:
-        raise PermissionError("the test images belong to the judge: train by job.gradient")
-    raise PermissionError("all ranks have the training images already: train by job.gradient")
+        raise PermissionError("The test images belong to the judge. Train with job.gradient")
+    raise PermissionError("All ranks have the training images already. Train with job.gradient")
 
 
 def _last_words(error: BaseException, entry: str) -> str:
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == entry]
     said = " ".join(f"{type(error).__name__}: {error}".split())
-    said = re.sub(r"( because rank \d died): its process.*", r"\1", said)  # what follows is advice
+    said = re.sub(r"( because rank \d died): its process.*", r"\1", said)  # the rest is advice
     return f"line {lines[-1]}: {said}" if lines else said
 
 

@@ -1,4 +1,4 @@
-"""The capstone's pictures: the machine that is played, and all entries beside the budget."""
+"""The capstone's pictures: the played machine, and all entries compared with the budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MARKS = "oDs^vP*X"
 
 
 def machine(rules: Rules) -> Figure:
-    """Draw two nodes of two ranks each, and what joins them."""
+    """Draw two nodes with two ranks each, and the networks between them."""
     figure, axes = canvas(8.5, 3.0)
     places = {
         rank: (4.4 * k, -0.95 * j) for k, node in enumerate(NODES) for j, rank in enumerate(node)
@@ -39,7 +39,7 @@ def machine(rules: Rules) -> Figure:
 
 
 def entries(results: Sequence[Entry], rules: Rules) -> Figure:
-    """Draw accuracy over bytes between the nodes and over seconds, beside the budget."""
+    """Draw accuracy over bytes between the nodes and over seconds, with the budget as lines."""
     figure, (left, right) = panels(9, 4.0, columns=2, sharey=True)
     shown = [entry for entry in results if entry.accuracy is not None]
     for k, entry in enumerate(shown):
@@ -85,5 +85,5 @@ def _in_words(shown: Sequence[Entry], rules: Rules) -> str:
     return (
         "Accuracy of the entries over the bytes between the nodes, and over seconds. "
         f"Target {100 * rules.target:g} %, budget {rules.slow_bytes / 1e6:g} MB and "
-        f"{rules.seconds:g} s. " + "; ".join(texts or ["No entry has handed in weights"]) + "."
+        f"{rules.seconds:g} s. " + "; ".join(texts or ["No entry has submitted weights"]) + "."
     )

@@ -11,13 +11,13 @@ from pathlib import Path
 from .entry_judge import HEADS, Entry
 from .rules import Rules
 
-#: Beside the notebook: the folder that its kernel works in.
+#: Next to the notebook, in the folder that its kernel works in.
 FILE = "scoreboard.json"
 FORMAT = "ddl-labs scoreboard 1"
 
 
 def enter(entry: Entry, folder: Path | None = None) -> None:
-    """Put an entry on the scoreboard of a folder, in place of one with the same name."""
+    """Put an entry on the scoreboard of a folder, and remove an entry with the same name."""
     folder = folder or Path.cwd()
     board = Scoreboard.read(folder)
     kept = [one for one in board.entries if one.name != entry.name]
@@ -25,7 +25,7 @@ def enter(entry: Entry, folder: Path | None = None) -> None:
     path = folder / FILE
     if board.problem:
         path.replace(path.with_suffix(".broken"))
-        print(f"{board.problem} It is {path.with_suffix('.broken').name} now.")
+        print(f"{board.problem} It is kept as {path.with_suffix('.broken').name}.")
     temporary = path.with_suffix(".tmp")
     try:
         temporary.write_text(json.dumps(stored, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -34,16 +34,16 @@ def enter(entry: Entry, folder: Path | None = None) -> None:
         print(f"The scoreboard {FILE} could not be written: {error.strerror}.")
 
 
-#: Entries that are so much slower than the fastest one, as a share, count as equally fast.
+#: An entry counts as equally fast if it is slower than the fastest one by at most this share.
 TIE = 0.05
 
 
 def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Return the entries, the best first.
 
-    Those within the budget come first, by seconds. Among entries that are at most 5 % slower than
-    the fastest of them, fewer bytes count, and then fewer lost images. Entries that missed
-    something follow in the same order, then those that could not be judged.
+    Entries within the budget come first, by seconds. Among entries that are at most 5 % slower
+    than the fastest of them, fewer bytes count, and then fewer lost images. Entries that missed
+    something follow in the same order, and last come the entries that couldn't be judged.
     """
     order: list[Entry] = []
     waiting = sorted(entries, key=lambda entry: (*_class(entry), entry.seconds or 0.0))
@@ -60,17 +60,17 @@ def ranked(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def _class(entry: Entry) -> tuple[bool, bool, bool]:
-    """Return what counts before the seconds; an entry that never reached the target has none."""
+    """Return what counts before the seconds, for example whether there are any seconds."""
     return not entry.within, bool(entry.problem), entry.seconds is None
 
 
 @dataclass(frozen=True)
 class Scoreboard:
-    """Entries, best first; see :func:`ranked`.
+    """Entries with the best first; see :func:`ranked`.
 
     Attributes:
-        entries: of the file.
-        problem: why some may be missing; empty, as a rule.
+        entries: the entries of the files.
+        problem: why some entries may be missing; usually empty.
     """
 
     entries: tuple[Entry, ...]
@@ -78,7 +78,7 @@ class Scoreboard:
 
     @classmethod
     def read(cls, *folders: Path) -> Scoreboard:
-        """Return the scoreboards of folders as one: of one notebook, or of all teams."""
+        """Return the scoreboards of several folders as one, for example of all teams."""
         entries: list[Entry] = []
         problem = ""
         for folder in folders:
@@ -115,7 +115,7 @@ class Scoreboard:
         return tabulate(rows, headers=HEADS, disable_numparse=True, **layout)
 
     def picture(self, rules: Rules | None = None):
-        """Draw accuracy over the bytes between the nodes, beside the budget."""
+        """Draw accuracy over the bytes between the nodes, with the budget as a line."""
         from utils.labs.lab14 import pictures
 
         return pictures.entries(self.entries, rules or Rules())

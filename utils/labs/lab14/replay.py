@@ -1,23 +1,23 @@
-"""The clock of the played machine: what the ranks did, gone through again with the rules' times.
+"""The clock of the played machine, which replays what the ranks did with the times of the rules.
 
-An entry really trains on four processes, as fast as this machine happens to be. What each rank did,
-in its order, is noted: images computed, messages sent and received. Afterwards every rank gets a
-clock that begins at 0 and is moved on by the rules only. So the same work gives the same seconds on
-a machine that is busy with something else. The idea is that of trace-driven simulators such as
-LogGOPSim (T. Hoefler, T. Schneider, A. Lumsdaine, HPDC 2010); the times are Hockney's (1994).
+An entry really trains on four processes, as fast as this machine happens to be. The harness records
+in order what each rank does: images computed, messages sent and received. Then every rank gets a
+clock that begins at 0, and only the rules advance it. So the same work takes the same seconds, even
+on a busy machine. Trace-driven simulators such as LogGOPSim (T. Hoefler, T. Schneider,
+A. Lumsdaine, HPDC 2010) do the same. The times are Hockney's (1994).
 
-Events are lists, as JSON has them:
+Events are lists, because JSON has lists:
 
 =================================  ================================================================
 ``["work", samples, weights]``     a gradient of so many images, at weights with this fingerprint
-``["send", size, other, bytes]``   a message to a rank; `size` is how many ranks there are by then
-``["recv", size, other, bytes]``   a message was taken in
-``["shrunk"]``                     the ranks that live have noticed the death, and regrouped
+``["send", size, other, bytes]``   a message to a rank; `size` is the number of ranks at this time
+``["recv", size, other, bytes]``   a message was received
+``["shrunk"]``                     the surviving ranks have noticed the death, and regrouped
 ``["died"]``                       the last event of the rank that was killed
-``["show", file]``                 weights were handed in
+``["show", file]``                 weights were submitted
 =================================  ================================================================
 
-Ranks have their first numbers throughout.
+Ranks keep their first numbers here.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ Events = Sequence[Sequence]
 
 
 def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
-    """Return the clocks of ranks that did this; see the module for events.
+    """Return the clocks of ranks with these events, which the module describes.
 
-    A message leaves when its sender is there, takes the link ``bytes / bandwidth`` of the sender's
-    time, and arrives after the latency; what comes in at the same time on a rank's link comes in
-    one after the other. Communication in the background counts as if it were waited for.
+    A message leaves when its sender reaches the send, costs the sender ``bytes / bandwidth``, and
+    arrives after the latency. Messages that arrive at the same time on a rank's link come in one
+    after the other. Communication in the background counts as if the rank waited for it.
     """
     clock = Clock(traces, rules)
     while behind := [rank for rank in traces if clock.left(rank)]:
         moved = [rank for rank in traces if clock.advance(rank)]
         if not moved and not clock.regroup():
-            # Received, but its sending was not noted: a rank that was killed from outside.
+            # A rank that was killed from outside sent this message without recording it.
             clock.skip(min(behind, key=clock.end.__getitem__))
-    clock.shown.sort(key=lambda shown: shown[:2])  # a rank's own stay in their order
+    clock.shown.sort(key=lambda shown: shown[:2])  # stable: keeps each rank's order
     return clock
 
 
 @dataclass
 class Clock:
-    """The clocks of all ranks, and what they say when all events are played.
+    """The clocks of all ranks, which advance from event to event.
 
     Attributes:
-        traces, rules: the events of each rank, and the times that they take.
+        traces, rules: the events of each rank, and how long events take.
         end: seconds of each rank, by its first number.
-        shown: (seconds, rank, file) of all weights that were handed in, by time.
-        died: when a rank died; None where none did.
+        shown: (seconds, rank, file) of all submitted weights, in order of time.
+        died: when a rank died; None if no rank died.
         worked: (seconds at its end, images) of each gradient.
     """
 
@@ -75,22 +75,22 @@ class Clock:
         self._link_free: dict = defaultdict(float)
 
     def images_until(self, seconds: float) -> int:
-        """Return how many images all ranks together had computed gradients of by then."""
+        """Return for how many images all ranks together had computed gradients by then."""
         return sum(images for end, images in self.worked if end <= seconds)
 
     def left(self, rank: int) -> bool:
-        """Return whether a rank has events that are still to be played."""
+        """Return whether a rank has events that weren't replayed yet."""
         return self._next[rank] < len(self.traces[rank])
 
     def advance(self, rank: int) -> bool:
-        """Let a rank go on until it has to wait for another; return whether it moved."""
+        """Replay a rank until it has to wait for another rank; return whether it advanced."""
         before = self._next[rank]
         while self.left(rank) and self._step(rank, *self.traces[rank][self._next[rank]]):
             self.skip(rank)
         return self._next[rank] > before
 
     def regroup(self) -> bool:
-        """Let all ranks that regroup go on together."""
+        """Let all ranks that regroup continue together, if all of them have come this far."""
         rests = {rank: events[self._next[rank] :] for rank, events in self.traces.items()}
         here = [rank for rank, rest in rests.items() if ["shrunk"] in rest]
         if not here or any(rests[rank][0] != ["shrunk"] for rank in here):
@@ -102,11 +102,11 @@ class Clock:
         return True
 
     def skip(self, rank: int) -> None:
-        """Go on to the next event of a rank."""
+        """Advance to the next event of a rank."""
         self._next[rank] += 1
 
     def _step(self, rank: int, kind: str, *about) -> bool:
-        """Play one event; return False if it cannot happen yet."""
+        """Replay one event; return False if it can't happen yet."""
         if kind == "work":
             self.end[rank] += about[0] * self.rules.per_sample
             self.worked.append((self.end[rank], about[0]))
@@ -141,7 +141,7 @@ class Clock:
 
 
 def traffic(traces: Mapping[int, Events]) -> dict[tuple[int, int], tuple[int, int]]:
-    """Return (messages, bytes) of each pair (from, to) of ranks, by their first numbers."""
+    """Return (messages, bytes) for each pair (from, to) of ranks, by their first numbers."""
     counts: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, events in traces.items():
         for kind, *about in events:
@@ -153,11 +153,11 @@ def traffic(traces: Mapping[int, Events]) -> dict[tuple[int, int], tuple[int, in
 
 
 def lost(traces: Mapping[int, Events]) -> int:
-    """Return how many images' gradients are in no weights that survive the death.
+    """Return for how many images the gradients are lost, because no surviving weights use them.
 
-    A rank that survives, and computes its next gradient at weights that it had before, has gone
-    back, and all that it computed since is lost. The rank that died has lost what it computed since
-    it had those weights. If it never had them, it lost what it computed since its last message.
+    If a survivor computes its next gradient at weights that it had before, it went back, and
+    everything that it computed since then is lost. The rank that died loses what it computed since
+    it had those weights. If it never had them, it loses what it computed since its last message.
     """
     after = map(_first_after, traces.values())
     common = next((weights for weights in after if weights is not None), None)
@@ -174,18 +174,18 @@ def lost(traces: Mapping[int, Events]) -> int:
 
 
 def _first_after(events: Events) -> str | None:
-    """Return the fingerprint of the first weights that a rank computes with after the death."""
+    """Return the fingerprint of the first weights with which a rank computes after the death."""
     kinds = [event[0] for event in events]
     start = kinds.index("shrunk") if "shrunk" in kinds else len(kinds)
     return next((event[2] for event in events[start:] if event[0] == "work"), None)
 
 
 def _last_with(weights: str | None, events: Events, default: int) -> int:
-    """Return where a rank last computed with these weights; if it never did, the default."""
+    """Return the index where a rank last computed with these weights, or else the default."""
     marks = [k for k, (kind, *about) in enumerate(events) if kind == "work" and about[1] == weights]
     return max(marks, default=default)
 
 
 def _images(events: Events) -> int:
-    """Return of how many images gradients were computed."""
+    """Return for how many images gradients were computed."""
     return sum(event[1] for event in events if event[0] == "work")

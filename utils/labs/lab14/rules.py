@@ -1,4 +1,4 @@
-"""What the capstone is about: four ranks on two nodes, a slow network, a budget, a target."""
+"""The rules of the capstone: four ranks on two nodes, a slow network, a budget, a target."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from dataclasses import dataclass, field
 
 from torch_mpi.network import Network
 
-#: Ranks of each node.
+#: The ranks of each node.
 NODES = ((0, 1), (2, 3))
 RANKS = sum(len(node) for node in NODES)
-#: Features of the model: `models.mlp(seed=0, sizes=SIZES)`, 50,890 parameters, 203,560 bytes.
+#: Layer sizes of the model: `models.mlp(seed=0, sizes=SIZES)`, 50,890 parameters, 203,560 bytes.
 SIZES = (784, 64, 10)
-#: Images of Fashion-MNIST that an entry may train on, the first ones; and those that judge it.
+#: Entries train on the first TRAIN images of Fashion-MNIST. The first TEST test images judge them.
 TRAIN, TEST = 12_000, 5_000
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The machine that is played, and what an entry may use of it.
+    """The played machine, and the budget of an entry on it.
 
     Attributes:
-        target: share of the test images that the model has to name.
-        seconds: of the played machine's clock, from the start to the target.
-        slow_bytes: that may cross the network between the nodes, both directions together.
-        per_sample: seconds that a rank computes for the gradient of one image.
-        between: the network between the nodes, a link for each rank.
+        target: share of the test images that the model has to classify correctly.
+        seconds: allowed on the played machine's clock, from the start to the target.
+        slow_bytes: allowed between the nodes, both directions together.
+        per_sample: seconds in which a rank computes the gradient of one image.
+        between: the network between the nodes, with a link for each rank.
         inside: the network within a node.
-        notice: seconds from a death until the others have noticed it and made a new group.
-        earliest, latest: images that the rank has computed gradients of when it dies, at least and
-            at most.
+        notice: seconds from a death until the other ranks have noticed it and made a new group.
+        earliest, latest: how many images' gradients the victim has computed when it dies, at least
+            and at most.
     """
 
     target: float = 0.80
@@ -48,8 +48,8 @@ class Rules:
             f"{' and '.join(str(list(node)) for node in NODES)}\n"
             f"computing: {1e3 * self.per_sample:g} ms for the gradient of one image\n"
             f"between the nodes: {self.between}\ninside a node: {self.inside}\n"
-            f"one rank dies after {self.earliest:,} to {self.latest:,} images of its own; "
-            f"noticing it takes {self.notice:g} s"
+            f"one rank dies after it has computed {self.earliest:,} to {self.latest:,} images; "
+            f"the other ranks notice this after {self.notice:g} s"
         )
 
 

@@ -34,7 +34,7 @@ function linesNow() {
     .map((line) => ({ ...line, a: line.cost[0] * alpha.read(), b: line.cost[1] / bandwidth.read() }));
 }
 
-// Return the fastest in the order of sizes, each with the bytes from which on it is the fastest.
+// Return the fastest algorithms in order of size, each with its smallest number of bytes.
 function fastest(lines) {
   const first = (one, other) => one.from - other.from || one.line.a - other.line.a || one.line.b - other.line.b;
   const best = [lines.map((line) => ({ line, from: 0 })).sort(first)[0]];
@@ -89,7 +89,7 @@ function axes(x, y, low, high) {
     grid.push(svg("text", place, ddl.bytes(n)));
   }
   const label = { x: (LEFT + x(largest)) / 2, y: TOP + HEIGHT + STRIP + 34, "text-anchor": "middle" };
-  grid.push(svg("text", label, "bytes of the tensor; the strip names the fastest"));
+  grid.push(svg("text", label, "bytes of the tensor (the strip names the fastest algorithm)"));
   return grid;
 }
 

@@ -1,7 +1,7 @@
-"""Which all-reduce is the fastest: a picture that moves with α, the bandwidth and the ranks.
+"""Which all-reduce is the fastest: a picture with sliders for α, the bandwidth and the ranks.
 
-An algorithm is two numbers for each number of ranks: its rounds, each with a latency α, and how
-many tensors its busiest link carries in all of them. A tensor of n bytes then takes
+For each number of ranks, an algorithm has two numbers: its rounds, each with a latency α, and how
+many tensors its busiest link carries in all rounds. A tensor of n bytes then takes
 ``rounds * alpha + tensors * n / bandwidth`` seconds.
 """
 
@@ -26,24 +26,24 @@ LATENCIES, BANDWIDTHS = (1e-6, 1e-2), (1e6, 1e11)
 
 
 class Cost(NamedTuple):
-    """What an all-reduce costs on p ranks: rounds, and tensors on the busiest link."""
+    """The cost of an all-reduce on p ranks: its rounds, and the tensors on the busiest link."""
 
     rounds: float
     tensors: float
 
     def seconds(self, nbytes: float, alpha: float, bandwidth: float) -> float:
-        """Return the time of a tensor of so many bytes."""
+        """Return the time for a tensor of so many bytes."""
         return self.rounds * alpha + self.tensors * nbytes / bandwidth
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """An all-reduce that can be the fastest.
+    """An all-reduce to be compared.
 
     Attributes:
-        name, color: in the picture.
-        cost: on p ranks; None if the algorithm can't run on so many.
-        all_pairs: it needs a link between each pair of ranks.
+        name, color: how the picture shows it.
+        cost: returns its cost on p ranks, or None if it can't run on p ranks.
+        all_pairs: whether it needs a link between each pair of ranks.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Algorithm:
 
 
 def fastest(costs: Mapping[str, Cost], alpha: float, bandwidth: float) -> list[tuple[str, float]]:
-    """Return the fastest algorithms in the order of sizes, each with the bytes from which on."""
+    """Return the fastest algorithms in order of size, each with its smallest number of bytes."""
     name = min(costs, key=lambda name: costs[name])
     best = [(name, 0.0)]
     while True:
@@ -79,8 +79,8 @@ def moving(
     """Return times against bytes, with sliders for α, the bandwidth, the ranks and a tensor.
 
     Args:
-        algorithms: to compare.
-        ranks, alpha, bandwidth, nbytes: what the picture begins with; seconds, bytes per second.
+        algorithms: the algorithms to compare.
+        ranks, alpha, bandwidth, nbytes: where the sliders begin (seconds, bytes per second).
     """
     alpha = float(np.clip(alpha, *LATENCIES))
     bandwidth = float(np.clip(bandwidth, *BANDWIDTHS))
@@ -99,7 +99,7 @@ def moving(
 
 
 def _groups(algorithms: Sequence[Algorithm]) -> dict[str, list[str]]:
-    """Return the names that are compared, by the links that there are."""
+    """Return the names of the algorithms that can run, by which links exist."""
     few = [each.name for each in algorithms if not each.all_pairs]
     groups = {"between all pairs": [each.name for each in algorithms]}
     return groups if len(few) == len(algorithms) else groups | {"few": few}

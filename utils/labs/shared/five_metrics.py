@@ -1,11 +1,11 @@
-"""The table of the five metrics: one row for each scheme of the course, filled lab by lab.
+"""The table of the five metrics, with a row for each scheme, which students fill lab by lab.
 
-A lab notes what its run has shown, in the student's words, and shows the table so far::
+A lab notes in the student's words what its run has shown, and shows the table so far::
 
     five_metrics.fill("ring all-reduce", bandwidth=f"each rank sends {sent / n:.2f} n", faults="…")
     five_metrics.table()
 
-The texts are kept in :data:`FILE` beside the notebook, so that the next lab goes on with them.
+The texts are in :data:`FILE` next to the notebook, so that the next lab continues with them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Beside the notebook: the folder that its kernel works in.
+#: Next to the notebook, in the folder that its kernel works in.
 FILE = "five_metrics.json"
 FORMAT = "ddl-labs five metrics 1"
 
-#: Who has to be compared, and the lab that does it.
+#: The schemes to compare, and the lab that fills in each.
 SCHEMES: dict[str, str] = {
     "central all-reduce": "06",
     "ring all-reduce": "06",
@@ -39,30 +39,30 @@ SCHEMES: dict[str, str] = {
 METRICS: dict[str, str] = {
     "bandwidth": "bytes that the busiest rank moves in a step",
     "faults": "what happens when a rank is slow, or dies",
-    "convergence": "what a step, or a second, is worth",
-    "elasticity": "ranks that come and go",
-    "ease": "what it takes to write, and to find its errors",
+    "convergence": "progress per step, and per second",
+    "elasticity": "whether ranks can join and leave",
+    "ease": "how easy it is to write, and to debug",
 }
 
 CAPTION = "The schemes of the course by the five metrics"
 
-# Seconds to wait for another notebook that writes the same file.
+# Seconds to wait while another notebook writes the same file.
 _PATIENCE = 2.0
-# What could not be written, by folder: this kernel shows it nevertheless.
+# Texts that couldn't be written, by folder. This kernel shows them anyway.
 _unwritten: dict[Path, dict[str, dict[str, str]]] = {}
 
 Texts = dict[str, dict[str, str]]
 
 
 def fill(scheme: str, **texts: object) -> None:
-    """Note what a run has shown of a scheme; other texts stay as they are.
+    """Note what a run has shown about a scheme, and leave its other texts as they are.
 
     Args:
         scheme: one of :data:`SCHEMES`.
-        texts: by metric (:data:`METRICS`), short. ``...``: not yet. ``""`` takes a text away.
+        texts: short texts by metric (:data:`METRICS`). ``...`` means not yet, ``""`` deletes.
 
     Raises:
-        ValueError: an unknown scheme or metric, or something that is no text.
+        ValueError: the scheme or a metric is unknown, or a value isn't a text.
     """
     _require(scheme, texts)
     noted = {name: " ".join(str(text).split()) for name, text in texts.items() if text is not ...}
@@ -73,15 +73,15 @@ def fill(scheme: str, **texts: object) -> None:
     if missing:
         kept = [name for name in missing if row.get(name)]
         print(
-            f"{scheme}: no text yet for {', '.join(missing)}: put one in place of ... and run this "
-            "cell again." + f" From before: {', '.join(kept)}." * bool(kept)
+            f"{scheme}: no text yet for {', '.join(missing)}. Replace ... and run this cell again."
+            + f" Texts from before: {', '.join(kept)}." * bool(kept)
         )
     if problem:
         print(problem)
 
 
 def _noted(folder: Path, scheme: str, texts: dict[str, str]) -> tuple[dict[str, str], str]:
-    """Keep texts of a scheme; return all of its texts, and what is wrong with the folder's file."""
+    """Store texts of a scheme; return all its texts, and what is wrong with the folder's file."""
     with _alone(folder):
         known, problem = _known(folder)
         row = known.setdefault(scheme, {})
@@ -99,17 +99,17 @@ def _noted(folder: Path, scheme: str, texts: dict[str, str]) -> tuple[dict[str, 
 
 
 def table() -> Table:
-    """Return all schemes with what is known of them so far, to be shown by the notebook."""
+    """Return the table so far, for the notebook to show."""
     return Table(*_known(Path.cwd()))
 
 
 @dataclass(frozen=True)
 class Table:
-    """The table as it was when it was asked for.
+    """The table at the time of the call.
 
     Attributes:
         texts: by scheme and metric.
-        problem: why texts may be missing; empty, as a rule.
+        problem: why texts may be missing; usually empty.
     """
 
     texts: Mapping[str, Mapping[str, str]]
@@ -118,7 +118,7 @@ class Table:
     def rows(self) -> list[list[str]]:
         """Return a row for each scheme: its name, then its text for each metric.
 
-        Where a lab has noted nothing, its number stands in place of the first text.
+        If a scheme has no texts, the first one is the number of its lab.
         """
         rows = []
         for scheme, lab in SCHEMES.items():
@@ -129,7 +129,7 @@ class Table:
         return rows
 
     def __repr__(self) -> str:
-        from tabulate import tabulate  # a tenth of a second that ranks need not take
+        from tabulate import tabulate  # imported late, because it costs ranks 0.1 s
 
         widths = [12] + [20] * len(METRICS)
         look = {"tablefmt": "simple_grid", "maxcolwidths": widths, "disable_numparse": True}
@@ -137,7 +137,7 @@ class Table:
         return f"{shown}\n{self.problem}" if self.problem else shown
 
     def _repr_html_(self) -> str:
-        """Return a table with named rows and columns; a narrow page scrolls it in its own box."""
+        """Return a table with named rows and columns, which a narrow page scrolls in a box."""
         heads = [
             f"<b>{html.escape(name)}</b><br>{html.escape(asks)}" for name, asks in METRICS.items()
         ]
@@ -158,11 +158,11 @@ def _row(name: str, cells: Iterable[str], scope: str = "") -> str:
     """Return a row of the table in HTML.
 
     Args:
-        name: of the row, in HTML.
-        cells: what is in the other columns, in HTML.
+        name: the row's name in HTML.
+        cells: the other columns in HTML.
         scope: "col" if the cells are names of columns.
     """
-    # Notebooks put cells to the right, which suits numbers.
+    # Notebooks align cells to the right, which suits numbers, but not texts.
     look = (
         'style="text-align: left; vertical-align: top; font-weight: normal; padding: 0.4em 0.7em; '
         'border-top: 1px solid rgba(128, 128, 128, 0.6)"'
@@ -175,16 +175,14 @@ def _row(name: str, cells: Iterable[str], scope: str = "") -> str:
 def _require(scheme: str, texts: Mapping[str, object]) -> None:
     if scheme not in SCHEMES:
         known = ", ".join(map(repr, SCHEMES))
-        raise ValueError(f"no scheme is called {scheme!r}: the schemes are {known}")
+        raise ValueError(f"No scheme is called {scheme!r}. Choose one of {known}")
     unknown = [name for name in texts if name not in METRICS]
     if unknown:
-        raise ValueError(
-            f"no metric is called {unknown[0]!r}: the metrics are {', '.join(METRICS)}"
-        )
+        raise ValueError(f"No metric is called {unknown[0]!r}. Choose one of {', '.join(METRICS)}")
     for name, text in texts.items():
         if text is not ... and not isinstance(text, str):
             raise ValueError(
-                f"{name} is to be a text, not {type(text).__name__}: put a number into a text, "
+                f"{name} must be a text, not {type(text).__name__}. Put a number into a text: "
                 f'{name}=f"{{number:.2f}} …"'
             )
 
@@ -214,7 +212,7 @@ def _read(path: Path) -> tuple[Texts, str]:
         schemes = content.get("schemes")
         if isinstance(schemes, dict) and all(map(_is_row, schemes.values())):
             return schemes, ""
-    return {}, f"{FILE} is not a table of the five metrics: something else has that name."
+    return {}, f"{FILE} is another file, not a table of the five metrics."
 
 
 def _is_row(row: object) -> bool:
@@ -222,7 +220,7 @@ def _is_row(row: object) -> bool:
 
 
 def _put_aside(path: Path) -> str:
-    """Give a file that is not ours, or not any more, another name; a sentence about that."""
+    """Rename a file that isn't a table, and return a sentence about the new name."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.kept-{number}{path.suffix}")).exists():
         number += 1
@@ -230,15 +228,15 @@ def _put_aside(path: Path) -> str:
         path.rename(aside)
     except OSError as error:
         return f"It could not be renamed either ({error.strerror})."
-    return f"It is kept as {aside.name}, and a new table was begun."
+    return f"It is kept as {aside.name}, and a new table was started."
 
 
 def _write(path: Path, texts: Texts) -> str:
-    """Write in one step: a reader sees the old file or the new one; what went wrong, if it did."""
+    """Write so that a reader sees the old file or the new one; return what went wrong, or ""."""
     content = {"format": FORMAT, "schemes": texts}
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     if path.exists() and _read(path)[1]:
-        return f"The table is not kept: there is a {FILE} that is none, and it can't be renamed."
+        return f"The table is not kept, because {FILE} is another file and can't be renamed."
     try:
         temporary.write_text(
             json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8"
@@ -246,7 +244,7 @@ def _write(path: Path, texts: Texts) -> str:
         temporary.replace(path)
     except OSError as error:
         return (
-            f"The table can't be kept ({FILE}: {error.strerror}): it lasts as long as this kernel."
+            f"The table can't be kept ({FILE}: {error.strerror}). It lasts as long as this kernel."
         )
     finally:
         with contextlib.suppress(OSError):
@@ -256,7 +254,7 @@ def _write(path: Path, texts: Texts) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Have two notebooks that note something at once wait for each other, where possible."""
+    """Let notebooks that write at the same time wait for each other, if the folder allows it."""
     handle = None
     try:
         with contextlib.suppress(OSError):

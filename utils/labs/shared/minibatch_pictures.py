@@ -1,12 +1,12 @@
-"""Drawings of who gets which sample: of a minibatch, and of a sampler's epochs.
+"""Pictures of which rank gets which sample, in a minibatch and in a sampler's epochs.
 
     from utils.labs.shared import minibatch_pictures
-    minibatch_pictures.partition(24, 8, 2, highlight=1)     # places of the order, colored by rank
+    minibatch_pictures.partition(24, 8, 2, highlight=1)     # the samples in order, colored by rank
     minibatch_pictures.sampler_view({"epoch 0": [[0, 2], [1, 0]]}, n=3)     # what each rank got
     minibatch_pictures.explorer()                           # sliders, in JupyterLab
 
-A rank is told by its color and by the mark below the sample's number. Samples that a sampler
-repeats stand in a dashed red box, samples that it leaves out are crossed out.
+A rank has a color, and a mark below the sample's number. Samples that a sampler repeats are in a
+dashed red box, and samples that it leaves out are crossed out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from utils.labs.shared.sample_page import (
     require_drawable,
 )
 
-# In units of a sample's box, which is 1 wide.
+# The unit is the width of a sample's box.
 _PER_LINE = 24
 _MOST_PLACES = 25
-_NAME = 2.6  # across, for "rank 0"
-_BESIDE = 2.0  # between blocks
+_NAME = 2.6  # the width of "rank 0"
+_BESIDE = 2.0  # the space between blocks
 
 
 # -- one order, shared among ranks ----------------------------------------------------------------
@@ -49,29 +49,28 @@ def partition(
     drop_last: bool = False,
     title: str = "",
 ) -> Figure:
-    """Draw n samples in the order of the sequential run, and which of p ranks has each.
+    """Draw n samples in the order of the sequential run, and which of p ranks has each sample.
 
-    The sample at place j of the order is rank j mod p's, as PyTorch's `DistributedSampler` has it.
-    Where p does not divide n, the sampler repeats the first samples of the order at the end
-    (drawn as padding), or with `drop_last` leaves out the last ones (drawn crossed out).
+    Rank j mod p has the sample at position j of the order, as in PyTorch's `DistributedSampler`.
+    If p doesn't divide n, the sampler repeats the first samples at the end (drawn as padding), or
+    leaves out the last ones with `drop_last` (drawn crossed out).
 
     Args:
-        n: samples; up to about 100 stay readable.
+        n: how many samples there are; up to about 100 stay readable.
         m: samples of a minibatch.
         p: ranks, at most 6.
         order: n sample numbers; default 0, 1, …, n - 1.
-        highlight: the number of a minibatch, from 0, that is framed while the others are pale.
+        highlight: the number of the minibatch, from 0, that is framed while the others are pale.
         drop_last: as in `DistributedSampler`.
-        title: above the drawing.
+        title: a title above the drawing.
 
     Returns:
         The figure, closed for pyplot, so that a notebook shows it once.
 
     Raises:
-        ValueError: a number is too small, p too large, or `order` has not n entries.
+        ValueError: a number is too small, p is too large, or `order` doesn't have n entries.
 
-    The drawing is modelled on PyTorch's `DistributedSampler.__iter__`
-    (torch/utils/data/distributed.py).
+    The drawing follows PyTorch's `DistributedSampler.__iter__` (torch/utils/data/distributed.py).
     """
     panel = {"n": n, "m": m, "p": p, "order": order, "drop_last": drop_last, "title": title}
     return partitions([panel], highlight=highlight)
@@ -82,7 +81,7 @@ def partitions(panels: Sequence[Mapping], *, highlight: int | None = None) -> Fi
 
     Args:
         panels: for each drawing a dict with `n`, `m`, `p`, and maybe `order`, `drop_last`, `title`.
-        highlight: as in `partition`, the same in all of them.
+        highlight: as in `partition`, for all drawings.
     """
     made = [_Panel(**panel) for panel in panels]
     page = SamplePage(max(spot.x + 1 for panel in made for spot in panel.spots()))
@@ -99,14 +98,14 @@ def _draw_legend(page: SamplePage, panels: list[_Panel], highlight: int | None) 
     kinds = set().union(*(panel.kinds for panel in panels))
     others = {kind: text for kind, text in _KINDS.items() if kind in kinds}
     numbers_only = not any(panel.has_room for panel in panels)
-    page.legend(names, others, "above: number of the minibatch" * numbers_only)
+    page.legend(names, others, "above: minibatch number" * numbers_only)
 
 
 _KINDS = {"repeated": "repeated (padding)", "dropped": "left out (drop_last)"}
 
 
 class _Spot(NamedTuple):
-    """The spot of a place of the order: line, position on the line, number of the minibatch."""
+    """The spot of a position of the order: line, x on the line, and number of the minibatch."""
 
     place: int
     line: int
@@ -119,8 +118,8 @@ class _Panel:
     """An order of samples that p ranks share; see `partition`.
 
     Attributes:
-        samples: at each place of the order; `repeated` ones are added at the end.
-        dropped: how many of the last ones are left out.
+        samples: the sample at each position of the order, with `repeated` samples added at the end.
+        dropped: how many samples at the end are left out.
     """
 
     n: int
@@ -133,28 +132,28 @@ class _Panel:
     def __post_init__(self):
         n, m, p = self.n, self.m, self.p
         if min(n, m, p) < 1:
-            raise ValueError(f"n, m and p must be at least 1, got n = {n}, m = {m}, p = {p}")
+            raise ValueError(f"n, m and p must be at least 1, not n = {n}, m = {m}, p = {p}")
         require_drawable(p)
         order = [int(sample) for sample in (range(n) if self.order is None else self.order)]
         if len(order) != n:
-            raise ValueError(f"order has {len(order)} entries, expected n = {n}")
+            raise ValueError(f"order has {len(order)} entries instead of n = {n}")
         self.repeated = 0 if self.drop_last else -n % p
         self.dropped = n % p if self.drop_last else 0
         self.samples = order + (order * math.ceil(self.repeated / n))[: self.repeated]
 
     @property
     def has_room(self) -> bool:
-        """Return whether "minibatch 10" fits above a minibatch."""
+        """Return whether the words "minibatch 10" fit above a minibatch."""
         return self.m >= 4
 
     @property
     def kinds(self) -> list[str]:
-        """Return for each place whether it is a "sample", "repeated" or "dropped"."""
+        """Return "sample", "repeated" or "dropped" for each position."""
         kept = self.n - self.dropped
         return ["sample"] * kept + ["dropped"] * self.dropped + ["repeated"] * self.repeated
 
     def spots(self) -> list[_Spot]:
-        """Return where each place is drawn."""
+        """Return where each position is drawn."""
         gap = min(0.7, 0.15 + 0.15 * self.m)
         together = max(1, _PER_LINE // self.m)  # minibatches on a line
         lines_each = math.ceil(self.m / _PER_LINE)  # lines of a minibatch, several if m is large
@@ -168,7 +167,7 @@ class _Panel:
         return spots
 
     def microbatches(self, number: int | None) -> list[list[int]]:
-        """Return the samples of each rank in a minibatch; None: in all of them."""
+        """Return the samples of each rank in a minibatch, or in all minibatches for None."""
         places = range(len(self.samples))
         if number is not None:
             places = places[self.m * number : self.m * (number + 1)]
@@ -199,7 +198,7 @@ def _draw_panel(page: SamplePage, panel: _Panel, highlight: int | None) -> None:
     spots = panel.spots()
     for line in range(spots[-1].line + 1):
         on_line = [spot for spot in spots if spot.line == line]
-        # A minibatch that goes on from the line above has its name there.
+        # A minibatch that continues from the line above has its name there.
         page.down(1.0 if on_line[0].place % panel.m == 0 else 0.1)
         for number in sorted({spot.number for spot in on_line}):
             minibatch = [spot for spot in on_line if spot.number == number]
@@ -211,7 +210,7 @@ def _draw_panel(page: SamplePage, panel: _Panel, highlight: int | None) -> None:
 def _draw_minibatch(
     page: SamplePage, panel: _Panel, spots: list[_Spot], highlight: int | None
 ) -> None:
-    """Draw what of a minibatch is on a line, with its number at its beginning."""
+    """Draw the part of a minibatch that is on a line, with the number at its beginning."""
     first = spots[0].x
     last = spots[-1].x
     number = spots[0].number
@@ -236,25 +235,25 @@ def _draw_minibatch(
 def sampler_view(
     epochs: Mapping[str, Sequence[Sequence[int]]], n: int, *, title: str = ""
 ) -> Figure:
-    """Draw which sample each rank saw at which place, one block of rows per epoch.
+    """Draw which sample each rank saw at which position, with a block of rows for each epoch.
 
     Args:
-        epochs: for each name, "epoch 0" say, the sample numbers of each rank, in rank order.
-        n: samples of the data set. Those that no rank saw are listed beside the name.
-        title: above the drawing.
+        epochs: maps a name, such as "epoch 0", to the sample numbers of each rank, in rank order.
+        n: samples of the data set. Samples that no rank saw are listed below the name.
+        title: a title above the drawing.
 
-    A sample that was seen before in its block, at an earlier place or at the same place by a lower
-    rank, is drawn as repeated.
+    A sample is drawn as repeated if it was seen before in its block, at an earlier position, or at
+    the same position by a lower rank.
 
     Returns:
         The figure, closed for pyplot, so that a notebook shows it once.
 
     Raises:
-        ValueError: there is nothing to draw, or more ranks than can be told apart.
+        ValueError: there is nothing to draw, or there are too many ranks to distinguish.
     """
     counts = [len(ranks) for ranks in epochs.values()]
     if not min(counts, default=0):
-        raise ValueError("nothing to draw: epochs maps names to one list per rank")
+        raise ValueError("There is nothing to draw. Let epochs map names to one list per rank")
     most = max(counts)
     require_drawable(most)
     blocks = [_Block(name, ranks, n) for name, ranks in epochs.items()]
@@ -264,16 +263,16 @@ def sampler_view(
     for row in _rows_of_blocks(blocks, page.width):
         _draw_blocks(page, row)
     others = {"repeated": "seen before"} if any(block.again for block in blocks) else {}
-    page.legend([f"rank {rank}" for rank in range(most)], others, "→ place in the epoch")
+    page.legend([f"rank {rank}" for rank in range(most)], others, "→ position in the epoch")
     return page.finish(" ".join([f"{title}." * bool(title), *map(_Block.in_words, blocks)]))
 
 
 class _Block:
-    """What the ranks saw in an epoch of n samples.
+    """An epoch of n samples, as the ranks saw it.
 
     Attributes:
-        again: (rank, place) of every sample that was seen already, by place and then by rank.
-        facts: what was repeated or lost, in words.
+        again: (rank, position) of every sample that was seen before, in order of position and rank.
+        facts: which samples were repeated or lost, in words.
     """
 
     def __init__(self, name: str, ranks: Sequence[Sequence[int]], n: int):
@@ -295,7 +294,7 @@ class _Block:
 
     @property
     def width(self) -> float:
-        """Return how wide the block is drawn."""
+        """Return the block's width."""
         places = min(max(self.places, 4), _MOST_PLACES)
         words = max([0.27 * len(self.name), *(0.24 * len(fact) for fact in self.facts)])
         return max(_NAME + places, words)
@@ -306,7 +305,7 @@ class _Block:
 
 
 def _rows_of_blocks(blocks: list[_Block], width: float) -> list[list[_Block]]:
-    """Return rows of blocks, as many beside each other as the width has room for."""
+    """Return rows of blocks, with as many blocks side by side as fit into the width."""
     rows: list[list[_Block]] = []
     used = math.inf
     for block in blocks:
@@ -319,7 +318,7 @@ def _rows_of_blocks(blocks: list[_Block], width: float) -> list[list[_Block]]:
 
 
 def _draw_blocks(page: SamplePage, row: list[_Block]) -> None:
-    """Draw blocks beside each other; the page goes on below the longest."""
+    """Draw blocks side by side; the page continues below the longest block."""
     top = page.y
     bottoms = []
     lines = max(max(len(block.facts), 1) for block in row)
@@ -340,7 +339,7 @@ def _draw_blocks(page: SamplePage, row: list[_Block]) -> None:
 
 
 def _draw_rows(page: SamplePage, block: _Block, begin: int) -> None:
-    """Draw a row for each rank, from a place on."""
+    """Draw a row for each rank, from position `begin` on."""
     look = {"color": GREY, "va": "center"}
     for rank, samples in enumerate(block.ranks):
         page.words(0, -TALL / 2, f"rank {rank}", **look)
@@ -359,18 +358,18 @@ def _draw_rows(page: SamplePage, block: _Block, begin: int) -> None:
 def explorer(n: int = 24, m: int = 8, p: int = 2) -> None:
     """Show sliders for n, p, the microbatch m/p and others above a `partition`.
 
-    The order is that of `DistributedSampler(…, shuffle=…, seed=0)` after `set_epoch(epoch)`. The
-    sliders choose m/p, since all ranks take equally many samples: p always divides m.
-    Where nobody can move a slider (`IPP_NONINTERACTIVE` is set: tests, grading), one line is
-    printed in its place: a slider's identity would differ in every run.
+    `DistributedSampler(…, shuffle=…, seed=0)` gives the order after `set_epoch(epoch)`. The sliders
+    choose m/p, so p always divides m, because all ranks take equally many samples.
+    If nobody can move a slider (tests and grading set `IPP_NONINTERACTIVE`), one line is printed
+    instead, because the identity of a slider would differ in every run.
 
     Raises:
-        ValueError: p does not divide m.
+        ValueError: p doesn't divide m.
     """
     if m % p:
-        raise ValueError(f"minibatches of {m} cannot be shared evenly by {p} ranks")
+        raise ValueError(f"{p} ranks can't share minibatches of {m} samples evenly")
     if os.environ.get("IPP_NONINTERACTIVE"):
-        print("Here are sliders when you run this cell in JupyterLab.")
+        print("Run this cell in JupyterLab to see sliders.")
         return
     import ipywidgets
     from IPython.display import display
@@ -395,7 +394,7 @@ def explorer(n: int = 24, m: int = 8, p: int = 2) -> None:
     def draw(n, p, own, number, epoch, shuffle, drop_last) -> None:
         m = own * p
         order = _sampler_order(n, epoch) if shuffle else None
-        title = f"{n} samples, {p} × {own}: minibatches of {m}"
+        title = f"{n} samples in minibatches of {m} = {p} × {own}"
         number = min(number, math.ceil(n / m) - 1)
         display(partition(n, m, p, order, highlight=number, drop_last=drop_last, title=title))
 

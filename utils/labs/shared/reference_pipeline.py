@@ -1,7 +1,7 @@
-"""What checks of pipelines use: stages that note what they are asked for, and their twins.
+"""Stages that record their calls, and the reference model, for checks of pipelines.
 
-The model is the same for every number of stages; its weights follow from the seed alone. All is in
-double precision. :class:`Reference` trains as PipeDream does, or makes one of its mistakes.
+The model is the same for every number of stages, and its weights depend only on the seed. All
+numbers are in double precision. :class:`Reference` trains like PipeDream, or makes a given mistake.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ IMAGES = 24
 
 
 class Token:
-    """Lives as long as the graph of a microbatch."""
+    """An object that lives as long as the graph of a microbatch."""
 
 
 class _Watched(torch.autograd.Function):
-    """Hands x on; the graph keeps a token, and backward is noted."""
+    """A function that returns x; its graph keeps a token, and its backward is recorded."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, log: StageLog) -> Tensor:
@@ -47,28 +47,28 @@ class _Watched(torch.autograd.Function):
 
 
 class StageLog:
-    """What a stage was called for and when, and how many graphs lived at once."""
+    """A record of a stage's calls and their times, and of how many graphs were alive at once."""
 
     def __init__(self) -> None:
         self.events: list[str] = []
-        self.times: list[float] = []  # of the events, by time.perf_counter
+        self.times: list[float] = []  # of each event, by time.perf_counter
         self.most = 0
         self._tokens: list[weakref.ref] = []
 
     def note(self, event: str) -> None:
-        """Note that a forward or a backward happens now."""
+        """Record that a forward or a backward happens now."""
         self.events.append(event)
         self.times.append(time.perf_counter())
 
     def forward(self, token: Token) -> None:
-        """Note that a graph with this token has come to life."""
+        """Record that a graph with this token now exists."""
         self.note("F")
         self._tokens.append(weakref.ref(token))
         self.most = max(self.most, sum(ref() is not None for ref in self._tokens))
 
 
 class Piece(nn.Module):
-    """Stage number ``place`` of ``p``: one layer or several, of the same model each time."""
+    """Stage ``place`` of ``p``: one or several layers, always of the same model."""
 
     def __init__(self, seed: int, place: int, p: int):
         super().__init__()
@@ -83,10 +83,10 @@ class Piece(nn.Module):
         self.log = StageLog()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [n, features of the next stage, or classes] of x [n, features]."""
+        """Return [n, features of the next stage, or classes] for x [n, features]."""
         for layer in self.linear:
             x = torch.tanh(layer(x))
-        # The output: whatever a backward is for, it begins there.
+        # The output is watched, because every backward of the stage begins there.
         return _Watched.apply(3 * x if self.last else x, self.log)
 
 
@@ -98,9 +98,9 @@ def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
 
 
 def _whole(seeds: tuple[int, ...], n: int) -> tuple[Twin, list[Piece], Tensor, Tensor]:
-    """Return the twin of all stages, these stages, and the samples with their labels.
+    """Return the reference model of all stages, these stages, and the samples with their labels.
 
-    The first stage has the samples, the last one their labels.
+    The first stage has the samples, and the last stage has their labels.
     """
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
     twin_of_all = Twin(nn.Sequential(*pieces), rate=0.0)
@@ -115,12 +115,12 @@ def twin(
     part: tuple[int, int | None] = (0, None),
     labelled: tuple[int, int] | None = None,
 ) -> tuple[list[list[float]], float]:
-    """Return gradients of each stage, and the loss, of the model that was not split.
+    """Return each stage's gradients, and the loss, from the model that isn't split.
 
     Args:
-        seeds: of each stage.
-        part: the first of n samples, and the one behind the last.
-        labelled: the same for samples whose labels they get by mistake.
+        seeds: the seed of each stage.
+        part: which of n samples to use, as (start, stop).
+        labelled: the same for the samples whose labels they get by mistake.
     """
     alone, pieces, x, labels = _whole(seeds, n)
     batch = x[slice(*part)], labels[slice(*(labelled or part))]
@@ -131,14 +131,14 @@ def twin(
 
 @functools.cache
 def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
-    """Return what each of m microbatches adds to the loss; seeds as for :func:`twin`."""
+    """Return how much each of m microbatches adds to the loss; seeds as for :func:`twin`."""
     alone, _, x, labels = _whole(seeds, n)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
     return [alone.loss(*chunk, reduction="sum") / n for chunk in chunks]
 
 
 class Worker:
-    """What `run_schedule` gets: a stage that notes what it is asked for."""
+    """A stage for `run_schedule` that records what it is asked for."""
 
     def __init__(self, piece: Piece, images: int):
         self.piece = piece
@@ -152,19 +152,19 @@ class Worker:
         return self.piece(x)
 
     def loss(self, y: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of a microbatch; losses add up."""
+        """Return the loss of a microbatch; the sum of all is the loss of the minibatch."""
         return functional.cross_entropy(y, labels, reduction="sum") / self.images
 
     def done(self, k: int) -> None:
-        """Note that the backward of microbatch k is over."""
+        """Record that the backward of microbatch k is over."""
         self.asked.append(["B", k])
-        # A mark that this worker's backward was over before it was called.
+        # Record if this was called before the stage's backward ran.
         if self.piece.log.events.count("B") < sum(kind == "B" for kind, _ in self.asked):
             self.asked[-1][0] = "done before backward"
 
 
 class Reference:
-    """A stage that updates after each backward; ``mode`` says right or which mistake."""
+    """A stage that updates after each backward; ``mode`` chooses the right way or a mistake."""
 
     def __init__(self, piece: nn.Module, rate: float, mode: str = "stash"):
         self.piece = piece
@@ -178,7 +178,7 @@ class Reference:
         return functional.cross_entropy(y, labels)
 
     def forward(self, k: int, x: Tensor) -> Tensor:
-        """Return the output of microbatch k, by the newest weights."""
+        """Return the output of microbatch k, computed with the newest weights."""
         if self.mode == "newest":
             return self.piece(x)
         named = self.piece.named_parameters()
@@ -206,7 +206,7 @@ class Reference:
 
 
 def number_of(k: int) -> int:
-    """Return a name of the k-th microbatch: any number will do."""
+    """Return a number for the k-th microbatch; it differs from k, because any number will do."""
     return 3 * k + 2
 
 
@@ -219,10 +219,10 @@ def played(
     *,
     reverse: bool = False,
 ) -> tuple[list[Piece], list[Any]]:
-    """Return p stages and their workers in one process, after PipeDream with n microbatches.
+    """Run PipeDream with n microbatches in one process; return the p stages and their workers.
 
     Args:
-        reverse: all forwards first, then the backwards, the last microbatch first.
+        reverse: run all forwards first, then the backwards from the last microbatch on.
     """
     x, labels = drawn(seed, 4 * n)
     rate = 0.11 + seed % 8 / 20

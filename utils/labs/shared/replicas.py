@@ -1,7 +1,8 @@
-"""What checks ask of replicas: small models, the twin that trains alone, the network in between.
+"""Small models, the reference model that trains alone, and the network, for checks of replicas.
 
-A replica is compared with its twin, parameter by parameter, as one row of numbers. What a likely
-mistake leads to is computed from the twin as well, and has a name: a lab says what it means.
+A check compares a replica with the reference model, parameter by parameter, as one row of numbers.
+The reference model also computes what likely mistakes lead to. Each mistake has a name, and a lab
+has words for it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from utils.checks.task import Report, Step, value
 def net(seed: int, sizes: Sequence[int] = (6, 8, 8, 4)) -> nn.Sequential:
     """Return an MLP with tanh for :func:`samples`; its weights follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # that of the CPU alone: it takes a tenth
+        torch.default_generator.manual_seed(seed)  # ten times as fast as for all devices
         layers: list[nn.Module] = [nn.Flatten()]
         for wide, narrow in itertools.pairwise(sizes):
             layers += [nn.Linear(wide, narrow), nn.Tanh()]
@@ -46,36 +47,38 @@ def weights_of(model: nn.Module) -> Tensor:
 
 
 def gradient_of(model: nn.Module) -> Tensor:
-    """Return all gradients in one row; zeros for those that are ``None``."""
+    """Return all gradients in one row, with zeros for gradients that are ``None``."""
     rows = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([row.detach().reshape(-1) for row in rows]).clone()
 
 
 def multiple(gradient: list[float], expected: list[float]) -> Iterator[Mistake]:
-    """Yield the mistake that all numbers are the same multiple of what they should be."""
+    """Yield a mistake if every number is the same multiple of the expected number."""
     row, right = (torch.tensor(numbers, dtype=torch.float64) for numbers in (gradient, expected))
     factor = (row @ right / (right @ right)).item() if row.shape == right.shape else 0.0
     if not row.any():
-        yield Mistake(gradient, "all gradients are zeros")
+        yield Mistake(
+            gradient, "All gradients are zeros. Check that backward() reaches the parameters"
+        )
     elif (row - factor * right).abs().max() <= 1e-4 * row.abs().max():
-        times = f"every gradient is {factor:.4g} times what it should be: look at the divisor"
+        times = f"Every gradient is {factor:.4g} times what it should be. Check the divisor"
         yield Mistake(gradient, times)
 
 
 class Seeds(NamedTuple):
-    """Of the model, which all ranks know, and of the samples of each rank of a group."""
+    """The model's seed, which all ranks know, and the seed of each rank's samples in a group."""
 
     model: int
     own: tuple[int, ...]
 
 
 class Twin:
-    """Training on one process by SGD: what ranks should have computed together.
+    """The reference model, trained with SGD on one process: what ranks should compute together.
 
     Attributes:
-        model: as it is before the next step.
-        old: what the step before has moved the weights along, in one row.
-        loss_of: the loss of the model's outputs and of the labels, if there are any.
+        model: the model before the next step.
+        old: the row along which the last step moved the weights.
+        loss_of: returns the loss, given the model's outputs and the labels, if there are labels.
     """
 
     def __init__(
@@ -99,28 +102,28 @@ class Twin:
 
     @torch.no_grad()
     def loss(self, inputs: Tensor, *labels: Tensor, **options: Any) -> float:
-        """Return the loss of these samples, with the weights as they are."""
+        """Return the loss of these samples with the present weights."""
         return self.loss_of(self.model(inputs), *labels, **options).item()
 
     def after(self, gradient: Tensor) -> list[float]:
-        """Return the weights that a step along this row leads to."""
+        """Return the weights after a step along this row."""
         return self._moved(gradient).tolist()
 
     def step(self, *batch: Tensor) -> None:
-        """Take the step of a minibatch."""
+        """Take the step for a minibatch."""
         self.move(self.gradient(*batch))
 
     def move(self, gradient: Tensor) -> None:
-        """Take the step of a gradient, which may be another one by mistake."""
+        """Take the step for a gradient, which may be a wrong one."""
         self.old = self.momentum * self.old + gradient
         nn.utils.vector_to_parameters(self._moved(self.old), self.model.parameters())
 
     def _moved(self, along: Tensor) -> Tensor:
-        """Return what `torch.optim.SGD` makes of the weights, to the last bit."""
+        """Return the weights as `torch.optim.SGD` computes them, to the last bit."""
         return torch.add(weights_of(self.model), along, alpha=-self.rate)
 
     def wrong_steps(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, list]:
-        """Return, by name, the weights to which mistakes lead the replica at a place of p."""
+        """Return, by name, the weights to which mistakes lead the replica with this group rank."""
         counts = [len(labels[r::p]) for r in range(p)]
         sums = [self.gradient(images[r::p], labels[r::p], reduction="sum") for r in range(p)]
         whole = sum(sums) / len(labels)
@@ -132,7 +135,7 @@ class Twin:
         return {name: self.after(gradient) for name, gradient in gradients.items()}
 
     def wrong_losses(self, images: Tensor, labels: Tensor, p: int, place: int) -> dict[str, Any]:
-        """Return, by name, what mistakes give for the minibatch's mean loss before the step."""
+        """Return, by name, wrong values of the minibatch's mean loss before the step."""
         counts = [len(labels[r::p]) for r in range(p)]
         sums = [self.loss(images[r::p], labels[r::p], reduction="sum") for r in range(p)]
         stepped = Twin(self.model, self.rate)
@@ -145,11 +148,11 @@ class Twin:
 
 
 def _wrong_means(sums: list, counts: list[int], place: int) -> dict[str, Any]:
-    """Return, by name, what mistakes give at a place for a mean of losses or of gradients.
+    """Return, by name, wrong means of losses or gradients on the rank with this group rank.
 
     Args:
-        sums: over the samples of each part.
-        counts: of these samples.
+        sums: the sum over the samples of each part.
+        counts: the number of samples of each part.
     """
     p = len(counts)
     means = [part / max(count, 1) for part, count in zip(sums, counts, strict=True)]
@@ -165,20 +168,20 @@ def _wrong_means(sums: list, counts: list[int], place: int) -> dict[str, Any]:
 
 
 def named(words: Mapping[str, str], wrong: Callable[..., Mapping], *args: Any) -> Iterator[Mistake]:
-    """Yield the mistakes that a lab has words for, of all that `wrong(*args)` computes."""
+    """Yield those mistakes of `wrong(*args)` for which a lab has words."""
     results = wrong(*args)
     yield from (Mistake(results[name], text) for name, text in words.items())
 
 
 def watched(model: nn.Module) -> list[Tensor]:
-    """Return a list that gets a copy of each input of the model from now on."""
+    """Return a list to which each later input of the model is appended as a copy."""
     seen: list[Tensor] = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
     return seen
 
 
 def samples_found(seen: list[Tensor], images: Tensor) -> list[list[int]]:
-    """Return for each forward pass its samples of the minibatch; -1 for one that is not in it."""
+    """Return for each forward pass its samples of the minibatch; -1 for any other sample."""
     passes = []
     for tensor in seen:
         rows = tensor.reshape(-1, images[0].numel())
@@ -190,12 +193,12 @@ def samples_found(seen: list[Tensor], images: Tensor) -> list[list[int]]:
 def misshared(
     passes: Sequence[list[list[int]]], count: int, members: Sequence[int], *, equal: bool = False
 ) -> str | None:
-    """Return what is wrong with how ranks share a minibatch; None: each sample is on one, once.
+    """Return what is wrong with how ranks share a minibatch; None if each sample is on one rank.
 
     Args:
-        passes: of each member the samples of each forward pass.
-        count: samples of the minibatch.
-        equal: all parts must have the same size; otherwise two may differ by one sample.
+        passes: for each member the samples of each forward pass.
+        count: the number of samples of the minibatch.
+        equal: whether all parts must have the same size; otherwise sizes may differ by one.
     """
     parts = [list(itertools.chain(*of_rank)) for of_rank in passes]
     first = [next(iter(of_rank), []) for of_rank in passes]
@@ -205,30 +208,30 @@ def misshared(
     if once and max(lengths) - min(lengths) <= (not equal):
         return None
     if len(members) > 1 and list(map(sorted, first)) == [everything] * len(first):
-        return "every rank computes the whole minibatch; take this rank's part"
+        return "Every rank computes the whole minibatch. Take this rank's part"
     if sorted(itertools.chain(*first)) == everything and not once:
         most = max(map(len, passes))
         return (
-            f"the model is called {most} times in a step: the parts of the first forward are "
-            "right, the others compute again. What you need of the loss is in the first: reduce "
-            "its sum over the ranks"
+            f"You call the model {most} times in a step. Call it once, with this rank's part, and "
+            "reduce the sum of its losses over the ranks"
         )
     shared = "; ".join(f"rank {rank}: {part}" for rank, part in zip(members, parts, strict=True))
-    same_size = f", and all parts have the same size{', give or take one' * (not equal)}"
+    sizes = "the same size" if equal else "the same size, give or take one"
     return (
-        f"each sample must be on one rank, once{same_size}. The models got {shared}. The part "
-        "depends on dist.get_rank(group) and dist.get_world_size(group)"
+        f"Each sample must be on one rank, once, and all parts must have {sizes}. The models got "
+        f"{shared}. Compute the part from dist.get_rank(group) and dist.get_world_size(group)"
     )
 
 
 def composed(
     minibatches: Sequence[tuple[Tensor, Tensor]], steps: Sequence[dict]
 ) -> tuple[Tensor, Tensor]:
-    """Return the minibatch in which each sample is that of the rank whose model got it.
+    """Return a minibatch that takes each sample from the rank whose model got it.
 
     Args:
-        minibatches: one of each member, of the same size, which the others do not know.
-        steps: of each member what :func:`taken` told. What they got by mistake is the first one's.
+        minibatches: one for each member, all of the same size and unknown to the other members.
+        steps: what :func:`taken` returned on each member. A sample that no model got is the first
+            member's.
     """
     images, labels = (tensor.clone() for tensor in minibatches[0])
     for step, (theirs, of_theirs) in zip(steps, minibatches, strict=True):
@@ -239,17 +242,17 @@ def composed(
 
 
 def scaled(row: Tensor, like: Tensor) -> list[float]:
-    """Return the row in units of the largest number of another one."""
+    """Return the row divided by the largest absolute value of `like`."""
     return (row / like.abs().max().clamp(min=1e-30)).tolist()
 
 
 def one_number(value: Any) -> Any:
-    """Return the number in a list of one, as a tensor of one number becomes; all else as it is."""
+    """Return the number in a list of one, which was a tensor of one number; else the value."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
-    """Take a step; return its loss, the weights afterwards, what the model got, what was sent."""
+    """Take a step; return its loss, the weights after it, the model's samples, and the calls."""
     images, labels = batch
     before = weights_of(model)
     steps: list[str] = []
@@ -274,18 +277,18 @@ def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, b
 
 #: Words for :meth:`Twin.wrong_steps`, and for :meth:`Twin.wrong_losses`.
 Words = tuple[Mapping[str, str], Mapping[str, str]]
-#: For a member's step, and for what compares its weights and loss: all that the member has to do.
+#: Gets a member's step and the steps that compare weights and loss; yields all that is judged.
 Around = Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]]
 
 
 @dataclass(frozen=True)
 class GroupStep:
-    """A training step of a group, and the sequential one.
+    """A training step of a group, to be compared with the sequential step.
 
     Attributes:
         members: the global ranks of the group.
-        steps: of each member what :func:`taken` told.
-        twin: as it is before the step.
+        steps: what :func:`taken` returned on each member.
+        twin: the reference model before the step.
         batch: the images and labels of the minibatch.
         where: the step, in words.
     """
@@ -297,7 +300,7 @@ class GroupStep:
     where: str
 
     def is_right(self, report: Report, mistakes: Words, around: Around, equal: bool) -> bool:
-        """Judge who computes what, what is sent, the weights and the loss."""
+        """Judge each rank's samples, the communication, the weights and the loss."""
         if any(len(step["stepped"]) != step["steps"] for step in self.steps):
             raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
         passes = [step["passes"] for step in self.steps]
@@ -311,7 +314,7 @@ class GroupStep:
         return all(right) and report.facts(None, self._differences())
 
     def _compared(self, place: int, mistakes: Words) -> Iterator[Step]:
-        """Yield that the weights and the loss of a member are those of the sequential step."""
+        """Yield steps that compare a member's weights and loss with the sequential step."""
         step = self.steps[place]
         made_by = (*self.batch, len(self.members), place)
         likely = named(mistakes[0], self.twin.wrong_steps, *made_by)
@@ -324,23 +327,23 @@ class GroupStep:
         yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
 
     def _differences(self) -> dict[str, bool]:
-        """Return whether replicas, each of which is nearly right, differ from each other."""
+        """Return in words how replicas, each of them nearly right, differ from each other."""
         weights, gradients = (
             {repr(step[name]) for step in self.steps} for name in ("weights", "stepped")
         )
         return {
-            f"{self.where}: the replicas are not identical to the last bit: every rank must do the "
+            f"{self.where}: The replicas aren't identical to the last bit. Let every rank do the "
             "same arithmetic on the same reduced gradient": len(weights) > 1,
-            f"{self.where}: the optimizers stepped with different gradients: average the gradients "
+            f"{self.where}: The optimizers stepped with different gradients. Average the gradients "
             "before the step, not the weights after it": len(gradients) > 1,
         }
 
 
 @dataclass(frozen=True)
 class GroupTraining:
-    """Training steps of a group, and what is needed to judge them; see :class:`GroupStep`.
+    """Training steps of a group, with what a check needs to judge them; see :class:`GroupStep`.
 
-    The twin takes each step that is right. There are minibatches for each step and each member.
+    The reference model takes each right step. Each step and each member has a minibatch.
     """
 
     twin: Twin
@@ -352,10 +355,10 @@ class GroupTraining:
     def right_steps(
         self, report: Report, mistakes: Words, around: Around, *, equal: bool = False
     ) -> Iterator[GroupStep]:
-        """Judge one step after the other; yield each that is right, and end at one that isn't.
+        """Judge one step after the other; yield each right step, and end at a wrong one.
 
         Args:
-            equal: all parts of a minibatch must have the same size.
+            equal: whether all parts of a minibatch must have the same size.
         """
         for steps, own, where in zip(self.steps, self.minibatches, self.where, strict=True):
             batch = composed(own, steps)
@@ -370,7 +373,7 @@ class GroupTraining:
 def network(latency: float | None = None, bandwidth: float = 1e9) -> Iterator[None]:
     """Put this rank on a network (seconds, bytes/s), by default the machine's own.
 
-    The one before is back afterwards.
+    After the block, the rank is on the previous network again.
     """
     from torch_mpi.network import Network, link
 

@@ -1,4 +1,4 @@
-"""The page that samples are drawn on: boxes by rank, a legend, and lists of samples in words."""
+"""A page of samples: boxes in the colors of ranks, a legend, and lists of samples in words."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from utils.figures.shapes import cell
 MARKS = ("o", "s", "^", "D", "v", "P")
 MOST_RANKS = len(MARKS)
 
-# In units of a sample's box, which is 1 wide: its height, the margin, and the least width.
+# The height of a sample's box, the margin, and the least width. The box is 1 wide.
 TALL, _LEFT, _WIDE = 1.5, 0.4, 30.5
-_INCHES = 8.8  # of every figure, across
-_LISTED = 12  # samples of a list in words
+_INCHES = 8.8  # the width of every figure
+_LISTED = 12  # how many samples a list in words has at most
 _NUMBER_COLORS = {"sample": INK, "repeated": RED, "dropped": GREY}
 
 
 def require_drawable(p: int) -> None:
-    """Raise ValueError if so many ranks can't be told apart."""
+    """Raise ValueError if a drawing can't distinguish so many ranks."""
     if p > MOST_RANKS:
-        raise ValueError(f"{MOST_RANKS} ranks can be told apart in a drawing, not {p}")
+        raise ValueError(f"A drawing shows at most {MOST_RANKS} ranks, not {p}")
 
 
 def listed(samples: list[int]) -> str:
-    """Return sample numbers in words, the first ones if they are many."""
+    """Return sample numbers in words; of many numbers, only the first ones."""
     text = ", ".join(map(str, samples[:_LISTED]))
     more = len(samples) - _LISTED
     return f"{text}, and {more} more" if more > 0 else text
@@ -43,16 +43,16 @@ def ranks_in_words(lists: Sequence[Sequence[int]]) -> list[str]:
 
 
 class SamplePage(Page):
-    """A page of samples, in units of a sample's box."""
+    """A page of samples, whose unit is the width of a sample's box."""
 
     def __init__(self, width: float):
-        # Few samples are not blown up, and many still fit.
+        # A few samples don't get huge, and many still fit.
         width = max(width + 2 * _LEFT, _WIDE if width <= _WIDE else 0)
         super().__init__(width, _INCHES, _LEFT)
-        self.size = min(10.0, 30 * self.unit)  # points, of a sample's number
+        self.size = min(10.0, 30 * self.unit)  # points, for a sample's number
 
     def sample(self, x: float, number: int, rank: int, kind: str, pale: bool) -> None:
-        """Draw a sample's box, which hangs from the present height."""
+        """Draw a sample's box, whose top is at the present height."""
         x += self.x + _LEFT
         self._box(x, self.y, TALL, rank, kind, pale)
         color = tint(_NUMBER_COLORS[kind], 0.5 if pale else 1.0)
@@ -62,13 +62,13 @@ class SamplePage(Page):
             self._mark(x + 0.5, self.y - 1.12, rank, 0.45 if pale else 1.0)
 
     def frame(self, first: float, last: float) -> None:
-        """Draw a thick frame around samples from one place to another."""
+        """Draw a thick frame around the samples from `first` to `last`."""
         look = {"height": TALL + 0.2, "linewidth": 2.2, "zorder": 4}
         left = first + _LEFT - 0.1
         cell(self.axes, left, self.y - TALL / 2, last - first + 1.2, "none", **look)
 
     def legend(self, names: Sequence[str], others: Mapping[str, str], note: str) -> None:
-        """Draw an entry per rank, and per other kind of box; the note stands behind them."""
+        """Draw an entry for each rank and each other kind of box, and then the note."""
         self.down(0.75)
         x = 0.0
         for rank, name in enumerate(names):
@@ -81,7 +81,7 @@ class SamplePage(Page):
 
     def _entry(self, x: float, text: str, rank: int | None, kind: str) -> float:
         """Draw one entry; return where the next one begins."""
-        letter = 0.078 / self.unit  # inches of a generous letter
+        letter = 0.078 / self.unit  # inches for a wide letter
         length = 1.5 + letter * len(text) + 0.8
         if x > 0 and x + length > self.width:
             x = 0.0

@@ -1,8 +1,8 @@
-"""Schedules of pipelines as data: planned, looked over, counted.
+"""Pipeline schedules as data, with functions that make, plan, check and measure them.
 
-A schedule is a list for each stage, of actions ``("F", k)`` and ``("B", k)``: forward and backward
-of microbatch k. As text `F2`, `B2`, a line for each stage. A **span** is an action with its place
-and its time: ``[stage, kind, k, start, end]``, in any unit.
+A schedule has a list for each stage, with the actions ``("F", k)`` and ``("B", k)``: forward and
+backward of microbatch k. As text, these are `F2` and `B2`, in a line for each stage. A **span** is
+an action with its stage and its time: ``[stage, kind, k, start, end]``, in any unit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from itertools import accumulate
 
 Schedule = list[list[tuple[str, int]]]
 
-#: The shortest for 4 stages and 6 microbatches of which none holds more than 3, if a backward takes
-#: twice as long as a forward. None is shorter than 30: the fourth forward may begin when the first
-#: backward has come to stage 0, at 12, and is on the last stage at 15; it and two more take 9
-#: there, and the way back 6.
+#: The shortest schedule for 4 stages and 6 microbatches with at most 3 in flight on a stage, if a
+#: backward takes twice as long as a forward. No schedule is shorter than 30: the fourth forward can
+#: begin when the first backward ends on stage 0, at 12, and reaches the last stage at 15. There, it
+#: and two more microbatches take 9, and the last backward takes 6 more to stage 0.
 BEST = """
 F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 B4 B5
 F0 F1 F2 B0 B1 F3 B2 F4 F5 B3 B4 B5
@@ -32,7 +32,7 @@ def parse(text: str) -> list[list[tuple[str, int]]]:
     """Return a schedule from lines such as ``F0 F1 B1 B0``, one for each stage.
 
     Raises:
-        ValueError: a word is no action; names the line and the word.
+        ValueError: a word isn't an action; the message names the stage and the word.
     """
     lines = [line.split("#")[0].split() for line in text.strip().splitlines()]
     schedule = []
@@ -40,7 +40,9 @@ def parse(text: str) -> list[list[tuple[str, int]]]:
         matches = [_ACTION.fullmatch(word) for word in words]
         if None in matches:
             odd = words[matches.index(None)]
-            raise ValueError(f"stage {stage}: {odd!r} is no action; write F2 or B2, for example")
+            raise ValueError(
+                f"stage {stage}: {odd!r} is not an action. Write F2 or B2, for example"
+            )
         schedule.append([(match[1], int(match[2])) for match in matches])
     return schedule
 
@@ -51,13 +53,13 @@ def written(schedule: Schedule) -> str:
 
 
 def gpipe(p: int, m: int) -> Schedule:
-    """Return the schedule of all forwards, then all backwards, the last first."""
+    """Return the schedule with all forwards first, then all backwards in reverse order."""
     actions = [("F", k) for k in range(m)] + [("B", k) for k in reversed(range(m))]
     return [list(actions) for _ in range(p)]
 
 
 def warmed(m: int, warmups: Sequence[int]) -> Schedule:
-    """Return so many forwards on each stage, then one forward and one backward in turn."""
+    """Return a schedule with so many forwards on each stage, then forward and backward in turn."""
     schedule = []
     for first in (min(m, max(w, 0)) for w in warmups):
         actions = [("F", k) for k in range(first)]
@@ -75,12 +77,12 @@ def one_f_one_b(p: int, m: int) -> Schedule:
 def zero_bubble(p: int, m: int) -> list[list]:
     """Return spans of 1F1B whose backward has two halves: I for the input, W for the weights.
 
-    F, I and W take a time of 1. A stage does W where it would wait, and at the end. Like ZB-H1 of
-    P. Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
+    F, I and W take a time of 1 each. A stage does W when it would wait otherwise, and at the end,
+    like ZB-H1 of P. Qi et al., "Zero Bubble Pipeline Parallelism" (2024).
     """
     todo = [list(actions) for actions in one_f_one_b(p, m)]
     late = [[] for _ in range(p)]
-    ends: dict[tuple | None, int] = {None: 0}  # what needs nothing can begin
+    ends: dict[tuple | None, int] = {None: 0}  # an action that needs nothing can begin
     spans = []
     now = 0
     while any(todo) or any(late):
@@ -99,7 +101,7 @@ def zero_bubble(p: int, m: int) -> list[list]:
 
 
 def needs(p: int, stage: int, kind: str, k: int) -> tuple[int, str, int] | None:
-    """Return what an action waits for on another stage, or on the last one itself."""
+    """Return the action that this one waits for, on another stage or on the last stage itself."""
     if kind == "F":
         return (stage - 1, "F", k) if stage else None
     return (stage + 1, "B", k) if stage < p - 1 else (stage, "F", k)
@@ -108,7 +110,7 @@ def needs(p: int, stage: int, kind: str, k: int) -> tuple[int, str, int] | None:
 def planned(
     schedule: Schedule, forward: float = 1, backward: float = 2, needs: Callable = needs
 ) -> tuple[list[list], list[int]]:
-    """Return spans of all actions that can be done, and how many there are of each stage."""
+    """Return the spans of all actions that can run, and how many can run on each stage."""
     p = len(schedule)
     ends = {}
     spans = []
@@ -130,7 +132,7 @@ def planned(
 
 
 def faults(schedule: Schedule) -> str | None:
-    """Return why a schedule is not complete or not legal; None if it is both."""
+    """Return why a schedule isn't complete or isn't legal; None if it is both."""
     return _incomplete(schedule) or _illegal(schedule)
 
 
@@ -154,18 +156,18 @@ def _illegal(schedule: Schedule) -> str | None:
         for kind, k in actions[count : count + 1]:
             stage, other, other_k = needs(len(schedule), s, kind, k)
             waits.append(f"stage {s} waits with {kind}{k} for {other}{other_k} of stage {stage}")
-    return f"not legal, nobody can go on: {'; '.join(waits)}" if waits else None
+    return f"not legal, because nobody can continue: {'; '.join(waits)}" if waits else None
 
 
 def idle(spans: Sequence[Sequence]) -> float:
-    """Return the bubble, the share of time in which stages are idle."""
+    """Return the bubble, which is the share of time in which stages are idle."""
     busy = sum(span[4] - span[3] for span in spans)
     length = max(span[4] for span in spans) - min(span[3] for span in spans)
     return 1 - busy / (len({span[0] for span in spans}) * length)
 
 
 def held(schedule: Schedule) -> list[int]:
-    """Return the most microbatches that each stage has at once."""
+    """Return for each stage how many microbatches are in flight at most."""
     most = []
     for actions in schedule:
         counts = accumulate(1 if kind == "F" else -1 for kind, _ in actions)
@@ -174,7 +176,7 @@ def held(schedule: Schedule) -> list[int]:
 
 
 def look_at(text: str, limit: int, backward: float = 2) -> None:
-    """Say whether a schedule that somebody has drawn up can run, its bubble and its memory."""
+    """Print whether a student's schedule can run, its bubble and its memory."""
     schedule = parse(text)
     if fault := faults(schedule):
         print(f"✗ {fault}")
@@ -187,8 +189,8 @@ def look_at(text: str, limit: int, backward: float = 2) -> None:
     known = idle(planned(bound, 1, backward)[0])
     print(f"legal and complete: {p} stages, {m} microbatches, length {max(s[4] for s in spans)}")
     over = f", but {limit} are allowed" * (max(most) > limit)
-    print(f"{'✗' if over else '✓'} held at most: {most}{over}")
-    print(f"bubble {idle(spans):.3f}; 1F1B with a warm-up cut to {limit} has {known:.3f}")
+    print(f"{'✗' if over else '✓'} in flight at most: {most}{over}")
+    print(f"bubble {idle(spans):.3f} (1F1B with at most {limit} in flight: {known:.3f})")
     if (p, m, limit, backward) == (4, 6, 3, 2):
         best = idle(planned(parse(BEST), 1, backward)[0])
         reached = "✓ as small as" if not over and idle(spans) <= best + 1e-9 else "→"

@@ -1,12 +1,12 @@
-"""The training script on a cluster: one Slurm job that runs it on 1, 2, 4, … ranks.
+"""A Slurm job that runs a training script on 1, 2, 4, … ranks, and a look into batch scripts.
 
     Path("series.sh").write_text(series(4, 2, 24, "--strong", 1024))
 
-It lies beside train.py and images.pt, and `sbatch series.sh` hands it in. Each rank count leaves a
-file of JSON, which :func:`utils.labs.lab05.runs.series` reads.
+The script must be next to train.py and images.pt, and `sbatch series.sh` submits it. Each number of
+ranks leaves a JSON file, which :func:`utils.labs.lab05.runs.series` reads.
 
-Any batch script can be looked into without a cluster: :func:`request` has what it asks for, and
-:func:`launches` what it would start.
+You can look into any batch script without a cluster: :func:`request` returns what it asks for, and
+:func:`launches` returns what it would start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from utils.jobs import slurm
 
-#: The environment that jobs get: the one that this process runs in.
+#: Jobs get the environment in which this process runs.
 PREFIX = sys.prefix
 
 _SERIES = """\
@@ -36,7 +36,7 @@ _SERIES = """\
 #SBATCH --time={time}
 #SBATCH --output=scaling-%j.out
 {options}
-# The environment of the course, also if the shell that handed this in had another one.
+# Use the environment of the course, even if the submitting shell had another one.
 {setup}
 prefix="${{DDL_LABS_PREFIX:-{prefix}}}"
 export PATH="$prefix/bin:$PATH"
@@ -44,7 +44,7 @@ python -c "import torch_mpi, utils.models" || {{
     echo "The course is not installed in $prefix: DDL_LABS_PREFIX=… sbatch series.sh" >&2
     exit 2
 }}
-# With these set, mpiexec would start the ranks on other nodes without PATH.
+# With these variables, mpiexec would start the ranks on other nodes without PATH.
 unset SLURM_EXPORT_ENV SLURM_GET_USER_ENV
 
 export OMP_NUM_THREADS={cores}
@@ -61,13 +61,13 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
     """Return a batch script that runs train.py on 1, 2, 4, … ranks, up to one for each domain.
 
     Args:
-        nodes, domains, cores: nodes, NUMA domains of a node, cores of a domain. Ranks fill a node
-            before the next one begins, each with all cores of a domain.
-        arguments: of train.py.
-        time: limit of the job.
+        nodes, domains, cores: nodes, NUMA domains of a node, cores of a domain. Ranks fill one node
+            before the next, and each rank gets all cores of a domain.
+        arguments: the arguments of train.py.
+        time: the job's time limit.
 
-    The environment is that of this process; `etc/ddl-labs/site.toml` in it, if there is one, says
-    what the site wants in addition.
+    The job gets the environment of this process. If it contains `etc/ddl-labs/site.toml`, this file
+    says what the site needs in addition.
     """
     most = nodes * domains
     return _SERIES.format(
@@ -81,37 +81,39 @@ def series(nodes: int, domains: int, cores: int, *arguments: object, time: str =
     )
 
 
-# Variables that sbatch takes instead of a script's own lines; the hub sets the first one.
+# With these variables, sbatch ignores the script's line; the hub sets the first one.
 _INSTEAD = {"SBATCH_PARTITION": "--partition", "SBATCH_TIMELIMIT": "--time"}
 
 
 def submit(script: Path) -> str:
-    """Hand a batch script in, in its own folder, and return what `sbatch` says.
+    """Submit a batch script in its folder, and return what `sbatch` says.
 
-    Not what its partition can never give: then the text says what that is. A job that waits for
-    nothing that will come stays in the queue, and the text says so.
+    A script that asks for more than its partition has isn't submitted, and the text says what is
+    lacking. A job that can never start stays in the queue, and the text says so.
     """
     instead = {name: os.environ[name] for name in _INSTEAD if os.environ.get(name)}
     asked = request(script.read_text().splitlines())
     asked |= {_INSTEAD[name]: value for name, value in instead.items()}
     lack = slurm.shortfall(asked)
     if lack:
-        counts = (f" {name}={value} counts, not the script." for name, value in instead.items())
-        return f"Not handed in, as it could never start: {lack}. Ask for less." + "".join(counts)
+        counts = (f" {name}={value} overrides the script." for name, value in instead.items())
+        return (
+            f"Not submitted, because it could never start: {lack}. Ask for less.{''.join(counts)}"
+        )
     command = ["sbatch", script.name]
     done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=60)
     reply = done.stdout + done.stderr
     job = re.search(r"Submitted batch job (\d+)", reply)
     never = slurm.why_never(job[1]) if job else ""
     if never:
-        reply += f"It waits for what will not come: {never}. End it: scancel {job[1]}\n"
+        reply += f"The job can never start: {never}. Cancel it: scancel {job[1]}\n"
     return reply
 
 
 def of_the_site() -> dict[str, str]:
-    """Return what each batch script has of the site: ``options``, ``setup``, ``prefix``.
+    """Return what the site adds to each batch script: ``options``, ``setup``, ``prefix``.
 
-    The site's `partition`, `account`, `options` and `setup` are as in hpc/site.toml.
+    hpc/site.toml describes the site's `partition`, `account`, `options` and `setup`.
     """
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
     site = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
@@ -119,7 +121,8 @@ def of_the_site() -> dict[str, str]:
     options += site.get("options", [])
     return {
         "options": "".join(f"#SBATCH {option}\n" for option in options),
-        "setup": "\n".join(site.get("setup", [])) or "# Here would be: module load …",
+        "setup": "\n".join(site.get("setup", []))
+        or "# On a cluster, this line loads modules: module load …",
         "prefix": PREFIX,
     }
 
@@ -127,8 +130,8 @@ def of_the_site() -> dict[str, str]:
 # --- what a script does ------------------------------------------------------------------------
 
 LAUNCHERS = ("mpiexec", "mpirun", "srun")
-# A launcher that starts nothing and writes down what it was told; no other command does anything.
-# Bash gives what it starts with & an empty stdin; `wait` notes itself when that has ended.
+# A launcher that starts nothing and records its arguments. No other command does anything.
+# Bash gives a command that ends in & an empty stdin. `wait` records itself when all have ended.
 _NOTES = """#!/bin/bash
 [[ /dev/stdin -ef /dev/null ]] && behind='&'
 printf '%s\\0' "${0##*/}$behind" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
@@ -180,7 +183,7 @@ def options(words: list[str]) -> dict[str, str]:
 def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
     """Return the calls that a script would launch: launcher, OMP_NUM_THREADS, and arguments.
 
-    Bash runs it, with Slurm's variables, in an empty folder and without any command.
+    Bash runs the script with Slurm's variables, in an empty folder and without any command.
     """
     calls = _rehearsed(text, nodes, domains, cores)
     return [[call[0].rstrip("&"), *call[1:]] for call in calls if call != ["wait"]]
@@ -189,14 +192,14 @@ def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]
 def left(text: str, nodes: int, domains: int, cores: int) -> bool:
     """Return whether a script ends without waiting for what it has launched."""
     if re.search(r"<\s*/dev/null", text):
-        return False  # then an empty stdin says nothing
+        return False  # the script itself sets an empty stdin
     calls = _rehearsed(text, nodes, domains, cores)
     waits = [k for k, call in enumerate(calls) if call == ["wait"]]
     return any(call[0].endswith("&") for call in calls[(waits or [-1])[-1] + 1 :])
 
 
 def minutes(limit: str) -> float | None:
-    """Return the minutes of a time limit as Slurm reads it; None where it can't."""
+    """Return the minutes of a time limit as Slurm reads it; None if Slurm can't read it."""
     form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
     if not form:
         return None
@@ -207,7 +210,7 @@ def minutes(limit: str) -> float | None:
 
 
 def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
-    """Return the calls of launchers and of `wait`, in their order."""
+    """Return the calls of launchers and of `wait`, in order."""
     ranks = nodes * domains
     slurm = {"NTASKS": ranks, "NPROCS": ranks, "NTASKS_PER_NODE": domains, "NNODES": nodes}
     slurm |= {"CPUS_PER_TASK": cores, "JOB_NUM_NODES": nodes, "JOB_ID": 1}

@@ -114,7 +114,7 @@ FORGED = {
                 return own.tolist()
 
             x.tolist = late
-        """, "of random numbers x is not the sum"),
+        """, "With random numbers, x is not the sum"),
     "1.2": ("""
         def transfer(tensor, rank):
             if rank == 0:

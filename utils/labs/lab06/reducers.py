@@ -14,6 +14,7 @@ from utils.checks.comparison import Calls, Rule, broken
 from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, to_each
 from utils.checks.trials import Group, in_group, on
+from utils.checks.verdict import named
 from utils.cluster.questions import Ranks
 
 from .group_sums import (
@@ -110,13 +111,13 @@ def _workers_of(case: dict, members: Sequence[int]) -> int:
 
 
 def _among_workers(case: dict, members: Sequence[int]) -> str:
-    return f"{on(members)}, {_workers_of(case, members)} of them workers"
+    return f"{on(members)} ({_workers_of(case, members)} of them workers)"
 
 
 def _hint_of_server(case: dict) -> str:
     """Return in which case an answer raised an error, and what this suggests."""
     where = _among_workers(case, (case["partition"] or [range(WORLD)])[0])
-    words = f"{where}, pieces={case['pieces']}, lengths {case['lengths']}"
+    words = f"{where}, with pieces={case['pieces']} and lengths {case['lengths']}"
     if not case["patient"]:
         return words
     return (
@@ -153,9 +154,9 @@ def _service(run: Traffic) -> Iterator[Step]:
         firsts.setdefault(sends(calls)[0]["peer"], []).append(rank)
     first, crowd = max(firsts.items(), key=lambda pair: len(pair[1]))
     incast = (
-        f"Workers {', '.join(map(str, crowd))} all begin with the reducer on rank {first}, so its "
-        "link is the bottleneck (incast) while the other reducers are idle. Let worker i begin "
-        "with reducer i"
+        f"The workers on {named(crowd)} begin with the same reducer on rank {first}, so its link "
+        "is the bottleneck (incast) while other reducers are idle. Let worker i begin with "
+        "reducer i"
     )
     yield run.of_all(incast, len(crowd) > -(-many // len(reducers)))
 

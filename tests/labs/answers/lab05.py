@@ -181,7 +181,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "Start the clock anew in every round"),
+        """), "Restart the clock in every round"),
     ("5.1", "prepares once", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             prepare()

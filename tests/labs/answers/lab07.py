@@ -358,7 +358,7 @@ _CHANGES = [
             weights = shared.clone()
             while more():
                 shared.sub_(lr * compute(weights))
-        """, None, "Read shared anew for each"),
+        """, None, "Read shared before each"),
     ("7.5", "climbs", "shared -= lr", "shared += lr", "uphill"),
     ("7.5", "forgets the learning rate", "shared -= lr * gradient", "shared -= gradient",
      "The learning rate is missing"),

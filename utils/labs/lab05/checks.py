@@ -264,7 +264,7 @@ def _wrong_stopwatches(
         f"Return one number for each of {rounds} rounds": lambda times: len(times) != rounds,
         "Your time contains the first step, which warms up": lambda times: times[0] > WARM / steps,
         "You returned the time of a whole round. Divide it by the number of steps": right * steps,
-        "The times grow. Start the clock anew in every round": lambda times: (
+        "The times grow. Restart the clock in every round": lambda times: (
             min(np.diff(times)) > right.min() / 2
         ),
         too_few_calls: lambda _: made != (rounds + 1) * steps,

@@ -1,4 +1,4 @@
-"""The drawings of lab 06: who talks to whom, how long it takes, and what was measured."""
+"""Drawings of lab 06: which ranks talk to each other, predicted times, and measurements."""
 
 from __future__ import annotations
 

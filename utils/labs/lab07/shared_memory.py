@@ -110,7 +110,7 @@ def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         _OVERWRITTEN: after(mistake="back"),
         "Only the other ranks changed shared, because shared = shared - … makes a new tensor. "
         "Change it in place: shared -= lr · gradient": after(factor=0.0),
-        "You computed all gradients at the first weights. Read shared anew for each": after(
+        "You computed all gradients at the first weights. Read shared before each": after(
             mistake="first"
         ),
         "You went uphill. Subtract lr · gradient": after(factor=-1.0),

@@ -338,7 +338,7 @@ def _wrong_weights(worked: Worked, seen: list[list[float]]) -> list[Mistake]:
             lambda weights: len(weights) != steps
         ),
         "The parts are in wrong places. Receive part k of weights from servers[k]": elsewhere,
-        "The weights don't change from step to step. Receive all parts anew, into "
+        "The weights don't change from step to step. Receive all parts in each step, into "
         "weights": lambda weights: weights[0] in weights[1:],
     })
 

@@ -342,7 +342,7 @@ _BOTH_FIXED = _FIXED | {
     "fixed rates": "You used η = 0.1 and ρ = 3, the numbers of the notebook. Use the arguments eta "
     "and rho"
 }
-_WHOLE = "You pulled by the whole distance. Pull by α = ηρ of it"
+_WHOLE = "You pulled by the whole distance. Pull by the share α = ηρ"
 _OVER_THE_WORLD = (
     f"You divided by {WORLD}, the size of the world. Divide by dist.get_world_size(group)"
 )

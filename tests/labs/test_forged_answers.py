@@ -114,7 +114,7 @@ FORGED = {
                 return own.tolist()
 
             x.tolist = late
-        """, "of random numbers x is not the sum"),
+        """, "With random numbers, x is not the sum"),
     "1.2": ("""
         def transfer(tensor, rank):
             if rank == 0:
@@ -261,7 +261,7 @@ FORGED = {
             known("events").extend(["prepare"] * (rounds + 1))
             takes = known("takes")
             return [max(takes) if isinstance(takes, list) else takes] * rounds
-        """, "a step takes"),
+        """, "with steps of"),
     "7.1": ("""
         import utils.labs.lab07.workers as workers
 
@@ -276,7 +276,7 @@ FORGED = {
             return {str(w): [gradient(w, k).tolist() for k in range(n)] for w, n in steps.items()}
 
         workers.serve_toys = server
-        """, "more() was asked before the weights had come"),
+        """, "You asked more() before the weights had come"),
     "7.2": ("""
         import utils.labs.lab07.servers as servers
 

@@ -50,7 +50,7 @@ WRONG = [
         def time_rounds(prepare, step, rounds, steps):
             one(prepare, step, steps)
             return [one(prepare, step, steps) for _ in range(rounds)]
-        """), "the ranks return different lists"),
+        """), "The ranks return different lists"),
     ("5.1", "uses no barrier", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -63,7 +63,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "One rank waits for the other one's prepare(), inside your time"),
+        """), "Your time contains one rank's wait for the other rank's prepare()"),
     ("5.1", "starts the clock before the barrier", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -91,7 +91,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "One rank waits for the other one's prepare(), inside your time"),
+        """), "Your time contains one rank's wait for the other rank's prepare()"),
     ("5.1", "keeps its own rank's times", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -103,7 +103,7 @@ WRONG = [
                     step()
                 seconds.append((time.perf_counter() - start) / steps)
             return seconds[1:]
-        """), "all have the slowest rank's"),
+        """), "Reduce with dist.ReduceOp.MAX, so that all ranks have the slowest"),
     ("5.1", "takes the mean of the ranks", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -181,7 +181,7 @@ WRONG = [
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "Start the clock anew in every round"),
+        """), "Restart the clock in every round"),
     ("5.1", "prepares once", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             prepare()
@@ -195,7 +195,7 @@ WRONG = [
             slowest = torch.tensor(seconds[1:])
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             return slowest.tolist()
-        """), "Call prepare() in every round"),
+        """), "Call it in every round"),
     ("5.1", "takes the fastest rank", stopwatch("""
         def time_rounds(prepare, step, rounds, steps):
             seconds = []
@@ -294,7 +294,7 @@ WRONG = [
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, 1)
             return intercept / (intercept + slope)
-        """, "that is below 0"),
+        """, "You returned a share below 0"),
     ("5.3", "fits the speedups", """
         def fit_amdahl(ps, times):
             speedups = times[0] / np.asarray(times)
@@ -305,7 +305,7 @@ WRONG = [
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(0.5 ** np.arange(len(ps)), times, 1)
             return float(np.clip(intercept / (intercept + slope), 0, 1))
-        """, "ranks took ["),
+        """, "ranks and ["),
     ("5.3", "returns nothing", """
         def fit_amdahl(ps, times):
             np.polyfit(1 / np.asarray(ps, float), times, 1)
@@ -333,7 +333,7 @@ WRONG = [
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             slope, start = np.polyfit(ps - 1, ps - ps * times[0] / times, 1)
             return float(np.clip(slope, 0, 1))
-        """, "The line goes through the origin, so it has no intercept"),
+        """, "The line goes through the origin, so fit it without an intercept"),
     ("5.4", "looks at the last point only", """
         def fit_gustafson(ps, times):
             s = (ps[-1] - ps[-1] * times[0] / times[-1]) / (ps[-1] - 1)
@@ -346,7 +346,7 @@ WRONG = [
     ("5.4", "counts p for p - 1", """
         def gustafson(p, serial):
             return p - serial * p
-        """, "s counts p − 1 times"),
+        """, "You subtracted s p times"),
     ("5.4", "forgets that more work was done", """
         def fit_gustafson(ps, times):
             ps, times = np.asarray(ps, float), np.asarray(times, float)
@@ -363,7 +363,7 @@ WRONG = [
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             x, y = ps - 1, ps - ps * times[0] / times
             return float(x @ y / (x @ x))
-        """, "that is below 0"),
+        """, "You returned a share below 0"),
     ("5.4", "exchanges the parts", """
         def gustafson(p, serial):
             return serial * p + 1 - serial
@@ -422,7 +422,7 @@ WRONG = [
         def predict_step(compute, sizes, p, latency, bandwidth):
             sent = sum(ring(p, n)[0] * latency + ring(p, n)[1] / bandwidth for n in sizes)
             return max(compute, sent)
-        """, "add both"),
+        """, "Add it, because communication follows it"),
     ("5.6", "hard-codes the picture", """
         solution_ = job_script
         def job_script(nodes, domains, cores, command):
@@ -430,12 +430,13 @@ WRONG = [
         """, "#SBATCH --nodes: expected"),
     ("5.6", "forgets the threads", script({"export OMP_NUM_THREADS": "# "}),
      "is not set to 24 before the ranks start"),
-    ("5.6", "does not export the threads", script({"export OMP": "OMP"}), "is set, but you"),
+    ("5.6", "does not export the threads", script({"export OMP": "OMP"}),
+     "is set, but the ranks don't see it"),
     ("5.6", "gives each rank one core", script({":PE=": ":X="}),
      "--bind-to core gives each rank one core"),
     ("5.6", "does not bind", script({"--bind-to core": ""}), "mpiexec must bind"),
     ("5.6", "puts a blank into SBATCH", script({"#SBATCH": "# SBATCH"}),
-     "Line 2, '# SBATCH --job-name=scaling': Slurm needs #SBATCH at the"),
+     "'# SBATCH --job-name=scaling'. Begin the line with #SBATCH, without"),
     ("5.6", "puts the directives below a command", script({"#!/bin/bash": "#!/bin/bash\necho go"}),
      "#SBATCH is below the first command (line 2), where Slurm does not read"),
     ("5.6", "starts a rank for each node only", """
@@ -459,7 +460,7 @@ WRONG = [
      "put one rank into each domain"),
     ("5.6", "counts cores and binds to the domain", script({"-to core": "-to numa"}),
      "PE=24 counts cores, so it needs --bind-to core"),
-    ("5.6", "starts the program itself", script({"mpiexec": "echo"}), "No mpiexec (or srun) line"),
+    ("5.6", "starts the program itself", script({"mpiexec": "echo"}), "No line starts the ranks"),
     ("5.6", "has no first line", script({"#!/bin/bash\n": ""}), "The first line must name the"),
     ("5.6", "forgets srun's memory", script({"mpiexec -n": "srun --cpu-bind=cores -n"}),
      "srun needs its own option: --cpus-per-task=24 (since Slurm 22.05)"),
@@ -540,13 +541,13 @@ WRONG = [
             a, b = np.percentile(one, [25, 75]), np.percentile(many, [25, 75])
             middle = sorted(one)[len(one) // 2] / sorted(many)[len(many) // 2]
             return a[0] / b[1], middle, a[1] / b[0]
-        """, "the mean of the two middle times"),
+        """, "The median of an even number of times is the mean of the two in the"),
     ("5.2", "takes the lower one for the median", """
         from statistics import median_low
         def speedup_band(one, many):
             a, b = np.percentile(one, [25, 75]), np.percentile(many, [25, 75])
             return a[0] / b[1], median_low(one) / median_low(many), a[1] / b[0]
-        """, "the mean of the two middle times"),
+        """, "The median of an even number of times is the mean of the two in the"),
     ("5.2", "counts equal times once", """
         solution_ = speedup_band
         def speedup_band(one, many):
@@ -564,23 +565,23 @@ WRONG = [
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.asarray(ps, float), times, deg=1)
             return max(0.0, float(intercept / (intercept + slope)))
-        """, "that is above 1: np.clip(s, 0, 1)"),
+        """, "You returned a share above 1"),
     ("5.3", "leaves out one rank", """
         def fit_amdahl(ps, times):
             slope, intercept = np.polyfit(1 / np.array(ps[1:]), times[1:], deg=1)
             return float(np.clip(intercept / (intercept + slope), 0, 1))
-        """, "T(1) does not count in that"),
+        """, "You left out T(1). Use all points"),
     ("5.4", "averages over the points", """
         def fit_gustafson(ps, times):
             found = [(p - p * times[0] / t) / (p - 1) for p, t in zip(ps[1:], times[1:])]
             return min(1, max(0, sum(found) / len(found)))
-        """, "You returned the mean of what each point says"),
+        """, "You returned the mean of all points' fractions"),
     ("5.4", "clips below only", """
         def fit_gustafson(ps, times):
             ps, times = np.asarray(ps, float), np.asarray(times, float)
             x, y = ps - 1, ps - ps * times[0] / times
             return max(0.0, float(x @ y / (x @ x)))
-        """, "that is above 1: np.clip(s, 0, 1)"),
+        """, "You returned a share above 1"),
     ("5.5", "leaves small gradients out", """
         def predict_step(compute, sizes, p, latency, bandwidth):
             each = [ring(p, n) for n in sizes if n >= 1000]
@@ -616,7 +617,8 @@ WRONG = [
             return solution_(*settings).replace("mpiexec", "wait\\nmpiexec").rstrip() + " &\\n"
         """, "The script ends while mpiexec still runs, and then Slurm ends the job"),
     ("5.6", "asks for a second", script({"00:10:00": "00:00:01"}), "less than a minute"),
-    ("5.6", "asks for a time in words", script({"00:10:00": "soon"}), "Slurm reads minutes"),
+    ("5.6", "asks for a time in words", script({"00:10:00": "soon"}),
+     "Write minutes, or hours:minutes:seconds"),
     ("5.6", "starts another rank first", """
         solution_ = job_script
         def job_script(nodes, domains, cores, command):
@@ -626,7 +628,7 @@ WRONG = [
     ("5.6", "returns nothing", """
         def job_script(nodes, domains, cores, command):
             print("#!/bin/bash")
-        """, "return the text of a script, got None"),
+        """, "Return the text of a script"),
 ]  # fmt: skip
 
 # task, what the student did otherwise, the code
@@ -835,7 +837,7 @@ CHANGES = [
     ("5.4", "no point below 0", "more @ (ps - scaled)", "more @ np.maximum(ps - scaled, 0)",
      "You cut points with a speedup of more than p"),
     ("5.4", "takes the shortest time", "times[0]", "times.min()",
-     "S(p) compares with T(1), the first time, not with the shortest one"),
+     "You compared with the shortest time"),
     ("5.5", "counts equal sizes once", "for nbytes in sizes:", "for nbytes in set(sizes):",
      "gradients of the same size"),
     ("5.6", "loses what is in quotes", "    {command}\n",

@@ -38,13 +38,14 @@ _CHANGES = [
             for k in range(1, p):
                 irecv(parts[(r - k) % p], (r - k) % p, group).wait()
             x.copy_(sum(parts))
-        """, None, "The short tensors passed: a short message is sent before anybody receives it"),
+        """, None, "Short tensors passed, because a short message leaves before anybody"),
     ("6.1", "uses the library", """
         def crossbar(x, group=None):
             dist.all_reduce(x, group=group)
         """, None, "You call all_reduce. Use only send and recv here"),
     ("6.1", "adds its own part first", "    x.copy_(parts[0])\n    for part in parts[1:]:",
-     "    for part in parts[:r] + parts[r + 1 :]:", "not the same bits on all ranks"),
+     "    for part in parts[:r] + parts[r + 1 :]:",
+     "The results don't have the same bits on all ranks, because"),
     ("6.1", "adds as they come", """
         def crossbar(x, group=None):
             r, p = place_and_size(group)
@@ -56,12 +57,12 @@ _CHANGES = [
                 x += part
             for request in sends:
                 request.wait()
-        """, None, "add in the same order on every rank"),
+        """, None, "Add in the same order on every rank, or let one rank add and send the"),
     ("6.1", "makes a new tensor", "    x.copy_(parts[0])\n    for part in parts[1:]:",
      "    x = parts[0].clone()\n    for part in parts[1:]:",
-     "x is this rank's own tensor, unchanged"),
+     "x is still this rank's own tensor"),
     ("6.1", "takes the mean", "        x += part\n", "        x += part\n    x /= p\n",
-     "hold the mean; the task asks for the sum"),
+     "The task asks for the sum, so don't divide"),
     ("6.1", "never waits", "    for request in requests:\n        request.wait()\n", "",
      "You never call wait() on the work of irecv"),
     ("6.1", "waits for the receives only", "requests.append(isend(parts[r], after, group))",
@@ -77,11 +78,11 @@ _CHANGES = [
                     request.wait()
                 parts[(r - k) % p] = out = part
             x.copy_(sum(parts[place] for place in range(p)))
-        """, None, "In a crossbar each rank sends its own tensor to every other rank"),
+        """, None, "In a crossbar, each rank sends its tensor once to every other rank of"),
     ("6.1", "forgets its own part", "    x.copy_(parts[0])\n",
      "    parts[r].zero_()\n    x.copy_(parts[0])\n", "lack the part of rank"),
     ("6.1", "counts the first part twice", "parts[1:]", "parts",
-     "hold a part more than once: that of rank 0 (2 times)"),
+     "hold a part more than once (rank 0: 2 times)"),
     ("6.1", "receives into another dtype", "torch.empty_like(x)", "torch.empty(len(x))",
      "Sender and receiver must agree on dtype"),
     ("6.1", "sends x while it adds", """
@@ -96,18 +97,18 @@ _CHANGES = [
                 x += parts[place]
             for request in sends:
                 request.wait()
-        """, None, "not the same bits on all ranks"),
+        """, None, "The results don't have the same bits on all ranks, because"),
     ("6.1", "does it twice", "    x.copy_(parts[0])\n",
      "    for k in range(1, p):\n"
      "        out = isend(parts[r], (r + k) % p, group)\n"
      "        irecv(parts[(r - k) % p], (r - k) % p, group).wait()\n"
      "        out.wait()\n"
-     "    x.copy_(parts[0])\n", "expected to send"),
+     "    x.copy_(parts[0])\n", "This rank should send"),
     ("6.1", "ignores the group", "place_and_size(group)", "place_and_size()",
-     "On all ranks it passed: hand group on"),
+     "On all ranks it passed, so pass group on, and count places from"),
     ("6.1", "everybody begins with place 0", "before, after = (r - k) % p, (r + k) % p\n",
      "before = after = [place for place in range(p) if place != r][k - 1]\n",
-     "so that not all begin with the same place"),
+     "Send the k-th message to place (r + k) mod p, so that the ranks don't"),
     ("6.6", "a table up to 256 ranks", "depth = p.bit_length() - 1",
      "depth = max(k for k in range(9) if 2**k <= p)", "steps: expected"),
     ("6.2", "uses the library", """
@@ -119,12 +120,12 @@ _CHANGES = [
      "isend(x, place, group) for place in range(1, 1)", "recv(src="),
     ("6.2", "keeps the result to itself", "        irecv(x, 0, group).wait()\n",
      "        irecv(torch.empty_like(x), 0, group).wait()\n",
-     "x is this rank's own tensor, unchanged"),
+     "x is still this rank's own tensor"),
     ("6.2", "takes the mean", "        x += part\n", "        x += part / p\n",
-     "no sum of the ranks' tensors"),
+     "which isn't a sum of the ranks' tensors"),
     ("6.2", "divides at the end", "    for request in [isend(x,",
      "    x /= p\n    for request in [isend(x,",
-     "hold the mean; the task asks for the sum"),
+     "The task asks for the sum, so don't divide"),
     ("6.2", "replaces in place of adding", "        x += part\n", "        x.copy_(part)\n",
      "lack the part of rank"),
     ("6.2", "sends before all have come", """
@@ -198,13 +199,14 @@ _CHANGES = [
         """, None, "is a rank of the world, and is not in this group"),
     ("6.2", "asks the rank of the world", "place_and_size(group)",
      "(rank, dist.get_world_size(group))",
-     "On all ranks it passed: hand group on"),
+     "On all ranks it passed, so pass group on, and count places from"),
     ("6.3", "returns its own place", "return (r + 1) % p", "return r",
-     "Complete on this rank is chunk"),
-    ("6.3", "returns nothing", "    return (r + 1) % p\n", "", "returned None: return the number"),
+     "the complete chunk of this rank"),
+    ("6.3", "returns nothing", "    return (r + 1) % p\n", "",
+     "Return the number of the chunk that is complete on this rank"),
     ("6.3", "returns the chunk itself", "return (r + 1) % p", "return chunks[(r + 1) % p]",
-     "returned a Tensor: return the number of the complete chunk"),
-    ("6.3", "forgets the modulo", "return (r + 1) % p", "return r + 1", "take it modulo p"),
+     "Return the number of the complete chunk, an int"),
+    ("6.3", "forgets the modulo", "return (r + 1) % p", "return r + 1", "Take it modulo p"),
     ("6.3", "does not add", "mine += incoming", "mine.copy_(incoming)", "lack the part of rank"),
     ("6.3", "the rest of n / p is forgotten", "chunks = x.tensor_split(p)",
      "chunks = x[: len(x) // p * p].tensor_split(p)", "lack the part of rank"),
@@ -227,20 +229,20 @@ _CHANGES = [
                 out = part
             x.copy_(total)
             return (r + 1) % p
-        """, None, "in each of them one chunk, not the whole tensor"),
+        """, None, "rounds, not the whole tensor"),
     ("6.3", "one step too few", "range(p - 1)", "range(p - 2)", "lack the part of rank"),
     ("6.3", "one step too many", "range(p - 1)", "range(p)",
-     "expected 160: each chunk travels 5 times"),
+     "160 were expected, because each chunk travels 5 times"),
     ("6.3", "always sends the same chunk", "chunks[(r - step) % p], chunks[(r - step - 1) % p]",
      "chunks[r], chunks[(r - 1) % p]",
-     "a rank sends the chunk that it has added to in the step before"),
+     "rounds, send the chunk that you added to in the round before, and add"),
     ("6.3", "adds into a new tensor", "mine += incoming", "mine = mine + incoming",
-     "add into the chunks of x themselves"),
+     "Add into the chunks of x themselves with +=, not into copies or new"),
     ("6.3", "sends to the right first, blocking",
      "        requests = [irecv(incoming, left, group), isend(outgoing, right, group)]\n"
      "        for request in requests:\n            request.wait()\n",
      "        isend(outgoing, right, group).wait()\n        irecv(incoming, left, group).wait()\n",
-     "a long one waits until somebody does"),
+     "Short tensors passed, because a short message leaves before anybody"),
     ("6.3", "drops the request of the send",
      "requests = [irecv(incoming, left, group), isend(outgoing, right, group)]",
      "isend(outgoing, right, group)\n        requests = [irecv(incoming, left, group)]",
@@ -262,7 +264,7 @@ _CHANGES = [
             for place in others:
                 chunks[r] += incoming[place]
             return r
-        """, None, "On a ring each rank sends to one neighbour"),
+        """, None, "On a ring, send to one neighbor and receive from the other"),
     ("6.4", "assumes that it is the next one", "mine - step", "r + 1 - step", "mine ="),
     ("6.4", "assumes its own place", "mine - step", "r - step", "mine ="),
     ("6.4", "begins with the wrong chunk", "mine - step", "mine - 1 - step", "was overwritten"),
@@ -279,7 +281,7 @@ _CHANGES = [
                 for request in requests:
                     request.wait()
                 there += part
-        """, None, "copy, not add"),
+        """, None, "Copy, don't add"),
     ("6.4", "one step too few", "range(p - 1)", "range(p - 2)", "still has its old content"),
     ("6.4", "sends the whole tensor", """
         def ring_all_gather(x, mine, group=None):
@@ -291,7 +293,7 @@ _CHANGES = [
                     request.wait()
                 k = (mine - step - 1) % p
                 x.tensor_split(p)[k].copy_(part.tensor_split(p)[k])
-        """, None, "in each of them one chunk, not the whole tensor"),
+        """, None, "rounds, not the whole tensor"),
     ("6.4", "uses the library", """
         def ring_all_gather(x, mine, group=None):
             p = dist.get_world_size(group)
@@ -309,12 +311,12 @@ _CHANGES = [
                 requests.append(isend(chunks[mine], (r + k) % p, group))
             for request in requests:
                 request.wait()
-        """, None, "On a ring each rank sends to one neighbour"),
+        """, None, "On a ring, send to one neighbor and receive from the other"),
     ("6.4", "sends first, blocking",
      "        requests = [irecv(incoming, left, group), isend(outgoing, right, group)]\n"
      "        for request in requests:\n            request.wait()\n",
      "        isend(outgoing, right, group).wait()\n        irecv(incoming, left, group).wait()\n",
-     "a long one waits until somebody does"),
+     "Short tensors passed, because a short message leaves before anybody"),
     ("6.4", "forgets to wait", "        for request in requests:\n            request.wait()\n",
      "        requests[0].wait()\n", "You never call wait() on the work of isend"),
     ("6.4", "works on a copy", "chunks = x.tensor_split(p)", "chunks = x.clone().tensor_split(p)",
@@ -329,17 +331,17 @@ _CHANGES = [
     ("6.5", "is the ring", """
         def direct(x, group=None):
             ring(x, group)
-        """, None, "part k goes straight to place k of the group"),
+        """, None, "In the first round, send part k straight to place k of the group, and"),
     ("6.5", "is the crossbar", """
         def direct(x, group=None):
             crossbar(x, group)
-        """, None, "part k goes straight to place k of the group"),
+        """, None, "In the first round, send part k straight to place k of the group, and"),
     ("6.5", "the first place adds up all parts", """
         def direct(x, group=None):
             r, p = place_and_size(group)
             for part in x.tensor_split(p):
                 central(part, group)
-        """, None, "part k goes straight to place k of the group"),
+        """, None, "In the first round, send part k straight to place k of the group, and"),
     ("6.5", "no second round", "        requests.append(irecv(parts[before], before, group))\n"
      "        requests.append(isend(parts[r], after, group))\n", "        pass\n",
      "lack the part of rank"),
@@ -352,7 +354,7 @@ _CHANGES = [
      "        if place != r or p > 1:\n            incoming[r].copy_(parts[r] if place == r else "
      "incoming[r])\n            parts[r].add_", "hold a part more than once"),
     ("6.5", "works on a copy", "parts = x.tensor_split(p)", "parts = x.clone().tensor_split(p)",
-     "The result has to come to every rank"),
+     "Write the result into x itself on every rank, with x.copy_(…) or x +="),
     ("6.5", "forgets the rest of n / p", "parts = x.tensor_split(p)",
      "parts = x[: len(x) // p * p].tensor_split(p)", "lack the part of rank"),
     ("6.5", "cuts with chunk", "x.tensor_split(p)", "x.chunk(p)", "IndexError"),
@@ -381,7 +383,7 @@ _CHANGES = [
                 isend(parts[r], place, group).wait()
             for place in others:
                 irecv(parts[place], place, group).wait()
-        """, None, "a long one waits until somebody does"),
+        """, None, "Short tensors passed, because a short message leaves before anybody"),
     ("6.5", "sends parts of one number", """
         def direct(x, group=None):
             r, p = place_and_size(group)
@@ -400,92 +402,95 @@ _CHANGES = [
             requests += [irecv(parts[q], q, group) for q in others]
             for request in requests:
                 request.wait()
-        """, None, "in the k-th message to place (r + k) mod p"),
+        """, None, "Send the k-th message to place (r + k) mod p, so that the ranks don't"),
     ("6.6", "a message to itself", "return p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1",
      "return p * p, p * (p - 1) * n, (p - 1) * n, 1",
-     "each rank sends to all others, not to itself"),
+     "You counted messages from a rank to itself"),
     ("6.6", "pairs for messages", "return p * (p - 1), p", "return p * (p - 1) // 2, p",
-     "these are pairs"),
+     "You counted pairs"),
     ("6.6", "messages of the crossbar in a row", "(p - 1) * n, 1", "(p - 1) * n, p - 1",
-     "all of them can start at once"),
+     "All messages start at once, because none of them waits for another"),
     ("6.6", "only the way there", 'return 2 * (p - 1), 2 * (p - 1) * n, (p - 1) * n, 2',
-     "return p - 1, 2 * (p - 1) * n, (p - 1) * n, 2", "those are the messages there"),
+     "return p - 1, 2 * (p - 1) * n, (p - 1) * n, 2", "Count the messages that come back, too"),
     ("6.6", "only the bytes there", 'return 2 * (p - 1), 2 * (p - 1) * n, (p - 1) * n, 2',
-     "return 2 * (p - 1), (p - 1) * n, (p - 1) * n, 2", "only one way: the result comes back"),
+     "return 2 * (p - 1), (p - 1) * n, (p - 1) * n, 2", "Count the way back, too"),
     ("6.6", "steps of the central reducer one by one", "(p - 1) * n, 2\n",
      "(p - 1) * n, 2 * (p - 1)\n",
-     "messages that travel at the same time are one step"),
+     "Messages that travel at the same time are one step"),
     ("6.6", "a tree's busiest without a parent", "min(3, (p + 1) // 2)", "2",
-     "where the group is large enough: three messages"),
+     "A large tree has a rank with a parent and two children"),
     ("6.6", "a tree's busiest always has three", "min(3, (p + 1) // 2)", "3",
-     "nobody has two children and a parent"),
+     "With so few ranks, no rank has two children and a parent"),
     ("6.6", "rounds the depth up", "depth = p.bit_length() - 1", "depth = p.bit_length()",
-     "the deepest rank is ⌊log₂ p⌋ below the root"),
-    ("6.6", "up only", "2 * depth", "depth", "there and back: twice as many"),
+     "The deepest rank is ⌊log₂ p⌋ edges below the root"),
+    ("6.6", "up only", "2 * depth", "depth", "Count the way back, too"),
     ("6.6", "messages of one rank", "return 2 * p * (p - 1), ", "return 2 * (p - 1), ",
-     "count the messages of all ranks, not of one"),
+     "You counted the messages of one rank"),
     ("6.6", "the steps of the ring for the direct way", 'if algorithm == "ring" else 2', "",
-     "the messages of one rank to several start at once"),
+     "All messages of a round start at once, so each of the two rounds is one"),
     ("6.6", "the ring sends whole tensors", "2 * (p - 1) * n // p, ", "2 * (p - 1) * n, ",
-     "the bytes of all ranks: take the busiest one"),
+     "You counted the bytes of all ranks"),
     ("6.6", "one phase of the ring", "steps = 2 * (p - 1) if",
      "steps = p - 1 if",
-     "there and back: twice as many"),
+     "Count the way back, too"),
     ("6.6", "what rank 0 sends and receives", "(p - 1) * n, 2\n", "2 * (p - 1) * n, 2\n",
-     "that is what rank 0 sends and receives"),
+     "You counted what rank 0 sends and receives"),
     ("6.6", "steps before the busiest", "(p - 1) * n, 2\n", "2, (p - 1) * n\n",
-     "their order is not"),
+     "The four numbers are right, but in the wrong order"),
     ("6.6", "counts float32 values", 'def cost(algorithm, p, n):\n',
      "def cost(algorithm, p, n):\n    n *= 4\n",
      "n is in bytes already"),
     ("6.6", "returns one number", "return p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1",
-     "return p * (p - 1)", "return four numbers"),
+     "return p * (p - 1)",
+     "Return four numbers: messages, bytes, bytes of the busiest rank, steps"),
     ("6.7", "one latency for the ring", "return steps * (alpha + share[algorithm] * n * beta)",
-     "return alpha + steps * share[algorithm] * n * beta", "each step costs a latency"),
+     "return alpha + steps * share[algorithm] * n * beta", "Each step costs a latency"),
     ("6.7", "one message at a time for the crossbar", '"crossbar": p - 1', '"crossbar": 1',
      "p − 1 messages share one link"),
     ("6.7", "a latency for each message", "return steps * (alpha + share[algorithm] * n * beta)",
      "return steps * (p - 1 if algorithm in ('crossbar', 'central') else 1) * alpha "
-     "+ steps * share[algorithm] * n * beta", "messages that start together share one latency"),
+     "+ steps * share[algorithm] * n * beta", "Messages that start together share one latency"),
     ("6.7", "whole tensors on the ring", '"ring": 1 / p', '"ring": 1',
-     "a step carries a chunk of n/p bytes"),
+     "A step carries a chunk of n/p bytes, not the whole tensor"),
     ("6.7", "one part in each direct step", "(p - 1) / p", "1 / p",
-     "p − 1 messages share a link, with n/p bytes each"),
+     "messages of n/p bytes share a link"),
     ("6.7", "whole tensors directly", "(p - 1) / p", "p - 1",
-     "a message carries a part of n/p bytes"),
-    ("6.7", "beta is a bandwidth", "n * beta)\n", "n / beta)\n", "β is seconds per byte"),
+     "A message carries a part of n/p bytes, not the whole tensor"),
+    ("6.7", "beta is a bandwidth", "n * beta)\n", "n / beta)\n", "β is in seconds per byte"),
     ("6.7", "counts float32 values", "share[algorithm] * n", "share[algorithm] * 4 * n",
      "n is in bytes already"),
     ("6.7", "half of the tree", "steps = cost(algorithm, p, n)[-1]",
      "steps = cost(algorithm, p, n)[-1] // (2 if algorithm == 'tree' else 1)",
-     "up and down again: twice the depth"),
+     "Count the way down the tree, too"),
     ("6.7", "milliseconds", "return steps * (alpha", "return 1e3 * steps * (alpha",
-     "give seconds, not milliseconds"),
+     "Return seconds, not milliseconds"),
     ("6.7", "a depth with a fraction", "    share = {",
      "    steps = 2 * math.log2(p) if algorithm == 'tree' else steps\n    share = {",
      "a whole number"),
     ("6.7", "forgets the crossbar's own latency", "return alpha / (fewer",
-     "return 2 * alpha / (fewer", "the crossbar costs one latency itself"),
+     "return 2 * alpha / (fewer",
+     "The crossbar pays a latency, too, so the difference is one, not two"),
     ("6.7", "the crossover of crossbar and ring", "return alpha / (fewer",
-     "return (2 * p - 3) * alpha / (fewer", "that is where crossbar and ring meet"),
+     "return (2 * p - 3) * alpha / (fewer",
+     "You returned the size at which crossbar and ring meet"),
     ("6.7", "forgets the bytes of the direct way", "fewer_tensors = (p - 1) - 2 * (p - 1) / p",
-     "fewer_tensors = (p - 1) if p > 2 else 0", "the difference to (p − 1) counts"),
+     "fewer_tensors = (p - 1) if p > 2 else 0", "The direct all-reduce also sends bytes"),
     ("6.7", "divides by zero", " if fewer_tensors > 0 else math.inf", "", "ZeroDivisionError"),
     ("6.7", "two ranks never meet, and get 0", "else math.inf", "else 0",
      "Expected math.inf, got 0"),
     ("6.7", "numbers, not bytes", "/ (fewer_tensors * beta)", "/ (4 * fewer_tensors * beta)",
-     "give bytes"),
+     "You returned the number of float32 values"),
     ("6.7", "turns alpha over beta", "alpha / (fewer_tensors * beta)",
      "beta / (fewer_tensors * alpha)",
-     "α/β is turned over"),
+     "You used β/α instead of α/β"),
     ("6.7", "returns nothing", "return alpha / (fewer", "alpha / (fewer", "returned None"),
     ("6.8", "everybody begins with reducer 0", "(j + r) % reducers for j", "j for j",
-     "all begin with the reducer on rank 3"),
+     "begin with the same reducer on rank 3"),
     ("6.8", "ignores pieces", "    parts = x.tensor_split(reducers * pieces)",
      "    pieces = 1\n    parts = x.tensor_split(reducers * pieces)",
-     "cut x into reducers × pieces parts"),
+     "Cut x into reducers × pieces parts"),
     ("6.8", "a reducer adds its own x", "total = sum(incoming[k])",
-     "total = sum(incoming[k]) + parts[k]", "a reducer has added its own x"),
+     "total = sum(incoming[k]) + parts[k]", "A reducer has added its own x"),
     ("6.8", "the first reducer does it all", """
         def reduction_server(x, workers, pieces=1, group=None):
             r, p = place_and_size(group)
@@ -502,7 +507,7 @@ _CHANGES = [
                         irecv(incoming[i], i, group).wait()
                     for request in [isend(sum(incoming), i, group) for i in range(workers)]:
                         request.wait()
-        """, None, "the pieces must be shared out evenly"),
+        """, None, "Distribute the pieces evenly, at most"),
     ("6.8", "whole tensors to each reducer", """
         def reduction_server(x, workers, pieces=1, group=None):
             r, p = place_and_size(group)
@@ -521,7 +526,7 @@ _CHANGES = [
             total = sum(incoming).tensor_split(reducers)[r - workers]
             for request in [isend(total, i, group) for i in range(workers)]:
                 request.wait()
-        """, None, "a worker sends each of its"),
+        """, None, "Send each of its"),
     ("6.8", "workers do it among themselves", """
         def reduction_server(x, workers, pieces=1, group=None):
             r, p = place_and_size(group)
@@ -534,7 +539,7 @@ _CHANGES = [
             for request in requests:
                 request.wait()
             x.copy_(sum(parts))
-        """, None, "a worker talks to reducers only"),
+        """, None, "Workers talk only to reducers"),
     ("6.8", "uses the library", """
         def reduction_server(x, workers, pieces=1, group=None):
             r, p = place_and_size(group)
@@ -543,9 +548,9 @@ _CHANGES = [
             dist.all_reduce(x, group=group)
         """, None, "You call all_reduce. Use only send and recv here"),
     ("6.8", "takes the mean", "total = sum(incoming[k])", "total = sum(incoming[k]) / workers",
-     "hold the mean; the task asks for the sum"),
+     "The task asks for the sum, so don't divide"),
     ("6.8", "forgets the last piece", "for piece in range(pieces) for turn",
-     "for piece in range(max(pieces - 1, 1)) for turn", "2 of them workers, pieces=2"),
+     "for piece in range(max(pieces - 1, 1)) for turn", "2 of them workers), with pieces=2"),
     ("6.8", "pieces of another reducer", "range(r - workers, len(parts), reducers)",
      "range((r - workers) * pieces, (r - workers + 1) * pieces)", "Sender and receiver must agree"),
     ("6.8", "never sends back",
@@ -576,11 +581,11 @@ _CHANGES = [
     ("6.8", "sends no result before all pieces have come",
      "            for request in receives[k]:\n                request.wait()\n",
      "            for request in sum(receives.values(), []):\n                request.wait()\n",
-     "it does not wait for the other pieces"),
+     "A reducer must send the result of a piece as soon as all parts of this"),
     ("6.8", "the result into a copy",
      "irecv(parts[k], workers + k % reducers, group) for k in order]",
      "irecv(parts[k].clone(), workers + k % reducers, group) for k in order]",
-     "x is this rank's own tensor, unchanged"),
+     "x is still this rank's own tensor"),
     ("6.9", "is the ring", """
         def halving_doubling(x, group=None):
             ring(x, group)
@@ -610,14 +615,15 @@ _CHANGES = [
      "Sender and receiver must agree"),
     ("6.9", "does not halve any more",
      "        start, stop, distance = keep.start, keep.stop, distance // 2\n",
-     "        distance //= 2\n", "halve what travels in each step"),
+     "        distance //= 2\n",
+     "Halve what travels in each step, and send only the half that the"),
     ("6.9", "keeps what it has, does not add", "        x[keep] += incoming\n", "",
      "lack the part of rank"),
     ("6.9", "sends first, blocking",
      "        requests = [irecv(incoming, partner, group), isend(x[give], partner, group)]\n",
      "        isend(x[give], partner, group).wait()\n"
      "        requests = [irecv(incoming, partner, group)]\n",
-     "a long one waits until somebody does"),
+     "Short tensors passed, because a short message leaves before anybody"),
     ("6.9", "sends everything in the first half",
      "isend(x[give], partner, group)]\n        for request in requests:\n"
      "            request.wait()\n        x[keep] += incoming",
@@ -642,16 +648,17 @@ _CHANGES = [
         def hierarchical(x, node, across):
             ring(x, node)
             direct(x, across)
-        """, None, "after the reduce-scatter within the machine"),
+        """, None, "After the reduce-scatter on its machine, let it sum one of"),
     ("6.10", "ignores the machines", """
         def hierarchical(x, node, across):
             direct(x)
-        """, None, "it has a message in the group of ranks [0, 1, 2, 3, 4, 5]"),
+        """, None, "This rank has a message in the group of ranks"),
     ("6.10", "within the machine only",
      "    direct(x.tensor_split(dist.get_world_size(node))[mine],"
      " across)\n", "", "lack the part of rank"),
     ("6.10", "node and across are exchanged", "def hierarchical(x, node, across):",
-     "def hierarchical(x, across, node):", "it sent"),
+     "def hierarchical(x, across, node):",
+     "After the reduce-scatter on its machine, let it sum one of"),
     ("6.10", "no way back", "    ring_all_gather(x, mine, node)\n", "", "lack the part of rank"),
     ("6.10", "a copy of the part", "[mine], across)", "[mine].clone(), across)",
      "lack the part of rank"),
@@ -661,7 +668,7 @@ _CHANGES = [
      "dist.all_reduce(x.tensor_split(dist.get_world_size(node))[mine], group=across)",
      "You call all_reduce. Use only send and recv here"),
     ("6.10", "a crossbar between the machines", "direct(x.tensor", "crossbar(x.tensor",
-     "sends fewer bytes than a crossbar"),
+     "Use the ring or the direct all-reduce between the machines: both send"),
     ("6.10", "takes the mean", "    ring_all_gather(x, mine, node)\n",
      "    ring_all_gather(x, mine, node)\n    x /= dist.get_world_size()\n", "hold the mean"),
 ]  # fmt: skip
@@ -964,37 +971,37 @@ CHANGES += [
         "cuts off what is behind the point",
         "isend(outgoing, right, group)]",
         "isend(outgoing.int().to(x.dtype), right, group)]",
-        "in double precision the result is another one",
+        "With double precision, the result is different",
     ),
     (
         "6.4",
         "computes in float32",
         "isend(outgoing, right, group)]",
         "isend(outgoing.float().to(x.dtype), right, group)]",
-        "in double precision the result is another one",
+        "With double precision, the result is different",
     ),
     (
         "6.8",
         "computes in float32",
         "total = sum(incoming[k])",
         "total = sum(incoming[k]).float().to(x.dtype)",
-        "loses its precision",
+        "Each number is added the right number of times, so some numbers must be",
     ),
     (
         "6.1",
         "gives infinity",
         "x.copy_(parts[0])",
         "x.fill_(math.inf)",
-        "hold inf, which is no sum",
+        "hold inf, which isn't a sum of the ranks' tensors",
     ),
 ]
 
 #: Of independent answers that passed once.
 CHANGES += [
     ("6.1", "a new tensor in x.data", "x.copy_(parts[0])", "x.data = parts[0]",
-     "this rank's own tensor, unchanged"),
+     "x is still this rank's own tensor"),
     ("6.1", "adds in float64", "x += part", "x.copy_(x.double() + part.double())",
-     "of large whole numbers (int64)"),
+     "With large whole numbers (int64), x is not the sum"),
     ("6.7", "remembers by p and n", "    steps", "    alpha, beta = globals().setdefault('net', {})"
      ".setdefault((algorithm, p, n), (alpha, beta))\n    steps", "6.7"),
     ("6.7", "the crossover of four ranks", "fewer_tensors = (p - 1) - 2 * (p - 1) / p",
@@ -1002,11 +1009,11 @@ CHANGES += [
     ("6.4", "two messages for each chunk", "requests = [irecv(incoming, left, group), "
      "isend(outgoing, right, group)]", "requests = [irecv(half, left, group) for half in "
      "incoming.tensor_split(2)]\n        requests += [isend(half, right, group) for half in "
-     "outgoing.tensor_split(2)]", "a chunk is one"),
+     "outgoing.tensor_split(2)]", "Send 5, one for each chunk"),
     ("6.10", "all of it within the machine, twice", "    mine = ring_reduce_scatter(x, node)",
      "    direct(x, node)\n    mine = node.rank()\n    share = x.tensor_split(node.size())[mine]\n"
      "    direct(share, across)\n    ring_all_gather(x, mine, node)\n    return\n"
-     "    mine = ring_reduce_scatter(x, node)", "bytes travelled within machines"),
+     "    mine = ring_reduce_scatter(x, node)", "bytes traveled within the machines"),
 ]  # fmt: skip
 WRONG += [
     ("6.2", "two messages of half the length", """
@@ -1022,7 +1029,7 @@ WRONG += [
                     half += part
                 for place in range(1, p):
                     isend(half, place, group).wait()
-        """, "it sent 2 messages, expected 1"),
+        """, "Send one to each of these ranks, because every message costs a latency"),
     ("6.3", "one chunk after the other", """
         def ring_reduce_scatter(x, group=None):
             r, p = place_and_size(group)
@@ -1034,7 +1041,7 @@ WRONG += [
                         irecv(incoming := torch.empty_like(part), (r - 1) % p, group).wait()
                         part += incoming
             return (r + 1) % p
-        """, "do not send different chunks in each step"),
+        """, "The ranks don't send different chunks in every round"),
     ("6.4", "one chunk after the other", """
         def ring_all_gather(x, mine, group=None):
             r, p = place_and_size(group)
@@ -1045,7 +1052,7 @@ WRONG += [
                         isend(part, (r + 1) % p, group).wait()
                     elif r == (begin + step + 1) % p:
                         irecv(part, (r - 1) % p, group).wait()
-        """, "do not send different chunks in each step"),
+        """, "The ranks don't send different chunks in every round"),
     ("6.9", "begins with the neighbour", """
         def halving_doubling(x, group=None):
             r, p = place_and_size(group)
@@ -1066,5 +1073,5 @@ WRONG += [
                 requests = [irecv(x[give], partner, group), isend(x[keep], partner, group)]
                 for request in requests:
                     request.wait()
-        """, "begin with the partner at distance p/2"),
+        """, "Begin with the partner at distance p/2"),
 ]  # fmt: skip

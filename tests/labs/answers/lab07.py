@@ -30,20 +30,21 @@ ON_RANKS = {
 _CHANGES = [
     # -- the worker
     ("7.1", "never says goodbye", "            leave()\n", "",
-     "if it says False, leave() and return"),
+     "If it returns False, call leave() and return, otherwise push the"),
     ("7.1", "asks before it receives", """
         def work(compute, weights, more):
             while more():
                 dist.recv(weights, src=SERVER)
                 hand_in(compute(weights))
             leave()
-        """, None, "the last weights were sent, and not received: receive first"),
+        """, None, "You didn't receive the last weights"),
     ("7.1", "never asks", "        if not more():\n            leave()\n            return\n", "",
-     "the protocol: receive weights, then ask more() once"),
+     "Receive weights, then ask more() once"),
     ("7.1", "computes one more", "hand_in(compute(weights))", "hand_in(compute(weights))\n"
-     "        compute(weights)", "nothing is to be computed any more"),
+     "        compute(weights)",
+     "Push one gradient each time, and compute nothing after more() has"),
     ("7.1", "hands in the weights", "hand_in(compute(weights))", "compute(weights)\n"
-     "        hand_in(weights)", "these are the weights: hand in compute(weights)"),
+     "        hand_in(weights)", "You pushed the weights"),
     ("7.1", "computes before it asks", """
         def work(compute, weights, more):
             while True:
@@ -53,7 +54,7 @@ _CHANGES = [
                     leave()
                     return
                 hand_in(gradient)
-        """, None, "nothing is to be computed any more"),
+        """, None, "Push one gradient each time, and compute nothing after more() has"),
     ("7.1", "keeps the first weights", """
         def work(compute, weights, more):
             first = None
@@ -64,18 +65,20 @@ _CHANGES = [
                     leave()
                     return
                 hand_in(compute(first))
-        """, None, "every gradient was computed with the first weights"),
+        """, None, "You computed every gradient at the first weights"),
     ("7.1", "sends the gradient without a header", "hand_in(compute(weights))",
-     "dist.send(compute(weights), dst=SERVER)", "the protocol: receive weights"),
+     "dist.send(compute(weights), dst=SERVER)",
+     "If it returns False, call leave() and return, otherwise push the"),
     # -- the server
-    ("7.1", "takes the sum", "lr * total / len(here)", "lr * total", "take the mean"),
+    ("7.1", "takes the sum", "lr * total / len(here)", "lr * total",
+     "You used the sum of a round's gradients"),
     ("7.1", "divides by all workers", "lr * total / len(here)", "lr * total / len(workers)",
-     "the mean is over the gradients that came"),
+     "If a worker leaves in a round, divide by the number of gradients that"),
     ("7.1", "climbs", "weights -= lr * total", "weights += lr * total", "uphill"),
     ("7.1", "forgets the learning rate", "lr * total / len(here)", "total / len(here)",
-     "the learning rate is missing"),
+     "The learning rate is missing"),
     ("7.1", "makes new weights", "weights -= lr * total / len(here)",
-     "weights = weights - lr * total / len(here)", "update the argument in place"),
+     "weights = weights - lr * total / len(here)", "Update the argument in place"),
     ("7.1", "steps with each gradient", """
         def serve_in_rounds(weights, workers, lr):
             gradient, here, rounds = torch.empty_like(weights), list(workers), 0
@@ -103,13 +106,13 @@ _CHANGES = [
                 else:
                     here.discard(worker)
             return rounds
-        """, None, "the round is over when everybody has handed in"),
+        """, None, "Collect all gradients of a round, take one step, and then send to all"),
     ("7.1", "sends to who has left", "        here = stay\n        if here:",
-     "        if stay:", "Who has left gets no weights"),
+     "        if stay:", "Don't send to a worker that has left, don't wait for it, and don't"),
     ("7.1", "counts the empty round", "        if here:\n            weights -= lr * total / "
      "len(here)\n            rounds += 1", "        if here:\n            weights -= lr * total / "
-     "len(here)\n        rounds += 1", "a round in which all leave and nobody hands in is none"),
-    ("7.1", "counts gradients", "rounds += 1", "rounds += len(here)", "this counts gradients"),
+     "len(here)\n        rounds += 1", "You counted a round without gradients"),
+    ("7.1", "counts gradients", "rounds += 1", "rounds += len(here)", "You counted gradients"),
     ("7.1", "keeps references", """
         def serve_in_rounds(weights, workers, lr):
             gradient, here, rounds = torch.empty_like(weights), list(workers), 0
@@ -144,7 +147,7 @@ _CHANGES = [
                     else:
                         here.remove(worker)
             return applied
-        """, None, "by name, while others may have come"),
+        """, None, "Call receive(gradient) without a source, which takes the first message"),
     ("7.2", "answers all together", """
         def serve_anyone(weights, workers, lr):
             gradient, here, applied = torch.empty_like(weights), set(workers), []
@@ -159,12 +162,12 @@ _CHANGES = [
                     else:
                         here.discard(worker)
             return applied
-        """, None, "answer at once, or it is no asynchronous server"),
+        """, None, "pushed a gradient, but the server turned to another rank before it sent"),
     ("7.2", "takes the mean", "lr * gradient", "lr * gradient / len(workers)",
-     "each gradient is a step of its own here"),
+     "Each gradient is a separate step here, lr · gradient"),
     ("7.2", "climbs", "weights -= lr", "weights += lr", "uphill"),
     ("7.2", "makes new weights", "weights -= lr * gradient", "weights = weights - lr * gradient",
-     "the weights in the end: these are the weights of the beginning"),
+     "the final weights: The weights never changed"),
     ("7.2", "sends before it applies", """
         def serve_anyone(weights, workers, lr):
             gradient, here, applied = torch.empty_like(weights), set(workers), []
@@ -181,32 +184,36 @@ _CHANGES = [
                 applied.append((worker, len(applied) - sent_at[worker]))
                 sent_at[worker] = len(applied)
             return applied
-        """, None, "the weights before its own gradient was applied: apply first, then send"),
-    ("7.2", "says zero", "len(applied) - sent_at[worker]", "0", "staleness 0 everywhere"),
+        """, None, "You sent a worker the weights without its own gradient"),
+    ("7.2", "says zero", "len(applied) - sent_at[worker]", "0",
+     "Count the updates of other workers after the server sent the weights"),
     ("7.2", "counts its own", "len(applied) - sent_at[worker]",
-     "len(applied) + 1 - sent_at[worker]", "the gradient's own update does not count"),
+     "len(applied) + 1 - sent_at[worker]",
+     "Don't count the gradient's own update: note the staleness before it"),
     ("7.2", "counts all", "len(applied) - sent_at[worker]", "len(applied)",
-     "subtract what it was when this worker got its weights"),
+     "Subtract their number when this worker got its weights"),
     ("7.2", "tells the version read", "len(applied) - sent_at[worker]", "sent_at[worker]",
-     "subtract it from the version now"),
+     "Subtract it from the current version"),
     ("7.2", "counts its own steps", "len(applied) - sent_at[worker]",
-     "sum(w == worker for w, _ in applied)", "count those of the others"),
+     "sum(w == worker for w, _ in applied)",
+     "Count the updates of other workers since it got its weights"),
     ("7.2", "counts ranks", "len(applied) - sent_at[worker]",
-     "len({w for w, _ in applied[sent_at[worker]:]})", "count their updates"),
+     "len({w for w, _ in applied[sent_at[worker]:]})", "Count their updates"),
     ("7.2", "swaps the pair", "(worker, len(applied) - sent_at[worker])",
-     "(len(applied) - sent_at[worker], worker)", "the pairs are the other way round"),
+     "(len(applied) - sent_at[worker], worker)", "You exchanged the two"),
     ("7.2", "tells no staleness", "(worker, len(applied) - sent_at[worker])", "worker",
-     "the staleness is missing"),
+     "You returned only the ranks"),
     ("7.2", "answers who leaves", "            here.discard(worker)\n            continue\n",
      "            here.discard(worker)\n            dist.send(weights, dst=worker)\n"
-     "            continue\n", "Who has left gets no weights"),
+     "            continue\n",
+     "Don't send to a worker that has left, don't wait for it, and don't"),
     ("7.2", "sends new weights to everybody",
      "        dist.send(weights, dst=worker)\n        sent_at[worker]",
      "        for worker in sorted(here):\n            dist.send(weights, dst=worker)\n"
      "        sent_at[worker]",
-     "workers = [1, 2, 3]. At the start each worker gets weights once. After that the server"),
+     "After that, answer each gradient by one send to the worker that pushed"),
     ("7.2", "stops when the first leaves", "            here.discard(worker)\n            continue",
-     "            break", "Who has left gets no weights, is not waited for"),
+     "            break", "Don't send to a worker that has left, don't wait for it, and don't"),
     ("7.2", "does not wait for its sends",
      "        dist.send(weights, dst=worker)\n        sent_at",
      "        dist.isend(weights, dst=worker)\n        sent_at", "You never call wait()"),
@@ -214,11 +221,11 @@ _CHANGES = [
      "You returned None. Return the list of pairs (rank, staleness)"),
     # -- bounded
     ("7.3", "ignores the bound", "clock[worker] - slowest <= bound", "True",
-     "ahead of the slowest: it may go on if"),
+     "ahead of the slowest. Send only if clock[w] - min(clock.values())"),
     ("7.3", "one clock too strict", "- slowest <= bound", "- slowest < max(bound, 1)",
-     "which is allowed, and the server received again before it sent"),
+     "Before each receive, look at all waiting workers"),
     ("7.3", "one clock too lax", "- slowest <= bound", "- slowest <= bound + 1",
-     "ahead of the slowest: it may go on if"),
+     "ahead of the slowest. Send only if clock[w] - min(clock.values())"),
     ("7.3", "forgets who waits", """
         def serve(weights, workers, lr, bound):
             gradient, applied = torch.empty_like(weights), []
@@ -237,21 +244,23 @@ _CHANGES = [
                     dist.send(weights, dst=worker)
                     sent_at[worker] = len(applied)
             return applied
-        """, None, "had to wait must be thought of again"),
+        """, None, "When the slowest worker has moved on, look at the waiting workers again"),
     ("7.3", "compares with the fastest", "slowest = min(clock.values())",
-     "slowest = max(clock.values())", "ahead of the slowest: it may go on if"),
+     "slowest = max(clock.values())",
+     "ahead of the slowest. Send only if clock[w] - min(clock.values())"),
     ("7.3", "compares with the mean", "slowest = min(clock.values())",
-     "slowest = sum(clock.values()) / len(clock)", "ahead of the slowest: it may go on if"),
+     "slowest = sum(clock.values()) / len(clock)",
+     "ahead of the slowest. Send only if clock[w] - min(clock.values())"),
     ("7.3", "bounds the staleness", "if clock[worker] - slowest <= bound:",
-     "if len(applied) - sent_at.get(worker, 0) <= bound:", "bound = 2: it is for the lead"),
+     "if len(applied) - sent_at.get(worker, 0) <= bound:", "bound = 2 limits the lead, in clocks"),
     ("7.3", "counts updates for clocks", "clock[worker] += 1", "clock[worker] = len(applied)",
-     "which is allowed, and the server received again"),
+     "Before each receive, look at all waiting workers"),
     ("7.3", "counts the clock twice", "clock[worker] += 1", "clock[worker] += 2",
-     "which is allowed, and the server received again"),
+     "Before each receive, look at all waiting workers"),
     ("7.3", "never takes them out of the set", "                waiting.discard(worker)\n", "",
      "KeyError"),
     ("7.3", "takes the mean", "lr * gradient", "lr * gradient / len(workers)",
-     "each gradient is a step of its own here"),
+     "Each gradient is a separate step here, lr · gradient"),
     ("7.3", "applies a round at its end", """
         def serve(weights, workers, lr, bound):
             gradient, applied, pending = torch.empty_like(weights), [], torch.zeros_like(weights)
@@ -276,32 +285,34 @@ _CHANGES = [
                     pending.zero_()
             weights -= pending
             return applied
-        """, None, "apply each when it comes"),
+        """, None, "Apply each gradient when it comes"),
     ("7.3", "tells the lead", "len(applied) - sent_at[worker]", "clock[worker] - slowest",
-     "this is how many steps the worker is ahead of the slowest"),
+     "You returned how far the worker is ahead of the slowest"),
     ("7.3", "counts its own", "len(applied) - sent_at[worker]",
-     "len(applied) + 1 - sent_at[worker]", "the gradient's own update does not count"),
+     "len(applied) + 1 - sent_at[worker]",
+     "Don't count the gradient's own update: note the staleness before it"),
     ("7.3", "notes the version too late", "                sent_at[worker] = len(applied)\n",
-     "                sent_at[worker] = len(applied) + 1\n", "less than 0 updates late"),
+     "                sent_at[worker] = len(applied) + 1\n", "because you noted too many updates"),
     ("7.3", "who came first is served first", "sorted(waiting)",
      "sorted(waiting, key=lambda w: -w)", "in the order of their ranks"),
     ("7.3", "no bound above two", "    gradient, applied", "    bound = bound if bound <= 2 else "
-     "float('inf')\n    gradient, applied", "ahead of the slowest"),
+     "float('inf')\n    gradient, applied",
+     "ahead of the slowest. Send only if clock[w] - min(clock.values())"),
     ("7.3", "waits by name", "receive(gradient)", "receive(gradient, min(clock, key=clock.get))",
-     "by name, while others may have come"),
-    ("7.3", "returns nothing", "    return applied", "    pass", "You returned None. Return"),
+     "Call receive(gradient) without a source, which takes the first message"),
+    ("7.3", "returns nothing", "    return applied", "    pass", "You returned None. Return the list"),
     # -- weak
     ("7.4", "only the last gradient", "hand_in(total)", "hand_in(gradient)",
      "only the last of the"),
     ("7.4", "takes the mean", "hand_in(total)", "hand_in(total / every)", "the mean of the"),
     ("7.4", "never steps", "            weights -= lr * gradient\n", "",
-     "take a step, weights -= lr · gradient, after each"),
+     "Take a step after each, weights -= lr · gradient"),
     ("7.4", "hands in the change", "hand_in(total)", "hand_in(lr * total)",
-     "divide by lr, the server multiplies by it"),
+     "Divide it by lr, because the server multiplies by lr"),
     ("7.4", "hands in the change the other way round", "hand_in(total)", "hand_in(-lr * total)",
-     "what came minus what is there now, divided by lr"),
-    ("7.4", "mixes up the sign", "hand_in(total)", "hand_in(-total)", "the sign"),
-    ("7.4", "hands in the weights", "hand_in(total)", "hand_in(weights)", "these are the weights"),
+     "You pushed weights now − weights that came"),
+    ("7.4", "mixes up the sign", "hand_in(total)", "hand_in(-total)", "The sign is wrong"),
+    ("7.4", "hands in the weights", "hand_in(total)", "hand_in(weights)", "You pushed the weights"),
     ("7.4", "keeps no copy", """
         def work_locally(compute, weights, more, lr, every):
             while True:
@@ -313,15 +324,17 @@ _CHANGES = [
                 for _ in range(every):
                     weights -= lr * compute(weights)
                 hand_in((start - weights) / lr)
-        """, None, "start = weights is no copy"),
+        """, None, "Keep a copy of the weights that came: start = weights.clone(), not"),
     ("7.4", "hands in each", "            total += gradient\n        hand_in(total)",
-     "            hand_in(gradient)", "each sending of weights has one answer"),
+     "            hand_in(gradient)",
+     "Answer the server's weights exactly once: with a header and a gradient,"),
     ("7.4", "asks before each gradient", "        for _ in range(every):\n",
-     "        for _ in range(every):\n            more()\n", "ask more() once"),
+     "        for _ in range(every):\n            more()\n",
+     "Ask more() once each time that weights have come, before you compute,"),
     ("7.4", "one step too few", "range(every)", "range(every - 1)",
-     "this is the sum of 2 gradients, one step too few: take 3"),
+     "sum of 2 gradients, one too few. Take 3 steps"),
     ("7.4", "one step too many", "range(every)", "range(every + 1)",
-     "this is the sum of 4 gradients, one step too many: take 3"),
+     "sum of 4 gradients, one too many. Take 3 steps"),
     ("7.4", "adds up all its life", """
         def work_locally(compute, weights, more, lr, every):
             total = torch.zeros_like(weights)
@@ -335,39 +348,42 @@ _CHANGES = [
                     weights -= lr * gradient
                     total += gradient
                 hand_in(total)
-        """, None, "the sum begins at zero in each exchange"),
+        """, None, "Your sum contains gradients of earlier exchanges"),
     # -- Hogwild
     ("7.5", "makes a new tensor", "        shared -= lr * gradient",
-     "        shared = shared - lr * gradient", "makes a new tensor, in memory of its own"),
+     "        shared = shared - lr * gradient",
+     "Only the other ranks changed shared, because shared = shared - … makes"),
     ("7.5", "reads once", """
         def hogwild(shared, compute, lr, more):
             weights = shared.clone()
             while more():
                 shared.sub_(lr * compute(weights))
-        """, None, "read shared anew for each"),
+        """, None, "Read shared before each"),
     ("7.5", "climbs", "shared -= lr", "shared += lr", "uphill"),
     ("7.5", "forgets the learning rate", "shared -= lr * gradient", "shared -= gradient",
-     "the learning rate is missing"),
+     "The learning rate is missing"),
     ("7.5", "takes the mean", "shared -= lr * gradient",
      "shared -= lr * gradient / dist.get_world_size()", "divided by the 6 ranks"),
-    ("7.5", "takes one step", "while more():", "if more():", "more() said True 4 times"),
+    ("7.5", "takes one step", "while more():", "if more():",
+     "Ask more() before each step, and take one step each time"),
     ("7.5", "asks at the end", """
         def hogwild(shared, compute, lr, more):
             while True:
                 shared.sub_(lr * compute(shared.clone()))
                 if not more():
                     return
-        """, None, "ask more() before each step"),
+        """, None, "Ask more() before each step, and take one step each time"),
     ("7.5", "tells the others", "shared -= lr * gradient  #",
-     "shared -= lr * gradient; dist.barrier()  #", "with Hogwild nothing is communicated"),
+     "shared -= lr * gradient; dist.barrier()  #",
+     "Don't communicate in Hogwild: the ranks share the memory"),
     ("7.5", "averages", "        shared -=", "        dist.all_reduce(gradient)\n        shared -=",
-     "with Hogwild nothing is communicated"),
+     "Don't communicate in Hogwild: the ranks share the memory"),
     ("7.5", "steps on the copy", """
         def hogwild(shared, compute, lr, more):
             while more():
                 weights = shared.clone()
                 weights -= lr * compute(weights)
-        """, None, "makes a new tensor, in memory of its own"),
+        """, None, "Only the other ranks changed shared, because shared = shared - … makes"),
     ("7.5", "copies the step back", """
         def hogwild(shared, compute, lr, more):
             while more():
@@ -375,17 +391,17 @@ _CHANGES = [
                 own = shared.clone()
                 own -= lr * gradient
                 shared.copy_(own)
-        """, None, "others have added to the weights"),
+        """, None, "You overwrote updates that other ranks made after you had read the"),
     ("7.5", "adds up first", """
         def hogwild(shared, compute, lr, more):
             total = torch.zeros_like(shared)
             while more():
                 total += compute(shared.clone())
             shared -= lr * total
-        """, None, "each has to be in the memory when the next is computed"),
+        """, None, "Apply each one before you compute the next"),
     # -- lost updates
     ("7.6", "reads too early", "    dist.barrier()  # all are done\n", "",
-     "reads the counters when its own updates are done"),
+     "A rank reads the counters before all others have finished, so it counts"),
     ("7.6", "begins alone", "    dist.barrier()  # begin together\n", "",
      "begins without the others"),
     ("7.6", "does not wait for the begin", "    dist.barrier()  # begin together\n",
@@ -394,31 +410,33 @@ _CHANGES = [
      "    r, p = dist.get_rank(), dist.get_world_size()\n"
      "    hello = dist.isend(torch.zeros(1), (r + 1) % p)\n"
      "    dist.recv(torch.zeros(1), (r - 1) % p)\n    hello.wait()\n", "begins without the others"),
-    ("7.6", "the share that arrived", "return 1 - counters", "return counters", "1 minus it"),
+    ("7.6", "the share that arrived", "return 1 - counters", "return counters",
+     "You returned the share that arrived"),
     ("7.6", "percent", "return 1 - counters.double().mean().item() / (times * "
      "dist.get_world_size())", "return 100 - 100 * counters.double().mean().item() / (times * "
      "dist.get_world_size())", "not percent"),
     ("7.6", "forgets the other ranks", " / (times * dist.get_world_size())", " / times",
-     "6 · times updates were made"),
+     "You divided by one rank's updates"),
     ("7.6", "how many", "return 1 - counters.double().mean().item() / (times * "
      "dist.get_world_size())", "return times * dist.get_world_size() - counters.double().mean()"
-     ".item()", "divide by the number of all updates"),
-    ("7.6", "the best counter", ".mean()", ".max()", "take the mean of all"),
-    ("7.6", "the worst counter", ".mean()", ".min()", "take the mean of all"),
-    ("7.6", "the sum", ".mean()", ".sum()", "take the mean of the counters"),
+     ".item()", "You returned the number of lost updates"),
+    ("7.6", "the best counter", ".mean()", ".max()", "Use the mean over all counters"),
+    ("7.6", "the worst counter", ".mean()", ".min()", "Use the mean over all counters"),
+    ("7.6", "the sum", ".mean()", ".sum()",
+     "You divided the sum over all counters by the updates of one counter"),
     ("7.6", "updates once", "    for _ in range(times):\n        update(counters)",
-     "    update(counters)", "was called 1 times, expected 7"),
+     "    update(counters)", "Call update(counters) 7 times on each rank, not 1"),
     ("7.6", "updates for all ranks", "range(times)", "range(times * dist.get_world_size())",
      "update was called more than 7 times"),
     ("7.6", "updates a copy", "update(counters)", "update(counters.clone())",
-     "its memory is not shared"),
+     "update got a tensor whose memory the ranks don't share"),
     ("7.6", "a list", "return 1 - counters.double().mean().item() / (times * "
      "dist.get_world_size())", "return (1 - counters / (times * 6)).tolist()", "one number"),
-    ("7.6", "the sign", "return 1 - counters.double().mean().item() / (times * "
+    ("7.6", "The sign is wrong", "return 1 - counters.double().mean().item() / (times * "
      "dist.get_world_size())", "return counters.double().mean().item() / (times * "
      "dist.get_world_size()) - 1", "missing / made"),
     ("7.6", "returns nothing", "return 1 - counters", "1 - counters",
-     "You returned None. Return the share of updates that are lost"),
+     "Return the share of lost updates"),
     # -- sharded
     ("7.7", "receives after the sends", """
         def work_sharded(compute, weights, servers, more):
@@ -482,19 +500,20 @@ _CHANGES = [
                     requests += [dist.isend(GRADIENT, dst=s), dist.isend(piece, dst=s)]
                 for request in requests:
                     request.wait()
-        """, None, "begins only after the wait for another"),
+        """, None, "You started the irecv for one server after you had waited for another"),
     ("7.7", "two servers only", "weights.tensor_split(len(servers))", "weights.tensor_split(2)",
      "servers = ["),
     ("7.7", "leaves one server only", "            for server in servers:\n                "
-     "leave(server)", "            leave(servers[0])", "leave() says goodbye to each"),
+     "leave(server)", "            leave(servers[0])",
+     "Receive a part from each server, and send each server a header and its"),
     ("7.7", "sends no header",
      "            requests.append(dist.isend(GRADIENT, dst=server))\n", "",
-     "to each goes a header"),
+     "Receive a part from each server, and send each server a header and its"),
     ("7.7", "does not wait at all",
      "        for request in requests:\n            request.wait()\n", "",
      "You never call wait()"),
     ("7.7", "computes a gradient for each server", "zip(parts, pieces, servers):\n",
-     "zip(parts, pieces, servers):\n            compute(weights)\n", "compute was called"),
+     "zip(parts, pieces, servers):\n            compute(weights)\n", "You called compute"),
     ("7.7", "receives into copies", "parts = weights.tensor_split(len(servers))",
      "parts = [p.clone() for p in weights.tensor_split(len(servers))]", "weights that compute got"),
 ]  # fmt: skip
@@ -520,31 +539,31 @@ WRONG += [
         ("    sent_at = dict", "    first = weights.clone()\n    sent_at = dict"),
         ("        dist.send(weights, dst=worker)\n        sent_at",
          "        dist.send(first, dst=worker)\n        sent_at"),
-    ), "these are the weights of the beginning"),
+    ), "The weights never changed"),
     ("7.3", "counts who has left", _changed(
         "7.3",
         ("    while clock:", "    here = len(workers)\n    while here:"),
         ("            del clock[worker]\n", "            here -= 1\n"),
-    ), "does not count among the slowest"),
+    ), "Don't send to a worker that has left, don't wait for it, and don't"),
     ("7.5", "writes back", _changed(
         "7.5",
         ("gradient = compute(shared.clone())", "read = shared.clone()\n        "
          "gradient = compute(read)"),
         ("shared -= lr * gradient", "shared.copy_(read - lr * gradient)"),
-    ), "the updates of other ranks were overwritten"),
+    ), "You overwrote updates that other ranks made after you had read the"),
     ("7.7", "parts the wrong way round", _changed(
         "7.7", ("zip(parts, servers)", "zip(parts[::-1], servers)"),
         ("zip(parts, pieces, servers)", "zip(parts[::-1], pieces, servers)"),
-    ), "the parts"),
+    ), "The parts are in wrong places"),
     ("7.7", "pieces the wrong way round", _changed(
         "7.7", ("zip(parts, pieces, servers)", "zip(parts, pieces[::-1], servers)"),
-    ), "this part belongs to another server"),
+    ), "You sent a part that belongs to another server"),
     ("7.7", "the whole gradient to each", _changed(
         "7.7", ("isend(piece, dst", "isend(torch.cat(pieces), dst"),
-    ), "to each goes a header and its part of the gradient"),
+    ), "Receive a part from each server, and send each server a header and its"),
     ("7.7", "beginnings for all", _changed(
         "7.7", ("isend(piece, dst", "isend(torch.cat(pieces)[: len(piece)], dst"),
-    ), "every server got the beginning of the gradient"),
+    ), "You sent each server the beginning of the gradient"),
     ("7.7", "receives for the next round before it asks", _changed(
         "7.7",
         ("        if not more():",
@@ -801,7 +820,7 @@ CHANGES += [
         "cuts off what is behind the point",
         "hand_in(compute(weights))",
         "hand_in(compute(weights.int().float()))",
-        "compute got other weights",
+        "You called compute with other weights than the server had sent",
     ),
     (
         "7.1",
@@ -867,12 +886,12 @@ CHANGES += [
      "            leave()\n            return\n        hand_in(compute(weights))\n",
      "    while more():\n        dist.recv(weights, src=SERVER)\n"
      "        hand_in(compute(weights))\n    dist.recv(weights, src=SERVER)\n    leave()\n",
-     "asked before the weights had come"),
+     "You asked more() before the weights had come"),
     ("7.1", "receives into a tensor of its own", "    while True:\n        dist.recv(weights,",
      "    weights = torch.empty_like(weights)\n    while True:\n        dist.recv(weights,",
-     "not in the argument weights"),
+     "The last weights that came aren't in the argument weights"),
     ("7.1", "other memory", "            weights -= lr * total / len(here)",
-     "            weights.data = weights - lr * total / len(here)", "update it in place"),
+     "            weights.data = weights - lr * total / len(here)", "Update it in place, with -="),
     ("7.2", "removes workers from its argument", "            here.discard(worker)",
      "            here.discard(worker)\n            workers.remove(worker)",
      "changed its argument workers"),
@@ -882,7 +901,8 @@ CHANGES += [
      "    while more():\n        gradient = compute(shared.clone())\n"
      "        shared -= lr * gradient  # to what is there now, not to what was read\n",
      "    read = shared.clone()\n    while more():\n        shared -= lr * compute(read)\n"
-     "        read = shared.clone()\n", "ask, then read"),
+     "        read = shared.clone()\n",
+     "You read the weights before you asked more(), and others have changed"),
     ("7.7", "empties the list of servers", "                leave(server)\n            return",
      "                leave(server)\n            servers.clear()\n            return",
      "changed its argument servers"),

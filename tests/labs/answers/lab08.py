@@ -33,55 +33,58 @@ CENTER = "return center + eta * rho * (w - center)"
 _CHANGES = [
     ("8.1", "centre from the new w", CENTER,
      "return center + eta * rho * (w - eta * (3.0 + rho * (w - center)) - center)",
-     "this follows from the worker's new weights"),
+     "You used the worker's new weights"),
     ("8.1", "a number for one weight", WORKER,
      "return (w - eta * (gradient + rho * (w - center))).squeeze()",
-     "this is a single number: return a tensor"),
+     "You returned a single number"),
     ("8.1", "a number for one weight of the centre", CENTER,
      "return (center + eta * rho * (w - center)).squeeze()",
-     "this is a single number: return a tensor"),
+     "You returned a single number"),
     ("8.1", "worker from the new centre", WORKER,
      "return w - eta * (gradient + rho * (w - move_center(center, w, eta, rho)))",
-     "the pull goes to the centre after it has moved"),
+     "You used the center after it had moved"),
     ("8.1", "pushes the centre away", CENTER, "return center - eta * rho * (w - center)",
-     "the centre moves away from the worker"),
+     "The center moves away from the worker"),
     ("8.1", "pushes the worker away", WORKER, "return w - eta * (gradient - rho * (w - center))",
-     "the pull has the wrong sign"),
+     "The pull has the wrong sign and drives the worker away from the center"),
     ("8.1", "turns the distance round", WORKER, "return w - eta * (gradient + rho * (center - w))",
-     "drives the worker away from the centre"),
+     "The pull has the wrong sign and drives the worker away from the center"),
     ("8.1", "rho without eta in the worker", WORKER,
-     "return w - eta * gradient - rho * (w - center)", "both terms are in the bracket"),
+     "return w - eta * gradient - rho * (w - center)",
+     "You didn't multiply ρ(W − W̄) by η. Put both terms into the bracket"),
     ("8.1", "rho without eta in the centre", CENTER, "return center + rho * (w - center)",
-     "ρ(W − W̄) is not multiplied by η"),
+     "You didn't multiply ρ(W − W̄) by η"),
     ("8.1", "eta twice in the worker", WORKER,
-     "return w - eta * (gradient + eta * rho * (w - center))", "multiplied by η twice: α = ηρ"),
+     "return w - eta * (gradient + eta * rho * (w - center))",
+     "You multiplied the pull by η twice. Use α = ηρ"),
     ("8.1", "eta twice in the centre", CENTER, "return center + eta * eta * rho * (w - center)",
-     "multiplied by η twice: α = ηρ"),
+     "You multiplied the pull by η twice. Use α = ηρ"),
     ("8.1", "does not pull the worker", WORKER, "return w - eta * gradient",
-     "nothing pulls the worker to the centre"),
+     "Nothing pulls the worker to the center"),
     ("8.1", "does not pull the centre", CENTER, "return center.clone()",
-     "nothing pulls the centre"),
+     "Nothing pulls the center"),
     ("8.1", "divides by the workers", CENTER, "return center + eta * rho * (w - center) / 3",
-     "the sum over the workers is no mean"),
-    ("8.1", "averages", CENTER, "return (w + center) / 2", "this is the plain average of both"),
+     "You divided by the number of workers"),
+    ("8.1", "averages", CENTER, "return (w + center) / 2",
+     "You returned the plain average of both"),
     ("8.1", "returns the change", CENTER, "return eta * rho * (w - center)",
-     "return the new centre"),
+     "You returned the change of the center"),
     ("8.1", "climbs", WORKER, "return w + eta * (gradient - rho * (w - center))",
-     "the gradient has the wrong sign"),
+     "The gradient has the wrong sign, so the worker climbs"),
     ("8.1", "forgets the gradient", WORKER, "return w - eta * rho * (w - center)",
-     "the gradient is missing: only the spring acts"),
+     "The gradient is missing, so only the spring acts"),
     ("8.1", "works in place", WORKER, "w -= eta * (gradient + rho * (w - center))\n    return w",
-     "w has changed: return a new tensor"),
+     "Return a new tensor, and leave arguments as they are"),
     ("8.1", "moves the centre in place", CENTER,
-     "center += eta * rho * (w - center)\n    return center", "center has changed"),
+     "center += eta * rho * (w - center)\n    return center", "You changed center"),
     ("8.1", "returns nothing", WORKER, WORKER[7:], "You returned None. Return the new weights"),
     ("8.1", "centre descends", CENTER, "return center - eta * 3.0 + eta * rho * (w - center)",
-     "the centre descends along the gradient, too"),
+     "You moved the center along the gradient, too"),
     ("8.1", "takes a mean of numbers", WORKER,
      WORKER.replace("(w - center)", "(w - center).mean()"),
-     "without a gradient W + W̄ must stay"),
+     "Without a gradient, W + W̄ must stay, because the spring pulls both"),
     ("8.1", "a number for alpha", CENTER, "return center + 0.2 * (w - center)",
-     "without a gradient W + W̄ must stay"),
+     "Without a gradient, W + W̄ must stay, because the spring pulls both"),
     ("8.1", "numbers for both rates", """
         def move_worker(w, center, gradient, eta, rho):
             return w - 0.1 * (gradient + 2.0 * (w - center))
@@ -95,7 +98,7 @@ _CHANGES = [
 
         def move_center(center, w, eta, rho):
             return center + rho * (w - center)
-        """, None, "ρ(W − W̄) is not multiplied by η: both terms are in the bracket"),
+        """, None, "You didn't multiply ρ(W − W̄) by η. Put both terms into the bracket"),
 
     ("8.2", "sends the new weights", """
         def round_robin(w, gradient, steps, eta, rho, note, group=None):
@@ -114,15 +117,15 @@ _CHANGES = [
                     dist.send(w, group_dst=0, group=group)
                     note(w)
             return w
-        """, None, "send the old ones"),
+        """, None, "Send the old ones, because line"),
     ("8.2", "counts workers from zero", "j = 1 + t % count", "j = t % count",
-     "place 0 is the master"),
+     "only the master at place 0 and the worker at place 1 + t mod G take part"),
     ("8.2", "t from one", "j = 1 + t % count", "j = 1 + (t + 1) % count",
      "expected 1, 2, 3, 1, 2, 3"),
     ("8.2", "workers from the last", "j = 1 + t % count", "j = count - t % count",
-     "sent to the ranks 3, 2, 1"),
+     "Exchange one message each way in the turn of the worker at place"),
     ("8.2", "counts the master as a worker", "dist.get_world_size(group) - 1",
-     "dist.get_world_size(group)", "the worker's place is 1 + t mod G"),
+     "dist.get_world_size(group)", "and the worker at place 1 + t mod G take part"),
     ("8.2", "hard-codes three workers", "dist.get_world_size(group) - 1", "3",
      "rank"),
     ("8.2", "sends before it computes", """
@@ -146,23 +149,25 @@ _CHANGES = [
     ("8.2", "computes before the centre comes",
      "            dist.recv(other, group_src=0, group=group)\n            slope = gradient(w)",
      "            slope = gradient(w)\n            dist.recv(other, group_src=0, group=group)",
-     "before the centre has come"),
+     "You computed the gradient before the center had come"),
     ("8.2", "computes at the centre", "slope = gradient(w)", "slope = gradient(other)",
-     "the gradient is taken at the centre's weights"),
-    ("8.2", "works in every step", "elif place == j:", "else:", "A worker takes part in its own"),
+     "computes it at the worker's own weights, W^j"),
+    ("8.2", "works in every step", "elif place == j:", "else:",
+     "and the worker at place 1 + t mod G take part"),
     ("8.2", "takes over the centre", "w = move_worker(w, other, slope, eta, rho)",
-     "w = other + eta * rho * (w - other)", "the worker goes on with the centre's weights"),
+     "w = other + eta * rho * (w - other)", "The worker continues with the center's weights"),
     ("8.2", "does not note", "            w = move_center(w, other, eta, rho)  # line 14\n"
      "            note(w)", "            w = move_center(w, other, eta, rho)",
-     "one for each update of the centre: call note"),
+     "once after each update of the center"),
     ("8.2", "notes too early", "            w = move_center(w, other, eta, rho)  # line 14\n"
      "            note(w)", "            note(w)\n            w = move_center(w, other, eta, rho)",
-     "comes before the weights have changed"),
+     "You called note(…) before the weights changed"),
     ("8.2", "returns nothing", "    return w", "    pass", "You returned None. Return the weights"),
     ("8.2", "moves in place", "w = move_center(w, other, eta, rho)",
-     "w += eta * rho * (other - w)", "the tensor w that it was given has changed"),
+     "w += eta * rho * (other - w)",
+     "You changed the given tensor w, so the next run would begin somewhere"),
     ("8.2", "ignores the group", "dist.send(w, group_dst=j, group=group)", "dist.send(w, dst=j)",
-     "every call needs group=group"),
+     "If it works without a group, pass group=group to every call"),
     ("8.2", "a place for a rank", "group_dst=0, group=group)", "dst=0, group=group)",
      "group_dst"),
     ("8.2", "broadcasts the centre", """
@@ -191,7 +196,7 @@ _CHANGES = [
     ("8.2", "a buffer of its own kind", "torch.empty_like(w)", "torch.empty(w.shape)",
      "float32"),
     ("8.2", "one round too few", "for t in range(steps)", "for t in range(steps - 1)",
-     "sent to the ranks 1, 2, 3, 1, 2, expected"),
+     "Exchange one message each way in the turn of the worker at place"),
 
     ("8.3", "serves in turns", """
         def serve(center, exchanges, eta, rho, note, group=None):
@@ -204,7 +209,7 @@ _CHANGES = [
                 center = move_center(center, w, eta, rho)
                 note(center)
             return center
-        """, None, "leave out the source"),
+        """, None, "Leave out the source: who = dist.recv(w, group=group) takes what comes"),
     ("8.3", "asks in turns without blocking", """
         def serve(center, exchanges, eta, rho, note, group=None):
             w = torch.empty_like(center)
@@ -216,18 +221,18 @@ _CHANGES = [
                 center = move_center(center, w, eta, rho)
                 note(center)
             return center
-        """, None, "the master takes whatever comes first"),
+        """, None, "Let the master take what comes first, by dist.recv without a source"),
     ("8.3", "answers with the moved centre",
      "        dist.send(center, dst=who, group=group)  # before it moves\n"
      "        center = move_center(center, w, eta, rho)\n",
      "        center = move_center(center, w, eta, rho)\n"
      "        dist.send(center, dst=who, group=group)\n",
-     "a centre that this worker has moved already"),
+     "You pulled to a center that this worker has already moved"),
     ("8.3", "answers the wrong worker", "dist.send(center, dst=who, group=group)",
      "dist.send(center, group_dst=1, group=group)", "rank"),
     ("8.3", "exchanges in every step", "if k % tau == 0:", "if True:", "exchanges of each worker"),
     ("8.3", "exchanges at the end", "if k % tau == 0:", "if k % tau == tau - 1:",
-     "the exchange comes in the last of τ steps"),
+     "The exchange comes in the last of τ steps"),
     ("8.3", "leaves out step 0", "if k % tau == 0:", "if k and k % tau == 0:",
      "exchanges of each worker"),
     ("8.3", "pulls in every step", """
@@ -241,7 +246,7 @@ _CHANGES = [
                 w = move_worker(w, center, slope, eta, rho)
                 note(w)
             return w
-        """, None, "between two exchanges it descends only"),
+        """, None, "Only descend between two exchanges"),
     ("8.3", "sends after its step", """
         def work(w, gradient, steps, tau, eta, rho, note, group=None):
             center = torch.empty_like(w)
@@ -254,11 +259,12 @@ _CHANGES = [
                     w = w - eta * rho * (old - center)
                 note(w)
             return w
-        """, None, "the worker sends its weights after its step"),
+        """, None, "You send W after the worker's own step"),
     ("8.3", "forgets the gradient in an exchange", "move_worker(w, center, slope, eta, rho)",
-     "move_worker(w, center, 0 * slope, eta, rho)", "every step descends"),
+     "move_worker(w, center, 0 * slope, eta, rho)",
+     "The gradient is missing in the step with an exchange"),
     ("8.3", "does not pull", "w = move_worker(w, center, slope, eta, rho)", "w = w - eta * slope",
-     "nothing pulls the worker"),
+     "Nothing pulls the worker when it has the center"),
     ("8.3", "takes over the centre", "w = move_worker(w, center, slope, eta, rho)",
      "w = center - eta * gradient(center)", "computed"),
     ("8.3", "goes on from the centre", "slope = gradient(w)\n        if k % tau == 0:\n"
@@ -271,7 +277,7 @@ _CHANGES = [
      "            w = center.clone()\n"
      "        slope = gradient(w)\n"
      "        if k % tau == 0:\n"
-     "            w = w - eta * slope", "the worker takes over the centre's weights"),
+     "            w = w - eta * slope", "The worker takes over the center's weights"),
     ("8.3", "computes only with the master", """
         def work(w, gradient, steps, tau, eta, rho, note, group=None):
             center = torch.empty_like(w)
@@ -282,15 +288,16 @@ _CHANGES = [
                 w = move_worker(w, center, slope, eta, rho)
                 note(w)
             return w
-        """, None, "one in each, gradient(w)"),
+        """, None, "Compute gradient(w) once in each of"),
     ("8.3", "answers and moves on",
      "dist.send(center, dst=who, group=group)  # before it moves",
      "dist.isend(center, dst=who, group=group)", "You never call wait()"),
     ("8.3", "serves too few", "range(exchanges)", "range(exchanges - 1)", "rank"),
     ("8.3", "moves the centre in place", "center = move_center(center, w, eta, rho)",
-     "center += eta * rho * (w - center)", "the tensor w that it was given has changed"),
+     "center += eta * rho * (w - center)",
+     "You changed the given tensor w, so the next run would begin somewhere"),
     ("8.3", "answers in the world", "dist.send(center, dst=who, group=group)",
-     "dist.send(center, dst=who)", "every call needs group=group"),
+     "dist.send(center, dst=who)", "If it works without a group, pass group=group to every call"),
     ("8.3", "reduces", """
         def serve(center, exchanges, eta, rho, note, group=None):
             for _ in range(exchanges // (dist.get_world_size(group) - 1)):
@@ -314,19 +321,19 @@ _CHANGES = [
                 note(w)
             return w
         """, None, "You call all_reduce. Use only send and recv here"),
-    ("8.3", "the master notes nothing", "        note(center)\n", "", "call note(…) there"),
+    ("8.3", "the master notes nothing", "        note(center)\n", "", "Call note(…)"),
     ("8.3", "the worker notes exchanges only", "            w = w - eta * slope\n        note(w)",
      "            w = w - eta * slope\n            continue\n        note(w)",
-     "one for each step of this worker"),
+     "once after each step of this worker"),
     ("8.3", "the master returns nothing", "    return center", "    pass",
      "You returned None. Return the weights"),
 
     ("8.4", "does not look ahead", "gradient(w + delta * v)", "gradient(w)",
-     "Nesterov's momentum takes it ahead"),
+     "Nesterov's momentum needs it ahead, at w + δv"),
     ("8.4", "looks ahead by all of v", "gradient(w + delta * v)", "gradient(w + v)",
-     "the gradient is taken at w + v"),
+     "You computed the gradient at w + v"),
     ("8.4", "the spring in v", "w = w + v - pull", "v = v - pull\n        w = w + v",
-     "the spring is part of v"),
+     "You put the spring into v, which keeps it for later steps"),
     ("8.4", "the spring from ahead", """
         def work_with_momentum(w, gradient, steps, tau, eta, rho, delta, note, group=None):
             center, v = torch.empty_like(w), torch.zeros_like(w)
@@ -340,17 +347,18 @@ _CHANGES = [
                 w = w + v - pull
                 note(w)
             return w
-        """, None, "the spring is measured from w + δv"),
+        """, None, "You measured the spring from w + δv"),
     ("8.4", "forgets v", "v = delta * v - eta * gradient(w + delta * v)",
-     "v = -eta * gradient(w)", "v is 0 again in every step"),
+     "v = -eta * gradient(w)", "v begins at 0 in every step"),
     ("8.4", "does not damp", "v = delta * v - eta * gradient(w + delta * v)",
-     "v = v - eta * gradient(w + delta * v)", "multiply the old v by δ"),
-    ("8.4", "does not pull", "w = w + v - pull", "w = w + v", "nothing pulls the worker"),
+     "v = v - eta * gradient(w + delta * v)", "Multiply the old v by δ"),
+    ("8.4", "does not pull", "w = w + v - pull", "w = w + v",
+     "Nothing pulls the worker when it has the center"),
     ("8.4", "pulls in every step", "        pull = 0\n", "",
-     "the pull of the last exchange acts in the steps after it"),
+     "The pull of the last exchange acts in later steps, too"),
     ("8.4", "exchanges in every step", "if k % tau == 0:", "if True:", "exchanges of each worker"),
     ("8.4", "exchanges at the end", "if k % tau == 0:", "if (k + 1) % tau == 0:",
-     "the exchange comes in the last of τ steps"),
+     "The exchange comes in the last of τ steps"),
     ("8.4", "sends ahead", """
         def work_with_momentum(w, gradient, steps, tau, eta, rho, delta, note, group=None):
             center, v = torch.empty_like(w), torch.zeros_like(w)
@@ -364,20 +372,20 @@ _CHANGES = [
                 w = w + v
                 note(w)
             return w
-        """, None, "the worker sends w + δv"),
+        """, None, "Send w to the master"),
     ("8.4", "climbs", "delta * v - eta * gradient", "delta * v + eta * gradient",
      "the worker climbs"),
-    ("8.4", "notes nothing", "        note(w)\n", "", "call note(…) there"),
+    ("8.4", "notes nothing", "        note(w)\n", "", "Call note(…)"),
     ("8.4", "returns the velocity", "    return w", "    return v", "the result"),
     ("8.4", "two gradients", "v = delta * v - eta * gradient(w + delta * v)",
      "gradient(w)\n        v = delta * v - eta * gradient(w + delta * v)",
-     "one in each, gradient(w)"),
+     "Compute gradient(w) once in each of"),
     ("8.4", "in place", "w = w + v - pull", "w += v - pull",
-     "the tensor w that it was given has changed"),
+     "You changed the given tensor w, so the next run would begin somewhere"),
     ("8.4", "takes over the centre", "pull = eta * rho * (w - center)", "pull = w - center",
-     "the pull is the whole distance"),
+     "You pulled by the whole distance"),
 
-    ("8.5", "sums", "            w = w / size\n", "", "these are sums over the ranks"),
+    ("8.5", "sums", "            w = w / size\n", "", "You noted the sum over the ranks"),
     ("8.5", "hard-codes four ranks", "size = dist.get_world_size(group)", "size = 4",
      "divided by 4, the size of the world"),
     ("8.5", "forgets the rest", "if k % tau == 0 or k == steps:", "if k % tau == 0:",
@@ -398,18 +406,19 @@ _CHANGES = [
                 if k % tau == 0 or k == steps:
                     note(w)
             return w
-        """, None, "all_reduce the weights, after the step"),
+        """, None, "Call all_reduce on the weights, after the step"),
     ("8.5", "reduces a copy", "dist.all_reduce(w, group=group)\n            w = w / size",
-     "dist.all_reduce(w.clone(), group=group)", "these are this rank's own weights"),
+     "dist.all_reduce(w.clone(), group=group)", "You noted this rank's own weights"),
     ("8.5", "goes on from its own",
      "            dist.all_reduce(w, group=group)\n            w = w / size\n            note(w)\n"
      "    return w",
      "            mean = w.clone()\n            dist.all_reduce(mean, group=group)\n"
-     "            mean /= size\n            note(mean)\n    return mean", "go on from the average"),
+     "            mean /= size\n            note(mean)\n    return mean",
+     "You computed the mean, but the rank continues from its own weights"),
     ("8.5", "ignores the group", "dist.all_reduce(w, group=group)", "dist.all_reduce(w)",
      "Pass group=group"),
     ("8.5", "works in place", "w = w - eta * gradient(w)", "w -= eta * gradient(w)",
-     "the tensor w that it was given has changed"),
+     "You changed the given tensor w, so the next run would begin somewhere"),
     ("8.5", "does not wait", "dist.all_reduce(w, group=group)",
      "dist.all_reduce(w, group=group, async_op=True)", "You never call wait()"),
     ("8.5", "gathers", "            dist.all_reduce(w, group=group)\n            w = w / size",
@@ -425,55 +434,56 @@ _CHANGES = [
                 w = w / dist.get_world_size(group)
                 note(w)
             return w
-        """, None, "one in each, gradient(w)"),
+        """, None, "Compute gradient(w) once in each of"),
     ("8.5", "notes each step", "            note(w)\n    return w", "        note(w)\n    return w",
-     "one for each all_reduce"),
+     "once after each all_reduce"),
     ("8.5", "returns nothing", "    return w", "    pass", "You returned None. Return the weights"),
     ("8.5", "notes before", "            dist.all_reduce(w, group=group)",
-     "            note(w)\n            dist.all_reduce(w, group=group)", "one for each all_reduce"),
+     "            note(w)\n            dist.all_reduce(w, group=group)",
+     "once after each all_reduce"),
 
     ("8.6", "heavy ball", "center - rate * (pseudo_gradient + momentum * velocity)",
-     "center - rate * velocity", "this is heavy-ball momentum"),
+     "center - rate * velocity", "You used heavy-ball momentum"),
     ("8.6", "the step with the old velocity", """
         def outer_step(center, pseudo_gradient, velocity, rate, momentum):
             new = momentum * velocity + pseudo_gradient
             return center - rate * (pseudo_gradient + momentum * velocity), new
-        """, None, "with the new v"),
+        """, None, "Compute v ← μv + g first, and then step along g + μv, as Nesterov does"),
     ("8.6", "climbs in the outer step", "center - rate * (", "center + rate * (",
-     "the step goes the wrong way"),
+     "The step goes the wrong way"),
     ("8.6", "the rate in the velocity", """
         def outer_step(center, pseudo_gradient, velocity, rate, momentum):
             velocity = momentum * velocity + rate * pseudo_gradient
             return center - rate * pseudo_gradient - momentum * velocity, velocity
         """, None, "outer_step, rate"),
     ("8.6", "returns the centre only", "momentum * velocity), velocity", "momentum * velocity)",
-     "return center, velocity"),
+     "Return two tensors: center, velocity"),
     ("8.6", "swaps the two", "return center - rate * (pseudo_gradient + momentum * velocity), "
      "velocity", "return velocity, center - rate * (pseudo_gradient + momentum * velocity)",
-     "these are velocity and centre"),
+     "You returned velocity, center"),
     ("8.6", "the velocity in place", "velocity = momentum * velocity + pseudo_gradient",
      "velocity *= momentum\n    velocity += pseudo_gradient",
-     "outer_step changes a tensor that it was given"),
+     "outer_step changed one of its arguments"),
     ("8.6", "turns the pseudo-gradient round", "change = center - w", "change = w - center",
-     "The pseudo-gradient is W̄ − Wⁱ"),
+     "Descend along the pseudo-gradient W̄ − Wⁱ"),
     ("8.6", "sums the pseudo-gradients", "        change /= dist.get_world_size(group)\n", "",
-     "the pseudo-gradients were summed"),
+     "You summed the pseudo-gradients"),
     ("8.6", "hard-codes four ranks", "change /= dist.get_world_size(group)", "change /= 4",
      "divided by 4, the size of the world"),
     ("8.6", "reduces a copy", "dist.all_reduce(change, group=group)\n"
      "        change /= dist.get_world_size(group)", "dist.all_reduce(change.clone(), group=group)",
-     "each rank has used its own pseudo-gradient"),
+     "Each rank used its own pseudo-gradient"),
     ("8.6", "does not go back to the centre", "        w = center\n", "",
-     "In DiLoCo they go on from the centre"),
+     "The ranks continue from their own weights after an outer step"),
     ("8.6", "divides by tau", "change = center - w", "change = (center - w) / tau",
      "divided by τ"),
     ("8.6", "the inner rate", "change = center - w", "change = eta * (center - w)",
      "multiplied by η"),
     ("8.6", "plain averages", "center, velocity = outer_step(center, change, velocity, rate, "
-     "momentum)", "center = center - change", "the outer step is a plain average"),
+     "momentum)", "center = center - change", "The outer step is a plain mean"),
     ("8.6", "forgets the velocity", "center, velocity = outer_step(center, change, velocity, rate, "
      "momentum)", "center, _ = outer_step(center, change, velocity, rate, momentum)",
-     "keep it from round to round"),
+     "Keep it from round to round"),
     ("8.6", "forgets the rest", "range(0, steps, tau)", "range(0, steps - tau + 1, tau)",
      "and one at the end"),
     ("8.6", "communicates in every step", """
@@ -492,14 +502,15 @@ _CHANGES = [
     ("8.6", "sums weights", "change = center - w\n        dist.all_reduce(change, group=group)\n"
      "        change /= dist.get_world_size(group)",
      "dist.all_reduce(w, group=group)\n        change = center - w",
-     "W was summed over the ranks before"),
+     "You summed W over the ranks before you subtracted it from the center"),
     ("8.6", "ignores the group", "dist.all_reduce(change, group=group)", "dist.all_reduce(change)",
      "Pass group=group"),
-    ("8.6", "notes its own weights", "note(center)", "note(w)", "note the centre"),
+    ("8.6", "notes its own weights", "note(center)", "note(w)",
+     "You noted this rank's weights before the outer step"),
     ("8.6", "reduces in double rounds", "min(tau, steps - begin)", "tau",
-     "one in each, gradient(w)"),
+     "Compute gradient(w) once in each of"),
     ("8.6", "in place", "w = w - eta * gradient(w)", "w -= eta * gradient(w)",
-     "w is the same tensor as the centre"),
+     "The pseudo-gradients are zero, because w and the center are one tensor"),
 ]  # fmt: skip
 
 RIGHT = [
@@ -800,7 +811,7 @@ CHANGES += [
 ]
 
 #: What won the points because the check always gave the same rates, short weights and few steps.
-NOTED = "the weights that it has noted, with "
+NOTED = "the weights that you noted, with "
 CHANGES += [
     ("8.1", "limits alpha", """
         def move_worker(w, center, gradient, eta, rho):
@@ -808,20 +819,20 @@ CHANGES += [
 
         def move_center(center, w, eta, rho):
             return center + min(eta * rho, 0.6) * (w - center)
-        """, None, "it moves by the share 0.6 of the distance, expected α = ηρ = 0.8"),
+        """, None, "a share of 0.6 of the distance. Use α = ηρ, here 0.8"),
     ("8.1", "goes to the other end at most", """
         def move_worker(w, center, gradient, eta, rho):
             return torch.lerp(w, center, min(eta * rho, 1.0)) - eta * gradient
 
         def move_center(center, w, eta, rho):
             return torch.lerp(center, w, min(eta * rho, 1.0))
-        """, None, "it moves by the share 1 of the distance, expected α = ηρ = 1.3"),
+        """, None, "a share of 1 of the distance. Use α = ηρ, here 1.3"),
     ("8.2", "takes ρ for 2 at the centre", "w = move_center(w, other, eta, rho)",
      "w = w + 2 * eta * (other - w)", NOTED + "η = "),
     ("8.2", "multiplies ρ by the gradient", "w = move_worker(w, other, slope, eta, rho)",
      "w = w - eta * rho * (slope / 2 + w - other)", NOTED + "η = "),
     ("8.2", "a number for eta", "w = move_worker(w, other, slope, eta, rho)",
-     "w = w - 0.1 * slope - eta * rho * (w - other)", "the gradient is multiplied by 0.1"),
+     "w = w - 0.1 * slope - eta * rho * (w - other)", "You multiplied the gradient by"),
     ("8.2", "sends six numbers", """
         def round_robin(w, gradient, steps, eta, rho, note, group=None):
             place, count = dist.get_rank(group), dist.get_world_size(group) - 1
@@ -840,7 +851,7 @@ CHANGES += [
                     w = move_worker(w, other, slope, eta, rho)
                     note(w)
             return w
-        """, None, "expected the weights, "),
+        """, None, "Send all weights"),
     ("8.3", "another spring at the centre", "center = move_center(center, w, eta, rho)",
      "center = center + 4 * eta / rho * (w - center)", NOTED + "η = "),
     ("8.3", "another spring at the worker", "w = move_worker(w, center, slope, eta, rho)",
@@ -851,28 +862,28 @@ CHANGES += [
     ("8.3", "exchanges at least every ten steps", "k % tau == 0", "k % min(tau, 10) == 0",
      "exchanges of each worker"),
     ("8.4", "a number for eta", "- eta * gradient", "- 0.1 * gradient",
-     "the gradient is multiplied by 0.1, whatever η is"),
+     "You multiplied the gradient by"),
     ("8.5", "a number for eta", "w - eta * gradient(w)", "w - 0.1 * gradient(w)",
-     "the gradient is multiplied by 0.1, whatever η is"),
+     "You multiplied the gradient by"),
     ("8.5", "eta of 0.1 at least", "w - eta * gradient(w)", "w - max(eta, 0.1) * gradient(w)",
-     "the gradient is multiplied by 0.1, whatever η is"),
+     "You multiplied the gradient by"),
     ("8.5", "reduces six numbers", "dist.all_reduce(w, group=group)\n            w = w / size",
      "dist.all_reduce(w[:6], group=group)\n            w[:6] /= size",
-     "expected the weights, "),
+     "Send all weights"),
     ("8.6", "momentum of 0.6 at most", "    center, velocity = w, torch.zeros_like(w)\n",
      "    center, velocity, momentum = w, torch.zeros_like(w), min(momentum, 0.6)\n",
      NOTED + "η = "),
     ("8.6", "numbers for the outer step", "velocity, rate, momentum)\n        note",
      "velocity, 0.7, 0.6)\n        note", NOTED + "η = "),
     ("8.6", "the paper's numbers for the outer step", "velocity, rate, momentum)\n        note",
-     "velocity, 0.7, 0.9)\n        note", "use the arguments rate and momentum"),
+     "velocity, 0.7, 0.9)\n        note", "Use the arguments rate and momentum"),
     ("8.2", "the notebook's numbers", "    place, count = ",
      "    eta, rho = 0.1, 3.0\n    place, count = ",
-     "use the arguments eta and rho"),
+     "Use the arguments eta and rho"),
     ("8.4", "the notebook's numbers", "    center, v = ",
-     "    eta, rho = 0.1, 3.0\n    center, v = ", "use the arguments eta and rho"),
+     "    eta, rho = 0.1, 3.0\n    center, v = ", "Use the arguments eta and rho"),
     ("8.6", "a number for eta", "w - eta * gradient(w)", "w - 0.1 * gradient(w)",
-     "the gradient is multiplied by 0.1, whatever η is"),
+     "You multiplied the gradient by"),
     ("8.6", "reduces six numbers", """
         def outer_step(center, pseudo_gradient, velocity, rate, momentum):
             velocity = momentum * velocity + pseudo_gradient
@@ -890,7 +901,7 @@ CHANGES += [
                 center, velocity = outer_step(center, change, velocity, rate, momentum)
                 note(center)
             return center
-        """, None, "expected the weights, "),
+        """, None, "Send all weights"),
 ]  # fmt: skip
 WRONG += [(task, what, code, words) for task, what, code, new, words in CHANGES if new is None]
 CHANGES = [change for change in CHANGES if change[3] is not None]
@@ -902,5 +913,5 @@ WRONG += [
         "center, velocity = w, getattr(diloco, 'velocity', torch.zeros_like(w))\n"
         "    velocity = velocity if len(velocity) == len(w) else torch.zeros_like(w)",
     ).replace("    return center\n", "    diloco.velocity = velocity\n    return center\n"),
-     "the weights that it has noted"),
+     "the weights that you noted, with η ="),
 ]  # fmt: skip

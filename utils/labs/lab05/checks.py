@@ -1,7 +1,7 @@
 """Checks of lab 05: stopwatches, laws, predictions and a job script.
 
-No check depends on how busy the machine is: what it times are clocks that the check moves on, and
-what it fits are times that the check made up.
+No verdict depends on how busy the machine is, because the check sets all clocks that an answer
+reads, and makes up all times that an answer fits.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from .law_fits import fit_amdahl as fit_amdahl
 from .law_fits import fit_gustafson as fit_gustafson
 from .slurm_jobs import job_script as job_script
 
-# Calls after which every rank knows that the others were there, too.
+# Calls that no rank leaves before all others have joined.
 _MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
-# Seconds that the very first step takes longer than the others.
+# The additional seconds of the very first step.
 WARM = 5000.0
-_DIFFERENT = "the ranks return different lists:"
+_DIFFERENT = "The ranks return different lists. Reduce with dist.ReduceOp.MAX"
 
 
 def probe_stopwatch(
     user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: list, warm: float
 ) -> dict:
-    """Call `time_rounds` on clocks that each step moves on, and that meet in collectives.
+    """Call `time_rounds` on clocks that each step advances and each collective synchronizes.
 
-    It is called twice, and nothing may be left from the first call.
+    We call it twice, because nothing of the first call may remain in the second.
 
     Args:
         late: seconds of `prepare` on this rank.
-        takes: seconds of each step on this rank, one call after the other.
-        warm: seconds that the very first step takes longer.
+        takes: seconds of each step on this rank, in the order of the calls.
+        warm: the additional seconds of the very first step.
     """
     from torch_mpi.record import log
 
@@ -62,7 +62,7 @@ def probe_stopwatch(
 
     def step() -> None:
         events.append("step")
-        # Its gradients meet first, so a rank that is early waits here, as in a training.
+        # As in training, the ranks first average gradients, so an early rank waits here.
         dist.all_reduce(torch.zeros(1))
         made = events.count("step")
         clock.advance(takes[min(made, len(takes)) - 1] + (warm if made == 1 else 0.0))
@@ -86,10 +86,9 @@ def probe_stopwatch(
 
 @contextlib.contextmanager
 def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
-    """Let a collective end at the same moment on all ranks: that of the last one."""
+    """Make a collective end at the same moment on all ranks, when the last rank has joined."""
     group = dist.group.WORLD
     reduce_all = group.allreduce
-    # In a step it is the training that communicates, not the stopwatch.
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.MAX
 
@@ -99,7 +98,7 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
             work = call(*args, **kwargs)
             if work is not None:
                 work.wait()
-                if record := getattr(work, "call", None):  # there is none of a blocking call
+                if record := getattr(work, "call", None):  # blocking calls have no record
                     record.waited = record.blocking  # the answer has not waited yet
             latest = torch.tensor([clock.ahead], dtype=torch.float64)
             reduce_all([latest], options).wait()
@@ -116,13 +115,13 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """The times that a stopwatch is tried on, in seconds by rank.
+    """The times that a check gives a stopwatch, in seconds by rank.
 
     Attributes:
-        about: of a step.
-        late: of `prepare`.
-        takes: of each step; a round comes first that warms up.
-        warm: that the very first step takes longer.
+        about: the approximate time of a step.
+        late: the time of `prepare`.
+        takes: the time of each step, including the warm-up round.
+        warm: the additional time of the very first step.
     """
 
     rounds: int
@@ -140,7 +139,7 @@ class Trial:
 
 @task("5.1", "a stopwatch for many ranks", points=3)
 def time_rounds(ranks: Ranks, report: Report) -> None:
-    """Check the slowest rank's seconds per step, warmed up, from a common start."""
+    """Check the slowest rank's seconds per step, after a warm-up and from a common start."""
     for trial in _trials(report.seed):
         asked = {"steps": trial.steps, "rounds": trial.rounds, "warm": trial.warm}
         each = to_each(late=trial.late, takes=trial.takes)
@@ -153,11 +152,11 @@ def time_rounds(ranks: Ranks, report: Report) -> None:
 
 
 def _trials(seed: int) -> Iterator[Trial]:
-    """Yield two trials; either rank is the slow one once, and once the late one."""
-    first_is_slow = bool(seed % 2)  # in the first trial rank 1, or in the second
+    """Yield two trials, in which each rank is slow once and late once."""
+    first_is_slow = bool(seed % 2)  # whether rank 1 is slow in the first trial
     for number, (rounds, steps) in enumerate(((3, 2), (4, 3))):
         chance = random.Random(seed + number)
-        # No whole seconds: who cuts them off is far enough from the truth.
+        # These aren't whole seconds, so an answer that truncates them is clearly wrong.
         about = [chance.randrange(10, 15) + 0.8, chance.randrange(50, 60) + 0.8]
         late = [chance.uniform(500, 900), chance.uniform(10, 40)]
         if first_is_slow == (number == 1):
@@ -166,16 +165,16 @@ def _trials(seed: int) -> Iterator[Trial]:
         takes = [[share * seconds for share in shares] for seconds in about]
         warm = WARM
         if number == 1:
-            warm = 0.0  # the round that warms up need not be the longest
+            warm = 0.0  # the warm-up round need not be the longest
             late.reverse()
-            # In one round the other rank is the slow one.
+            # In one round, the other rank is slow.
             changed = slice(2 * steps, 3 * steps)
             takes[0][changed], takes[1][changed] = takes[1][changed], takes[0][changed]
         yield Trial(rounds, steps, about, late, takes, warm)
 
 
 def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[Step]:
-    """Yield the steps for the answer of one rank; results: of all ranks."""
+    """Yield the steps for the answer of one rank; `results` has the answers of all ranks."""
     reply = answer.value
     times = reply["result"]
     alike = all(result == times for result in results)
@@ -184,33 +183,31 @@ def _stopwatch(trial: Trial, results: Sequence[Any], answer: Reply) -> Iterator[
         times,
         trial.slowest.mean(1).tolist(),
         _wrong_stopwatches(reply["events"], alike, trial.slowest, trial.late),
-        what=f"a step takes about {first:.1f} s on rank 0, {second:.1f} s on rank 1",
+        what=f"with steps of {first:.1f} s on rank 0 and {second:.1f} s on rank 1",
         form="the times",
         tolerance=0.01,
     )
     kind = reply["kind"]
     no_list = f"You returned a {kind}. Return a list of numbers: .tolist() makes one"
-    again = (
-        "The second call returns other times than the first. Is something left from the first call?"
-    )
+    again = "Your second call returns different times. Don't keep anything from the first call"
     conduct = [
         communication(reply["open"], waited),
         facts(_miscounted(reply["events"], trial.rounds, trial.steps)),
-        facts({f"{_DIFFERENT} all_reduce with dist.ReduceOp.MAX": not alike}),
+        facts({_DIFFERENT: not alike}),
         facts({no_list: kind != "list"}),
     ]
     yield each_of(conduct, [facts({again: not same(reply["first"], times, 0.01)})])
 
 
 def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[float]:
-    """Return the shares of the steps of all rounds; no step takes as long as another or the mean.
+    """Return the share of each step in all rounds, so that no step equals another or a mean.
 
-    Neither the last step of a round nor its middle one takes as long as the mean of all.
+    So an answer that times only the last or the middle step of a round is wrong.
     """
     of_rounds = np.linspace(0.8, 1.2, rounds).tolist()
     chance.shuffle(of_rounds)
     if of_rounds[1:] == sorted(of_rounds[1:]):
-        of_rounds.reverse()  # so that an answer which sorts the rounds is found out
+        of_rounds.reverse()  # otherwise an answer that sorts the rounds would pass
     shares = []
     for of_round in of_rounds:
         of_steps = [0.85, 0.95, 1.2] if steps == 3 else [0.88, 1.12]
@@ -220,17 +217,17 @@ def _shares_of_steps(chance: random.Random, rounds: int, steps: int) -> list[flo
 
 
 def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
-    """Return what to say of too few and too many calls, and whether it is so."""
+    """Return the messages about too few or too many calls, and whether each applies."""
     made = events.count("step")
     prepared = events.count("prepare")
     expected = (rounds + 1) * steps
     return {
         (
-            f"You called step() {made} times. There are {rounds} rounds of {steps}, and one "
-            f"round before them to warm up, so {expected} calls are expected"
+            f"You called step() {made} times. Call it {expected} times, in {rounds} rounds of "
+            f"{steps} and a warm-up round before them"
         ): made != expected,
         (
-            f"Call prepare() in every round. Expected {rounds + 1} calls, but you made {prepared}"
+            f"You called prepare() {prepared} times. Call it in every round, {rounds + 1} times"
         ): prepared != rounds + 1,
     }
 
@@ -238,7 +235,7 @@ def _miscounted(events: list[str], rounds: int, steps: int) -> dict[str, bool]:
 def _wrong_stopwatches(
     events: list[str], alike: bool, seconds: np.ndarray, late: list[float]
 ) -> list[Mistake]:
-    """Return wrong times of a stopwatch; seconds: of the slowest rank, by round and step."""
+    """Return wrong times of a stopwatch; `seconds` has the slowest rank's, by round and step."""
     rounds, steps = seconds.shape
     right = seconds.mean(1)
     made = events.count("step")
@@ -250,7 +247,7 @@ def _wrong_stopwatches(
     )
     if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
         inside = (
-            "One rank waits for the other one's prepare(), inside your time. Put a barrier "
+            "Your time contains one rank's wait for the other rank's prepare(). Put a barrier "
             "between prepare() and the start of the clock"
         )
     too_few_calls = next(iter(_miscounted(events, rounds, steps)))
@@ -267,7 +264,7 @@ def _wrong_stopwatches(
         f"Return one number for each of {rounds} rounds": lambda times: len(times) != rounds,
         "Your time contains the first step, which warms up": lambda times: times[0] > WARM / steps,
         "You returned the time of a whole round. Divide it by the number of steps": right * steps,
-        "The times grow. Start the clock anew in every round": lambda times: (
+        "The times grow. Restart the clock in every round": lambda times: (
             min(np.diff(times)) > right.min() / 2
         ),
         too_few_calls: lambda _: made != (rounds + 1) * steps,
@@ -280,8 +277,7 @@ def _wrong_stopwatches(
         ): lambda times: np.allclose(sorted(times), sorted(right), rtol=0.01),
         "You timed one step of each round. Time all its steps together, and divide": is_one_step,
         inside: lambda times: np.median(times) > right.max() + late_by,
-        f"{_DIFFERENT} reduce with dist.ReduceOp.MAX, so that all have the slowest "
-        "rank's": lambda _: not alike,
+        f"{_DIFFERENT}, so that all ranks have the slowest rank's times": lambda _: not alike,
         (
             "Use the slowest rank, not the mean, the sum or the fastest of the ranks: "
             "dist.ReduceOp.MAX"
@@ -290,7 +286,7 @@ def _wrong_stopwatches(
 
 
 def _numbers(result: Any, count: int | None = None) -> bool:
-    """Return whether a result is a list of numbers, of so many if that is said."""
+    """Return whether a result is a list of numbers, with `count` numbers if it is given."""
     if not isinstance(result, list) or not all(map(is_number, result)):
         return False
     return count is None or len(result) == count
@@ -298,22 +294,22 @@ def _numbers(result: Any, count: int | None = None) -> bool:
 
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
-    """Check ratios of medians, ends from opposite quartiles, and the efficiency."""
+    """Check the ratio of medians, the ends from opposite quartiles, and the efficiency."""
     cases = [case for trial in range(3) for case in _speedup_cases(report.seed, trial)]
     if not judge_calls(ranks, report, cases):
         return
-    bands = cases[::2]  # those of efficiency lie between them
+    bands = cases[::2]  # every second case is about efficiency
     expected = [case.right for case in bands]
     kept = (
-        "speedup_band does not notice other times in a list that it has had before. Do you "
-        "keep something for a list? Compute the quartiles in each call"
+        "speedup_band doesn't notice that a list has new times. Compute the quartiles in each "
+        "call, and don't keep them for a list"
     )
     for answer in report.answers(ranks, probe_bands, trials=[case.arguments for case in bands]):
         report.facts(answer.rank, {kept: not same(answer.value, expected)})
 
 
 def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
-    """Yield a call of speedup_band and one of efficiency, with made-up times."""
+    """Yield calls of speedup_band and efficiency with made-up times."""
     sizes = ((7, 5), (8, 9), (10, 6))[trial]  # odd and even
     chance = np.random.default_rng([seed, trial])
     alone, together = (
@@ -321,7 +317,7 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
         for least, spread, size in zip((10, 4), (1.5, 0.8), sizes, strict=True)
     )
     for times in (alone, together):
-        times[:3] = times.max()  # clocks are coarse: a time may come again
+        times[:3] = times.max()  # clocks are coarse, so times may repeat
         times[3] = 5 * times.max()  # a disturbed round counts, too
         chance.shuffle(times)
     p = int((1, *chance.integers(2, 200, 2))[trial])
@@ -340,7 +336,7 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
 
 
 def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
-    """Return bands of the times in the same two lists, which are others in each call."""
+    """Return the bands of times in the same two lists, whose content changes between calls."""
     lists: tuple[list, list] = ([], [])
     bands = []
     for times in trials:
@@ -350,7 +346,7 @@ def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
     return bands
 
 
-# What some take for the median of an even count.
+# What some students use as the median of an even number of times.
 _MEDIANS = (statistics.median_low, statistics.median_high)
 
 
@@ -362,7 +358,7 @@ def _quartiles(times: np.ndarray) -> np.ndarray:
 def _wrong_bands(
     alone: np.ndarray, together: np.ndarray, low: float, middle: float, high: float
 ) -> list[Mistake]:
-    """Return wrong bands by the times on one rank and on several; low, middle, high: the right."""
+    """Return wrong bands of the times on one rank and on several; the last three are right."""
     q1, q2 = map(_quartiles, (alone, together))
     extremes = [min(alone) / max(together), max(alone) / min(together)]
     unequal = [np.median([*set(times.tolist())]) for times in (alone, together)]
@@ -381,10 +377,11 @@ def _wrong_bands(
             np.mean(alone) / np.mean(together)
         ),
         "Your middle is halfway between the ends. Use the medians": has_middle((low + high) / 2),
-        "Your middle uses the fastest rounds": has_middle(min(alone) / min(together)),
+        "Your middle uses the fastest rounds. Use medians": has_middle(min(alone) / min(together)),
         "Your middle is right. Pair q25 with q75 for the ends": has_middle(middle),
         (
-            "The median of an even number of times is the mean of the two middle times: np.median"
+            "The median of an even number of times is the mean of the two in the middle. Use "
+            "np.median"
         ): has_middle(*(median(alone) / median(together) for median in _MEDIANS)),
         "You counted equal times once. set() drops the others": has_middle(unequal[0] / unequal[1]),
     })
@@ -392,7 +389,7 @@ def _wrong_bands(
 
 @task("5.5", "predict a step", points=3)
 def predict_step(ranks: Ranks, report: Report) -> None:
-    """Check messages and bytes of a ring, and a step with an all_reduce for each gradient."""
+    """Check messages and bytes of a ring, and the time of a step with its all_reduces."""
     chance = random.Random(report.seed)
     judge_calls(ranks, report, [*_ring_cases(chance), *_step_cases(chance)])
 
@@ -405,7 +402,7 @@ def _ring_cases(chance: random.Random) -> Iterator[Case]:
 
 
 def _step_cases(chance: random.Random) -> Iterator[Case]:
-    # Ranks, gradients, the bytes of the largest, and bytes per second.
+    # Ranks, number of gradients, bytes of the largest gradient, and bytes per second.
     for p, count, most, slow in (
         (2, chance.randrange(3, 5), 10**7, 5e6),
         (chance.randrange(3, 20), chance.randrange(10, 30), 10**4, 5e3),
@@ -413,7 +410,7 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
         (1, 2, 10**7, 5e6),
     ):
         sizes = [chance.randrange(4, most, 4) for _ in range(count)]
-        sizes += 2 * sizes[:1]  # layers of the same size have gradients of their own
+        sizes += 2 * sizes[:1]  # layers of the same size still have separate gradients
         compute = chance.uniform(0.5, 2)
         latency = chance.uniform(0.05, 0.2)
         arguments: list[Any] = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
@@ -452,7 +449,7 @@ def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:
 def _steps(
     compute: float, sizes: list[int], p: int, latency: float, bandwidth: float
 ) -> tuple[float, list[Mistake]]:
-    """Return the seconds of a step, and wrong ones."""
+    """Return the seconds of a step, and mistakes with wrong seconds."""
     count = len(sizes)
     moved = 2 * (p - 1) / p * sum(sizes)
     sent = moved / bandwidth
@@ -466,10 +463,10 @@ def _steps(
         "Each gradient has a separate all_reduce, and each of them pays the latency": compute
         + once
         + sent,
-        "The computation is missing. Communication comes after it, so add both": waits + sent,
+        "The computation is missing. Add it, because communication follows it": waits + sent,
         "compute is what one rank computes. Don't divide it by p": compute / p + waits + sent,
-        "The latency is missing": compute + sent,
-        "The bytes are missing: sent / bandwidth": compute + waits,
+        "The latency is missing. Add it for each message": compute + sent,
+        "The bytes are missing. Add sent / bandwidth": compute + waits,
         "bandwidth is in bytes per second. Divide by it": compute + waits + moved * bandwidth,
         "Every message pays the latency, and there are 2(p − 1) messages": compute
         + count * latency

@@ -1,9 +1,9 @@
-"""How long a training step will take on ranks and networks that are not here.
+"""Predicts how long a training step will take on ranks and networks that you don't have.
 
 A step is the computation of one rank plus its all_reduces. An all_reduce is a pattern of messages,
-and a message of n bytes costs α + nβ. What is measured: the computation on one rank, how much
-slower it is beside others, and a table of all_reduce times on a few ranks of this machine. What is
-left out: overlap, and ranks that wait for each other. So each prediction comes with a band.
+and a message of n bytes costs α + nβ. We measure the computation on one rank, how much slower it is
+next to other ranks, and a table of all_reduce times on a few ranks of this machine. The model
+leaves out overlap and ranks that wait for each other, so each prediction comes with a band.
 
 Patterns: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations
 in MPICH", International Journal of High Performance Computing Applications 19(1), 2005.
@@ -18,7 +18,7 @@ import numpy as np
 
 from utils.mpi.benchmark.alpha_beta import AlphaBeta, fit_alpha_beta
 
-# MPI changes its protocol with the size, so one line fits badly: three regimes.
+# MPI changes its protocol with the size, so three lines fit better than one.
 SMALL = 2**10
 LARGE = 2**20
 
@@ -39,7 +39,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Message:
-    """One step of a pattern: how many bytes each rank sends, and how far away the receiver is."""
+    """One step of a pattern: the bytes that each rank sends, and the distance to the receiver."""
 
     nbytes: float
     distance: int
@@ -48,14 +48,14 @@ class Message:
 def messages(pattern: str, nbytes: float, ranks: int) -> list[Message]:
     """Return the messages that each rank sends, one after the other, in an all_reduce.
 
-    ring: 2(p − 1) messages of n/p bytes to the next rank. recursive doubling: log₂ p messages of
-    n bytes at distances 1, 2, 4, …; two more where p is no power of two, for the ranks left over.
+    A ring has 2(p − 1) messages of n/p bytes to the next rank. Recursive doubling has log₂ p
+    messages of n bytes at distances 1, 2, 4, …, and two more if p isn't a power of two.
 
     Raises:
-        ValueError: another pattern, or less than one rank.
+        ValueError: the pattern is unknown, or there is less than one rank.
     """
     if ranks < 1:
-        raise ValueError(f"ranks={ranks}: at least 1")
+        raise ValueError(f"ranks={ranks}: expected at least 1")
     if pattern == "ring":
         return [Message(nbytes / ranks, 1)] * (2 * (ranks - 1))
     if pattern == "recursive doubling":
@@ -65,16 +65,16 @@ def messages(pattern: str, nbytes: float, ranks: int) -> list[Message]:
     raise ValueError(f"pattern={pattern!r}: expected one of {', '.join(PATTERNS)}")
 
 
-# --- what was measured ------------------------------------------------------------------------
+# --- the measurement --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Regimes:
-    """The seconds of one message by its bytes: a line for each regime.
+    """The seconds of one message by its bytes, as a line for each of three regimes.
 
     Attributes:
-        pattern: the messages that the measured all_reduce is taken to be made of.
-        small, middle, large: up to 1 KiB, between, from 1 MiB.
+        pattern: the pattern of messages that we assume for the measured all_reduce.
+        small, middle, large: the lines up to 1 KiB, between, and from 1 MiB on.
     """
 
     pattern: str
@@ -90,11 +90,11 @@ class Regimes:
 
     @property
     def error(self) -> float:
-        """Return how far the lines are off the table, on average, as a share of the time."""
+        """Return the mean relative error of the worst of the three lines."""
         return max(line.error for line in (self.small, self.middle, self.large))
 
     def all_reduce(self, nbytes: float, ranks: int) -> float:
-        """Return the seconds of an all_reduce on ranks of the machine that was measured."""
+        """Return the seconds of an all_reduce on ranks of the measured machine."""
         return sum(self.message(sent.nbytes) for sent in messages(self.pattern, nbytes, ranks))
 
 
@@ -103,15 +103,15 @@ def fit_regimes(
 ) -> Regimes:
     """Return what a message costs, from a table of all_reduce times on some ranks.
 
-    A ring over p ranks makes 2(p − 1) messages of n/p bytes of it, so each takes that part of the
-    time. Sizes at 1 KiB and 1 MiB count on both sides.
+    For example, a ring over p ranks sends 2(p − 1) messages of n/p bytes, which take equal parts of
+    the time. Sizes at 1 KiB and 1 MiB count on both sides.
 
     Raises:
-        ValueError: fewer than two sizes of messages in a regime, fewer than two ranks, another
-            pattern, or times that can't be fitted.
+        ValueError: there are fewer than two ranks, or fewer than two sizes of messages in a regime,
+            the pattern is unknown, or the times can't be fitted.
     """
     if ranks < 2:
-        raise ValueError(f"ranks={ranks}: one rank sends nothing, measure at least 2")
+        raise ValueError(f"ranks={ranks}: one rank sends nothing, so measure at least 2")
     table = []
     for size, time in zip(nbytes, seconds, strict=True):
         sent = messages(pattern, size, ranks)
@@ -124,12 +124,12 @@ def fit_regimes(
     ):
         rows = [(size, time) for size, time in table if least <= size <= most]
         if len({size for size, _ in rows}) < 2:
-            raise ValueError(f"the table needs at least 2 messages {name}, got {len(rows)}")
+            raise ValueError(f"the table needs at least 2 messages {name}, but has {len(rows)}")
         fits.append(fit_alpha_beta(*zip(*rows, strict=True)))
     return Regimes(pattern, *fits)
 
 
-# --- what it will be --------------------------------------------------------------------------
+# --- the prediction ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ class Machine:
     """Nodes with one rank for each NUMA domain, joined by a network.
 
     Attributes:
-        nodes, domains: how many nodes; ranks on each of them. Powers of two for recursive
-            doubling.
-        network: between nodes, for each node and direction; None where there is one node.
+        nodes, domains: the number of nodes, and of ranks on each node. Recursive doubling needs
+            powers of two.
+        network: each node's link to the other nodes, in each direction. One node needs no link.
     """
 
     nodes: int
@@ -152,13 +152,13 @@ class Machine:
         return self.nodes * self.domains
 
     def all_reduce(self, nbytes: float, local: Regimes) -> float:
-        """Return the seconds of an all_reduce; inside a node messages cost what `local` says.
+        """Return the seconds of an all_reduce; `local` gives the cost of messages inside a node.
 
-        In a ring one rank of each node sends over the network, and the slowest link sets the
-        pace. In recursive doubling all ranks of a node do at the same time, and share its link.
+        In a ring, one rank of each node sends over the network, and the slowest link sets the
+        pace. In recursive doubling, all ranks of a node send at the same time and share its link.
 
         Raises:
-            ValueError: there are several nodes, and no network.
+            ValueError: there are several nodes but no network.
         """
         if self.nodes == 1:
             return local.all_reduce(nbytes, self.ranks)
@@ -185,13 +185,13 @@ class Machine:
         """Return the lowest, middle and highest seconds of a step.
 
         Args:
-            compute: seconds of each round of a rank's computation, with the machine for itself.
+            compute: seconds of each round of a rank's computation, alone on the machine.
             sizes: bytes of each all_reduce.
-            local: what messages cost inside a node.
-            slowdown: how many times as long it takes while the other ranks compute, too.
+            local: the cost of messages inside a node.
+            slowdown: the factor by which computing takes longer while other ranks compute.
 
-        The low end knows no slowdown. Ends take the quartiles of the rounds, and communication
-        that is off by as much as the table's lines are.
+        The low end assumes no slowdown. Both ends use quartiles of the rounds, and the mean error
+        of the table's lines for communication.
         """
         quick, usual, slow = np.percentile(compute, [25, 50, 75])
         sent = self.step(0.0, sizes, local)

@@ -1,4 +1,4 @@
-"""Tasks 5.3 and 5.4: two laws of scaling, and the serial fraction in made-up times."""
+"""Tasks 5.3 and 5.4: two laws of scaling, and fits of the serial fraction to made-up times."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, each_of, task, value
 from utils.cluster.questions import Ranks, Reply
 
-# Rank counts, and errors of a measurement there: a straight line through all points does not notice
-# them, nor does a mean of the points' own fractions in 5.3, whose text leaves the way open. The
-# first points, the last one, other lines, and in 5.4 that mean do.
+# Rank counts, and errors of a measurement. A straight line through all points doesn't change with
+# these errors, and neither does the mean of all points' fractions in 5.3, which 5.3 allows. Answers
+# that use some points only, another line, or this mean in 5.4 give wrong results.
 NOISY = [1, 2, 3, 5, 8, 13, 20]
 SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
 SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T(1) / T(p)
 
 
 def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
-    """Return a law at one p and at several, and its fit."""
+    """Return a law at one p and at several, and the fit of this law."""
     function = reading_answer(user_ns, law)
     return {
         "one": told(function(ps[-1], serial)),
@@ -40,9 +40,9 @@ class LawCase:
     """A law and its fit, at the rank counts `ps` of one measurement.
 
     Attributes:
-        serial: the serial fraction that a fit has to find.
-        times, right: what the ranks took, and what the law gives, by rank count.
-        laws, fits: mistakes at the last rank count, and in the fit.
+        serial: the serial fraction that a fit must find.
+        times, right: measured times, and the speedups by the law, for each rank count.
+        laws, fits: wrong results at the last rank count, and of the fit.
     """
 
     law: str
@@ -67,7 +67,7 @@ def fit_gustafson(ranks: Ranks, report: Report) -> None:
 
 
 def _judge_laws(ranks: Ranks, report: Report, cases: Iterable[LawCase]) -> None:
-    """Judge one case after the other, until one has a problem."""
+    """Judge one case after the other until one has a problem."""
     for case in cases:
         asked = {"law": case.law, "ps": case.ps, "serial": case.serial}
         for answer in report.answers(ranks, probe_law, times=case.times.tolist(), **asked):
@@ -81,7 +81,7 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
     ps = case.ps
     law = case.law
     results = answer.value
-    # By chance several mistakes may give about the same: the one that gives just this goes first.
+    # Several mistakes may give similar numbers by chance, so we look for an exact match first.
     mistakes = [
         Mistake(functools.partial(same, expected=share, tolerance=tolerance), text)
         for tolerance in (1e-6, 2e-3)
@@ -91,7 +91,7 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
         results["fit"],
         case.serial,
         mistakes,
-        what=f"fit_{law}, {ps} ranks took {short(case.times.tolist())} s",
+        what=f"fit_{law}, with {ps} ranks and {short(case.times.tolist())} s",
         form="the serial fraction",
         tolerance=0.01,
     )
@@ -107,7 +107,7 @@ def _law_and_fit(case: LawCase, answer: Reply) -> Iterator[Step]:
 
 
 def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
-    """Return Amdahl's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    """Return a case of Amdahl's law, with times from s and T(1); see :func:`_law_data`."""
     p = ps[-1]
     x = 1 / np.array(ps)
     serial = min(max(0.0, s), 1.0)
@@ -119,7 +119,7 @@ def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     slope, start = np.polyfit(x, times, 1)
     laws = {
         "You used Gustafson's law": p - serial * (p - 1),
-        "The serial part s is missing below the line": p / max(1 - serial, 1e-9),
+        "The serial part s is missing in the denominator": p / max(1 - serial, 1e-9),
         "The parallel part is 1 − s, not 1": 1 / (serial + 1 / p),
         "You exchanged the serial and the parallel part": 1 / (1 - serial + serial / p),
         "You returned T(p) / T(1). The speedup is its inverse": serial + (1 - serial) / p,
@@ -130,7 +130,7 @@ def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
         "You returned the parallel time in seconds. Return the serial share": slope,
         "You fitted speedups as if they were times": _share(x, 1 / share),
         _beyond(s): s,
-        "T(1) does not count in that: use all points": _line(x[1:], times[1:]),
+        "You left out T(1). Use all points": _line(x[1:], times[1:]),
     }
     fits |= _alone(share[1:] / share[0], x[1:], 1 - x[1:])
     right = 1 / (serial + (1 - serial) * x)
@@ -138,7 +138,7 @@ def _amdahl(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
 
 
 def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
-    """Return Gustafson's law, with times that follow from s and T(1); see :func:`_law_data`."""
+    """Return a case of Gustafson's law, with times from s and T(1); see :func:`_law_data`."""
     p = ps[-1]
     all_p = np.array(ps, float)
     serial = min(max(0.0, s), 1.0)
@@ -153,7 +153,7 @@ def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     cut = float(np.clip(more @ np.maximum(missing, 0) / (more @ more), 0, 1))
     laws = {
         "You used Amdahl's law": 1 / (serial + (1 - serial) / p),
-        "s counts p − 1 times, not p times": p - serial * p,
+        "You subtracted s p times. Subtract it p − 1 times": p - serial * p,
         "You exchanged the serial and the parallel part": 1 + serial * (p - 1),
     }
     each = np.mean(missing[1:] / more[1:])
@@ -161,9 +161,9 @@ def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
     fits = {
         "You returned the parallel fraction. Return the serial fraction, 1 minus this": 1 - serial,
         _beyond(s): s,
-        "You returned the mean of what each point says. Use least squares": each,
-        "The line goes through the origin, so it has no intercept": any_start,
-        "S(p) compares with T(1), the first time, not with the shortest one": to_shortest,
+        "You returned the mean of all points' fractions. Use least squares": each,
+        "The line goes through the origin, so fit it without an intercept": any_start,
+        "You compared with the shortest time. Compare with T(1), the first time": to_shortest,
         "You cut points with a speedup of more than p. Clip only the result": cut,
         small: _share(1 / all_p, times),
         f"{small}, in the fit": float(np.clip(unscaled, 0, 1)),
@@ -175,7 +175,7 @@ def _gustafson(s: float, time: float, ps: list[int], noisy: bool) -> LawCase:
 def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
     """Yield serial fraction, T(1), rank counts, and whether the times are noisy.
 
-    Ordinary, noisy, better than ideal, slower than one rank, and two points, where each counts.
+    The cases are ordinary, noisy, better than ideal, slower than one rank, and only two points.
     """
     chance = random.Random(seed)
     serials = chance.uniform(0.05, 0.2), chance.uniform(0.3, 0.45), -0.05, 1.03
@@ -186,12 +186,12 @@ def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
 
 
 def _beyond(s: float) -> str:
-    """Return what to say where s itself is returned, which may be no share."""
-    return f"that is {'below 0' if s < 0 else 'above 1'}: np.clip(s, 0, 1)"
+    """Return the message if an answer returns s itself, which may not be between 0 and 1."""
+    return f"You returned a share {'below 0' if s < 0 else 'above 1'}. Use np.clip(s, 0, 1)"
 
 
 def _unseen(noise: np.ndarray, *lines: np.ndarray) -> np.ndarray:
-    """Return the noise, made exactly so that a fit of these lines does not notice it."""
+    """Return the noise without the component that would change a fit of these lines."""
     basis, _ = np.linalg.qr(np.stack(lines)[:, 1:].T)
     return np.append(0.0, noise[1:] - basis @ (basis.T @ noise[1:]))
 
@@ -202,7 +202,7 @@ def _share(x: np.ndarray, times: np.ndarray) -> float:
 
 
 def _line(x: np.ndarray, times: np.ndarray) -> float:
-    """Return Amdahl's fraction by a straight line in x = 1/p, as it comes."""
+    """Return Amdahl's fraction by a straight line in x = 1/p, without clipping."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # one point is too few
         slope, start = np.polyfit(x, times, 1)

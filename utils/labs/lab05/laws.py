@@ -1,7 +1,7 @@
 """Two laws of scaling, and the serial fraction that fits measured times best.
 
-Amdahl asks how much sooner the *same* work is done by p ranks; Gustafson asks how much *more* work
-p ranks do in the same time. Both split the work into a serial fraction s and a parallel rest.
+Amdahl asks how much sooner p ranks finish the *same* work. Gustafson asks how much *more* work p
+ranks do in the same time. Both split the work into a serial fraction s and a parallel rest.
 
 Sources: G. M. Amdahl, "Validity of the single processor approach to achieving large scale computing
 capabilities", AFIPS Spring Joint Computer Conference, 1967. J. L. Gustafson, "Reevaluating Amdahl's
@@ -43,9 +43,9 @@ class LawFit:
     Attributes:
         law: :func:`amdahl` or :func:`gustafson`.
         serial: the serial fraction that fits best, from 0 to 1.
-        low, high: 90 % interval of it. It tells the noise of the rounds, and nothing about
-            whether the law holds: look at the points.
-        time: seconds at one rank, by the fit.
+        low, high: its 90 % interval, which shows the noise of the rounds. It doesn't show whether
+            the law holds, so look at the points.
+        time: seconds on one rank, by the fit.
     """
 
     law: Callable
@@ -67,16 +67,16 @@ def fit_amdahl(rounds: Rounds, *, seed: int = 0) -> LawFit:
     """Return Amdahl's fit of a strong-scaling measurement: T(p) = T(1) · (s + (1 − s)/p).
 
     Args:
-        rounds: seconds of each round by rank count, the work being the same at all of them.
-        seed: of the resampling.
+        rounds: seconds of each round by rank count, for the same work on all rank counts.
+        seed: the seed of the resampling.
 
     Raises:
-        ValueError: fewer than two rank counts, one below 1, no rounds, or a time that is not
-            positive and finite.
+        ValueError: there are fewer than two rank counts, a count below 1, no rounds, or a time that
+            isn't positive and finite.
     """
 
     def fit(p: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-        # T = a + b/p. Divided by T both columns count relative errors, as a fit of times should.
+        # T = a + b/p. We divide by T, so that the fit minimizes relative errors.
         a, b = _nonnegative(1 / times, 1 / (p * times))
         return a / (a + b), a + b
 
@@ -87,15 +87,15 @@ def fit_gustafson(rounds: Rounds, *, seed: int = 0) -> LawFit:
     """Return Gustafson's fit of a weak-scaling measurement: p·T(1)/T(p) = p − s·(p − 1).
 
     Args:
-        rounds: seconds of each round by rank count, the work *of each rank* being the same.
-        seed: of the resampling.
+        rounds: seconds of each round by rank count, for the same work *on each rank*.
+        seed: the seed of the resampling.
 
     Raises:
-        ValueError: as :func:`fit_amdahl`.
+        ValueError: as in :func:`fit_amdahl`.
     """
 
     def fit(p: np.ndarray, times: np.ndarray) -> tuple[float, float]:
-        # Divided by p·T(1) that is 1/T = u/p + v with u = s/T(1) and v = (1 − s)/T(1).
+        # Divided by p·T(1), the law is 1/T = u/p + v with u = s/T(1) and v = (1 − s)/T(1).
         u, v = _nonnegative(times / p, times)
         return u / (u + v), 1 / (u + v)
 
@@ -103,7 +103,7 @@ def fit_gustafson(rounds: Rounds, *, seed: int = 0) -> LawFit:
 
 
 def _nonnegative(*columns: np.ndarray) -> np.ndarray:
-    """Return what these columns have to be multiplied by, so that their sum is 1 everywhere."""
+    """Return the nonnegative factors of these columns that bring their sum closest to 1."""
     return nonnegative(np.stack(columns, axis=1), np.ones(len(columns[0])))
 
 
@@ -111,7 +111,7 @@ def _fit(rounds: Rounds, law: Callable, fit: Callable, seed: int) -> LawFit:
     """Return the fit of the medians; its interval comes from resampled rounds.
 
     Args:
-        fit: returns serial fraction and T(1) from rank counts and times.
+        fit: a function that returns serial fraction and T(1) from rank counts and times.
     """
     measured = _checked(rounds)
     p = np.array(list(measured), dtype=float)
@@ -142,11 +142,11 @@ def _checked(rounds: Rounds) -> dict[int, np.ndarray]:
 def speedup_band(alone: Sequence[float], many: Sequence[float]) -> tuple[float, float, float]:
     """Return lowest, middle and highest speedup of the rounds `many` over the rounds `alone`.
 
-    The middle is the ratio of the medians. The ends pair the slow quarter of one side with the
-    fast quarter of the other, so they are cautious.
+    The middle is the ratio of the medians. The ends are cautious, because they pair the slow
+    quartile of one side with the fast quartile of the other side.
 
     Raises:
-        ValueError: no rounds, or a time that is not positive.
+        ValueError: there are no rounds, or a time isn't positive.
     """
     if not len(alone) or not len(many) or min(*alone, *many, 1.0) <= 0:
         raise ValueError("a speedup needs rounds on both sides, and positive times")

@@ -1,4 +1,4 @@
-"""Which of the forecast's two all-reduces is the faster, for any network and up to 64 ranks."""
+"""Shows which of the forecast's two all-reduces is faster, for any network and up to 64 ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from utils.labs.shared.fastest import Algorithm, Cost
 
 
 def crossover(measured: Regimes, ranks: int = 8) -> Interactive:
-    """Return times against bytes, which begin with what messages cost on this machine.
+    """Return a picture of times against bytes that begins with the costs on this machine.
 
     Args:
-        measured: α of short messages and β of long ones are taken from it.
-        ranks: what the picture begins with.
+        measured: gives α of short messages and β of long ones.
+        ranks: the first number of ranks in the picture.
     """
     algorithms = [
         Algorithm(pattern, color, cost_of(pattern))
@@ -25,7 +25,7 @@ def crossover(measured: Regimes, ranks: int = 8) -> Interactive:
 
 
 def cost_of(pattern: str):
-    """Return the function that says what a pattern of messages costs on p ranks."""
+    """Return a function that gives the cost of a pattern of messages on p ranks."""
 
     def cost(p: int) -> Cost:
         sent = messages(pattern, 1.0, p)

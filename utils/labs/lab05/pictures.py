@@ -1,7 +1,7 @@
 """Drawings of scaling measurements: speedup, efficiency, parts of a step, ranks × threads.
 
-Each draws on axes that it is given, so that a notebook decides what stands beside what. Times
-are in seconds where they come in, and in milliseconds where they are shown.
+Each function draws on given axes, so that a notebook decides how to arrange them. Arguments have
+times in seconds, and drawings show milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.figures import (
 )
 from utils.figures.shapes import cell
 
-# Color and marker both tell the series apart.
+# Each series has its own color and its own marker.
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"))
 
 # Lowest, middle and highest value by rank count.
@@ -49,10 +49,10 @@ def speedup(
 
     Args:
         series: (low, middle, high) by rank count, for each name.
-        laws: for some of the names, speedup as a function of an array of rank counts; or three such
-            functions: the best, the lowest, the highest, and a band is filled between the last two.
-        limit: what independent processes reach, which communicate nothing.
-        cores: beyond so many ranks the background says that they share cores.
+        laws: for some names, speedup as a function of an array of rank counts, or three functions:
+            best, lowest and highest. Then a band is filled between the last two.
+        limit: the speedup of independent processes, which communicate nothing.
+        cores: with more ranks than this, the background says that ranks share cores.
     """
     counts = sorted({p for bands in series.values() for p in bands})
     most = max(counts)
@@ -75,7 +75,7 @@ def speedup(
 
 
 def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = None) -> None:
-    """Draw speedup divided by the rank count; 1 is ideal. Arguments as in :func:`speedup`."""
+    """Draw speedup divided by the rank count, which is ideally 1; arguments as in `speedup`."""
     counts = sorted({p for bands in series.values() for p in bands})
     axes.axhline(1, color=GREY, linestyle="--", linewidth=1.5, label="ideal: 1")
     top = 1.0
@@ -94,7 +94,7 @@ def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> Non
     low, middle, high = np.array([bands[p] for p in counts], dtype=float).T
     line = {"color": color, "linestyle": "-" if joined else "none", "linewidth": 1.5}
     marks = {"marker": marker, "markersize": 7, "capsize": 4, "zorder": 3}
-    places = counts + shift  # beside each other, so that no bar hides another
+    places = counts + shift  # so that no error bar hides another
     axes.errorbar(places, middle, [middle - low, high - middle], label=name, **line, **marks)
 
 
@@ -121,10 +121,10 @@ def _rank_axis(axes, counts, cores, place) -> None:
 
 
 def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -> None:
-    """Draw stacked bars: what a step computes, and what communication adds (seconds by name).
+    """Draw stacked bars of a step's computation and the time that communication adds to it.
 
-    The numbers above are those of `step`. Noise can make a step shorter than its computation was
-    when that was timed alone: then nothing is added.
+    Both arguments have seconds by name. The numbers above the bars come from `step`. If noise makes
+    a step shorter than its computation alone, the bar has no communication.
     """
     names = list(step)
     whole = 1e3 * np.array([step[name] for name in names])
@@ -143,7 +143,7 @@ def parts(axes: Axes, step: Mapping[str, float], compute: Mapping[str, float]) -
 def forecast(
     axes: Axes, predicted: Bands, measured: Mapping[int, Sequence[float]], cores: int | None = None
 ) -> None:
-    """Draw a predicted band of step times over the rank counts, and what was measured.
+    """Draw a predicted band of step times over the rank counts, and measured times.
 
     Args:
         predicted: (low, middle, high) seconds by rank count.
@@ -170,10 +170,10 @@ def matrix(
     columns: Sequence[str],
     cells: Mapping[tuple[str, str], tuple[float, str]],
 ) -> None:
-    """Draw a table of step times, from quick (white) to slow (red); empty cells are grey.
+    """Draw a table of step times, from quick (white) to slow (red); empty cells are gray.
 
     Args:
-        rows, columns: their names.
+        rows, columns: names of the rows and columns.
         cells: (seconds, a line of words) by (row, column).
     """
     slowest = max(seconds for seconds, _ in cells.values())
@@ -200,10 +200,10 @@ def matrix(
 
 
 def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], int]) -> None:
-    """Draw a node's NUMA domains and cores; a core that a rank is bound to carries its number.
+    """Draw a node's NUMA domains and cores, with the number of the rank bound to each core.
 
     Args:
-        cores: how many each domain has.
+        cores: the number of cores of each domain.
         owners: rank by (domain, core of the domain).
     """
     left = 0.0

@@ -1,10 +1,10 @@
-"""A training script on ranks of its own, as a batch job would run it, and what it measured.
+"""Runs a training script on separate ranks, as a batch job would, and returns its measurements.
 
     one = run("train.py", "--batch", "256", job=Job(ranks=2))
     one.result["step"], one.bindings
 
-The ranks get the mpiexec, the environment and the options that `cluster.start` gives to a
-notebook's ranks, and end as `utils.jobs.mpi_job` promises.
+The ranks use the mpiexec, the environment and the options of `cluster.start`, and they end as
+`utils.jobs.mpi_job` promises.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from utils.jobs.mpi_job import Python
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
 DEADLINE = 120.0
-# Seconds that a rank waits for the others before it says who is missing; less than the deadline.
+# Seconds until a waiting rank reports which ranks are missing. This is less than the deadline.
 PATIENCE = 20.0
 
-# They say how many threads a rank starts.
+# These variables set the number of threads of a rank.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 # Open MPI: "[vm:04635] Rank 0 bound to package[0][core:L0]", "Rank 0 is not bound (…)";
 # Open MPI 4: "[vm:04635] MCW rank 0 bound to socket 0[core 0[hwt 0]]: [B/.]".
 _BINDING = re.compile(r"[Rr]ank (\d+) (?:is )?((?:not )?bound.*)")
 
-# How a script says how far it is, on its standard error.
+# A script begins lines about its progress with this, on its standard error.
 PROGRESS = "> "
 
 # "Data for proc: [prterun-vm-10555@1,0]" … "Binding: package[0][core:L0-3]".
@@ -42,16 +42,16 @@ _PLANNED = re.compile(r"Data for proc: \[.*?,(\d+)\].*?Binding: (\S+)", re.DOTAL
 
 
 class RunFailed(RuntimeError):
-    """The job failed, was late, or printed no result; the message has its last words."""
+    """The job failed, was late, or printed no result; the message has its last output."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """How a script is started.
+    """How to start a script.
 
     Attributes:
-        threads: of each rank; None leaves OMP_NUM_THREADS unset, as if forgotten.
-        bind: each rank on cores of its own; None: if there are enough cores.
+        threads: threads of each rank; None leaves OMP_NUM_THREADS unset, as if forgotten.
+        bind: whether each rank gets its own cores; None binds if there are enough cores.
     """
 
     ranks: int
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Return words such as "2 × 1, bound"; the threads are "?" where nothing says how many."""
+        """Return words such as "2 × 1, bound", with "?" for an unknown number of threads."""
         words = {True: ", bound", False: ", not bound", None: ""}[self.bind]
         return f"{self.ranks} × {self.threads or '?'}{words}"
 
@@ -73,8 +73,8 @@ class Run:
         job: how it was started.
         result: the JSON object that it printed.
         seconds: from the start of mpiexec to its end.
-        command: what was run, for the reader: without the folders.
-        bindings: by rank, what mpiexec reported; empty where it reports nothing.
+        command: the command without folders, for the reader.
+        bindings: what mpiexec reported for each rank; empty if it reports nothing.
     """
 
     job: Job
@@ -94,15 +94,15 @@ def run(
     """Run a Python script on MPI ranks; its result is the last JSON object it prints on a line.
 
     Args:
-        say: called with the command, and then with each line that begins with ">" on the standard
-            error of the script, as it comes.
+        say: a function that gets the command, and then each line of progress as it comes: lines
+            that begin with ">" on the script's standard error.
 
     Raises:
-        TypeError, ValueError: a job that this machine can't start.
-        FileNotFoundError: there is no such script.
+        TypeError, ValueError: this machine can't start the job.
+        FileNotFoundError: the script doesn't exist.
         RanksError: there is no usable mpiexec, or this process is a rank itself.
-        RunFailed: it ended with an error, was not done after `deadline` seconds, or printed no
-            JSON object.
+        RunFailed: the job ended with an error, was not done after `deadline` seconds, or printed
+            no JSON object.
     """
     refuse_on_a_rank()
     if not Path(script).is_file():
@@ -116,7 +116,7 @@ def run(
     environment = os.environ | plan.environment
     if job.threads is None:
         environment = {k: v for k, v in environment.items() if k not in THREAD_VARIABLES}
-    # What the reader can type; the ranks are forked where that makes no difference.
+    # The reader can type this command. We may fork the ranks instead, with the same result.
     shown = " ".join(["mpiexec", *options, "python", *words])
     if say:
         say(shown)
@@ -130,7 +130,7 @@ def run(
 
 @dataclass
 class _Progress:
-    """Hands on each line of progress, once."""
+    """Passes each line of progress to `say` once."""
 
     say: Callable[[str], object]
     count: int = 0
@@ -138,7 +138,7 @@ class _Progress:
     def __call__(self, err: str) -> None:
         lines = [line for line in err.splitlines(keepends=True) if line.startswith(PROGRESS)]
         for line in lines[self.count :]:
-            if line.endswith("\n"):  # else the rest of it is still to come
+            if line.endswith("\n"):  # otherwise the rest of the line is still missing
                 self.say(f"  {line.removeprefix(PROGRESS).rstrip()}")
                 self.count += 1
 
@@ -149,7 +149,7 @@ def save(runs: Iterable[Run], path: str | Path) -> None:
 
 
 def load(path: str | Path) -> list[Run]:
-    """Return the runs that :func:`save` wrote, also on another machine."""
+    """Return the runs that :func:`save` wrote, on this or another machine."""
     runs = []
     for fields in json.loads(Path(path).read_text()):
         job = Job(**fields.pop("job"))
@@ -159,13 +159,13 @@ def load(path: str | Path) -> list[Run]:
 
 
 def series(folder: str | Path) -> dict[int, dict]:
-    """Return results by rank count of the newest job that wrote some, as `train.py --out` does.
+    """Return the results of the newest job by rank count, as `train.py --out` writes them.
 
     Args:
-        folder: has a folder of JSON files for each job.
+        folder: contains a folder of JSON files for each job.
 
     Raises:
-        FileNotFoundError: no job has written any.
+        FileNotFoundError: no job has written results.
     """
     written: dict[Path, list[Path]] = {}
     for file in Path(folder).glob("*/*.json"):
@@ -183,11 +183,11 @@ def rounds_of(
     """Return the seconds of each round of one case of a result.
 
     Args:
-        minibatch: of all ranks together in strong scaling, of each rank in weak scaling.
-        what: "step", or "compute" for the same without communication.
+        minibatch: the size for all ranks together in strong scaling, per rank in weak scaling.
+        what: "step", or "compute" for a step without communication.
 
     Raises:
-        LookupError: this case was not run.
+        LookupError: the result doesn't contain this case.
     """
     ranks = len(result["ranks"])
     if ranks == 1:
@@ -200,9 +200,9 @@ def rounds_of(
 
 
 def share_of_limit(result: dict, strategy: str, minibatch: int) -> float:
-    """Return the time without communication divided by that with it, the median over the rounds.
+    """Return the median over the rounds of compute time divided by step time.
 
-    Without communication the ranks are independent processes, which no strategy can beat.
+    Without communication, the ranks are independent processes, which no strategy can beat.
     """
     step = rounds_of(result, strategy, minibatch)
     alone = rounds_of(result, strategy, minibatch, what="compute")
@@ -210,19 +210,20 @@ def share_of_limit(result: dict, strategy: str, minibatch: int) -> float:
 
 
 def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
-    """Return where Open MPI's mpiexec would put ranks on a machine that is not here.
+    """Return where Open MPI's mpiexec would put ranks on a machine that you don't have.
 
-    Nothing is started.
+    This starts no ranks.
 
     Args:
-        topology: as hwloc describes a synthetic machine, such as "pack:2 numa:1 l3:1 core:4 pu:2":
-            two packages of one NUMA domain with four cores of two hardware threads.
+        topology: hwloc's description of a synthetic machine. For example, "pack:2 numa:1 l3:1
+            core:4 pu:2" means two packages, each with one NUMA domain of four cores, and each core
+            with two hardware threads.
 
     Returns:
-        The binding by rank; nothing where mpiexec isn't that of Open MPI 5 or later.
+        The binding by rank; nothing unless mpiexec belongs to Open MPI 5 or later.
 
     Raises:
-        RunFailed: these options don't work on such a machine.
+        RunFailed: these options don't work on this machine.
     """
     plan = Plan(1, bind=False, launcher="mpiexec")
     if not plan.launcher.is_open_mpi or plan.launcher.release < (5,):
@@ -230,9 +231,9 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     command = [plan.launcher.path, "-n", str(ranks), *options]
     command += ["--display", "map", "--rtos", "donotlaunch", "true"]
     environment = os.environ | plan.environment
-    # Its oversubscription is for small machines: here the plan shall fail if it doesn't fit.
+    # The plan allows oversubscription for small machines, but here a bad plan must fail.
     environment.pop("PRTE_MCA_rmaps_default_mapping_policy", None)
-    # THISSYSTEM: binding counts as possible, though the machine is not this one.
+    # HWLOC_THISSYSTEM lets binding count as possible, although the machine isn't this one.
     environment |= {"HWLOC_SYNTHETIC": topology, "HWLOC_THISSYSTEM": "1"}
     ended = mpi_job.run(command, environment, DEADLINE)
     planned = _PLANNED.findall(ended.out + ended.err)
@@ -241,7 +242,7 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
     return {int(rank): binding for rank, binding in planned}
 
 
-# --- what it said -----------------------------------------------------------------------------
+# --- the output of a job ----------------------------------------------------------------------
 
 
 def _last_object(out: str, shown: str) -> dict:

@@ -1,4 +1,4 @@
-"""Task 5.6: a job script asks Slurm for what it uses, and uses what it asks for."""
+"""Task 5.6: a job script that asks Slurm for what it uses, and uses what it asks for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.labs.shared import slurm_script
 
 
 def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
-    """Return `job_script` for several settings: the text, and what bash makes of it."""
+    """Return the script for several settings, as text and as bash runs it."""
     texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
     scripts = []
     for text, (*size, _) in zip(texts, settings, strict=True):
@@ -40,7 +40,7 @@ def job_script(ranks: Ranks, report: Report) -> None:
 
 
 def _scripts(answer: Reply, settings: Sequence[tuple]) -> Iterator[Step]:
-    """Yield the step for the script of each setting; all that is wrong with one is told."""
+    """Yield the step for the script of each setting, which reports all of its problems."""
     for script, setting in zip(answer.value, settings, strict=True):
         yield none_of(
             Wrong(f"job_script{setting[:3]}: {text}", answer.rank)
@@ -53,7 +53,7 @@ def _script_problems(
 ) -> Iterator[str]:
     text = script["text"]
     if not isinstance(text, str):
-        yield f"return the text of a script, got {short(text)}"
+        yield f"You returned {short(text)}. Return the text of a script"
         return
     lines = text.replace("\\\n", " ").splitlines()
     if not lines or not lines[0].startswith("#!"):
@@ -66,18 +66,18 @@ def _script_problems(
     asked = slurm_script.request(lines[: commands[0]] if commands else lines)
     yield from _request_problems(asked, nodes, domains, cores)
     if not script["launches"]:
-        yield "No mpiexec (or srun) line starts the ranks"
+        yield "No line starts the ranks. Add one with mpiexec or srun"
         return
     yield from _launch_problems(script, nodes * domains, domains, cores, command)
 
 
 def _misplaced_requests(lines: list[str], commands: list[int]) -> Iterator[str]:
-    """Yield which `#SBATCH` lines Slurm does not read; commands: numbers of the other lines."""
+    """Yield the `#SBATCH` lines that Slurm doesn't read; `commands` numbers the other lines."""
     for k, line in enumerate(lines):
         if re.match(r"\s*#\s+SBATCH|\s+#SBATCH", line):
             yield (
-                f"Line {k + 1}, {line.strip()!r}: Slurm needs #SBATCH at the beginning, without "
-                "blanks"
+                f"Slurm doesn't read line {k + 1}, {line.strip()!r}. Begin the line with #SBATCH, "
+                "without blanks"
             )
         elif line.startswith("#SBATCH") and commands and k > commands[0]:
             first = f"the first command (line {commands[0] + 1})"
@@ -95,7 +95,7 @@ def _launch_problems(
     number = options.get("--ntasks", str(ranks))
     unset = f"is not set to {cores} before the ranks start. Export it"
     if "OMP_NUM_THREADS=" in script["text"]:
-        unset = "is set, but you didn't export it, so the ranks do not see it"
+        unset = "is set, but the ranks don't see it. Export it"
     yield from _so({
         (
             f"The {launcher} line does not run {command!r}. Put the command right after the "
@@ -106,7 +106,7 @@ def _launch_problems(
             f"The script ends while {launcher} still runs, and then Slurm ends the job. Leave "
             "out the & after the command"
         ): script["left"],
-        f"OMP_NUM_THREADS is {unset}": not threads,
+        f"OMP_NUM_THREADS {unset}": not threads,
         f"OMP_NUM_THREADS={threads}, but a rank has {cores} cores": threads not in ("", str(cores)),
         f"{launcher} starts {number or '?'} ranks, but the request has {ranks}": number
         != str(ranks),
@@ -115,7 +115,7 @@ def _launch_problems(
     yield from _so(placement(options, script["text"], domains, cores))[:1]
 
 
-# Options of mpiexec and srun that take no value, or two.
+# Options of mpiexec and srun that have no value, and options that have two.
 _FLAGS = re.compile(
     r"--?(report-bindings|oversubscribe|nooversubscribe|display-map|tag-output|display-allocation|"
     r"timestamp-output|use-hwthread-cpus|allow-run-as-root|exclusive|label|unbuffered|overlap|"
@@ -125,7 +125,7 @@ _PAIRS = re.compile(r"--?(mca|gmca|prtemca|pmixmca)$")
 
 
 def _starts(command: list[str], launch: list[str]) -> bool:
-    """Return whether what a launch starts on each rank is this command."""
+    """Return whether a launch starts this command on each rank."""
     words = launch[2:]
     while words and words[0].startswith("-"):
         name = words.pop(0)
@@ -144,21 +144,21 @@ def _so(wrong: Mapping[str, object]) -> list[str]:
 def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: int) -> Iterator[str]:
     ranks = str(nodes * domains)
     wanted = {
-        "--nodes": (nodes, "the nodes"),
-        "--ntasks-per-node": (domains, "one rank for each NUMA domain of a node"),
-        "--cpus-per-task": (cores, "the cores of a domain"),
+        "--nodes": (nodes, "all nodes"),
+        "--ntasks-per-node": (domains, "one rank per NUMA domain of a node"),
+        "--cpus-per-task": (cores, "all cores of a domain"),
     }
     if "--ntasks-per-node" not in asked and asked.get("--ntasks") == ranks:
-        del wanted["--ntasks-per-node"]  # Slurm gives each node as many
+        del wanted["--ntasks-per-node"]  # Slurm then divides the ranks equally among the nodes
     for name, (count, words) in wanted.items():
         if name not in asked:
-            yield f"#SBATCH {name}={count} is missing: {words}"
+            yield f"#SBATCH {name}={count} is missing. Add it to get {words}"
         elif asked[name] != str(count):
             yield f"#SBATCH {name}: expected {count} ({words}), got {asked[name] or 'nothing'}"
     if asked.get("--ntasks", ranks) != ranks:
         yield (
-            f"#SBATCH --ntasks={asked['--ntasks']} contradicts {nodes} nodes × {domains} ranks: "
-            f"{ranks}"
+            f"#SBATCH --ntasks={asked['--ntasks']} contradicts {nodes} nodes × {domains} ranks. "
+            f"Ask for {ranks}"
         )
     yield from _limit_problems(asked.get("--time", ""))
 
@@ -166,15 +166,15 @@ def _request_problems(asked: dict[str, str], nodes: int, domains: int, cores: in
 def _limit_problems(limit: str) -> Iterator[str]:
     minutes = slurm_script.minutes(limit) if limit else None
     if not limit:
-        yield "#SBATCH --time=… is missing. Many clusters refuse a job without a limit"
+        yield "#SBATCH --time=… is missing. Add it: many clusters refuse a job without a limit"
     elif minutes is None:
-        yield f"#SBATCH --time={limit}: Slurm reads minutes, or hours:minutes:seconds"
+        yield f"Slurm can't read --time={limit}. Write minutes, or hours:minutes:seconds"
     elif minutes < 1:
-        yield f"#SBATCH --time={limit} is less than a minute, in which no training ends"
+        yield f"#SBATCH --time={limit} is less than a minute. Give the training more time"
 
 
 def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
-    """Return what mpiexec's options place wrongly; `.runs.rehearse` tells the same."""
+    """Return what mpiexec's options place wrongly; `.runs.rehearse` would show the same."""
     bind = options.get("--bind-to", "none")
     by = options.get("--map-by", "").lower()
     each, place = re.match(r"(?:ppr:(\d+):)?(\w*)", by).groups()
@@ -182,7 +182,7 @@ def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[s
     pe = pe[1] if pe else options.get("--cpus-per-proc", "")
     of_rank = f"{pe} cores" if pe else "one core"
     by_domain = ("numa", "socket", "package", "l3cache")
-    # Without --map-by Open MPI goes from package to package by itself.
+    # Without --map-by, Open MPI goes from package to package by default.
     spread = bind == "core" or place in by_domain or (not by and bind in by_domain)
     at_once = {"node": domains}.get(place, 1)
     return {
@@ -202,7 +202,7 @@ def _mpiexec_facts(options: dict, text: str, domains: int, cores: int) -> dict[s
 
 
 def _srun_facts(options: dict, text: str, domains: int, cores: int) -> dict[str, object]:
-    """Return what srun's options lack."""
+    """Return the options that srun still needs."""
     told_again = options.get("--cpus-per-task") == str(cores) or "SRUN_CPUS_PER_TASK=" in text
     unbound = options.get("--cpu-bind", "none") in ("", "none", "no")
     return {

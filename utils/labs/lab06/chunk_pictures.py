@@ -1,6 +1,6 @@
-"""Pictures of an all-reduce by hand: which chunk travels when, and over whom each is summed.
+"""Pictures of a student's all-reduce: which chunk travels when, and which ranks are in its sum.
 
-Made of what the ranks did, noted there by :func:`utils.labs.lab06.chunk_trace.watch`::
+They show what the ranks really did, as :func:`utils.labs.lab06.chunk_trace.watch` noted it::
 
     stories = ranks.view["story"]
     chunk_pictures.still(stories)                   # all steps in one figure
@@ -20,6 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
+from utils.checks.verdict import named
 from utils.figures import GREY, INK, PAPER, RED, ink_on, rank_color
 from utils.figures.interactive import Interactive
 from utils.figures.page import Page
@@ -42,10 +43,10 @@ _LINES = {
     "other": (0, (6, 1.5, 1, 1.5)),
 }
 _EFFECTS = {
-    "added": "is added to what is there",
-    "copied": "replaces what is there",
+    "added": "is added to the old values",
+    "copied": "replaces the old values",
     "kept": "does not change x (yet)",
-    "other": "something else happens to it",
+    "other": "changes x in another way",
 }
 
 
@@ -53,8 +54,8 @@ def still(stories: Sequence[dict], title: str = "") -> Figure:
     """Return all steps of an all-reduce in one figure.
 
     Args:
-        stories: what :func:`watch` returned, of each rank of the group.
-        title: above the picture.
+        stories: what :func:`watch` returned on each rank of the group.
+        title: the title above the picture.
     """
     return stills({title: stories})
 
@@ -63,8 +64,8 @@ def film(runs: Mapping[str, Sequence[dict]] | Sequence[dict], title: str = "") -
     """Return one or more all-reduces side by side, with buttons and a slider for the round.
 
     Args:
-        runs: by title, what :func:`watch` returned, of each rank of the group; or of one run alone.
-        title: of one run alone.
+        runs: what :func:`watch` returned on each rank of the group, by title, or for one run only.
+        title: the title if there is only one run.
     """
     named = runs if isinstance(runs, Mapping) else {title: runs}
     films = [film_of(name, steps(stories)) for name, stories in named.items()]
@@ -75,7 +76,7 @@ def stills(runs: Mapping[str, Sequence[dict]]) -> Figure:
     """Return all steps of several all-reduces, one below the other in one figure.
 
     Args:
-        runs: by title, what :func:`watch` returned, of each rank of the group.
+        runs: what :func:`watch` returned on each rank of the group, by title.
     """
     rings = {title: _drawable(stories) for title, stories in runs.items()}
     sheet = _Sheet(list(rings.values()))
@@ -93,14 +94,14 @@ def _drawable(stories: Sequence[dict]) -> RingSteps:
     ring = steps(stories)
     if len(ring.members) > MOST_RANKS:
         raise ValueError(
-            f"{MOST_RANKS} ranks can be told apart in the picture, and these are "
-            f"{len(ring.members)}: watch a smaller group"
+            f"the picture has room for {MOST_RANKS} ranks, but there are {len(ring.members)}: "
+            "watch a smaller group"
         )
     return ring
 
 
 def _panels_across(ring: RingSteps) -> int:
-    """Return how many steps stand beside each other."""
+    """Return how many steps are drawn beside each other."""
     chunks = len(ring.bounds) - 1
     if chunks > 6:
         return 1
@@ -112,7 +113,7 @@ def _panels_across(ring: RingSteps) -> int:
 _MARK = 0.155
 _TEXT = 9
 
-# Draws a key of the legend at x and y.
+# A function that draws a key of the legend at x and y.
 Key = Callable[[Axes, float, float], None]
 
 
@@ -125,7 +126,7 @@ class _Sheet(Page):
         self.y = -0.08
 
     def add(self, ring: RingSteps, title: str) -> None:
-        """Draw all steps of an all-reduce below what is there."""
+        """Draw all steps of an all-reduce below the last drawing."""
         if title:
             self.words(0, 0, title, va="top", fontsize=12)
             self.down(0.34)
@@ -140,7 +141,7 @@ class _Sheet(Page):
                 self.down(panel.height + 0.2)
 
     def finish(self, words: str) -> Figure:
-        """Return the figure, with a legend and notes below; `words` describe it."""
+        """Return the figure with a legend and notes below; `words` describe it."""
         self._legend()
         for note in itertools.chain(*(ring.notes for ring in self.rings)):
             for line in textwrap.wrap(f"{note}.", 110):
@@ -164,7 +165,7 @@ class _Sheet(Page):
 
 
 def _entries(rings: Sequence[RingSteps]) -> Iterator[tuple[float, str, Key]]:
-    """Yield the width of a key, words, and what draws it."""
+    """Yield the width of each key, its words, and the function that draws it."""
     ring = rings[0]
     who = _contributors(ring)
     both = dict(list(who.items())[:2])
@@ -174,9 +175,9 @@ def _entries(rings: Sequence[RingSteps]) -> Iterator[tuple[float, str, Key]]:
     twice = Cell(tuple(2 * (r == first) for r in members))
     ranks = f"rank{'s' * (len(both) > 1)} " + " and ".join(map(str, both.values()))
     marks = functools.partial(_Marks(who).draw, cell=once)
-    yield _MARK * len(who), f"after the step: the sum over {ranks}", marks
-    yield 0.28, "changed by it", _key(PAPER, edgecolor=INK, linewidth=1.6)
-    yield 0.28, "over all", _key(_COMPLETE)
+    yield _MARK * len(who), f"after the round: the sum over {ranks}", marks
+    yield 0.28, "changed in this round", _key(PAPER, edgecolor=INK, linewidth=1.6)
+    yield 0.28, "the sum over all ranks", _key(_COMPLETE)
     looks = set().union(*map(_looks, rings))
     for effect, words in _EFFECTS.items():
         if effect in looks:
@@ -184,8 +185,8 @@ def _entries(rings: Sequence[RingSteps]) -> Iterator[tuple[float, str, Key]]:
     two = functools.partial(_Marks({first: 0}).draw, cell=twice)
     others: dict[str, tuple[float, str, Key]] = {
         "buffer": (0.28, "a buffer, not x", _key(PAPER, linestyle=":")),
-        "twice": (_MARK, f"rank {who[first]} is in it twice", two),
-        "no sum": (0.1, "no sum of the ranks' numbers", functools.partial(_say, text="?")),
+        "twice": (_MARK, f"rank {who[first]} was added twice", two),
+        "no sum": (0.1, "not a sum of the ranks' numbers", functools.partial(_say, text="?")),
         "moved": (0.5, "numbers of other elements", functools.partial(_say, text="not here")),
     }
     yield from (entry for look, entry in others.items() if look in looks)
@@ -197,7 +198,7 @@ def _key(color: str, **look: Any) -> Key:
 
 
 def _looks(ring: RingSteps) -> set[str]:
-    """Return which looks of cells and arrows there are in the picture."""
+    """Return the looks of cells and arrows that occur in the picture."""
     looks = {move.effect for row in ring.moves for move in row if move.chunk is not None}
     for cell in itertools.chain(*itertools.chain(*ring.states)):
         if cell.buffer:
@@ -212,7 +213,7 @@ def _looks(ring: RingSteps) -> set[str]:
 
 
 class _Panel:
-    """One step: ranks below each other, chunks beside each other."""
+    """The drawing of one step, with a row for each rank and a column for each chunk."""
 
     def __init__(self, ring: RingSteps, step: int, width: float):
         self.ring = ring
@@ -221,7 +222,7 @@ class _Panel:
         self.names = 0.25 + 0.06 * len(f"rank {ring.members[-1]}")
         self.head = 0.43
         inside = width - self.names
-        # Marks of all ranks in a line, and a lane for the arrows; else in two lines.
+        # The marks of all ranks are in one line if it leaves a lane for the arrows.
         self.marks = _Marks(self.who)
         if sum(self._needed()) > inside and len(self.who) > 2:
             self.marks = self.marks._replace(lines=2)
@@ -236,7 +237,7 @@ class _Panel:
         ]
 
     def _needed(self) -> list[float]:
-        """Return what each column needs at least: the marks, and a lane for each arrow."""
+        """Return the least width of each column: the marks, and a lane for each arrow."""
         needed = []
         for chunk in range(len(self.ring.bounds) - 1):
             arrows = [sum(move.chunk == chunk for move in row) for row in self.ring.moves]
@@ -245,7 +246,7 @@ class _Panel:
         return needed
 
     def _taken(self) -> float:
-        """Return how wide the marks of a cell are."""
+        """Return the width of the marks of a cell."""
         return self.marks.per_line * self.marks.size + 0.06
 
     @property
@@ -254,10 +255,10 @@ class _Panel:
             return "at the start"
         messages, elements = self.ring.amounts[self.step - 1]
         numbers = f"{elements} number{'s' * (elements != 1)}"
-        return f"step {self.step}: {messages} message{'s' * (messages != 1)}, {numbers}"
+        return f"round {self.step}: {messages} message{'s' * (messages != 1)}, {numbers}"
 
     def draw(self, axes: Axes, left: float, top: float) -> None:
-        """Draw the panel with its upper left corner there."""
+        """Draw the panel with its upper left corner at this point."""
         ring = self.ring
         size = _TEXT
         self.x = left + self.names
@@ -281,7 +282,7 @@ class _Panel:
         self._arrows(axes, moves)
 
     def _column(self, chunk: int) -> tuple[float, float]:
-        """Return where a column begins, and how wide it is."""
+        """Return the left edge and the width of a column."""
         return self.x + sum(self.columns[:chunk]), self.columns[chunk]
 
     def _middle(self, rank: int) -> float:
@@ -314,7 +315,7 @@ class _Panel:
 
 
 def _contributors(ring: RingSteps) -> dict[int, int]:
-    """Return whose numbers are to be summed, place and rank: not those that only reduce."""
+    """Return group rank and rank of all members except for ranks that only reduce."""
     last = enumerate(ring.states[-1])
     return {r: ring.members[r] for r, row in last if not all(cell.buffer for cell in row)}
 
@@ -324,7 +325,7 @@ def _say(axes: Axes, x: float, y: float, text: str) -> None:
 
 
 class _Marks(NamedTuple):
-    """How marks are drawn: a square for each rank in `who`, place and rank, in so many lines."""
+    """The marks of a cell: a square for each rank in `who`, in one or more lines."""
 
     who: Mapping[int, int]
     size: float = _MARK
@@ -335,7 +336,7 @@ class _Marks(NamedTuple):
         return -(-len(self.who) // self.lines)
 
     def draw(self, axes: Axes, x: float, y: float, cell: Cell) -> None:
-        """Draw a cell: a mark is filled where its rank's number is in the sum."""
+        """Draw a cell; a mark is filled if its rank's number is in the sum."""
         if cell.counts is None or cell.moved:
             _say(axes, x, y, "?" if cell.counts is None else "not here")
             return
@@ -373,7 +374,7 @@ def _draw_arrow(axes: Axes, x: float, y: float, across: float, up: float, effect
 
 
 def film_of(title: str, ring: RingSteps) -> dict[str, Any]:
-    """Return what the script needs to draw every round of an all-reduce."""
+    """Return the data from which the script draws every round of an all-reduce."""
     ends = itertools.pairwise(ring.bounds)
     who = _contributors(ring)
     return {
@@ -396,10 +397,10 @@ def _round_of(ring: RingSteps, number: int) -> dict[str, Any]:
 
 
 def _written(cell: Cell) -> str:
-    """Return a digit for each rank: how often its number is in the sum; b: it is in a buffer."""
+    """Return how often each rank's number is in the sum, as digits; b means a buffer."""
     if cell.counts is None or cell.moved:
         return "?" if cell.counts is None else "not here"
-    # Numbers are told apart up to 15 times of one rank, and a film shows 9 at most.
+    # A count may be up to 15, but the film has one digit for it.
     return "b" * cell.buffer + "".join(str(min(count, 9)) for count in cell.counts)
 
 
@@ -411,28 +412,29 @@ def _in_words(ring: RingSteps, title: str) -> str:
     start = f"{title}: " if title else ""
     summary = (
         f"{start}{len(ring.members)} ranks, {ring.length} elements in {chunks} "
-        f"chunk{'s' * (chunks > 1)}, {len(ring.moves)} step{'s' * (len(ring.moves) != 1)}."
+        f"chunk{'s' * (chunks > 1)}, {len(ring.moves)} round{'s' * (len(ring.moves) != 1)}."
     )
     return " ".join([summary, *(_step_in_words(ring, s) for s in range(1, len(ring.states)))])
 
 
 def _step_in_words(ring: RingSteps, step: int) -> str:
-    return f"Step {step}: {_what_travels(ring, step)}"
+    return f"Round {step}: {_what_travels(ring, step)}"
 
 
 def _what_travels(ring: RingSteps, step: int) -> str:
-    """Return in words what the ranks send in a step, and what becomes of it."""
+    """Return in words what the ranks send in a step, and what the receivers do with it."""
     if step == 0:
-        return "At the start every rank has its own numbers."
-    verbs = {"added": "adds", "copied": "keeps", "kept": "puts aside"}
+        return "At the start, every rank has its own numbers."
+    verbs = {"added": "adds", "copied": "keeps", "kept": "sets aside"}
     words = []
     for move in ring.moves[step - 1]:
         if move.chunk is not None:
             begin, end = ring.bounds[move.chunk : move.chunk + 2]
-            ranks = ", ".join(str(ring.members[r]) for r in sorted(move.cell.ranks)) or "nobody"
+            summed = [ring.members[r] for r in move.cell.ranks]
+            ranks = named(summed) if summed else "no rank"
             verb = verbs.get(move.effect, "does something else with")
             words.append(
-                f"rank {ring.members[move.source]} sends x[{begin}:{end}] over {ranks} to rank "
-                f"{ring.members[move.to]}, which {verb} it"
+                f"rank {ring.members[move.source]} sends x[{begin}:{end}], the sum over {ranks}, "
+                f"to rank {ring.members[move.to]}, which {verb} it"
             )
     return f"{'; '.join(words) or 'no elements travel'}."

@@ -1,4 +1,4 @@
-"""The steps of an all-reduce by hand, from what :func:`.chunk_trace.watch` noted on each rank."""
+"""Puts what :func:`.chunk_trace.watch` noted on each rank into the steps of an all-reduce."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# How often each rank's number is in a sum; `None`: no sum of the ranks' numbers.
+# How often each rank's number is in a sum; `None` if it isn't a sum of the ranks' numbers.
 Counts = tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What some elements of a rank are.
+    """The content of some elements on a rank.
 
     Attributes:
-        counts: by rank, how often its number is in the sum; ``None``: no sum of the ranks' numbers.
-        moved: the numbers are those of other elements.
-        buffer: it is not in the tensor, but in a buffer of a rank whose tensor takes no part.
+        counts: how often each rank's number is in the sum, or ``None`` if it isn't such a sum.
+        moved: whether the numbers belong to other elements.
+        buffer: whether the numbers are in a buffer of a rank that only reduces for others.
     """
 
     counts: Counts
@@ -28,7 +28,7 @@ class Cell:
 
     @property
     def ranks(self) -> frozenset[int]:
-        """Return whose numbers are in it."""
+        """Return the ranks whose numbers are in the sum."""
         return frozenset(r for r, count in enumerate(self.counts or ()) if count)
 
 
@@ -37,11 +37,11 @@ class Move:
     """Elements that travel in one message.
 
     Attributes:
-        source, to: places in the group.
-        chunk: number of the chunk; ``None``: other numbers than those of the tensor.
-        cell: what was sent.
-        effect: at the receiver: "added", "copied", "kept" where its tensor stays as it is; "other"
-            where that changes in another way.
+        source, to: group ranks.
+        chunk: number of the chunk; ``None`` for numbers that don't come from the tensor.
+        cell: the content of the message.
+        effect: what happens to the receiver's tensor: "added", "copied", "kept" if it doesn't
+            change, and "other" if it changes in a different way.
     """
 
     source: int
@@ -51,7 +51,7 @@ class Move:
     effect: str = "kept"
 
 
-# Of a step, rank by rank what each chunk is.
+# The content of each chunk on each rank, after one step.
 State = tuple[tuple[Cell, ...], ...]
 
 
@@ -61,12 +61,12 @@ class RingSteps:
 
     Attributes:
         members: global ranks in the order of the group.
-        length: of the tensor.
-        bounds: where the chunks begin, and the length at the end.
-        states: ``states[s][r][c]``: chunk c of rank r after step s; 0 is the beginning.
-        moves: ``moves[s - 1]``: what travels in step s.
-        amounts: how many messages there are in each step, and elements in them.
-        notes: what the picture does not show, in words.
+        length: number of elements of the tensor.
+        bounds: the first element of each chunk, and the length at the end.
+        states: ``states[s][r][c]`` is chunk c of rank r after step s; step 0 is the start.
+        moves: ``moves[s - 1]`` is what travels in step s.
+        amounts: the number of messages in each step, and the number of elements in them.
+        notes: sentences about what the picture doesn't show.
     """
 
     members: tuple[int, ...]
@@ -78,19 +78,19 @@ class RingSteps:
     notes: tuple[str, ...] = ()
 
     def ranks_in(self, step: int, rank: int) -> list[list[int]]:
-        """Return over whom each chunk of a rank is summed after a step."""
+        """Return which ranks are in the sum of each chunk of a rank, after a step."""
         return [sorted(cell.ranks) for cell in self.states[step][rank]]
 
 
 def steps(stories: Sequence[dict | None]) -> RingSteps:
-    """Return the stories of all ranks of a group, in one order.
+    """Return the stories of all ranks of a group as one sequence of steps.
 
-    A message belongs to the first step in which it can be there: its sender has what it waits for
-    beforehand, and its receiver has asked for it. Clocks play no part: the order is that of the
-    program, the same in each run.
+    A message belongs to the earliest step in which it can arrive: its sender has received what it
+    waits for before, and its receiver has asked for the message. The order follows from the
+    program and not from clocks, so it is the same in each run.
 
     Raises:
-        ValueError: these are not the stories of one run.
+        ValueError: the stories don't come from one run.
     """
     by_rank = _sorted(stories)
     members = tuple(by_rank[0]["members"])
@@ -118,22 +118,22 @@ def _sorted(stories: Sequence[dict | None]) -> list[dict]:
     ranks = [story["rank"] for story in by_rank]
     if not by_rank or ranks != list(range(len(by_rank[0]["members"]))):
         raise ValueError(
-            "a story of each rank of the group is needed, of the same call of watch: got those of "
-            f"ranks {ranks}"
+            f"steps got the stories of ranks {ranks}: pass one story of each rank of the group, "
+            "all from the same call of watch"
         )
     return by_rank
 
 
 @dataclass(frozen=True)
 class _Coder:
-    """Reads the numbers of :func:`.chunk_trace.watch`."""
+    """Reads which ranks and elements are in a number of :func:`.chunk_trace.watch`."""
 
     base: int
     size: int
     length: int
 
     def read(self, value: float) -> tuple[Counts, int | None]:
-        """Return counts by rank, and the element; ``None`` where the number tells neither."""
+        """Return counts by rank, and the element; ``None`` if the number doesn't show them."""
         if not 0 <= value < 2**24 or value != int(value):
             return None, None
         above, low = divmod(int(value), self.base**self.size)
@@ -148,12 +148,12 @@ class _Coder:
         return counts, place - 1
 
     def cells(self, values: Sequence[float]) -> list[Cell]:
-        """Return what each element of a tensor is."""
+        """Return the content of each element of a tensor."""
         read = [self.read(value) for value in values]
         return [Cell(counts, place not in (i, None)) for i, (counts, place) in enumerate(read)]
 
     def runs(self, values: list[float], places: list[int] | None) -> list[_Run]:
-        """Return a message in parts that follow each other in the tensor."""
+        """Return a message as runs of elements that are next to each other in the tensor."""
         runs: list[_Run] = []
         for k, value in enumerate(values):
             counts, place = self.read(value)
@@ -169,19 +169,19 @@ class _Coder:
 
 @dataclass
 class _Run:
-    """Elements begin to stop of a message, which are the same sum; ``None``: of no tensor."""
+    """Elements of a message with equal content; begin and stop are ``None`` outside the tensor."""
 
     begin: int | None
     stop: int | None
     cell: Cell
 
 
-# One side of a message: the rank, and which of its messages it is.
+# One side of a message: a rank, and the number of the message on this rank.
 Side = tuple[int, int]
 
 
 class _Message(NamedTuple):
-    """One message, from both sides."""
+    """One message, as its sender and its receiver noted it."""
 
     sent: Side
     received: Side
@@ -190,7 +190,7 @@ class _Message(NamedTuple):
 
 
 def _matched(stories: list[dict], coder: _Coder) -> tuple[list[_Message], list[str]]:
-    """Return each message once, and notes about those that nobody received."""
+    """Return each message once, and notes about messages that nobody received."""
     waiting: dict[tuple, list[tuple]] = {}
     for side, record in _records(stories, "send"):
         waiting.setdefault(_key(record, side[0], record["peer"]), []).append((side, record))
@@ -203,7 +203,7 @@ def _matched(stories: list[dict], coder: _Coder) -> tuple[list[_Message], list[s
             runs = coder.runs(other["values"], places)
             messages.append(_Message(source, side, other["values"], runs))
     notes = [
-        f"{len(left)} × rank {source} → rank {to}: sent, but not received"
+        f"rank {to} did not receive {len(left)} message{'s' * (len(left) > 1)} of rank {source}"
         for (_, source, to), left in sorted(waiting.items(), key=str)
         if left
     ]
@@ -225,7 +225,7 @@ def _ordered(stories: list[dict], messages: list[_Message]) -> dict[Side, int]:
     """Return the step of each side of a message."""
     step_of = {side: 1 for message in messages for side in (message.sent, message.received)}
     sender_of = {message.received: message.sent for message in messages}
-    # What goes round in a circle would never end.
+    # There is a limit, because messages in a circle would wait for each other forever.
     for _ in range(2 * len(messages) + 3):
         before = dict(step_of)
         for story in stories:
@@ -240,14 +240,14 @@ def _ordered(stories: list[dict], messages: list[_Message]) -> dict[Side, int]:
 
 
 def _earliest(story: dict, number: int, step_of: dict[Side, int]) -> int:
-    """Return the first step that what a rank did before leaves one of its messages."""
+    """Return the earliest step of a message, given what its rank did before."""
     receives = [record["op"] == "recv" for record in story["messages"]]
     earliest = 1
     for done, begun, _ in story["ends"]:
         if done == number:
             break
         step = step_of.get((story["rank"], done), 0)
-        was_over = begun <= number  # when this one began
+        was_over = begun <= number  # when this message started
         if was_over and (receives[done] or not receives[number]):
             earliest = max(earliest, step + 1)
         elif receives[done] and receives[number]:
@@ -256,7 +256,7 @@ def _earliest(story: dict, number: int, step_of: dict[Side, int]) -> int:
 
 
 def _snapshot(story: dict, step_of: dict[Side, int], step: int) -> list[float]:
-    """Return a rank's tensor after a step: as it was before it noticed anything of a later one."""
+    """Return a rank's tensor after a step, before the rank noticed a message of a later step."""
     if step == 0:
         return story["begin"]
     for number, _, before in story["ends"]:
@@ -266,7 +266,7 @@ def _snapshot(story: dict, step_of: dict[Side, int], step: int) -> list[float]:
 
 
 def _bounds(length: int, rows: Iterable[list[Cell]], messages: list[_Message]) -> tuple[int, ...]:
-    """Return where chunks begin, whose elements always have the same fate, and the length."""
+    """Return where chunks begin, and the length; elements of a chunk always travel together."""
     bounds = {0, length}
     for row in rows:
         bounds |= {i for i in range(1, length) if row[i] != row[i - 1]}
@@ -280,7 +280,7 @@ def _arriving(messages: list[_Message], step_of: dict[Side, int], step: int) -> 
 
 
 def _state(row: list[list[Cell]], bounds: tuple[int, ...]) -> State:
-    """Return what each chunk is, rank by rank, from the elements."""
+    """Return the content of each chunk on each rank, from the elements."""
     return tuple(tuple(cells[begin] for begin in bounds[:-1]) for cells in row)
 
 
@@ -296,7 +296,7 @@ def _moves(messages: list[_Message], bounds: tuple[int, ...]) -> Iterator[Move]:
 
 
 def _servers(stories: list[dict]) -> set[int]:
-    """Return the ranks that only reduce for others: their tensor takes no part."""
+    """Return the ranks that only reduce for others and never use their own tensor."""
     return {
         story["rank"]
         for story in stories
@@ -307,7 +307,7 @@ def _servers(stories: list[dict]) -> set[int]:
 
 
 def _with_buffers(servers: set[int], states: list[State], moves: list[list[Move]]) -> list[State]:
-    """Return the states; those of servers are what they have in their buffers."""
+    """Return the states, with the buffers of servers instead of their tensors."""
     for rank in servers:
         buffers = []
         for chunk in range(len(states[0][rank])):
@@ -322,13 +322,13 @@ def _with_buffers(servers: set[int], states: list[State], moves: list[list[Move]
 
 
 def _held(moves: list[list[Move]], rank: int, size: int) -> list[Cell]:
-    """Return what a rank's buffer is, from the moves of its chunk: at the beginning, then by step.
+    """Return the content of a rank's buffer at the start and after each step, from its moves.
 
-    What it has is known when it sends it. Before that it has the sum of what came, if that is what
-    it then sends.
+    We know the content when the rank sends it. Before that, the buffer holds the sum of what
+    arrived, provided that the rank then sends this sum.
     """
     held: list[Counts] = [(0,) * size]
-    known = 0  # the last step of which a message told what the buffer was
+    known = 0  # the last step in which a message showed the content of the buffer
     for step, row in enumerate(moves, start=1):
         sent = [move.cell.counts for move in row if move.source == rank]
         came = [move.cell.counts for move in row if move.to == rank]
@@ -343,14 +343,14 @@ def _held(moves: list[list[Move]], rank: int, size: int) -> list[Cell]:
 
 
 def _sum(parts: list[Counts]) -> Counts:
-    """Return the sum of these sums, if all of them are some."""
+    """Return the sum of these sums, or ``None`` if not all of them are sums."""
     if None in parts:
         return None
     return tuple(map(sum, zip(*parts, strict=True)))
 
 
 def _with_effects(before: State, after: State, moves: list[Move]) -> tuple[Move, ...]:
-    """Return the moves of a step with what they did to the receiver's tensor."""
+    """Return the moves of a step with their effects on the receiver's tensor."""
     arrived: dict[tuple[int, int | None], list[Counts]] = {}
     for move in moves:
         arrived.setdefault((move.to, move.chunk), []).append(move.cell.counts)
@@ -372,7 +372,7 @@ def _with_effects(before: State, after: State, moves: list[Move]) -> tuple[Move,
 
 
 def _notes(stories: list[dict]) -> list[str]:
-    """Return what the picture does not show, in words."""
+    """Return sentences about what the picture doesn't show."""
     notes = []
     for story in stories:
         rank = f"rank {story['rank']}"
@@ -380,9 +380,9 @@ def _notes(stories: list[dict]) -> list[str]:
         if forgotten:
             notes.append(f"{rank} did not wait for {forgotten} of its messages")
         if story["unseen"]:
-            notes.append(f"{rank} had {story['unseen']} messages that could not be followed")
+            notes.append(f"{rank} had {story['unseen']} messages that watch could not follow")
         if story["returned"] is not None:
-            notes.append(f"{rank} returned another tensor; the picture shows the one it got")
+            notes.append(f"{rank} returned a new tensor, but the picture shows the tensor it got")
     others = sorted({name for story in stories for name in story["others"]})
     if others:
         notes.append(f"not drawn: {', '.join(others)}")

@@ -1,8 +1,8 @@
-"""What an all-reduce by hand does, step by step: what travels, and over whom it is summed.
+"""Notes on the ranks what a student's all-reduce sends, and which ranks are in each sum.
 
-On the ranks, :func:`watch` calls a student's function on a tensor whose numbers tell where they
-come from, and notes each message that it sends and receives. In the kernel, :func:`steps` puts the
-notes of all ranks in order; :mod:`utils.labs.lab06.chunk_pictures` draws them::
+On the ranks, :func:`watch` calls the function on a tensor whose numbers show where they come from,
+and notes each message that the function sends and receives. In the kernel, :func:`steps` puts the
+notes of all ranks in order, and :mod:`utils.labs.lab06.chunk_pictures` draws them::
 
     %%px
     from utils.labs.lab06.chunk_trace import watch
@@ -10,10 +10,10 @@ notes of all ranks in order; :mod:`utils.labs.lab06.chunk_pictures` draws them::
 
     chunks.still(ranks.view["story"])
 
-Element i of rank r begins as ``base**r + (i + 1)**2 * base**p``. In a sum of such numbers, each of
-the p lowest digits (to that base) counts how often a rank's number is in it, and what is above them
-tells which element it was: also in a message, or in a buffer that nobody has told us of. Squares,
-since the elements i − 1, i and i + 1 of three ranks must not look like three times i.
+Element i of rank r begins as ``base**r + (i + 1)**2 * base**p``. In a sum of these numbers, each of
+the p lowest digits (in this base) counts how often a rank's number is in the sum. The higher digits
+show which element it was, even in a message or in a buffer that we don't know. They hold squares,
+because otherwise elements i − 1, i and i + 1 of three ranks would look like three times i.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from utils.labs.lab06.chunk_steps import steps as steps
 if TYPE_CHECKING:
     import torch
 
-# Whole numbers up to here are exact in float32; a number may be summed twice.
+# float32 holds whole numbers up to 2**24 exactly. Half of it is left for numbers summed twice.
 _EXACT = 2**24 // 2
 _LARGEST_BASE = 16
 _POINT_TO_POINT = ("send", "recv")
@@ -38,13 +38,12 @@ _POINT_TO_POINT = ("send", "recv")
 def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
     """Call ``function(x, group=group)`` on a tensor of ``length`` numbers; return what it did.
 
-    That is plain data. All ranks of the group have to do it. What the function raises is raised.
-
-    Messages are noted that go through ``torch.distributed``: ``isend``, ``irecv``, ``send``,
-    ``recv``, ``batch_isend_irecv``.
+    All ranks of the group must call this. The story is plain data. It has the messages that go
+    through ``isend``, ``irecv``, ``send``, ``recv`` and ``batch_isend_irecv``.
 
     Raises:
-        ValueError: there are too many ranks or elements to tell them apart.
+        ValueError: there are too many ranks or elements to distinguish them.
+        Exception: what the function raises.
     """
     import torch
     import torch.distributed as dist
@@ -52,7 +51,7 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
     from torch_mpi.errors import count_as_library
     from torch_mpi.record import recorder as log
 
-    count_as_library(__file__)  # a deadlock is in the student's line, not in ours
+    count_as_library(__file__)  # so that reports name the student's line, not ours
     place = dist.get_rank(group)
     members = dist.get_process_group_ranks(group or dist.group.WORLD)
     base = base_for(len(members), length)
@@ -81,33 +80,33 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
 
 
 def first(base: int, size: int, rank: int, i: int) -> int:
-    """Return what element i of a rank is at the beginning."""
+    """Return the first value of element i of a rank."""
     return base**rank + (i + 1) ** 2 * base**size
 
 
 def base_for(size: int, length: int) -> int:
-    """Return the largest base in which all sums are exact in float32.
+    """Return the largest base in which float32 holds all sums exactly.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no base is large enough.
     """
     if length >= 1:
         for base in range(_LARGEST_BASE, 2, -1):
             if (length**2 + 1) * size * base**size < _EXACT:
                 return base
     raise ValueError(
-        f"{length} elements on {size} ranks can't be told apart: take 1 to 16 elements and up to 6 "
-        "ranks"
+        f"watch can't distinguish {length} elements on {size} ranks: use 1 to 16 elements and up "
+        "to 6 ranks"
     )
 
 
 class _Watcher:
-    """Notes the messages of one rank, and what its tensor is each time a message is over.
+    """Notes the messages of one rank, and its tensor each time a message has ended.
 
     Attributes:
-        requests: all messages, in the order in which they were begun.
-        ends: in the order in which this rank has noticed: [number of the message, messages begun
-            so far, x before that].
+        requests: all messages, in the order in which they started.
+        ends: [number of the message, messages started so far, x before] for each message that
+            has ended, in the order in which this rank noticed it.
     """
 
     def __init__(self, x: torch.Tensor):
@@ -117,7 +116,7 @@ class _Watcher:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Let ``isend`` and ``irecv`` note what they do."""
+        """Make ``isend`` and ``irecv`` note what they do, for a block."""
         import torch.distributed as dist
         from torch.distributed import distributed_c10d
 
@@ -129,7 +128,7 @@ class _Watcher:
             yield
 
     def _that_notes(self, name: str, original: Callable) -> Callable:
-        """Return ``isend`` or ``irecv``, which notes what it does."""
+        """Return an ``isend`` or ``irecv`` that notes what it does."""
         import torch_mpi.record as record
 
         def begin(tensor, *args, **kwargs):
@@ -152,7 +151,7 @@ class _Watcher:
         return begin
 
     def _places(self, tensor: torch.Tensor) -> list[int] | None:
-        """Return which elements of x these are; ``None`` for another buffer."""
+        """Return the elements of x that a tensor views, or ``None`` for a different buffer."""
         import torch
 
         if tensor.untyped_storage().data_ptr() != self.x.untyped_storage().data_ptr():
@@ -162,7 +161,7 @@ class _Watcher:
         return view.flatten().tolist()
 
     def now(self) -> list[float]:
-        """Return x, without what may have come already, but nobody has waited for."""
+        """Return x without values that may have arrived, but that the rank hasn't waited for."""
         x = self.x.detach().clone()
         for request in self.requests:
             if request.values is None and request.places is not None:
@@ -172,7 +171,7 @@ class _Watcher:
 
 @dataclass(eq=False)
 class _Request:
-    """Stands in for the work of an ``isend`` or ``irecv``."""
+    """The work of an ``isend`` or ``irecv``, with notes."""
 
     watcher: _Watcher
     number: int
@@ -199,7 +198,7 @@ class _Request:
         return completed
 
     def _end(self, before: list[float]) -> None:
-        """Note that the message is over, and that its rank knows."""
+        """Note that the message has ended, and that its rank knows this."""
         if not self.over:
             self.over = True
             self.watcher.ends.append([self.number, len(self.watcher.requests), before])
@@ -210,7 +209,7 @@ class _Request:
         return getattr(self.work, name)
 
     def plain(self, members: list[int]) -> dict:
-        """Return what is known of the message, as plain data."""
+        """Return the notes on the message as plain data."""
         partner = getattr(self.call, "partner", None)
         message = getattr(self.call, "message", None)
         return {

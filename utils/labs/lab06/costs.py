@@ -18,7 +18,7 @@ COUNTS = ("messages", "bytes", "busiest", "steps")
 
 
 def judge_each(report: Report, rank: int, cases: list, results: list, judge: Callable) -> None:
-    """Judge the results of all cases; of each algorithm the first that is wrong is told."""
+    """Judge the results of all cases, and report the first mistake in each algorithm."""
     failed = set()
     for case, result in zip(cases, results, strict=True):
         algorithm = case[0]
@@ -27,7 +27,7 @@ def judge_each(report: Report, rank: int, cases: list, results: list, judge: Cal
 
 
 def true_cost(algorithm: str, p: int, n: int) -> tuple[int, int, int, int]:
-    """Return messages and bytes of all ranks, bytes of the busiest sender, steps in a row."""
+    """Return messages and bytes of all ranks, bytes of the busiest sender, and steps."""
     depth = p.bit_length() - 1
     return {
         "crossbar": (p * (p - 1), p * (p - 1) * n, (p - 1) * n, 1),
@@ -42,7 +42,7 @@ def true_cost(algorithm: str, p: int, n: int) -> tuple[int, int, int, int]:
 def cost(ranks: Ranks, report: Report) -> None:
     """Check the counts of five algorithms for several p and n."""
     draw = random.Random(report.seed)
-    # Two ranks last: there many mistakes give the same.
+    # Two ranks come last, because many mistakes lead to the same numbers there.
     sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), draw.randrange(600, 1500), 2]
     cases = [[name, p, 4 * p * draw.randint(10, 999)] for name in ALGORITHMS for p in sizes]
     calls = [["cost", case] for case in cases]
@@ -51,14 +51,14 @@ def cost(ranks: Ranks, report: Report) -> None:
 
 
 def _cost(algorithm: str, p: int, n: int, counts: Any) -> Iterator[Step]:
-    """Yield the steps that these are the four numbers of an algorithm."""
+    """Yield the steps that these are the four right numbers of an algorithm."""
     call = f"cost({algorithm!r}, {p}, {n})"
     true = true_cost(algorithm, p, n)
-    form = "return four numbers, messages, bytes, bytes of the busiest rank, steps"
+    form = "Return four numbers: messages, bytes, bytes of the busiest rank, steps"
     four = isinstance(counts, list) and len(counts) == len(COUNTS)
-    yield facts({f"{call} returned {counts}: {form}": not four})
+    yield facts({f"{call} returned {counts}. {form}": not four})
     mixed_up = counts != list(true) and sorted(map(str, counts)) == sorted(map(str, true))
-    order = f"{call}: the four numbers are right, and their order is not: {COUNTS}"
+    order = f"{call}: The four numbers are right, but in the wrong order. Return {COUNTS}"
     yield facts({order.replace("'", ""): mixed_up})
     mistakes = _wrong_counts(algorithm, p, n)
     yield each_of(
@@ -70,7 +70,7 @@ def _cost(algorithm: str, p: int, n: int, counts: Any) -> Iterator[Step]:
 
 
 def _wrong_counts(name: str, p: int, n: int) -> list[list[Mistake]]:
-    """Return wrong counts of an algorithm, for each of the four numbers."""
+    """Return the mistakes that lead to wrong counts, for each of the four numbers."""
     true = true_cost(name, p, n)
     messages, nbytes, busiest, steps = true
     depth = p.bit_length() - 1
@@ -80,44 +80,42 @@ def _wrong_counts(name: str, p: int, n: int) -> list[list[Mistake]]:
 
     tables = {
         "messages": {
-            "each rank sends to all others, not to itself": p * p,
-            "these are pairs: a message in each direction": only_of("crossbar", messages // 2),
-            "those are the messages there: they come back, too": messages // 2,
-            "count the messages of all ranks, not of one": messages // p,
-            "these are steps: in each of them several messages travel": steps,
+            "You counted messages from a rank to itself. Count p − 1 for each rank": p * p,
+            "You counted pairs. Count both directions": only_of("crossbar", messages // 2),
+            "You counted one direction. Count the messages that come back, too": messages // 2,
+            "You counted the messages of one rank. Count all ranks": messages // p,
+            "You counted steps. Count all messages that travel in each step": steps,
         },
         "bytes": {
-            "only one way: the result comes back": only_of("central tree ring direct", nbytes // 2),
-            "that is one rank: count the bytes of all": busiest,
-            "these are numbers of 4 bytes: n is in bytes already": nbytes * 4,
-            "these are messages of a p-th of the tensor, not of n bytes each": messages * n,
-            "these are messages: count the bytes": messages,
+            "Count the way back, too": only_of("central tree ring direct", nbytes // 2),
+            "You counted the bytes of one rank. Count all ranks": busiest,
+            "You multiplied by 4, but n is in bytes already": nbytes * 4,
+            "Each message carries n/p bytes, not n": messages * n,
+            "You counted messages. Count their bytes": messages,
         },
         "busiest": {
-            "that is the mean over the ranks: take the busiest one": nbytes // p,
-            "that is what rank 0 sends and receives: count what it sends": only_of(
+            "You returned the mean over the ranks. Use the busiest rank": nbytes // p,
+            "You counted what rank 0 sends and receives. Count what it sends": only_of(
                 "central", nbytes
             ),
-            "the bytes of all ranks: take the busiest one": nbytes,
-            "count what a rank sends, not what it receives as well": 2 * busiest,
-            "two children and a parent, where the group is large enough: three messages": only_of(
-                "tree", 2 * n
-            ),
-            "with so few ranks nobody has two children and a parent": only_of("tree", 3 * n),
-            "each step carries a chunk, not the whole tensor": 2 * (p - 1) * n,
-            "only one of the two phases": busiest // 2,
+            "You counted the bytes of all ranks. Use the busiest rank": nbytes,
+            "You counted what a rank sends and receives. Count what it sends": 2 * busiest,
+            "A large tree has a rank with a parent and two children": only_of("tree", 2 * n),
+            "With so few ranks, no rank has two children and a parent": only_of("tree", 3 * n),
+            "Each step carries a chunk, not the whole tensor": 2 * (p - 1) * n,
+            "You counted one of the two phases. Count both": busiest // 2,
         },
         "steps": {
-            "messages that travel at the same time are one step": messages,
-            "there and back: twice as many": steps // 2,
-            "all of them can start at once: nobody waits for another message": only_of(
+            "You counted messages. Messages that travel at the same time are one step": messages,
+            "You counted one direction. Count the way back, too": steps // 2,
+            "All messages start at once, because none of them waits for another": only_of(
                 "crossbar", p - 1
             ),
-            "the messages of one rank to several start at once: one step there, one back": only_of(
+            "All messages of a round start at once, so each of the two rounds is one step": only_of(
                 "central direct", 2 * (p - 1)
             ),
-            "the deepest rank is ⌊log₂ p⌋ below the root": 2 * math.ceil(math.log2(p + 1)),
-            "p − 1 steps in each phase": 2 * p if name == "ring" else 2 * (depth + 1),
+            "The deepest rank is ⌊log₂ p⌋ edges below the root": 2 * math.ceil(math.log2(p + 1)),
+            "Each phase has p − 1 steps": 2 * p if name == "ring" else 2 * (depth + 1),
         },
     }
     return [
@@ -127,13 +125,13 @@ def _wrong_counts(name: str, p: int, n: int) -> list[list[Mistake]]:
 
 
 def true_duration(algorithm: str, p: int, n: int, alpha: float, beta: float) -> float:
-    """Return seconds by α–β, where each rank sends, and receives, one message at a time."""
+    """Return seconds by α–β, if each rank sends and receives one message at a time."""
     rounds, tensors = rounds_and_tensors(algorithm, p)
     return rounds * alpha + tensors * n * beta
 
 
 def rounds_and_tensors(algorithm: str, p: int) -> tuple[int, float]:
-    """Return the rounds, and how many tensors the busiest link carries in all of them."""
+    """Return the rounds, and how many tensors the busiest link carries in all rounds together."""
     *_, rounds = true_cost(algorithm, p, p)
     return rounds, rounds * _at_a_time(algorithm, p)
 
@@ -145,7 +143,7 @@ def _at_a_time(algorithm: str, p: int) -> float:
 
 
 def true_crossover(p: int, alpha: float, beta: float) -> float:
-    """Return the bytes from which on the direct all-reduce is faster than the crossbar."""
+    """Return the bytes above which the direct all-reduce is faster than the crossbar."""
     if p == 2:
         return math.inf
     return alpha / ((p - 1) * (1 - 2 / p) * beta)
@@ -161,7 +159,7 @@ def probe_durations(user_ns: dict, *, rank: int, cases: list, networks: list) ->
 
 
 def _finite(value: object) -> object:
-    """Return a number as JSON has it: there is no infinity."""
+    """Return a number for JSON, which has no infinity."""
     return "inf" if isinstance(value, float) and math.isinf(value) and value > 0 else told(value)
 
 
@@ -196,9 +194,9 @@ def _duration(
 
 
 def _to_a_share(call: str, result: Any, expected: float, wrong: dict[str, float]) -> Step:
-    """Return the step that a number is right to a share of it: it may be a few milliseconds."""
+    """Return the step that a number is right up to a relative error, because it may be small."""
     if not is_number(result):
-        return facts({f"{call} returned {result}: return seconds, a number": True})
+        return facts({f"{call} returned {result}. Return a number": True})
     share = result / expected
     fits = (
         f"{text}. "
@@ -210,78 +208,78 @@ def _to_a_share(call: str, result: Any, expected: float, wrong: dict[str, float]
 
 
 def _wrong_durations(algorithm: str, p: int, n: int, alpha: float, beta: float) -> dict[str, float]:
-    """Return wrong seconds of an algorithm by what to say of them."""
+    """Return the wrong seconds of an algorithm, by the message for each mistake."""
     messages, nbytes, _, steps = true_cost(algorithm, p, n)
     carried = _at_a_time(algorithm, p) * n
     depth = p.bit_length() - 1
     tensor = alpha + n * beta
     part = alpha + n * beta / p
     one_link = {
-        "p − 1 messages share one link, and come one after the other": steps * tensor,
-        "messages that start together share one latency: it is paid once a step": steps
+        "p − 1 messages share one link, so they come one after the other": steps * tensor,
+        "Messages that start together share one latency. Count it once per step": steps
         * (p - 1)
         * tensor,
-        "the links of the ranks work at the same time": messages * tensor,
+        "You added up all messages, but the ranks' links work at the same time": messages * tensor,
     }
     of_algorithm = {
         "crossbar": one_link,
         "central": one_link,
         "ring": {
-            "a step carries a chunk of n/p bytes, not the whole tensor": steps * tensor,
-            "all ranks send at the same time": steps * (alpha + n * beta * p),
-            "reduce-scatter and all-gather: two phases": (p - 1) * part,
-            "p − 1 steps in each phase, not p": 2 * p * part,
+            "A step carries a chunk of n/p bytes, not the whole tensor": steps * tensor,
+            "All ranks send at once, so don't multiply by p": steps * (alpha + n * beta * p),
+            "You counted one phase. Count reduce-scatter and all-gather": (p - 1) * part,
+            "Each phase has p − 1 steps, not p": 2 * p * part,
         },
         "direct": {
-            "in each of the two steps p − 1 messages share a link, with n/p bytes each": 2 * part,
-            "a message carries a part of n/p bytes, not the whole tensor": 2
+            "In each of the two steps, p − 1 messages of n/p bytes share a link": 2 * part,
+            "A message carries a part of n/p bytes, not the whole tensor": 2
             * (alpha + (p - 1) * n * beta),
-            "the messages of a round start at once: two steps": 2 * (p - 1) * part,
+            "The messages of a round start at once, so there are two steps": 2 * (p - 1) * part,
         },
         "tree": {
-            "the depth is ⌊log₂ p⌋, a whole number": 2 * math.log2(p) * tensor,
-            "up and down again: twice the depth": depth * tensor,
-            "the depth is ⌊log₂ p⌋": 2 * (depth + 1) * tensor,
-            "the messages of a level travel at the same time": messages * tensor,
+            "The depth is ⌊log₂ p⌋, a whole number": 2 * math.log2(p) * tensor,
+            "You counted the way up. Count the way down the tree, too": depth * tensor,
+            "The depth is ⌊log₂ p⌋, not one more": 2 * (depth + 1) * tensor,
+            "The messages of a level travel together. Count them once": messages * tensor,
         },
     }
     return {
-        "that is one step, with its latency: count all of them": alpha + carried * beta,
-        "each step costs a latency": alpha + steps * carried * beta,
+        "You counted one step, with its latency. Count all steps": alpha + carried * beta,
+        "Each step costs a latency": alpha + steps * carried * beta,
         **of_algorithm[algorithm],
-        "give seconds, not milliseconds": 1e3 * steps * (alpha + carried * beta),
-        "β is seconds per byte: multiply by it": steps * (alpha + carried / beta),
-        "n is in bytes already": steps * (alpha + 4 * carried * beta),
-        "these are bytes in all: links work at the same time": steps * alpha + nbytes * beta,
+        "Return seconds, not milliseconds": 1e3 * steps * (alpha + carried * beta),
+        "β is in seconds per byte. Multiply by it": steps * (alpha + carried / beta),
+        "You multiplied by 4, but n is in bytes already": steps * (alpha + 4 * carried * beta),
+        "You added all ranks' bytes, but their links work together": steps * alpha + nbytes * beta,
     }
 
 
 def _crossover(p: int, alpha: float, beta: float, size: Any) -> Step:
-    """Return the step that this is the size from which on the direct all-reduce is faster."""
+    """Return the step that the direct all-reduce is faster above this size."""
     call = f"crossover({p}, {alpha:.3g}, {beta:.3g})"
     expected = true_crossover(p, alpha, beta)
     if p == 2:
         never = (
-            f"{call}: with two ranks both ways send n bytes, and the crossbar has one step less: "
-            f"the direct way never wins. Expected math.inf, got {size}"
+            f"{call}: With two ranks, both send n bytes and the crossbar has fewer steps, so the "
+            f"direct all-reduce never wins. Expected math.inf, got {size}"
         )
         return facts({never: size != "inf"})
     if size == "inf":
         at_last = (
-            f"{call}: with more than two ranks the direct way wins at last: it sends less. "
-            f"Expected {expected:.6g}, got infinity"
+            f"{call}: With more than two ranks, the direct all-reduce wins for large tensors, "
+            f"because it sends less. Expected {expected:.6g}, got infinity"
         )
         return facts({at_last: True})
     half = alpha / beta
     wrong = {
-        "that is the number of float32 values: give bytes": expected / 4,
-        "that is alpha/beta times too much: α enters once": expected * half,
-        "α/β is turned over": beta / alpha / ((p - 1) * (1 - 2 / p)),
-        "the crossbar costs one latency itself: the direct way has one more": 2 * expected,
-        "the direct way sends 2(p − 1)/p of the tensor: the difference to (p − 1) counts": half
+        "You returned the number of float32 values. Return bytes": expected / 4,
+        "You multiplied by α/β twice. Use it once": expected * half,
+        "You used β/α instead of α/β": beta / alpha / ((p - 1) * (1 - 2 / p)),
+        "The crossbar pays a latency, too, so the difference is one, not two": 2 * expected,
+        "The direct all-reduce also sends bytes, 2(p − 1)/p of the tensor. Subtract them": half
         / (p - 1),
-        "that is where the latency is half of a message's time": half,
-        "that is the crossover of four ranks: use p": true_crossover(4, alpha, beta),
-        "that is where crossbar and ring meet": expected * (2 * p - 3),
+        "You returned α/β, where the latency is half of a message's time": half,
+        "You returned the crossover of four ranks. Use p": true_crossover(4, alpha, beta),
+        "You returned the size at which crossbar and ring meet": expected * (2 * p - 3),
     }
     return _to_a_share(call, size, expected, wrong)

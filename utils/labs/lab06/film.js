@@ -1,4 +1,4 @@
-// All-reduces side by side, round by round: which chunk travels, and over whom each is summed.
+// Several all-reduces side by side, round by round: which chunk travels, and what it sums.
 const { svg, html, colors } = ddl;
 const [LEFT, TOP, MARK, GAP] = [48, 20, 14, 16];
 const last = Math.max(...data.films.map(({ rounds }) => rounds.length - 1));
@@ -17,8 +17,8 @@ const panels = data.films.map(() => ({
 }));
 const row = html("div", { style: `display: flex; flex-wrap: wrap; gap: ${GAP}px` });
 row.append(...panels.map(({ drawing, title }) => html("div", {}, title, drawing)));
-const key = "A number in a cell is a rank whose part is in the sum; a framed cell has all parts. " +
-  "A chunk that travels is added (solid arrow) or replaces what is there (dashed).";
+const key = "A number in a cell names a rank whose part is in the sum. A framed cell has all parts. " +
+  "A traveling chunk is added (solid arrow) or replaces the old values (dashed arrow).";
 root.append(ddl.controls(...buttons, slider), row, status, html("p", {}, key));
 ddl.onWidth((pixels) => {
   width = pixels;
@@ -47,7 +47,7 @@ function pauseAt(k) {
   show(k);
 }
 
-// Show a round. The next one begins with chunks that travel, unless the reader asked for less motion.
+// Show a round. The next round begins with traveling chunks, unless the reader asked for less motion.
 function show(k) {
   stop();
   const forward = k === round + 1;
@@ -133,10 +133,10 @@ function text(x, y, words, anchor) {
   return svg("text", { x, y, "text-anchor": anchor }, String(words));
 }
 
-// Draw where a chunk goes. While it travels the arrow is as long as its way so far.
+// Draw where a chunk goes. While the chunk travels, the arrow ends where the chunk is.
 function arrow(x, from, to, effect) {
   const [way, end] = [from + (to - from) * share, Math.sign(to - from)];
-  // A little of the ink, so that the arrow is seen on light and on dark pages.
+  // We mix in some ink, so that the arrow is visible on light and on dark pages.
   const blue = `color-mix(in srgb, ${colors.communicating} 65%, ${colors.ink})`;
   const look = { stroke: blue, "stroke-width": 2, "stroke-dasharray": effect === "copied" ? "5 3" : "" };
   const head = `${x - 4},${way - 7 * end} ${x + 4},${way - 7 * end} ${x},${way}`;

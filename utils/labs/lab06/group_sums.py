@@ -1,8 +1,8 @@
-"""Sums in groups: the tensors that an all-reduce is tried on, and what the ranks of a group reply.
+"""Sums in groups: the tensors that checks give an all-reduce, and what the ranks reply.
 
-An answer runs twice. The first time each element tells how often it holds the part of which rank
-(:func:`counting`), so that a wrong one can be named. The second time the numbers are random ones of
-double precision, so that order of addition and place matter.
+An answer runs twice. In the first run, the digits of each element count how often it holds the part
+of each rank (:func:`counting`), so a message can name the mistake. In the second run, the numbers
+are random and have double precision, so the order of addition and the place matter.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from utils.checks.task import Report, Step, Wrong, none_of, to_each
 from utils.checks.trials import Group, Partition, keywords, on, partitions, tried
 from utils.cluster.questions import Ranks
 
-# Ranks that the lab has.
+# The world size of the lab.
 WORLD = 6
 ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
 USUAL = (None, [[0], [1, 2], [3, 4, 5]], IN_FOURS)
-# Divisible, not divisible, shorter than the group, many.
+# These lengths are divisible, not divisible, shorter than the group, and long.
 SHORT = (8, 5, 1, 203)
-# A sixth of it is too long for MPI to send it before somebody receives.
+# Even a sixth of this tensor is too long for MPI to send before anybody receives it.
 LONG = 10_007
-# Bytes of an element, by the run that the records are of.
+# Bytes of an element in each of the two runs.
 ELEMENTS = {"calls": 4, "calls again": 8}
 
-# Base of the numbers that tell whose parts are in an element: odd, so that a half of one is none;
-# its sixth power is exact in single precision.
+# The base of the counting numbers. It is odd, so that half of such a number isn't another one, and
+# float32 holds its sixth power exactly.
 BASE = 13
-# Stretches of equal elements that a rank tells of its result.
+# A rank reports at most so many stretches of equal elements.
 STRETCHES = 6
 MISPLACED = (
-    "is not the sum. Each number is added up the right number of times, but something lands in a "
-    "wrong place, or loses its precision"
+    "is not the sum. Each number is added the right number of times, so some numbers must be in a "
+    "wrong place, or lose their precision"
 )
 
 
-# -- numbers that tell who was added up -------------------------------------------------------
+# -- numbers that show which ranks were added -------------------------------------------------
 
 
 def counting(place: int, length: int) -> torch.Tensor:
-    """Return the tensor of this place of the group: of a sum, digit q counts place q."""
+    """Return the tensor of a place: in a sum of such tensors, digit q counts place q."""
     return torch.full((length,), float(BASE**place))
 
 
 def noise(seed: int, length: int) -> torch.Tensor:
-    """Return random numbers of double precision, which follow from a rank's own seed."""
+    """Return random numbers in double precision from a rank's own seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(length, dtype=torch.float64, generator=generator)
 
@@ -61,14 +61,14 @@ def noise(seed: int, length: int) -> torch.Tensor:
 def is_near(
     numbers: list[float], seeds: Sequence[int], length: int, part: slice = slice(None)
 ) -> bool:
-    """Return whether this part of what a rank told of its `noise` is the sum of all noise."""
+    """Return whether this part of a rank's reply is the sum of the `noise` of all seeds."""
     true = sum(noise(seed, length) for seed in seeds)[part]
     tensor = torch.tensor(numbers[part], dtype=torch.float64)
     return tensor.shape == true.shape and torch.allclose(tensor, true, rtol=0, atol=1e-9)
 
 
 def stretches(x: torch.Tensor) -> list[list]:
-    """Return first element, the one after the last, and value, of each stretch of equals."""
+    """Return start, stop and value of each stretch of equal elements."""
     values, lengths = torch.unique_consecutive(x, return_counts=True)
     ends = lengths.cumsum(0)
     columns = (ends - lengths).tolist(), ends.tolist(), values.tolist()
@@ -76,7 +76,7 @@ def stretches(x: torch.Tensor) -> list[list]:
 
 
 def refuse_gaps(spans: list[list], length: int) -> None:
-    """Raise ValueError if stretches leave out some of the elements."""
+    """Raise ValueError if the stretches leave out some elements."""
     ends = [0, *(stop for _, stop, _ in spans)]
     whole = len(spans) == STRETCHES or ends[-1] == length
     if not whole or [start for start, *_ in spans] != ends[:-1]:
@@ -84,44 +84,44 @@ def refuse_gaps(spans: list[list], length: int) -> None:
 
 
 def total(size: int) -> int:
-    """Return the element that holds the part of each place once."""
+    """Return the number that contains the part of each place once."""
     return sum(BASE**place for place in range(size))
 
 
 def wrong_part(value: float, size: int) -> str | None:
-    """Return what is wrong with an element, with places in braces; `None` if it is the sum."""
+    """Return what is wrong with an element, with places in braces, or `None` for the sum."""
     if value == total(size):
         return None
     if size > 1 and math.isclose(value * size, total(size), rel_tol=1e-6):
-        return "hold the mean; the task asks for the sum: do not divide"
+        return "hold the mean. The task asks for the sum, so don't divide"
     if not is_number(value) or not 0 <= value < BASE**size or value != int(value):
         return (
-            f"hold {value:.6g}, which is no sum of the ranks' tensors: were they received before "
-            "they were added, is the request waited for, and is nothing divided?"
+            f"hold {value:.6g}, which isn't a sum of the ranks' tensors. Wait for each receive "
+            "before you add, and don't divide"
         )
     return _wrong_counts([int(value) // BASE**place % BASE for place in range(size)])
 
 
 def _wrong_counts(counts: list[int]) -> str:
-    """Return which parts an element lacks, and which it holds more than once."""
+    """Return which parts are missing in an element, and which it contains more than once."""
     texts = []
     if 0 in counts:
         missing = [f"{{{place}}}" for place, count in enumerate(counts) if count == 0]
         texts.append(f"lack the part of rank{'s' * (len(missing) > 1)} {', '.join(missing)}")
-    often = [f"{{{place}}} ({count} times)" for place, count in enumerate(counts) if count > 1]
+    often = [f"rank {{{place}}}: {count} times" for place, count in enumerate(counts) if count > 1]
     if often:
-        texts.append(f"hold a part more than once: that of rank {', '.join(often)}")
+        texts.append(f"hold a part more than once ({', '.join(often)})")
     return " and ".join(texts)
 
 
 def why_sum(result: list[list], place: int, members: Sequence[int], length: int) -> str | None:
-    """Return what is wrong with a result, told by :func:`stretches`."""
+    """Return what is wrong with a result, which :func:`stretches` describes."""
     size = len(members)
     refuse_gaps(result, length)
     if size > 1 and [stretch[2] for stretch in result] == [BASE**place]:
         return (
-            "x is this rank's own tensor, unchanged. The result has to come to every rank, and "
-            "into x itself: x.copy_(…) or x += …, not x = …"
+            "x is still this rank's own tensor. Write the result into x itself on every rank, "
+            "with x.copy_(…) or x += …, not with x = …"
         )
     for start, stop, number in result:
         words = wrong_part(number, size)
@@ -134,23 +134,23 @@ def why_sum(result: list[list], place: int, members: Sequence[int], length: int)
 
 
 def _elements(start: int, stop: int, length: int) -> str:
-    """Return ``elements 2–4``, ``all 8 elements`` and the like."""
+    """Return ``Elements 2–4``, ``All 8 elements`` and the like."""
     if (start, stop) == (0, length):
-        return f"all {length} elements" if length > 1 else "the element"
-    return f"elements {start}–{stop - 1}" if stop - start > 1 else f"element {start}"
+        return f"All {length} elements" if length > 1 else "The element"
+    return f"Elements {start}–{stop - 1}" if stop - start > 1 else f"Element {start}"
 
 
 # -- on the ranks -----------------------------------------------------------------------------
 
 
 def parts(place: int, seed: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return what makes a rank's two tensors of some length."""
+    """Return a function that makes a rank's two tensors of a given length."""
     return lambda length: (counting(place, length), noise(seed, length))
 
 
 def contents(x: torch.Tensor, y: torch.Tensor, *_: Any) -> dict[str, Any]:
     """Return what a rank replies about its two sums."""
-    # Copies: an answer may have given the tensors themselves other methods.
+    # We read copies, because an answer may have replaced methods of the tensors themselves.
     x, y = (torch.Tensor.clone(tensor) for tensor in (x, y))
     bits = hashlib.sha256(y.numpy().tobytes()).hexdigest()
     return {"sum": stretches(x), "noise": y, "bits": bits}
@@ -167,13 +167,12 @@ def replies(
 ) -> list[dict[str, Any]]:
     """Call a function with two tensors of each length; return what the rank replies about them.
 
-    The function gets another tensor of the same memory: what it does not write there is not in
-    place.
+    The function gets a second tensor on the same memory, so only what it writes in place counts.
 
     Args:
         group: the group whose ranks begin each run together.
-        tensors: returns the two tensors of a length.
-        reply: what to tell of the two tensors and the two results.
+        tensors: returns the two tensors of a given length.
+        reply: makes the reply from the two tensors and the two results.
     """
     answers = []
     for length in lengths:
@@ -206,7 +205,7 @@ class Answers:
     values: list[Any]
     length: int
     where: str
-    usual: ClassVar = "mistake"  # kind of its problems
+    usual: ClassVar = "mistake"  # the kind of its problems
 
     @property
     def size(self) -> int:
@@ -215,35 +214,35 @@ class Answers:
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds that the ranks were told."""
+        """Return the seeds of the ranks."""
         return [self.case["each"][rank]["seed"] for rank in self.members]
 
     def of_ranks(self) -> Iterator[tuple[int, int, Any]]:
-        """Yield group rank, rank, and what belongs to that rank."""
+        """Yield the group rank, the rank, and the reply of each rank."""
         for place, (rank, reply) in enumerate(zip(self.members, self.values, strict=True)):
             yield place, rank, reply
 
     def each(self, why: Callable[[int, Any], str | None]) -> Step:
-        """Return the step that `why`, asked with group rank and reply, has nothing to say."""
+        """Return the step that `why`, called with group rank and reply, finds no problem."""
         texts = ((rank, why(place, reply)) for place, rank, reply in self.of_ranks())
         return none_of(self.wrong(text, rank) for rank, text in texts if text)
 
     def runs(self) -> Iterator[Traffic]:
-        """Yield what was communicated in each run."""
+        """Yield the communication of each run."""
         for run, element in ELEMENTS.items():
             calls = [reply[run] for reply in self.values]
             yield Traffic(self.case, self.members, calls, self.length, self.where, element)
 
     def wrong(self, text: str, rank: int | None = None, kind: str = "") -> Wrong:
-        """Return the problem of a rank, or of all together."""
+        """Return the problem of one rank, or of the whole group."""
         return Wrong(f"{self.where}: {text}", rank, kind or self.usual)
 
 
 @dataclass(frozen=True)
 class Traffic(Answers):
-    """What the ranks of a group communicated in one run: the values are their calls."""
+    """What the ranks of a group communicated in one run; the values are their calls."""
 
-    element: int  # its bytes
+    element: int  # bytes of an element
     usual: ClassVar = "communication"
 
     @property
@@ -253,21 +252,21 @@ class Traffic(Answers):
 
     @property
     def in_all(self) -> int:
-        """Return the bytes that all ranks together sent."""
+        """Return the sum of the bytes that the ranks sent."""
         return sum(sum(bytes_to(calls).values()) for calls in self.values)
 
     def in_all_is(self, expected: int, why: str = "") -> Step:
-        """Return the step that all ranks together sent so many bytes."""
-        text = f"all ranks together sent {self.in_all} bytes, expected {expected}{why}"
+        """Return the step that all ranks together sent this number of bytes."""
+        text = f"All ranks together sent {self.in_all} bytes, but {expected} were expected{why}"
         return self.of_all(text, self.in_all != expected)
 
     def of_all(self, text: str, is_so: bool) -> Step:
-        """Return the step that this is not so, of all ranks together."""
+        """Return the step that the group doesn't have this problem."""
         return none_of([self.wrong(text)] if is_so else [])
 
 
 def bytes_to(calls: Calls, op: str = "send") -> dict[int, int]:
-    """Return the bytes of this operation by the other rank (global)."""
+    """Return the bytes of this operation for each other rank (global)."""
     by_rank: dict[int, int] = {}
     for call in calls:
         if call["op"] == op:
@@ -282,7 +281,7 @@ def listed(by_rank: dict[int, int]) -> str:
 
 
 def sends(calls: Calls) -> list[dict[str, Any]]:
-    """Return the calls that send."""
+    """Return only the calls that send."""
     return [call for call in calls if call["op"] == "send"]
 
 
@@ -293,7 +292,7 @@ Sent = Callable[[Traffic], Iterator[Step]]
 
 
 def short_and_long(report: Report, among: Iterable[Partition] = USUAL) -> Iterator[dict[str, Any]]:
-    """Yield short tensors on all ranks, in groups of all sizes, then a long one."""
+    """Yield cases with short tensors, on all ranks and in groups, and then with a long one."""
     each = to_each(seed=report.seeds(WORLD))
     for partition in among:
         yield {"partition": partition, "lengths": SHORT, "each": each}
@@ -301,32 +300,32 @@ def short_and_long(report: Report, among: Iterable[Partition] = USUAL) -> Iterat
 
 
 def hint_of(case: dict[str, Any]) -> str:
-    """Return what to say of a case in which an error came."""
+    """Return in which case an answer raised an error, and what this suggests."""
     groups = case["partition"]
     sizes = sorted({len(members) for members in groups or ()})
     where = f"in groups of {', '.join(map(str, sizes))} ranks" if groups else "without a group"
     if list(case["lengths"]) == [LONG]:
         return (
-            f"{where}, with {LONG} numbers. The short tensors passed: a short message is sent "
-            "before anybody receives it, a long one waits until somebody does"
+            f"{where}, with {LONG} numbers. Short tensors passed, because a short message leaves "
+            "before anybody receives it, but a long message waits for its receiver"
         )
     lengths = ", ".join(map(str, case["lengths"]))
     words = f"{where}, with tensors of {lengths} numbers"
     if groups is None or case.get("name") == "halving_doubling":
         return words
-    return f"{words}. On all ranks it passed: hand group on; places begin at 0 in each group"
+    return f"{words}. On all ranks it passed, so pass group on, and count places from 0 in it"
 
 
 def in_the_group(answers: Answers, _: int) -> list[Rule]:
-    """Return the rules that a rank keeps to messages, in the group, and waited for."""
+    """Return the rules that a rank uses only messages in the group, and waits for all of them."""
     return [only("send", "recv"), inside(answers.members), waited]
 
 
 def all_right_so_far(report: Report, _: int | None = None) -> bool:
-    """Return whether nothing is wrong yet; as a step, it ends what comes behind a problem.
+    """Return whether no problem was found so far; as a step, it ends the judging after a problem.
 
-    Of a case the first group that has a problem is told, and of the other groups only bad conduct.
-    If a message is left over, nothing else is judged either.
+    So the report of a case describes the first group with a problem, and for the other groups only
+    broken rules. If a message is left over, nothing else is judged either.
     """
     return not report.problems
 
@@ -336,20 +335,20 @@ def sums(answers: Answers) -> Iterator[Step]:
     yield none_of(_wrong_sums(answers))
     differ = len({reply["bits"] for reply in answers.values}) > 1
     words = (
-        "the results are not the same bits on all ranks. Floating-point sums depend on the order "
-        "of addition: add in the same order on every rank, or let one rank add and send the result"
+        "The results don't have the same bits on all ranks, because floating-point sums depend on "
+        "the order. Add in the same order on every rank, or let one rank add and send the result"
     )
     yield none_of([answers.wrong(words, kind="value")] if differ else [])
 
 
 def _wrong_sums(answers: Answers) -> Iterator[Wrong]:
-    """Yield on which ranks x is not the sum, in either run."""
+    """Yield the ranks on which x is not the sum, in either run."""
     for place, rank, reply in answers.of_ranks():
         words = why_sum(reply["sum"], place, answers.members, answers.length)
         if words:
             yield answers.wrong(words, rank)
         elif not is_near(reply["noise"], answers.seeds, answers.length):
-            yield answers.wrong(f"of random numbers x {MISPLACED}", rank, "value")
+            yield answers.wrong(f"With random numbers, x {MISPLACED}", rank, "value")
 
 
 def judge_sums(
@@ -364,20 +363,20 @@ def judge_sums(
     hint: Callable[[dict[str, Any]], str] = hint_of,
     where: Callable[[dict[str, Any], list[int]], str] = lambda _, members: on(members),
 ) -> None:
-    """Judge conduct, results and traffic, length by length; the smallest wrong case is told.
+    """Judge rules, results and traffic, one length after the other; report the first wrong one.
 
     Args:
-        sent: the steps for what was communicated in one run.
-        results: the steps for what came out.
-        rules: what the calls of a rank have to keep.
-        hint: of a case, what to say of it where the answer raised an error or did not come.
-        where: of a case and the members of a group, what a message calls them.
+        sent: returns the steps for the communication of one run.
+        results: returns the steps for the results.
+        rules: returns the rules for the calls of a rank.
+        hint: describes a case in which the answer raised an error or didn't return.
+        where: describes a case and the members of a group, for a message.
     """
 
     def steps(case: dict[str, Any], members: list[int], values: Sequence[list]) -> Iterator[Step]:
         for length, *of_ranks in zip(case["lengths"], *values, strict=True):
             numbers = f"{length} number{'s' * (length != 1)}"
-            here = f"{where(case, members)}, {numbers}"
+            here = f"{where(case, members)}, with {numbers}"
             answers = Answers(case, members, of_ranks, length, here)
             yield none_of(_misconduct(answers, rules))
             yield all_right_so_far
@@ -392,7 +391,7 @@ def judge_sums(
 def _misconduct(
     answers: Answers, rules: Callable[[Answers, int], Sequence[Rule]]
 ) -> Iterator[Wrong]:
-    """Yield who breaks a rule, in either run."""
+    """Yield the ranks that break a rule, in either run."""
     for _, rank, reply in answers.of_ranks():
         of_rank = rules(answers, rank)
         words = broken(reply["calls"], *of_rank) or broken(reply["calls again"], *of_rank)

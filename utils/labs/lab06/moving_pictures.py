@@ -1,4 +1,4 @@
-"""Which all-reduce of lab 06 is the fastest, for any α, any bandwidth and up to 64 ranks."""
+"""Shows which all-reduce of lab 06 is fastest, for any α, any bandwidth and up to 64 ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ALL_PAIRS = {"crossbar", "direct"}
 
 
 def crossover(ranks: int, alpha: float, bandwidth: float) -> Interactive:
-    """Return times against bytes, which begin with this network (seconds, bytes per second)."""
+    """Return a picture of times against bytes that begins with this network (s, bytes/s)."""
     algorithms = [
         Algorithm(name, LOOKS[name][0], cost_of(name), all_pairs=name in ALL_PAIRS)
         for name in ALGORITHMS
@@ -23,18 +23,18 @@ def crossover(ranks: int, alpha: float, bandwidth: float) -> Interactive:
 
 
 def cost_of(algorithm: str):
-    """Return the function that says what one of the lab's five algorithms costs on p ranks."""
+    """Return a function that gives the cost of an algorithm of the lab on p ranks."""
 
     def cost(p: int) -> Cost:
         rounds, tensors = rounds_and_tensors(algorithm, p)
-        # Rounded, so that equal numbers of tensors are equal.
+        # We round, so that two algorithms with as many tensors compare as equal.
         return Cost(rounds, round(tensors, 6))
 
     return cost
 
 
 def halving_doubling(p: int) -> Cost | None:
-    """Return the cost of halving and doubling: the bytes of the ring in 2 log₂ p rounds."""
+    """Return the cost of halving and doubling, which sends the ring's bytes in 2 log₂ p rounds."""
     if p & (p - 1):
         return None
     return Cost(2 * (p.bit_length() - 1), round(2 * (p - 1) / p, 6))

@@ -1,4 +1,4 @@
-"""The drawings of lab 06: who talks to whom, how long it takes, and what was measured."""
+"""Drawings of lab 06: which ranks talk to each other, predicted times, and measurements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LOOKS = {
 
 
 def task_picture(parts: Sequence[Sequence[float]]) -> Figure:
-    """Draw what an all-reduce is for: each rank's tensor before and afterwards."""
+    """Draw what an all-reduce does: each rank's tensor before and after."""
     figure, (axes,) = _drawings(9, 0.6 + 0.55 * len(parts), [""])
     total = [sum(column) for column in zip(*parts, strict=True)]
     after = len(total) + 4
@@ -53,13 +53,13 @@ def task_picture(parts: Sequence[Sequence[float]]) -> Figure:
     middle = -(len(parts) - 1) / 2
     arrow(axes, (len(total) + 0.3, middle), (len(total) + 3.7, middle), "all-reduce")
     axes.text(0, 0.75, "before", color=GREY)
-    axes.text(after, 0.75, "afterwards, on every rank", color=GREY)
+    axes.text(after, 0.75, "after, on every rank", color=GREY)
     axes.set(xlim=(-2, 2 * len(total) + 4.5), ylim=(-len(parts) + 0.3, 1.3))
     return finish(figure)
 
 
 def _drawings(width: float, height: float, titles: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """Return a figure of this size, and its axes beside each other, without frames."""
+    """Return a figure of this size with a row of axes without frames."""
     figure, row = panels(width, height, columns=len(titles))
     for axes, title in zip(row, titles, strict=True):
         axes.set_axis_off()
@@ -76,13 +76,13 @@ def _dot(axes: Axes, x: float, y: float, rank: int, size: float) -> None:
 
 
 def _link(axes: Axes, start: tuple, end: tuple, style: str = "<|-|>", shrink: float = 12) -> None:
-    """Draw an arrow from dot to dot; usually both ways."""
+    """Draw an arrow from dot to dot, with two heads unless `style` has one."""
     look = {"linewidth": 1.8, "shrinkA": shrink, "shrinkB": shrink}
     link(axes, start, end, style, color=COMMUNICATING, **look)
 
 
 def topologies() -> Figure:
-    """Draw who sends to whom in a crossbar, to a central reducer, in a tree, on a ring."""
+    """Draw which ranks communicate in a crossbar, with a central reducer, in a tree, on a ring."""
     square = [(0, 1.2), (1.2, 1.2), (1.2, 0), (0, 0)]
     star = [(0.6, 1.2), (-0.2, 0), (0.6, 0), (1.4, 0)]
     heap = [(0.6, 1.5), (0.1, 0.75), (1.1, 0.75), (-0.3, 0)]
@@ -102,16 +102,16 @@ def topologies() -> Figure:
         axes.set(xlim=(-0.75, 1.85), ylim=(-0.4, 1.9))
         axes.set_aspect("equal")
     words = (
-        "Four ways to add up over four ranks. Crossbar: every rank with every other one, both "
-        "ways. Central: rank 0 with each of the others. Tree: 0 with 1 and 2, 1 with 3. Ring: 0 "
-        "to 1 to 2 to 3 to 0, one way."
+        "Four ways to sum over four ranks. In the crossbar, all ranks send to all others. In "
+        "central, rank 0 exchanges messages with ranks 1, 2 and 3. In the tree, rank 0 does so "
+        "with ranks 1 and 2, and rank 1 with rank 3. The ring goes from 0 to 1, 2, 3 and back to 0."
     )
     return finish(figure, words)
 
 
 def ring_plan(p: int = 4) -> Figure:
-    """Draw the first two steps of a reduce-scatter: which chunk each rank sends."""
-    figure, row = _drawings(9, 0.9 + 0.55 * p, ["step 0", "step 1"])
+    """Draw which chunk each rank sends in the first two rounds of a reduce-scatter."""
+    figure, row = _drawings(9, 0.9 + 0.55 * p, ["round 0", "round 1"])
     for step, axes in enumerate(row):
         for r in range(p):
             axes.text(-0.3, -r, f"rank {r}", ha="right", va="center")
@@ -128,14 +128,14 @@ def ring_plan(p: int = 4) -> Figure:
         axes.text(p + 0.15, -(p - 1) / 2, text, va="center", fontsize=9)
         axes.set(xlim=(-1.3, p + 1.3), ylim=(-p + 0.4, 0.6))
     words = (
-        "Reduce-scatter on a ring, the first two steps. In step 0 rank r sends chunk r to rank "
-        "r + 1 and receives chunk r − 1. In step 1 it sends the chunk that it has just added to."
+        "The first two rounds of a reduce-scatter on a ring. In round 0, rank r sends chunk r to "
+        "rank r + 1 and receives chunk r − 1. In round 1, it sends the chunk it has just added to."
     )
     return finish(figure, words)
 
 
 def direct_plan(p: int = 4) -> Figure:
-    """Draw both rounds of a direct all-reduce: part k goes to rank k, its sum to all others."""
+    """Draw the two rounds of a direct all-reduce: part k to rank k, and its sum to all others."""
     titles = "round 1: part k goes to rank k", "round 2: rank k sends its sum to all"
     figure, row = _drawings(9, 1.2 + 0.55 * p, titles)
     for again, axes in enumerate(row):
@@ -155,15 +155,15 @@ def direct_plan(p: int = 4) -> Figure:
                 arrow(axes, *(reversed(ends) if again else ends), color=COMMUNICATING)
         axes.set(xlim=(-1.1, p + 0.1), ylim=(-p + 0.4, 0.7))
     words = (
-        "A direct all-reduce. In round 1 every rank sends its part k to rank k, which adds up what "
-        "comes. In round 2 rank k sends the sum of part k to all other ranks."
+        "A direct all-reduce. In round 1, every rank sends its part k to rank k, which adds up "
+        "what arrives. In round 2, rank k sends the sum of part k to all other ranks."
     )
     return finish(figure, words)
 
 
 def incast() -> Figure:
-    """Draw three workers that all begin with the same reducer, or each with another."""
-    figure, row = _drawings(9, 2.9, ["all begin with reducer 0", "each with another one"])
+    """Draw three workers that all begin with the same reducer, or with different ones."""
+    figure, row = _drawings(9, 2.9, ["all begin with reducer 0", "worker k begins with reducer k"])
     for lower, axes in zip((0.12, 1), row, strict=True):
         for k in range(3):
             cell(axes, -0.75, -k, 1.5, rank_color(k), f"worker {k}", height=0.6)
@@ -171,7 +171,7 @@ def incast() -> Figure:
             arrow(axes, (0.8, -k), (3.2, -lower * k), color=COMMUNICATING)
         axes.set(xlim=(-1, 5), ylim=(-2.6, 0.6))
     words = (
-        "The first messages of three workers. Left: all three go to reducer 0, whose link is full, "
+        "The first messages of three workers. Left: all three go to reducer 0 and fill its link, "
         "while reducers 1 and 2 wait. Right: worker k begins with reducer k, and all links work."
     )
     return finish(figure, words)
@@ -194,9 +194,9 @@ def levels(m: int = 2, g: int = 3) -> Figure:
                     _link(axes, (x - 1, y), (x, y))
         axes.set(xlim=(-0.8, g - 0.2), ylim=(-1.3 * (m - 1) - 0.6, 0.6))
     words = (
-        f"Three steps on {m} machines with {g} ranks each: a reduce-scatter within each machine; "
-        "an all-reduce between the ranks that have the same place in their machines; an all-gather "
-        "within each machine."
+        f"Three steps on {m} machines with {g} ranks each: first a reduce-scatter within each "
+        "machine, then an all-reduce between the ranks at the same place on their machines, and "
+        "finally an all-gather within each machine."
     )
     return finish(figure, words)
 
@@ -204,10 +204,10 @@ def levels(m: int = 2, g: int = 3) -> Figure:
 def stretches_of_time(
     plans: Mapping[str, tuple[int, float]], nbytes: Sequence[int], alpha: float, beta: float
 ) -> Figure:
-    """Draw what each algorithm waits for: latencies (hatched) and bytes (filled), in order.
+    """Draw the latencies (hatched) and bytes (filled) that each algorithm waits for, in order.
 
     Args:
-        plans: of each algorithm the steps, and how many times n bytes a link carries in a step.
+        plans: for each algorithm, the steps and how many times n bytes a link carries in a step.
     """
     figure, row = panels(9, 2.6, columns=len(nbytes), sharey=True)
     for axes, n in zip(row, nbytes, strict=True):
@@ -222,10 +222,10 @@ def stretches_of_time(
         axes.grid(axis="y", visible=False)
     row[0].invert_yaxis()
     words = [
-        f"{name}: {steps} steps, each a latency and {share:.3g} times n bytes"
+        f"{name}: {steps} steps, each with a latency and {share:.3g} times n bytes"
         for name, (steps, share) in plans.items()
     ]
-    return finish(figure, f"Where the time goes by the α–β model. {'; '.join(words)}.")
+    return finish(figure, f"What each algorithm waits for by α–β. {'; '.join(words)}.")
 
 
 def curves(
@@ -234,7 +234,7 @@ def curves(
     title: str,
     crossing: float | None = None,
 ) -> Figure:
-    """Draw times by α–β as lines, measured ones as points, against the bytes of the tensor."""
+    """Draw times by α–β as lines and measured times as points, against the tensor's bytes."""
     figure, axes = chart(8.5, 4.4)
     sizes = sorted({size for points in measured.values() for size in points})
     across = np.geomspace(sizes[0], sizes[-1], 200)
@@ -266,12 +266,12 @@ def bytes_per_rank(sent: Mapping[str, Sequence[float]], unit: str) -> Figure:
 
 
 def arrivals(received: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float) -> Figure:
-    """Draw what came over each rank's link when, and from whom.
+    """Draw when each message came over a rank's link, and from which rank.
 
     Args:
-        received: by title, for each rank its receives: ``from``, ``nbytes``, ``end``; seconds on a
-            clock that all share. Ranks that received nothing have no lane.
-        bandwidth: bytes per second, for how long a message was on the link.
+        received: by title, the receives of each rank: ``from``, ``nbytes``, ``end`` (seconds on a
+            common clock). Ranks that received nothing have no lane.
+        bandwidth: bytes per second, which gives the time of a message on the link.
     """
     lanes = max(sum(map(bool, ranks)) for ranks in received.values())
     figure, row = panels(9, 0.9 + 0.5 * lanes, columns=len(received), sharey=True)
@@ -282,23 +282,23 @@ def arrivals(received: Mapping[str, Sequence[Sequence[dict]]], bandwidth: float)
         for rank, left, width, source in bars:
             color = rank_color(source)
             axes.barh(rank, width, left=left, height=0.6, color=color, edgecolor="white")
-            if width > 0.025 * max(ends) * len(received):  # where a number has room
+            if width > 0.025 * max(ends) * len(received):  # there is room for a number
                 look = {"ha": "center", "va": "center", "color": ink_on(color), "fontsize": 9}
                 axes.text(left + width / 2, rank, str(source), **look)
-        axes.set(title=title, xlabel="time since the first byte came [ms]")
+        axes.set(title=title, xlabel="time since the first byte arrived [ms]")
         axes.set_yticks(lane, [f"into rank {rank}" for rank in lane])
         axes.grid(axis="y", visible=False)
         axes.set_xlim(0, 1.03 * max(ends))
     row[0].invert_yaxis()
     words = [
-        f"{title}: the last message is there after {end:.0f} ms"
+        f"{title}: the last message has arrived after {end:.0f} ms"
         for title, end in zip(received, ends, strict=True)
     ]
     return finish(figure, f"Messages on the links into each rank. {'; '.join(words)}.")
 
 
 def _bars(by_rank: Sequence[Sequence[dict]], bandwidth: float) -> list[tuple]:
-    """Return (rank, begin, width, source) of each message, in ms since the first byte came."""
+    """Return (rank, begin, width, source) of each message, in ms since the first byte arrived."""
     bars = []
     for rank, calls in enumerate(by_rank):
         for call in calls:

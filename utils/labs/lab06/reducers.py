@@ -1,4 +1,4 @@
-"""Task 6.8: dedicated reducers, which have no part in the sum."""
+"""Task 6.8: dedicated reducers, whose own tensors aren't part of the sum."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from utils.checks.comparison import Calls, Rule, broken
 from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, to_each
 from utils.checks.trials import Group, in_group, on
+from utils.checks.verdict import named
 from utils.cluster.questions import Ranks
 
 from .group_sums import (
@@ -34,7 +35,7 @@ from .group_sums import (
     total,
 )
 
-# Workers by the size of the group, pieces, and the tensors' lengths.
+# The partition, the number of workers for each size of a group, pieces, and lengths of tensors.
 SERVER_CASES = (
     (IN_FOURS, {"4": 2, "2": 1}, 1, (8, 1, 203)),
     (IN_THREES, {"3": 2}, 2, (5, 203)),
@@ -44,7 +45,7 @@ SERVER_CASES = (
     (None, {"6": 2}, 1, (203,)),
     (ALL, {"6": 3}, 1, (3 * LONG,)),
 )
-# What stands in the x of a reducer, which has nothing to add.
+# The content of a reducer's x, which must not be added.
 REDUCERS_OWN = 0.5
 
 
@@ -61,7 +62,7 @@ def probe_server(
     workers: dict[str, int],
     patient: bool,
 ) -> list[dict]:
-    """Return the workers' results, and what everybody sent; `patient`: by the check's workers."""
+    """Return what each rank has and sent; if `patient`, the check's own workers work."""
     function = answer_named(user_ns, "reduction_server")
     place = dist.get_rank(group)
     many = workers[str(dist.get_world_size(group))]
@@ -76,10 +77,8 @@ def _reducers_own(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = None) -> None:
-    """Send the next pieces only when the results of the last ones are back: a worker of 6.8.
-
-    A reducer that keeps all results until the last piece has come never gets that piece.
-    """
+    """Work as in 6.8, but send the next pieces only when the last results are back."""
+    # A reducer that keeps all results until the last piece has arrived never gets this piece.
     place = dist.get_rank(group)
     reducers = dist.get_world_size(group) - workers
     parts_of_x = x.tensor_split(reducers * pieces)
@@ -97,7 +96,7 @@ def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = No
 
 @task("6.8", "a reduction server", points=3)
 def reduction_server(ranks: Ranks, report: Report) -> None:
-    """Check that workers send n bytes, in pieces, and do not all begin with one reducer."""
+    """Check that each worker sends n bytes in pieces, and begins with a different reducer."""
     names = "partition", "workers", "pieces", "lengths"
     more = {"each": to_each(seed=report.seeds(WORLD)), "patient": False}
     cases = [dict(zip(names, case, strict=True)) | more for case in SERVER_CASES]
@@ -107,36 +106,36 @@ def reduction_server(ranks: Ranks, report: Report) -> None:
 
 
 def _workers_of(case: dict, members: Sequence[int]) -> int:
-    """Return how many of the members are workers: the first ones."""
+    """Return how many of the members are workers; they come first."""
     return case["workers"][str(len(members))]
 
 
 def _among_workers(case: dict, members: Sequence[int]) -> str:
-    return f"{on(members)}, {_workers_of(case, members)} of them workers"
+    return f"{on(members)} ({_workers_of(case, members)} of them workers)"
 
 
 def _hint_of_server(case: dict) -> str:
-    """Return what to say of a case in which an error came."""
+    """Return in which case an answer raised an error, and what this suggests."""
     where = _among_workers(case, (case["partition"] or [range(WORLD)])[0])
-    words = f"{where}, pieces={case['pieces']}, lengths {case['lengths']}"
+    words = f"{where}, with pieces={case['pieces']} and lengths {case['lengths']}"
     if not case["patient"]:
         return words
     return (
-        f"{words}. All other cases passed. In this one the workers send their next piece when the "
-        "result of the one before is back. A reducer sends the result of a piece as soon as all "
-        "parts of that piece have come; it does not wait for the other pieces"
+        f"{words}. Only this case failed, in which workers send a piece when the result of the "
+        "last one is back. A reducer must send the result of a piece as soon as all parts of this "
+        "piece have arrived, without waiting for other pieces"
     )
 
 
 def _workers_sums(answers: Answers) -> Iterator[Step]:
-    """Yield the steps that workers have the sum of the workers' tensors, and of nothing else."""
+    """Yield the steps that workers have the sum of the workers' tensors and nothing else."""
     many = _workers_of(answers.case, answers.members)
     workers = replace(answers, members=answers.members[:many], values=answers.values[:many])
 
     def reducers_own(_: int, reply: dict[str, Any]) -> str | None:
         numbers = [number for *_, number in reply["sum"]]
         if any(v % 1 == REDUCERS_OWN and v * many != total(many) for v in numbers):
-            return "a reducer has added its own x: it has no part, and starts from what comes first"
+            return "A reducer has added its own x. Start the sum with the first part that arrives"
         return None
 
     yield workers.each(reducers_own)
@@ -144,20 +143,20 @@ def _workers_sums(answers: Answers) -> Iterator[Step]:
 
 
 def _service(run: Traffic) -> Iterator[Step]:
-    """Yield the steps that workers share out their pieces, and don't crowd at one reducer."""
+    """Yield the steps that workers distribute their pieces, and begin with different reducers."""
     many = _workers_of(run.case, run.members)
     workers, reducers = run.members[:many], run.members[many:]
-    of_worker = [_talks_to(reducers, "a worker talks to reducers only"), _shared_out(run, reducers)]
-    of_reducer = [_talks_to(workers, "a reducer talks to workers only")]
+    of_worker = [_talks_to(reducers, "Workers talk only to reducers"), _shared_out(run, reducers)]
+    of_reducer = [_talks_to(workers, "Reducers talk only to workers")]
     yield run.each(lambda place, calls: broken(calls, *(of_worker if place < many else of_reducer)))
     firsts: dict[int, list[int]] = {}
     for rank, calls in zip(workers, run.values[:many], strict=True):
         firsts.setdefault(sends(calls)[0]["peer"], []).append(rank)
     first, crowd = max(firsts.items(), key=lambda pair: len(pair[1]))
     incast = (
-        f"the workers {', '.join(map(str, crowd))} all begin with the reducer on rank {first}, "
-        "whose link is then the bottleneck (incast), while the other reducers have nothing to do: "
-        "let worker i begin with reducer i"
+        f"The workers on {named(crowd)} begin with the same reducer on rank {first}, so its link "
+        "is the bottleneck (incast) while other reducers are idle. Let worker i begin with "
+        "reducer i"
     )
     yield run.of_all(incast, len(crowd) > -(-many // len(reducers)))
 
@@ -173,18 +172,18 @@ def _shared_out(run: Traffic, reducers: list[int]) -> Rule:
         numbers = [sum(call["peer"] == reducer for call in sends(calls)) for reducer in reducers]
         if nbytes != run.nbytes:
             return (
-                f"it sent {nbytes} bytes: a worker sends each of its {run.nbytes} bytes once, to "
-                "the reducer of the piece that it belongs to"
+                f"This worker sent {nbytes} bytes. Send each of its {run.nbytes} bytes once, to "
+                "the reducer of its piece"
             )
         if max(sent.values()) > most:
             return (
-                f"it sent {listed(sent)}: the pieces must be shared out evenly, at most {most} "
+                f"This worker sent {listed(sent)}. Distribute the pieces evenly, at most {most} "
                 f"bytes to each of the {len(reducers)} reducers"
             )
         if set(numbers) != {pieces}:
             return (
-                f"with pieces={pieces} expected {pieces} message(s) to each reducer; it sent "
-                f"{numbers}: cut x into reducers × pieces parts"
+                f"This worker sent {numbers} messages to the reducers, but with pieces={pieces} "
+                f"each should get {pieces}. Cut x into reducers × pieces parts"
             )
         return None
 
@@ -196,6 +195,6 @@ def _talks_to(others: Sequence[int], why: str) -> Rule:
 
     def rule(calls: Calls) -> str | None:
         strange = sorted({call["peer"] for call in calls} - set(others))
-        return f"it has a message to or from rank {strange[0]}: {why}" if strange else None
+        return f"This rank talks to rank {strange[0]}. {why}" if strange else None
 
     return rule

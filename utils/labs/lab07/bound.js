@@ -1,4 +1,4 @@
-// Workers that may be ahead of the slowest by a bound. `run` has the rule of bounded_steps.py.
+// Workers that may be ahead of the slowest by a bound. `run` follows the rule of bounded_steps.py.
 const { svg, html, colors } = ddl;
 const [LEFT, TOP, ROW] = [104, 6, 34];
 const [least, noBound, bound] = data.bound;
@@ -28,7 +28,7 @@ ddl.onWidth((pixels) => {
   draw();
 });
 
-// Return who computes and who waits when, and by how many updates each gradient is late.
+// Return when each worker computes and waits, and by how many updates each gradient is late.
 function run(lengths, bound) {
   const clock = lengths.map(() => 0);
   const sentAt = [...clock];
@@ -45,7 +45,7 @@ function run(lengths, bound) {
       ends.push([now + lengths[k], k]);
       sentAt[k] = staleness.length;
     }
-    // The first that ends comes first; of several, the lowest rank.
+    // The gradient that ends first comes first. If several end together, the lowest rank does.
     ends.sort(([end, k], [otherEnd, other]) => end - otherEnd || k - other);
     const [end, k] = ends.shift();
     now = end;
@@ -93,8 +93,8 @@ function tell(bars, staleness) {
   const rate = staleness.length / (until / 1000);
   const late = staleness.length ? Math.max(...staleness) : 0;
   const words =
-    `${rate.toFixed(0)} gradients per second; the largest staleness is ${late} ` +
-    `update${late === 1 ? "" : "s"}; the ranks wait ${share.toFixed(0)} % of the time.`;
+    `${rate.toFixed(0)} gradients per second, and the largest staleness is ${late} ` +
+    `update${late === 1 ? "" : "s"}. The ranks wait ${share.toFixed(0)} % of the time.`;
   status.say(words);
   drawing.setAttribute("aria-label", words);
 }

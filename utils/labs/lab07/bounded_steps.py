@@ -1,6 +1,6 @@
-"""Workers that may be ahead of the slowest by a bound: who computes when, who waits, how late.
+"""Plans on paper how workers compute and wait if none may be ahead of the slowest by over a bound.
 
-The rule is that of a parameter server with a bound (SSP). Messages take no time here.
+The rule is stale synchronous parallel (SSP) on a parameter server. Messages take no time here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Bar(NamedTuple):
-    """A stretch of time in which a worker computes a gradient, or waits at the bound."""
+    """A time span in which a worker computes a gradient or waits at the bound."""
 
     worker: int
     begin: float
@@ -25,10 +25,10 @@ class BoundedRun:
     """What the workers did.
 
     Attributes:
-        bars: who computes and who waits; bars that are not over at the end are cut there.
-        staleness: of each gradient, in the order of the updates: how many updates the server
-            applied between the sending of the weights and this gradient's own update.
-        lead: the most clocks by which a worker was ahead of the slowest when it began.
+        bars: when each worker computes and waits; bars are cut at the end of the run.
+        staleness: the staleness of each gradient, in the order of the updates: how many updates
+            the server applied after it had sent the weights and before this gradient's update.
+        lead: the largest number of clocks by which a worker was ahead of the slowest.
     """
 
     bars: tuple[Bar, ...]
@@ -37,15 +37,15 @@ class BoundedRun:
 
 
 def bounded_run(steps: Sequence[float], bound: float, until: float) -> BoundedRun:
-    """Return what workers do up to a time.
+    """Return what the workers do up to a time.
 
     Args:
-        steps: for each worker, how long a gradient takes it.
-        bound: of the lead; ``math.inf`` is no bound.
+        steps: how long a gradient takes on each worker.
+        bound: the largest lead, or ``math.inf`` for no bound.
         until: the time at which the run ends.
     """
     clock = [0] * len(steps)
-    since: dict[int, float] = dict.fromkeys(range(len(steps)), 0)  # who waits, and since when
+    since: dict[int, float] = dict.fromkeys(range(len(steps)), 0)  # waiting workers, since when
     sent_at = [0] * len(steps)
     ends: list[tuple[float, int]] = []
     bars: list[Bar] = []

@@ -1,4 +1,4 @@
-"""Checks of lab 07: a parameter server, and what becomes of gradients that come late."""
+"""Checks of lab 07: a parameter server, and the effect of late gradients."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .workers import work_sharded as work_sharded
 
 @task("7.1", "the synchronous server", points=3)
 def serve_in_rounds(ranks: Ranks, report: Report) -> None:
-    """Check a worker that follows the protocol, and a server that takes one step a round."""
-    for like in (3, 1):  # with one worker the weights are others in length and type
+    """Check that a worker follows the protocol, and that a server takes one step per round."""
+    for like in (3, 1):  # with one worker, the weights have another length and dtype
         if not judge_worker(ranks, report, "work", _work, like):
             return
     for workers, steps in (([1, 2, 3], 3), ([1, 2, 3, 4, 5], 4), ([2, 5], 12), ([4], 3)):
@@ -35,11 +35,11 @@ def serve_in_rounds(ranks: Ranks, report: Report) -> None:
 
 
 def _work(worked: Worked) -> Iterator[Step]:
-    """Yield the steps that a worker handed in a gradient for all weights that came."""
+    """Yield the steps that a worker pushed one gradient for each tensor of weights it received."""
     steps = worked.steps
     count = len(worked.handed)
-    miscounted = f"{count} gradients came, {steps} were expected, as more() said True so often"
-    yield facts({f"work: {miscounted}": count != steps})
+    miscounted = f"You pushed {count} gradients, but more() returned True {steps} times"
+    yield facts({f"work: {miscounted}. Push one gradient each time": count != steps})
     yield worked.computed(steps)
     came = worked.came[:steps]
     sent = [weights.tolist() for weights in came]
@@ -49,16 +49,18 @@ def _work(worked: Worked) -> Iterator[Step]:
 
     saw_others = not same(worked.value["seen"], sent)
     wrong = {
-        "every gradient was computed with the first weights that came": gradients(came[:1] * steps),
-        "these are the weights: hand in compute(weights)": sent,
-        "compute got other weights than those that the server had sent": lambda _: saw_others,
+        "You computed every gradient at the first weights. Use the newest": gradients(
+            came[:1] * steps
+        ),
+        "You pushed the weights. Push compute(weights)": sent,
+        "You called compute with other weights than the server had sent": lambda _: saw_others,
     }
-    handed = "work: the gradients that it handed in"
+    handed = "work, the gradients that you pushed"
     yield value(worked.handed, gradients(came), table(wrong), what=handed)
 
 
 def _rounds(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
-    """Yield the steps for a server that takes one step a round."""
+    """Yield the steps for a server that takes one step per round."""
     yield protocol(_why_no_rounds(replay))
     many = len(replay.workers)
     rate = replay.rate
@@ -68,30 +70,30 @@ def _rounds(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
         return rate * total / count
 
     wrong = {
-        "the weights are unchanged: update the argument in place": replay.start,
-        "this is the sum of the round's gradients: take the mean": after(lambda s, _: rate * s),
-        f"it always divides by {many}: of a round that a worker has left in, the mean is over the "
+        "The weights are unchanged. Update the argument in place": replay.start,
+        "You used the sum of a round's gradients. Use their mean": after(lambda s, _: rate * s),
+        f"You always divide by {many}. If a worker leaves in a round, divide by the number of "
         "gradients that came": after(lambda s, _: rate * s / many),
-        "uphill: subtract lr · mean": after(lambda s, count: -rate * s / count),
-        "the learning rate is missing": after(lambda s, count: s / count),
-        "divided twice: sum / number is the mean": after(lambda s, count: rate * s / count**2),
-        "this is the last worker's gradient, once for each worker: receive fills the same tensor "
-        "each time, so add it up at once, or keep a copy": after(mean, last=True),
+        "You went uphill. Subtract lr · mean": after(lambda s, count: -rate * s / count),
+        "The learning rate is missing": after(lambda s, count: s / count),
+        "You divided the sum twice. Divide it once": after(lambda s, count: rate * s / count**2),
+        "You used the last gradient for all workers, because receive fills the same tensor each "
+        "time. Add each gradient at once, or keep a copy": after(mean, last=True),
     }
-    what = f"{many} workers: the weights in the end"
+    what = f"{many} workers, the final weights"
     yield value(server["weights"], after(mean), table(wrong), what=what)
     rounds = replay.rounds()
     taken = sum(bool(gradients) for gradients in rounds)
     mistakes = [
-        Mistake(taken + 1, "a round in which all leave and nobody hands in is none"),
-        Mistake(sum(map(len, rounds)), "this counts gradients; count rounds"),
+        Mistake(taken + 1, "You counted a round without gradients. Count only rounds with some"),
+        Mistake(sum(map(len, rounds)), "You counted gradients. Count rounds"),
     ]
     form = "the number of rounds"
-    yield value(server["result"], taken, mistakes, what=f"{many} workers: {form}", form=form)
+    yield value(server["result"], taken, mistakes, what=f"{many} workers, {form}", form=form)
 
 
 def _why_no_rounds(replay: Replay) -> str | None:
-    """Return how a server does not keep the rounds."""
+    """Return how a server breaks the rule of rounds."""
     outstanding: set[int] = set()
     answered: set[int] = set()
     here = set(replay.workers)
@@ -99,9 +101,8 @@ def _why_no_rounds(replay: Replay) -> str | None:
         if kind == "send":
             if outstanding and answered:
                 return (
-                    f"rank {worker} got new weights while {named(outstanding)} had not answered: "
-                    "the round is over when everybody has handed in, then there is one step, and "
-                    "then all get the new weights"
+                    f"Rank {worker} got new weights before {named(outstanding)} had answered. "
+                    "Collect all gradients of a round, take one step, and then send to all"
                 )
             if not outstanding:
                 answered = set()
@@ -109,9 +110,9 @@ def _why_no_rounds(replay: Replay) -> str | None:
             continue
         if outstanding | answered != here and not answered:
             return (
-                f"{named(here - outstanding)} had no weights of this round when the first "
-                "gradient was received: send to all, then collect, so that all gradients of a "
-                "round belong to the same weights"
+                f"You received a gradient before {named(here - outstanding)} had weights of this "
+                "round. Send to all, then collect, so that all gradients of a round belong to the "
+                "same weights"
             )
         outstanding.discard(worker)
         answered.add(worker)
@@ -124,9 +125,9 @@ def _why_no_rounds(replay: Replay) -> str | None:
 def _after_rounds(
     replay: Replay, step: Callable[[torch.Tensor, int], torch.Tensor], last: bool = False
 ) -> list[float]:
-    """Return the weights after one step for each round, from the sum of so many gradients.
+    """Return the weights after one step per round; `step` gets the sum and number of gradients.
 
-    With `last` each gradient of a round is taken for the last one.
+    With `last`, the last gradient of a round replaces all others.
     """
     weights = replay.start.clone()
     for gradients in filter(None, replay.rounds()):
@@ -137,10 +138,10 @@ def _after_rounds(
 
 @task("7.2", "the asynchronous server, and staleness", points=3)
 def serve_anyone(ranks: Ranks, report: Report) -> None:
-    """Check that whoever comes first is served first, alone, and at once."""
+    """Check that the server answers the first worker that comes, and only it, at once."""
     hint = (
-        "At the start each worker gets weights once. After that the server answers each gradient "
-        "by one send, to the worker that has handed it in, and to nobody else. "
+        "Send weights to each worker once at the start. After that, answer each gradient by one "
+        "send to the worker that pushed it. "
     )
     judge = functools.partial(_first_come, _why_late)
     for workers in ([1, 2, 3], [1, 2, 4, 5], [3]):
@@ -152,33 +153,33 @@ def serve_anyone(ranks: Ranks, report: Report) -> None:
 def _first_come(
     why: Callable[[Replay], str | None], server: dict[str, Any], replay: Replay
 ) -> Iterator[Step]:
-    """Yield the steps for a server that receives from anyone; `why` says what breaks its rule."""
+    """Yield the steps for a server that receives from anyone; `why` finds what breaks its rule."""
     yield communication(server["calls"], _from_anyone)
     yield protocol(why(replay))
     yield from stepwise(server, replay)
 
 
 def _from_anyone(calls: list[dict]) -> str | None:
-    """Say which worker is waited for by name, while others may have come: a rule."""
+    """Return a problem if the server waits for one worker while others may be ready."""
     headers = [call for call in calls if call["op"] == "recv" and call["nbytes"] == 4]
     named = [call["peer"] for call in headers if not call["any_source"]]
     workers = {call["peer"] for call in headers}
     if not named or len(workers) == 1:
         return None
     return (
-        f"waits for rank {named[0]} by name, while others may have come: receive(gradient) "
-        "without a source takes whoever comes first"
+        f"The server waits for rank {named[0]}, although others may be ready. Call "
+        "receive(gradient) without a source, which takes the first message that comes"
     )
 
 
 def _why_late(replay: Replay) -> str | None:
-    """Return which gradient is not answered before the next message is received."""
+    """Return a problem if the server does something else before it answers a gradient."""
     owed: int | None = None
     for kind, worker in replay.events:
         if owed is not None and (kind, worker) != ("send", owed):
             return (
-                f"rank {owed} handed in a gradient, and got no weights before the server turned "
-                "to somebody else: answer at once, or it is no asynchronous server"
+                f"Rank {owed} pushed a gradient, but the server turned to another rank before it "
+                "sent weights. Answer each gradient at once"
             )
         owed = worker if kind == "gradient" else None
     return None
@@ -186,15 +187,15 @@ def _why_late(replay: Replay) -> str | None:
 
 @task("7.3", "one server, three consistency models", points=4)
 def serve(ranks: Ranks, report: Report) -> None:
-    """Check that nobody gets more than `bound` ahead, and nobody waits who is not."""
+    """Check that no worker gets more than `bound` ahead, and that no worker waits needlessly."""
     wide = 3 + report.seed % 4
     few = ([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1)
     for workers, bound in (*few, ([1, 3, 4], wide), ([1, 2, 3], None)):
         steps = 7 + (bound or 0) * 2
         jobs = jobs_of(report.seed, workers, steps, slow=workers[report.seed % len(workers)])
         hint = (
-            f"bound = {'inf' if bound is None else bound}: it is for the lead, in clocks. Who "
-            "had to wait must be thought of again when the slowest has moved on. "
+            f"bound = {'inf' if bound is None else bound} limits the lead, in clocks. When the "
+            "slowest worker has moved on, look at the waiting workers again. "
         )
         why = functools.partial(_why_out_of_bound, math.inf if bound is None else bound)
         judge = functools.partial(_first_come, why)
@@ -203,23 +204,23 @@ def serve(ranks: Ranks, report: Report) -> None:
 
 
 def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
-    """Return who got weights and may not go on, or got none and may."""
+    """Return which worker got weights too early, or waited although it could continue."""
     clock = dict.fromkeys(replay.workers, 0)
     idle = set(replay.workers)
-    last_sent = 0  # rank that got weights last, since the last receive
+    last_sent = 0  # the rank that got weights last since the last receive
     for kind, worker in replay.events:
         slowest = min(clock.values(), default=0)
         if kind == "send":
             lead = clock[worker] - slowest
             if worker < last_sent:
                 return (
-                    f"bound {bound}: rank {worker} got weights after rank {last_sent}, without a "
-                    "receive in between: send to those who may go on in the order of their ranks"
+                    f"bound {bound}: Rank {worker} got weights after rank {last_sent}, without a "
+                    "receive in between. Send to the waiting workers in the order of their ranks"
                 )
             if lead > bound:
                 return (
-                    f"bound {bound}: rank {worker} got weights when its clock was {lead} ahead of "
-                    "the slowest: it may go on if clock[w] - min(clock.values()) <= bound"
+                    f"bound {bound}: Rank {worker} got weights when its clock was {lead} ahead of "
+                    "the slowest. Send only if clock[w] - min(clock.values()) <= bound"
                 )
             last_sent = worker
             idle.discard(worker)
@@ -229,9 +230,8 @@ def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
         if held:
             lead = clock[held[0]] - slowest
             return (
-                f"bound {bound}: the clock of rank {held[0]} is {lead} ahead of the slowest, which "
-                "is allowed, and the server received again before it sent weights: before each "
-                "receive look at all who wait"
+                f"bound {bound}: The server made rank {held[0]} wait, although its clock is only "
+                f"{lead} ahead of the slowest. Before each receive, look at all waiting workers"
             )
         if kind == "gradient":
             clock[worker] += 1
@@ -243,26 +243,26 @@ def _why_out_of_bound(bound: float, replay: Replay) -> str | None:
 
 @task("7.4", "weak consistency: several steps alone", points=2)
 def work_locally(ranks: Ranks, report: Report) -> None:
-    """Check `every` steps on one's own weights, then the sum of their gradients."""
+    """Check that a worker takes `every` steps alone and then pushes the sum of the gradients."""
     rate = rate_of(report.seed)
     for every in (3, 1, 7 + report.seed % 6):
-        # more() is asked once an exchange, so compute is allowed `every` times then.
+        # A worker asks more() once per exchange, so it may compute `every` times after that.
         judge = functools.partial(_exchanges, rate, every)
         if not judge_worker(ranks, report, "work_locally", judge, every, [rate, every]):
             return
 
 
 def _exchanges(rate: float, every: int, worked: Worked) -> Iterator[Step]:
-    """Yield the steps that a worker handed in the sum of its gradients in each exchange."""
+    """Yield the steps that a worker pushed the sum of its gradients in each exchange."""
     right, mistakes = _sums(rate, every, worked)
-    handed = f"every={every}: what was handed in"
-    # A difference of weights that is divided by lr has lost digits of float32.
+    handed = f"every={every}, what you pushed"
+    # If a student divides a difference of weights by lr, float32 loses digits.
     yield value(worked.handed, right, mistakes, what=handed, tolerance=1e-3)
     yield worked.computed(worked.steps * every)
 
 
 def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]:
-    """Return what is to be handed in, and mistakes."""
+    """Return what the worker should push, and known mistakes."""
     right: list[list[float]] = []
     wrong: dict[str, list[list[float]]] = {}
     life: Any = 0
@@ -279,33 +279,33 @@ def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]
         mean = total / every
         right.append(total.tolist())
         results = {
-            f"only the last of the {every} gradients: hand in their sum": gradients[-1],
-            f"only the first of the {every} gradients: hand in their sum": gradients[0],
-            f"the mean of the {every} gradients: hand in their sum, it is {every} steps": mean,
-            "all gradients were computed with the weights that came: take a step, weights -= lr · "
-            "gradient, after each": sum(still),
-            "the sign: what came minus what is there now, divided by lr": -total,
-            "this is by how much the weights have changed: divide by lr, the server multiplies by "
-            "it": rate * total,
-            "this is by how much the weights have changed: what came minus what is there now, "
-            "divided by lr": -rate * total,
-            "these are the weights: hand in the sum of the gradients": weights,
-            "the gradients of the exchanges before are still in it: the sum begins at zero in each "
+            f"You pushed only the last of the {every} gradients. Push their sum": gradients[-1],
+            f"You pushed only the first of the {every} gradients. Push their sum": gradients[0],
+            f"You pushed the mean of the {every} gradients. Push their sum": mean,
+            "You computed all gradients at the weights that came. Take a step after each, weights "
+            "-= lr · gradient": sum(still),
+            "The sign is wrong. Push (weights that came − weights now) / lr": -total,
+            "You pushed the change of the weights. Divide it by lr, because the server multiplies "
+            "by lr": rate * total,
+            "You pushed weights now − weights that came. Push (weights that came − weights now) / "
+            "lr": -rate * total,
+            "You pushed the weights. Push the sum of the gradients": weights,
+            "Your sum contains gradients of earlier exchanges. Begin with zeros in each "
             "exchange": life,
-            f"this is the sum of {every - 1} gradients, one step too few: take {every} steps "
-            "between two exchanges": fewer,
-            f"this is the sum of {every + 1} gradients, one step too many: take {every} steps "
+            f"You pushed the sum of {every - 1} gradients, one too few. Take {every} steps between "
+            "two exchanges": fewer,
+            f"You pushed the sum of {every + 1} gradients, one too many. Take {every} steps "
             "between two exchanges": further,
-            "only zeros: did you keep a copy of the weights that came? start = weights is no copy, "
-            "start = weights.clone() is": 0 * total,
+            "You pushed only zeros. Keep a copy of the weights that came: start = weights.clone(), "
+            "not start = weights": 0 * total,
         }
         for text, result in results.items():
             wrong.setdefault(text, []).append(result.tolist())
     came = len(worked.handed)
     counted = Mistake(
         lambda _: came != worked.steps,
-        f"{came} times something came, {worked.steps} were expected: more() is asked once an "
-        "exchange, and said True so many times",
+        f"You pushed {came} times, but more() returned True {worked.steps} times. Ask more() once "
+        "per exchange, and push once each time",
     )
     return right, [counted, *table(wrong)]
 
@@ -313,7 +313,7 @@ def _sums(rate: float, every: int, worked: Worked) -> tuple[list, list[Mistake]]
 def _taken(
     weights: torch.Tensor, count: int, begin: int, rate: float, seed: int
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Return the gradients of so many steps from some weights on, and the weights after them."""
+    """Return the gradients of `count` steps from these weights on, and the weights after them."""
     gradients = []
     for step in range(begin, begin + count):
         gradients.append(toy_gradient(weights, seed, step))

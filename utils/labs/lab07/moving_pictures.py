@@ -1,4 +1,4 @@
-"""A bound and a slow rank that move: who computes, who waits, and how late gradients are."""
+"""Shows how a bound and a slow rank decide when workers compute and wait, and how late they are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from utils.figures.interactive import Interactive
 from utils.labs.lab07 import pictures
 
 SCRIPT = Path(__file__).with_name("bound.js")
-#: From this value of its slider on there is no bound.
+#: The values of the bound's slider. The last one means no bound.
 BOUNDS = range(10)
 FACTORS = range(1, 9)
 
@@ -21,14 +21,14 @@ def bound(
     until: int = 600,
     start: int = 2,
 ) -> Interactive:
-    """Return lanes of the workers, with sliders for the bound and for the slow one's slowness.
+    """Return the lanes of the workers, with sliders for the bound and for the slow worker.
 
     Args:
-        steps: milliseconds of a gradient of each worker, ranks 1, 2, …
-        slow: which of the workers is slow, from 0 on.
-        factor: how many times as long the slow one takes at the beginning.
+        steps: milliseconds of a gradient on each worker, for ranks 1, 2, …
+        slow: index of the slow worker, from 0 on.
+        factor: how many times as long the slow worker takes at first.
         until: milliseconds that are drawn.
-        start: the bound at the beginning.
+        start: the first value of the bound.
     """
     data = {
         "steps": list(steps),

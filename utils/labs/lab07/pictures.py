@@ -1,7 +1,7 @@
-"""Drawings of parameter servers: who waits for whom, and by how many updates gradients are late.
+"""Drawings of parameter servers: which ranks wait, and by how many updates gradients are late.
 
-What a run has given comes as it is: a list of pairs (worker, staleness) of a server's updates; a
-bound is ``math.inf`` where there is none.
+The results of a run are a list of pairs (worker, staleness), one for each update of the server. A
+bound of ``math.inf`` means no bound.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from utils.labs.lab07.bounded_steps import bounded_run
 
 Applied = Sequence[tuple[int, int]]
 
-# A second sign of a rank, beside its color.
+# The line style shows the rank as well as its color does.
 LINES = ("-", "-", "--", "-.", ":")
 MODEL_COLORS = (BLUE, SKY, ORANGE, GREEN, PINK, RED)
-# Snapshots at the end of a run whose mean is its accuracy: single ones swing.
+# A run's accuracy is the mean over so many last snapshots, because single ones vary.
 LAST = 8
-# The accuracy that a table says the time to.
+# A table shows the time until a run has this accuracy.
 GOAL = 0.7
 
 
 def star(workers: int, servers: int = 1) -> Figure:
-    """Draw workers, and one or more servers that have (a part of) the weights.
+    """Draw workers, and one or more servers that hold the weights or parts of them.
 
-    The servers are the first ranks, the workers follow.
+    The servers are the first ranks, and the workers follow.
     """
     _, axes = canvas(9, 3.0)
     middle = 3.2 * (workers - 1) / 2
@@ -67,13 +67,13 @@ def star(workers: int, servers: int = 1) -> Figure:
     cut = "" if servers == 1 else " Each server has a part of the weights."
     words = (
         f"{servers} server{'s' * (servers > 1)} above {workers} workers. Weights go down to each "
-        f"worker, gradients come up from each.{cut}"
+        f"worker, and gradients go up from each worker.{cut}"
     )
     return frame(axes, (-1.55, right + 1.35), (-0.65, 3.65), words, equal=True)
 
 
 def updates_between() -> Figure:
-    """Draw what is counted: updates between the sending of weights and the gradient's own."""
+    """Draw what staleness counts: updates after weights are sent and before their gradient."""
     _, axes = canvas(10, 2.4)
     axes.plot([0, 10.6], [0, 0], color=INK, linewidth=1.5)
     own = {1.0: 2, 2.6: 1, 4.2: 2, 5.6: 1, 6.8: 2, 8.6: 3}
@@ -85,17 +85,17 @@ def updates_between() -> Figure:
     for x, words in ((1.8, "weights of version 1 sent"), (8.6, "its gradient is update 6")):
         axes.plot([x, x], [0, 0.6], color=rank_color(3), linestyle=":", linewidth=1.5)
         axes.text(x, 0.8, words, ha="right" if x < 5 else "left", va="bottom", fontsize=10)
-    axes.text(5.2, -0.75, "updates 2, 3, 4 and 5 lie between: staleness 4", ha="center", va="top")
+    axes.text(5.2, -0.75, "updates 2, 3, 4 and 5 come between: staleness 4", ha="center", va="top")
     axes.text(10.7, 0, "updates of\nthe server", va="center", fontsize=10)
     described = (
-        "The server's updates 1 to 6 on a line. Worker 3 gets the weights after update 1; its own "
-        "gradient is update 6. Updates 2 to 5, of other workers, lie between: staleness 4."
+        "The server's updates 1 to 6 on a line. Worker 3 gets the weights after update 1, and its "
+        "gradient is update 6. Other workers' updates 2 to 5 come between, so its staleness is 4."
     )
     return frame(axes, (-0.6, 12.2), (-1.15, 1.15), described)
 
 
 def histograms(staleness: Mapping[int, Sequence[int]]) -> Figure:
-    """Draw how late gradients are: a histogram for each number of workers."""
+    """Draw a histogram of the staleness for each number of workers."""
     figure, all_axes = panels(9, 2.9, columns=len(staleness), sharey=True)
     most = max(max(values) for values in staleness.values())
     for axes, (workers, values) in zip(all_axes, staleness.items(), strict=True):
@@ -129,9 +129,9 @@ def of_each_worker(applied: Applied) -> Figure:
 
 
 def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) -> Figure:
-    """Draw who computes and who waits, on paper: a worker's step takes so many units.
+    """Draw a plan of when workers compute and wait, if their steps take so many units of time.
 
-    None among the bounds is no bound. Messages take no time here.
+    A bound of None means no bound. Messages take no time here.
     """
     figure, all_axes = panels(9, 1.15 * len(bounds) + 0.9, rows=len(bounds), sharex=True)
     gradients = []
@@ -145,8 +145,8 @@ def plan(bounds: Sequence[int | None], steps: Sequence[int], until: int = 24) ->
     figure.legend(handles=handles, loc="upper right", ncols=2, fontsize=10)
     words = (
         f"A plan of {len(steps)} workers whose steps take {', '.join(map(str, steps))} units, over "
-        f"{until} units of time. Gradients: {', '.join(gradients)}. With a bound the fast ones "
-        "wait for the slowest; the larger the bound, the later they begin to."
+        f"{until} units of time. Gradients: {', '.join(gradients)}. With a bound, the fast workers "
+        "wait for the slowest, and the larger the bound is, the later they begin to wait."
     )
     return finish(figure, words)
 
@@ -179,7 +179,7 @@ def clocks(served: Mapping[float, Applied]) -> Figure:
 
 
 def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
-    """Draw lost shares as bars, and what can be lost at most."""
+    """Draw the shares of lost updates as bars, and the largest possible share."""
     figure, axes = chart(8, 2.4)
     names = list(lost)
     axes.barh(names, [100 * lost[name] for name in names], color=SKY, height=0.6)
@@ -203,12 +203,12 @@ def final_accuracy(run: Mapping) -> float:
 
 
 def seconds_to(run: Mapping, accuracy: float) -> float | None:
-    """Return after how many seconds a run had this accuracy; None if never."""
+    """Return the seconds until a run had this accuracy, or None if it never did."""
     return next((now for now, _, a in _smooth(run["curve"]) if a >= accuracy), None)
 
 
 def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
-    """Draw accuracy over time and over gradients, a row for each kind of slowness."""
+    """Draw accuracy over time and over gradients, with a row for each kind of slowness."""
     figure, grid = panels(9, 3.6 * len(runs_of), rows=len(runs_of), columns=2, sharey=True)
     styles = [*zip(MODEL_COLORS, ("-", "-", "-", "--", "-."), strict=False)]
     for row, (kind, runs) in enumerate(runs_of.items()):
@@ -228,7 +228,7 @@ def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
 
 
 def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
-    """Return means of so many neighbours: a single snapshot swings by several percent."""
+    """Return means of neighboring snapshots, because one snapshot varies by several percent."""
     return [
         tuple(sum(column) / width for column in zip(*curve[k : k + width], strict=True))
         for k in range(len(curve) - width + 1)
@@ -254,7 +254,7 @@ def race_table(found: Mapping[str, Mapping[str, Mapping]]) -> None:
 
 
 def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -> Figure:
-    """Draw accuracy against how many versions late each gradient was."""
+    """Draw accuracy against the number of versions by which each gradient was late."""
     figure, axes = chart(8, 3.3)
     for mark, (name, accuracy) in zip("os^", accuracies.items(), strict=False):
         axes.plot(range(len(versions)), [100 * a for a in accuracy], f"{mark}-", label=name)
@@ -269,16 +269,16 @@ def delays(versions: Sequence[int], accuracies: Mapping[str, Sequence[float]]) -
 def bottleneck(
     rates: Mapping[int, Mapping], *, nbytes: float, bandwidth: float, compute: float, latency: float
 ) -> Figure:
-    """Draw updates per second against the number of workers, with each server's cap.
+    """Draw updates per second against the number of workers, and the cap of the servers.
 
-    ``rates`` has, for each number of servers, that of the updates by the number of workers. The
-    lines are theory: what the workers could do alone, until the servers' links are full.
+    ``rates`` has, for each number of servers, the updates per second by the number of workers. The
+    lines are theory: the workers set the rate until the servers' links are full.
     """
     figure, axes = chart(8, 3.8)
     most = max(max(of) for of in rates.values())
     for color, mark, (servers, of) in zip((BLUE, ORANGE), "os", rates.items(), strict=False):
         cap = servers * bandwidth / nbytes
-        # The parts leave a worker one after the other, and each is answered when it is there.
+        # The parts leave a worker one after the other, and a server answers each at once.
         alone = 1 / (compute + 2 * latency + (1 + 1 / servers) * nbytes / bandwidth)
         named = f"{servers} server{'s' * (servers > 1)}"
         workers = [1 + (most - 1) * k / 100 for k in range(101)]
@@ -289,7 +289,7 @@ def bottleneck(
         axes.plot(list(of), list(of.values()), mark, color=color, markersize=9, label=named)
     axes.set(xticks=range(1, most + 1), xlim=(0.8, most + 0.6))
     axes.set_ylim(bottom=0)
-    axes.set_title("A server takes what fits through its link")
+    axes.set_title("A server receives what fits through its link")
     axes.set(xlabel="workers", ylabel="updates per second")
     axes.legend(loc="upper left")
     return finish(figure)

@@ -1,8 +1,8 @@
-"""Parameter servers in checks: workers and servers of the check's own, and the replay of a server.
+"""Checks a student's parameter server: the check has its own workers, and replays the server.
 
-A server is replayed from the records of its rank: they tell which gradient came when, and to whom
-weights were sent. The check's own workers compute a gradient that follows from the weights they
-got, so the replay gives the weights, the staleness and the leads that the server must have had.
+The replay uses the records of the server's rank, which show when each gradient arrived and to which
+worker the server sent weights. The gradients of the check's workers follow from the weights that
+they got. So the replay gives the weights, staleness and leads that the server must have had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, all_came, communication, facts, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
-# Ranks of lab 07, the server among them.
+# The world size of lab 07, including the server.
 WORLD = 6
 SERVER = 0
 RATES = (0.5, 0.25, 0.125)
@@ -30,37 +30,37 @@ RATES = (0.5, 0.25, 0.125)
 LOOK = 0.0002
 
 LEFT = (
-    "They leave one after the other. Who has left gets no weights, is not waited for, and does not "
-    "count among the slowest"
+    "Workers leave one after the other. Don't send to a worker that has left, don't wait for it, "
+    "and don't count it as the slowest"
 )
 
 
 def blank(workers: int) -> torch.Tensor:
-    """Return weights that nobody has set yet, of another length and type for fewer workers."""
+    """Return uninitialized weights, whose length and dtype depend on the number of workers."""
     return torch.empty(4 + workers, dtype=torch.float64 if workers < 3 else torch.float32)
 
 
 def filled(seed: int, workers: int) -> torch.Tensor:
-    """Return weights of this seed."""
+    """Return the weights that follow from this seed."""
     return numbers(seed, len(blank(workers))).to(blank(workers).dtype)
 
 
 def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
-    """Return the k-th gradient of the worker with this seed, which no other rank is told."""
+    """Return the k-th gradient of the worker with this seed, which no other rank knows."""
     return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
 def enough(ranks: Ranks, report: Report) -> bool:
-    """Return whether there are as many ranks as the lab has; if not, that is a problem."""
+    """Return whether the world has the lab's size, and report a problem otherwise."""
     if ranks.n != WORLD:
-        report.problem(f"the check needs {WORLD} ranks: ranks = cluster.start({WORLD}, timeout=60)")
+        report.problem(f"Start {WORLD} ranks first: ranks = cluster.start({WORLD}, timeout=60)")
     return ranks.n == WORLD
 
 
 def answers_of(
     ranks: Ranks, report: Report, probe: Callable, seeds: list[int], **asked: Any
 ) -> list[Reply]:
-    """Ask a probe with a seed for each rank; return the answers if all came, otherwise none."""
+    """Ask a probe with a seed for each rank; return all answers, or none if one is missing."""
     if not enough(ranks, report):
         return []
     answers = report.answers(ranks, probe, each=to_each(seed=seeds), **asked)
@@ -68,7 +68,7 @@ def answers_of(
 
 
 def jobs_of(seed: int, workers: Sequence[int], steps: int, slow: int | None = None) -> list:
-    """Return (rank, steps, looks) of workers, which leave after different numbers of steps."""
+    """Return (rank, steps, looks) for workers that leave after different numbers of steps."""
     turn = seed % len(workers)
     return [
         (worker, steps + (place + turn) % len(workers), 8 if worker == slow else place % 2)
@@ -82,10 +82,10 @@ def rate_of(seed: int) -> float:
 
 
 def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[float]]:
-    """Work for so many steps, then leave; returns the weights that came.
+    """Work for this number of steps, then leave; return the weights that came.
 
-    A worker looks so many times for new weights before it hands in what it has: time in which
-    others go on.
+    The worker looks `looks` times for new weights before it pushes its gradient. This takes time,
+    in which other workers continue.
     """
     came = []
     weights = blank(workers)
@@ -109,11 +109,11 @@ def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[fl
 def probe_server(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: list
 ) -> dict:
-    """Call a server of the student's, with workers of the check's.
+    """Call the student's server on one rank, and the check's workers on the others.
 
     Args:
-        seed: of the server's weights, or of this worker's gradients.
-        more: further arguments; JSON has no infinity, which is `None` here.
+        seed: the seed of the server's weights, or of this worker's gradients.
+        more: further arguments, with `None` for infinity, which JSON doesn't have.
     """
     mine = {worker: how for worker, *how in jobs}.get(rank)
     if rank == SERVER:
@@ -130,11 +130,11 @@ def probe_server(
 
 @dataclass
 class Replay:
-    """What a server has done, from its records, and what it had to make of it.
+    """What a server did, from its records, and which weights this should give.
 
     Attributes:
-        events: ("send", w), ("gradient", w) and ("leave", w) in their order.
-        got: of each worker, the weights that it was sent.
+        events: ("send", w), ("gradient", w) and ("leave", w) in order.
+        got: the weights that each worker received.
     """
 
     events: list[tuple[str, int]]
@@ -149,7 +149,7 @@ class Replay:
         self.start = filled(self.seeds[SERVER], len(self.got))
 
     def gradients(self) -> Iterator[tuple[str, int, torch.Tensor | None]]:
-        """Yield the events, with the gradient that came."""
+        """Yield each event with its gradient, if one came."""
         count = dict.fromkeys(self.workers, 0)
         for kind, worker in self.events:
             gradient = None
@@ -161,7 +161,7 @@ class Replay:
             yield kind, worker, gradient
 
     def versions(self, factor: float = 1.0) -> list[list[float]]:
-        """Return the weights at the beginning, and after each gradient."""
+        """Return the weights at the start and after each gradient."""
         weights = self.start.clone()
         versions = [weights.tolist()]
         for _, _, gradient in self.gradients():
@@ -171,7 +171,7 @@ class Replay:
         return versions
 
     def sent(self, factor: float = 1.0, before: bool = False) -> list[list]:
-        """Return to whom weights were sent, and which; or those without its own gradient."""
+        """Return (worker, weights) of each send; with `before`, without its own gradient."""
         versions = self.versions(factor)
         count = 0
         old: dict[int, int] = {}
@@ -185,7 +185,7 @@ class Replay:
         return sent
 
     def rows(self, idea: str = "staleness") -> list[list[int]]:
-        """Return (worker, staleness) of each gradient, or a wrong idea of staleness."""
+        """Return (worker, staleness) of each gradient, or what a wrong idea of it gives."""
         rows: list[list[int]] = []
         at: dict[int, int] = {}
         clock = dict.fromkeys(self.workers, 0)
@@ -213,7 +213,7 @@ class Replay:
         return rows
 
     def rounds(self) -> list[dict[int, torch.Tensor]]:
-        """Return the gradients of each round: it is over when weights are sent again."""
+        """Return the gradients of each round; a round ends when the server sends weights again."""
         rounds: list[dict[int, torch.Tensor]] = []
         fresh = True
         for kind, worker, gradient in self.gradients():
@@ -228,7 +228,7 @@ class Replay:
 
 
 def _events(calls: list[dict]) -> list[tuple[str, int]]:
-    """Return what a server has sent and got, in the order in which it happened."""
+    """Return what a server sent and received, in the order in which it happened."""
     messages = [call for call in calls if call["op"] in ("send", "recv")]
     messages.sort(key=lambda call: call["start"] if call["op"] == "send" else call["end"])
     last = {call["peer"]: call for call in messages if call["op"] == "recv"}
@@ -244,7 +244,7 @@ def _events(calls: list[dict]) -> list[tuple[str, int]]:
 
 
 def hint_if_stuck(report: Report, hint: str) -> None:
-    """Say this first, where ranks wait for each other, or messages do not fit or are left over."""
+    """Begin the report with a hint if ranks deadlock, or if messages don't fit or are left over."""
     stuck = report.kinds & {"CommunicationTimeout", "CommunicationMismatch"}
     if stuck or any(problem.kind == "unreceived" for problem in report.problems):
         report.begin_with(hint)
@@ -259,19 +259,19 @@ def judge_server(
     more: Sequence = (),
     hint: str = "",
 ) -> bool:
-    """Ask a server of the student's; return whether it came to an end, and all is right.
+    """Run the student's server; return whether it finished and everything is right.
 
     Args:
-        judge: the steps for what the server told, and its replay.
+        judge: returns the steps for the server's reply and its replay.
         more: further arguments of the function.
-        hint: what to say if ranks wait for each other.
+        hint: the advice if ranks wait for each other.
     """
     rate = rate_of(report.seed)
     seeds = report.seeds(WORLD)
     asked = {"name": name, "jobs": jobs, "rate": rate, "more": list(more)}
     answers = answers_of(ranks, report, probe_server, seeds, **asked)
     workers = [worker for worker, *_ in jobs]
-    hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What came of it:")
+    hint_if_stuck(report, f"workers = {workers}. {hint}{LEFT}. What happened:")
     if not answers:
         return False
     server = answers[SERVER].value
@@ -281,42 +281,42 @@ def judge_server(
 
 
 def _served(server: dict[str, Any], workers: list[int], more: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps for any server, and then more of them."""
+    """Yield the steps for any server, and then further ones."""
     inside = functools.partial(_inside, workers)
     yield communication(server["calls"], only("send", "recv"), inside, waited)
-    moved = "weights has other memory than before: update it in place, with -="
+    moved = "You gave weights new memory. Update it in place, with -="
     yield facts({moved: server["moved"]})
     yield from more
 
 
 def _inside(workers: list[int], calls: list[dict]) -> str | None:
-    """Say whether the server talks to others than its workers: a rule."""
+    """Return a problem if the server talks to a rank that isn't one of its workers."""
     others = sorted({call["peer"] for call in calls} - set(workers))
     if not others:
         return None
-    return f"it talks to rank {others[0]}, but the argument workers was {workers}"
+    return f"The server talks to rank {others[0]}. Talk only to the workers {workers}"
 
 
 def protocol(said: str | None) -> Step:
-    """Return the step that a server keeps its protocol; `said` is what it has broken."""
+    """Return the step that a server keeps its protocol; `said` describes what it broke."""
     return facts({said or "": said}, kind="communication")
 
 
 def stepwise(server: dict[str, Any], replay: Replay) -> Iterator[Step]:
-    """Yield the steps that each gradient is a step of its own, with the right staleness."""
+    """Yield the steps that each gradient is a separate step, with the right staleness."""
     yield _sent_weights(replay)
     mistakes = _wrong_steps(
         replay, replay.start.tolist(), lambda factor: replay.versions(factor)[-1]
     )
     end = replay.versions()[-1]
-    yield value(server["weights"], end, mistakes, what="the weights in the end")
+    yield value(server["weights"], end, mistakes, what="the final weights")
     rows = server["result"]
     form = "the list of pairs (rank, staleness)"
-    yield value(rows, replay.rows(), _wrong_rows(replay, rows), what="the list", form=form)
+    yield value(rows, replay.rows(), _wrong_rows(replay, rows), what="your list", form=form)
 
 
 def _sent_weights(replay: Replay) -> Step:
-    """Return the step that every worker got the weights as they were then."""
+    """Return the step that every worker got the weights of that moment."""
     places = dict.fromkeys(replay.workers, 0)
     sent = []
     for kind, worker in replay.events:
@@ -328,39 +328,38 @@ def _sent_weights(replay: Replay) -> Step:
         *_wrong_steps(replay, [[worker, start] for worker, _ in sent], replay.sent),
         Mistake(
             replay.sent(before=True),
-            "these are the weights before its own gradient was applied: apply first, then send",
+            "You sent a worker the weights without its own gradient. Apply first, then send",
         ),
         Mistake(
             lambda got: _is_older(got, replay),
-            "these are weights from before some gradients that have come: apply each when it comes",
+            "You sent weights that lack gradients. Apply each gradient when it comes",
         ),
     ]
-    what = "the weights that it sent, as (rank, weights)"
+    what = "the weights that the server sent, as (rank, weights)"
     return value(sent, replay.sent(), mistakes, what=what)
 
 
 def _is_older(got: list, replay: Replay) -> bool:
-    """Return whether the first wrong weights once were those of the server."""
+    """Return whether the first wrong weights are an earlier version of the server's weights."""
     pairs = zip(got, replay.sent(), strict=True)
     _, first_wrong = next(pair for pair, right in pairs if not same(pair, right))
     return any(same(first_wrong, version) for version in replay.versions())
 
 
 def _wrong_steps(replay: Replay, unchanged: list, after: Callable[[float], list]) -> list[Mistake]:
-    """Return what else than w - lr · gradient may have been computed."""
+    """Return the mistakes that students make instead of w - lr · gradient."""
     workers = len(replay.workers)
     mean = after(1 / workers)
     return table({
-        "these are the weights of the beginning: update the tensor weights in place, and send that "
-        "one": unchanged,
-        f"each gradient is a step of its own here: lr · gradient, not divided by {workers}": mean,
-        "uphill: subtract lr · gradient": after(-1.0),
-        "the learning rate is missing": after(1 / replay.rate),
+        "The weights never changed. Update the tensor weights in place, and send it": unchanged,
+        f"You divided by {workers}. Each gradient is a separate step here, lr · gradient": mean,
+        "You went uphill. Subtract lr · gradient": after(-1.0),
+        "The learning rate is missing": after(1 / replay.rate),
     })
 
 
 def _wrong_rows(replay: Replay, rows: Any) -> list[Mistake]:
-    """Return what else a server may say of the staleness of each gradient; rows: what it said."""
+    """Return mistakes in the staleness of the gradients; `rows` is what the server returned."""
     expected = replay.rows()
     came = len(rows) if isinstance(rows, list) else "none"
 
@@ -368,27 +367,27 @@ def _wrong_rows(replay: Replay, rows: Any) -> list[Mistake]:
         return any(isinstance(p, list) and len(p) == 2 and p[1] < 0 for p in pairs)
 
     return table({
-        "serve returns a list, one pair a gradient": lambda pairs: not isinstance(pairs, list),
-        "only the ranks: the staleness is missing": [worker for worker, _ in expected],
-        "only the staleness: pairs of (rank, staleness)": [stale for _, stale in expected],
-        f"expected {len(expected)} pairs, one for each gradient that was applied, got "
-        f"{came}": lambda pairs: len(pairs) != len(expected),
-        "the pairs are the other way round: (rank, staleness)": [row[::-1] for row in expected],
-        "less than 0 updates late: of the number of updates when its weights were sent, too many "
-        "were noted": is_negative,
-        "staleness 0 everywhere: count the updates between the sending of the weights and the "
-        "coming of the gradient, those of other workers": replay.rows("zero"),
-        "one too many: the gradient's own update does not count. Note the staleness before the "
-        "update, or subtract 1": replay.rows("with its own"),
-        "this is the number of all updates so far: subtract what it was when this worker got its "
-        "weights": replay.rows("versions"),
-        "this is the version that the worker got its weights at: subtract it from the version "
-        "now": replay.rows("read"),
-        "this counts the ranks that have updated meanwhile; count their updates": (
+        "Return a list with one pair for each gradient": lambda pairs: not isinstance(pairs, list),
+        "You returned only the ranks. Add the staleness": [worker for worker, _ in expected],
+        "You returned only staleness. Return (rank, staleness)": [stale for _, stale in expected],
+        f"You returned {came} pairs. Return {len(expected)}, one for each gradient that you "
+        "applied": lambda pairs: len(pairs) != len(expected),
+        "You exchanged the two. Return (rank, staleness)": [row[::-1] for row in expected],
+        "A staleness is below 0, because you noted too many updates. Note their number when you "
+        "send weights": is_negative,
+        "The staleness is 0 everywhere. Count the updates of other workers after the server sent "
+        "the weights and before the gradient came": replay.rows("zero"),
+        "The staleness is one too large. Don't count the gradient's own update: note the "
+        "staleness before it": replay.rows("with its own"),
+        "You returned the number of all updates so far. Subtract their number when this worker "
+        "got its weights": replay.rows("versions"),
+        "You returned the version at which the worker got its weights. Subtract it from the "
+        "current version": replay.rows("read"),
+        "You counted the ranks that have updated since then. Count their updates": (
             replay.rows("ranks")
         ),
-        "this is how many steps the worker is ahead of the slowest, not how old its weights "
+        "You returned how far the worker is ahead of the slowest. Return how old its weights "
         "were": replay.rows("lead"),
-        "this is how many gradients this worker has handed in before: count those of the others, "
-        "since it got its weights": replay.rows("steps"),
+        "You counted this worker's own gradients. Count the updates of other workers since it got "
+        "its weights": replay.rows("steps"),
     })

@@ -1,4 +1,4 @@
-"""Tasks 7.5 and 7.6: steps on shared weights, and the updates that are lost."""
+"""Tasks 7.5 and 7.6: steps on shared weights, and lost updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .servers import SERVER, WORLD, enough, rate_of, toy_gradient
 
 
 class Others:
-    """Gradients on shared weights, which other ranks change meanwhile."""
+    """Gradients on shared weights, which other ranks change while one is computed."""
 
     def __init__(self, shared: torch.Tensor, seed: int, steps: int):
         self.shared = shared
@@ -33,14 +33,14 @@ class Others:
         self.computed = 0
 
     def more(self) -> bool:
-        """Return whether there is another step to do; if so, others have added to the weights."""
+        """Return whether there is another step; if so, other ranks first add to the weights."""
         self.left -= 1
         if self.left >= 0:
             self.shared += _of_others(self.seed + 400, self.computed, len(self.shared))
         return self.left >= 0
 
     def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the gradient at the weights; before it is there, others have added to them."""
+        """Return the gradient at the weights; other ranks add to them before it is ready."""
         gradient = toy_gradient(weights.clone(), self.seed, self.computed)
         self.shared += _of_others(self.seed, self.computed, len(weights))
         self.computed += 1
@@ -48,7 +48,7 @@ class Others:
 
 
 class Overwritten(TorchDispatchMode):
-    """Notes whether a tensor is copied into some memory, over what was there."""
+    """Notes whether another tensor is copied into this memory."""
 
     def __init__(self, pointer: int):
         super().__init__()
@@ -63,12 +63,12 @@ class Overwritten(TorchDispatchMode):
 
 
 def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
-    """Return what others have added to the weights by the end of step k."""
+    """Return what the other ranks add to the weights in step k."""
     return numbers(seed + 100 + k, size)
 
 
 def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
-    """Call `hogwild` on memory that others write to."""
+    """Call `hogwild` on memory to which others write as well."""
     shared = numbers(seed, 3 + steps)
     others = Others(shared, seed, steps)
     function = answer_named(user_ns, "hogwild")
@@ -84,7 +84,7 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
 
 @task("7.5", "Hogwild", points=2)
 def hogwild(ranks: Ranks, report: Report) -> None:
-    """Check that each step is added to what stands in the memory then, and nothing is sent."""
+    """Check that each step is added to the current content of the memory, without messages."""
     cases = [
         {"seed": report.seed, "rate": rate_of(report.seed), "steps": steps} for steps in (4, 6)
     ]
@@ -92,56 +92,60 @@ def hogwild(ranks: Ranks, report: Report) -> None:
 
 
 def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    """Yield the steps for a rank that adds its steps to weights that others change, too."""
+    """Yield the steps for a rank that adds to weights that others change as well."""
     computed = answer.value["computed"]
     steps = case["steps"]
     ops = [call["op"] for call in answer.value["calls"]]
-    no_calls = "with Hogwild nothing is communicated, the memory is shared"
-    yield facts({f"it calls {', '.join(ops[:1])}: {no_calls}": ops}, kind="communication")
+    no_calls = "Don't communicate in Hogwild: the ranks share the memory"
+    yield facts({f"You call {', '.join(ops[:1])}. {no_calls}": ops}, kind="communication")
     miscounted = (
-        f"compute was called {computed} times, more() said True {steps} times: ask more() before "
-        "each step, and take as many steps"
+        f"You called compute {computed} times, but more() returned True {steps} times. Ask more() "
+        "before each step, and take one step each time"
     )
     yield facts({miscounted: computed != steps})
     after = functools.partial(_after_hogwild, **case)
     wrong = {
-        "the weights were read before more() was asked, and others have changed them since: ask, "
-        "then read": after(mistake="early"),
+        "You read the weights before you asked more(), and others have changed them since. Ask "
+        "first, then read": after(mistake="early"),
         _OVERWRITTEN: after(mistake="back"),
-        "only the other ranks have changed shared: shared = shared - … makes a new tensor, in "
-        "memory of its own. Change it in place: shared -= lr · gradient": after(factor=0.0),
-        "all gradients were computed with the weights of the beginning: read shared anew for "
-        "each": after(mistake="first"),
-        "uphill: subtract lr · gradient": after(factor=-1.0),
-        "the learning rate is missing": after(factor=1 / case["rate"]),
-        f"divided by the {WORLD} ranks: nothing is averaged here, each gradient is a step": after(
+        "Only the other ranks changed shared, because shared = shared - … makes a new tensor. "
+        "Change it in place: shared -= lr · gradient": after(factor=0.0),
+        "You computed all gradients at the first weights. Read shared before each": after(
+            mistake="first"
+        ),
+        "You went uphill. Subtract lr · gradient": after(factor=-1.0),
+        "The learning rate is missing": after(factor=1 / case["rate"]),
+        f"You divided by the {WORLD} ranks. Don't average: each gradient is a separate step": after(
             factor=1 / WORLD
         ),
-        "only one step was taken": after(mistake="once"),
-        "the gradients were added up, and applied at the end: each has to be in the memory when "
-        "the next is computed": after(mistake="late"),
+        "You took only one step. Take one each time that more() returns True": after(
+            mistake="once"
+        ),
+        "You applied all gradients at the end. Apply each one before you compute the next": after(
+            mistake="late"
+        ),
     }
-    what = "the shared weights in the end"
+    what = "the final shared weights"
     yield value(answer.value["weights"], after(), table(wrong), what=what)
     yield facts({_OVERWRITTEN: answer.value["overwritten"]})
 
 
 _OVERWRITTEN = (
-    "the updates of other ranks were overwritten: between reading and writing others have added to "
-    "the weights. Do not write back a copy: change shared in place, shared -= lr · gradient"
+    "You overwrote updates that other ranks made after you had read the weights. Don't write back "
+    "a copy, but change shared in place: shared -= lr · gradient"
 )
 
 
 def _after_hogwild(
     seed: int, rate: float, steps: int, mistake: str = "", factor: float = 1.0
 ) -> list[float]:
-    """Return what the memory holds in the end: if all is right, or after a mistake.
+    """Return the final content of the memory, for a right answer or after a mistake.
 
     Args:
-        mistake: "back": a copy is written back, which others' updates are not in; "first": all
-            gradients are those at the start; "early": weights are read before more() is asked;
-            "once": one step is taken; "late": all steps are taken at the end.
-        factor: what each step is multiplied by.
+        mistake: "back" writes back a copy without others' updates; "first" computes all gradients
+            at the start; "early" reads the weights before it asks more(); "once" takes one step;
+            "late" takes all steps at the end.
+        factor: multiplies each step.
     """
     start = numbers(seed, 3 + steps)
     shared = start.clone()
@@ -162,7 +166,7 @@ def _after_hogwild(
 
 @contextlib.contextmanager
 def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """Share zeros among all ranks, with a file to lock them by; all ranks do this."""
+    """Share zeros among all ranks, with a file as their lock; all ranks call this."""
     path = [None]
     if dist.get_rank() == SERVER:
         file, path[0] = tempfile.mkstemp(prefix="lost-updates-")
@@ -181,13 +185,13 @@ def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
 
 
 def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
-    """Call `count_lost` with updates of which a known part is lost."""
+    """Call `count_lost` with updates of which a known share gets lost."""
     from torch_mpi.record import log
 
     function = answer_named(user_ns, "count_lost")
-    keep = _kept(seed, rank, times)  # what is lost of the others' is their secret
+    keep = _kept(seed, rank, times)  # this rank knows only its own lost updates
     made: list[int] = []
-    together: list[bool] = []  # at each update: whether the ranks have met
+    together: list[bool] = []  # for each update, whether a collective came before it
 
     with _shared_counters(keep.shape[1]) as (counters, lock):
 
@@ -196,8 +200,7 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
                 raise RuntimeError(f"update was called more than {times} times on a rank")
             if tensor.data_ptr() != counters.data_ptr():
                 raise ValueError(
-                    "update got another tensor than counters: its memory is not shared with the "
-                    "other ranks"
+                    "update got a tensor whose memory the ranks don't share. Call update(counters)"
                 )
             if rank == WORLD - 1:
                 time.sleep(0.002)
@@ -220,9 +223,9 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
 
 
 def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
-    """Return which updates of a rank arrive: 1, and 0 for lost ones. The first all do."""
+    """Return 1 for each update of a rank that arrives, and 0 for lost ones; the first arrives."""
     draw = torch.Generator().manual_seed(seed)
-    counters = 5 * (times + 1)  # another number for each number of updates
+    counters = 5 * (times + 1)  # a different number for each number of updates
     kept = (torch.rand(times, counters, generator=draw) > 0.1 + 0.1 * rank).float()
     kept[0] = 1
     kept[:, 0] = 1
@@ -231,7 +234,7 @@ def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
 
 @task("7.6", "lost updates, counted", points=2)
 def count_lost(ranks: Ranks, report: Report) -> None:
-    """Check that all begin and end together, and the share of updates that is missing."""
+    """Check that all ranks begin and end together, and find the share of lost updates."""
     if not enough(ranks, report):
         return
     cases = (
@@ -245,13 +248,13 @@ def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield the steps that ranks begin together, and find the share of lost updates."""
     times = case["times"]
     made = answer.value["made"]
-    miscounted = f"update(counters) was called {made} times, expected {times}, on each rank"
+    miscounted = f"Call update(counters) {times} times on each rank, not {made}"
     yield facts({miscounted: made != times})
     apart = {
-        "begins without the others: who is first may be done before the next one starts, and "
-        "nothing collides. dist.barrier() before the first update": not answer.value["before"],
-        "reads the counters when its own updates are done; those of others may still come, and "
-        "would be counted as lost. dist.barrier() after the last update": not answer.value["after"],
+        "A rank begins without the others, so it may finish before they start and collide with "
+        "none. Call dist.barrier() before the first update": not answer.value["before"],
+        "A rank reads the counters before all others have finished, so it counts late updates as "
+        "lost. Call dist.barrier() after the last update": not answer.value["after"],
     }
     yield facts(apart, kind="communication")
     yield communication(answer.value["calls"], some(range(WORLD)))
@@ -261,29 +264,29 @@ def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         answer.value["result"],
         share,
         _wrong_shares(kept, answer.rank, times, share),
-        what=f"times={times}: the lost share",
-        form="the share of updates that are lost",
+        what=f"times={times}, the lost share",
+        form="the share of lost updates",
         tolerance=1e-4,
     )
 
 
 def _wrong_shares(kept: torch.Tensor, rank: int, times: int, share: float) -> list[Mistake]:
-    """Return wrong shares of lost updates; kept: of each rank and update, in which counters."""
+    """Return wrong shares of lost updates; `kept` is 1 where an update reached a counter."""
     counters = kept.sum((0, 1))
     updates = WORLD * times
     wrong = {
-        "this is the share that arrived: the lost one is 1 minus it": 1 - share,
-        "a share from 0 to 1, not percent": 100 * share,
-        "this is how many are lost: divide by the number of all updates": share * updates,
-        f"all {WORLD} ranks update: {WORLD} · times updates were made": 1
+        "You returned the share that arrived. Return 1 minus this share": 1 - share,
+        "Return a share from 0 to 1, not percent": 100 * share,
+        "You returned the number of lost updates. Divide by all updates": share * updates,
+        f"You divided by one rank's updates. All {WORLD} ranks made {WORLD} · times": 1
         - counters.mean().item() / times,
-        "the first counter lost nothing, or the largest: take the mean of all": 0,
-        "this is the counter that lost most: take the mean of all": 1
+        "You used a counter that lost nothing. Use the mean over all counters": 0,
+        "You used the counter that lost most. Use the mean over all counters": 1
         - counters.min().item() / updates,
-        "sum over the counters, but one counter's updates: take the mean of the counters": 1
+        "You divided the sum over all counters by the updates of one counter. Use the mean": 1
         - counters.sum().item() / updates,
-        "the sign: missing / made": -share,
-        "these are this rank's own updates: read all of counters": 1
+        "The sign is wrong. Return missing / made": -share,
+        "You counted only this rank's updates. Read counters, which has all updates": 1
         - kept[rank].sum(0).mean().item() / times,
     }
     return [NO_NUMBER, *table(wrong)]

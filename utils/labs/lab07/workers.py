@@ -1,4 +1,4 @@
-"""Workers in checks, with servers of the check's own; task 7.7 has several of these."""
+"""Checks a student's worker against the check's own server, or several servers in task 7.7."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .servers import SERVER, WORLD, answers_of, blank, filled, hint_if_stuck, jo
 
 
 class Counted:
-    """Counts how often a student's worker asked for more, and computed."""
+    """Counts how often a student's worker called ``more`` and ``compute``."""
 
     def __init__(self, seed: int, steps: int, servers: int = 1, gradient: Callable = toy_gradient):
         from torch_mpi.record import log
@@ -37,7 +37,7 @@ class Counted:
         self.mark = log.mark()
 
     def more(self) -> bool:
-        """Return whether there is another step to do; it is asked when all weights have come."""
+        """Return whether there is another step; a worker asks when all weights have come."""
         self.asked += 1
         came = sum(call.op == "recv" and call.end > 0 for call in self.log.since(self.mark))
         self.early = self.early or came < self.asked * self.servers
@@ -49,8 +49,8 @@ class Counted:
         """Return the gradient of the next step."""
         if not self.allowed:
             raise RuntimeError(
-                "compute(weights) was called after more() had said False: ask more() once each "
-                "time that weights have come, before anything is computed; leave if it says False"
+                "compute(weights) was called after more() had returned False. Ask more() once each "
+                "time that weights have come, before you compute, and leave if it returns False"
             )
         self.seen.append(weights.tolist())
         return self.gradient(weights, self.seed, len(self.seen) - 1)
@@ -59,11 +59,11 @@ class Counted:
 def serve_toys(
     steps: dict[int, int], weights: Callable[[int, int], torch.Tensor]
 ) -> dict[str, list]:
-    """Send each worker fresh weights until it leaves; return what each has handed in.
+    """Send each worker fresh weights until it leaves; return what each worker pushed.
 
     Args:
-        steps: how many gradients each worker hands in.
-        weights: what is sent to a worker for its k-th gradient.
+        steps: how many gradients each worker pushes.
+        weights: returns the weights for a worker's k-th gradient.
     """
     handed: dict[str, list] = {str(worker): [] for worker in steps}
     here = sorted(steps)
@@ -81,14 +81,14 @@ def serve_toys(
 
 
 def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
-    """Return what the check's server sends for a k-th gradient; ``like`` as for `blank`."""
+    """Return the weights that the check's server sends for a k-th gradient; see `blank`."""
     return filled(seed + 100 * worker + k, like)
 
 
 def probe_work(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
 ) -> dict:
-    """Call a worker of the student's, with a server of the check's."""
+    """Call the student's worker on three ranks, and the check's server on another."""
     steps = {worker: count for worker, count, _ in jobs}
     if rank == SERVER:
         return {"handed": serve_toys(steps, functools.partial(weights_for, seed, like=like))}
@@ -103,14 +103,13 @@ def probe_work(
 
 @dataclass(frozen=True)
 class Worked:
-    """What a worker of the student's has done.
+    """What the student's worker did.
 
     Attributes:
-        steps: how often more() said True.
-        came: the weights that came for each gradient, and the last ones; the servers alone knew
-            them before.
-        value: what the probe told on this rank.
-        handed: the gradients that came to the server, or their parts by server.
+        steps: how often more() returned True.
+        came: the weights for each gradient, and the last weights; before, only servers knew them.
+        value: the probe's reply on this rank.
+        handed: the gradients that the server received, or the parts that each server received.
     """
 
     rank: int
@@ -122,20 +121,20 @@ class Worked:
     handed: list
 
     def computed(self, expected: int) -> Step:
-        """Return the step that so many gradients were computed."""
+        """Return the step that the worker computed this number of gradients."""
         count = len(self.value["seen"])
         wrong = (
-            f"compute was called {count} times, expected {expected}: one gradient is handed in "
-            "each time, and when more() says False, nothing is to be computed any more"
+            f"You called compute {count} times, but {expected} calls were expected. Push one "
+            "gradient each time, and compute nothing after more() has returned False"
         )
         return facts({wrong: count != expected})
 
     def in_place(self) -> Step:
-        """Return the step that more() was asked when weights had come, into the argument."""
-        early = "more() was asked before the weights had come: receive them first"
+        """Return the step that the weights came into the argument before more() was asked."""
+        early = "You asked more() before the weights had come. Receive them first"
         elsewhere = (
-            "the last weights that came are not in the argument weights: receive into it, also "
-            "before more() says False"
+            "The last weights that came aren't in the argument weights. Receive into weights each "
+            "time, even before more() returns False"
         )
         last = self.came[-1].tolist()
         is_elsewhere = not same(self.value["last"], last)
@@ -145,11 +144,11 @@ class Worked:
 def judge_worker(
     ranks: Ranks, report: Report, name: str, judge: Callable, like: int, more: Sequence = ()
 ) -> bool:
-    """Ask a worker of the student's on three ranks; return whether all is right.
+    """Run the student's worker on three ranks; return whether everything is right.
 
     Args:
-        judge: the steps for one worker, if all of them kept the protocol.
-        like: how many workers the weights are for, see :func:`blank`.
+        judge: returns the steps for one worker, if all workers kept the protocol.
+        like: the number of workers that decides on the form of the weights, see :func:`blank`.
     """
     seeds = report.seeds(WORLD)
     jobs = jobs_of(report.seed, [1, 2, 3], 3)
@@ -174,39 +173,37 @@ def _conduct(worker: Worked) -> Iterator[Step]:
 
 
 def _hint_of_work(report: Report) -> None:
-    """Say what the protocol is, if messages are left over or ranks wait for each other."""
+    """Explain the protocol if messages are left over or ranks wait for each other."""
     senders = {rank for _, kind, rank in report.found if kind == "unreceived"}
     if senders == {SERVER}:
-        report.problem(
-            "(the last weights were sent, and not received: receive first, then ask more())"
-        )
+        report.problem("You didn't receive the last weights. Receive first, then ask more()")
     elif senders:
         report.problem(
-            "(each sending of weights has one answer: header and gradient, or a farewell)"
+            "Answer the server's weights exactly once: with a header and a gradient, or by leave()"
         )
     else:
         hint_if_stuck(
             report,
-            "the protocol: receive weights, then ask more() once; if it says False, leave() and "
-            "return; else hand_in what was computed, and receive again. What came of it:",
+            "Receive weights, then ask more() once. If it returns False, call leave() and return, "
+            "otherwise push the gradient with hand_in and receive again. What happened:",
         )
 
 
 # -- several servers, each with a part of the weights: 7.7 -------------------------------------
 
-# How many weights there are for so many servers: first such that all parts are of the same size.
+# The number of weights for each number of servers. With two servers, all parts have the same size.
 LENGTHS = {2: 12, 3: 10, 1: 11}
 
 
 def _weights(seed: int, worker: int, k: int, servers: int) -> torch.Tensor:
-    """Return the weights that a worker is sent for its k-th gradient."""
+    """Return the weights that a worker receives for its k-th gradient."""
     return numbers(seed + worker + 31 * k, LENGTHS[servers])
 
 
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
-    """Call `work_sharded`; `seed` is that of a server's weights, or of this worker's gradients."""
+    """Call `work_sharded`; `seed` is for a server's weights or for this worker's gradients."""
     steps = {worker: count for worker, count, _ in jobs}
     if rank in servers:
         return {"handed": serve_toys(steps, functools.partial(_part, seed, servers, rank))}
@@ -229,18 +226,18 @@ def probe_sharded(
 
 
 def _part(seed: int, servers: list[int], server: int, worker: int, k: int) -> torch.Tensor:
-    """Return the part of a worker's k-th weights that a server has."""
+    """Return a server's part of a worker's k-th weights."""
     parts = _weights(seed, worker, k, len(servers)).tensor_split(len(servers))
     return parts[servers.index(server)].clone()
 
 
 def _whole(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
-    """Return the k-th gradient of the worker with this seed; each number tells its place."""
+    """Return the k-th gradient of the worker with this seed; each number shows its position."""
     return numbers(seed + k, len(weights)) + 1000 * torch.arange(float(len(weights)))
 
 
 def _one_after_the_other(calls: list) -> str:
-    """Return which messages, to different servers, were begun when another had been waited for."""
+    """Return the kind of messages that began only after a wait for a different server."""
     farewells = {call.peer: call for call in calls if call.op == "send"}.values()
     for op in ("recv", "send"):
         if _begun_late([call for call in calls if call.op == op and call not in farewells]):
@@ -249,8 +246,8 @@ def _one_after_the_other(calls: list) -> str:
 
 
 def _begun_late(calls: list) -> bool:
-    """Return whether the first message to a server waited for one to another server."""
-    group: dict[tuple, float] = {}  # when each message of a round is waited for
+    """Return whether a server's first message began after a wait for a different server."""
+    group: dict[tuple, float] = {}  # when the wait for each message of a round begins
     for call in calls:
         if (call.peer, call.nbytes) in group:
             group = {}
@@ -267,7 +264,7 @@ def _waited_for(call: Any) -> float:
 
 
 def _received_late(calls: list) -> bool:
-    """Return whether receiving the next weights begins when a send has been waited for."""
+    """Return whether the receives of the next weights begin only after a wait for a send."""
     count: dict[tuple, int] = {}
     begun: list[tuple[int, float]] = []
     first: dict[int, float] = {}
@@ -282,19 +279,19 @@ def _received_late(calls: list) -> bool:
 
 @task("7.7", "several servers, each with a part", points=3)
 def work_sharded(ranks: Ranks, report: Report) -> None:
-    """Check that all parts come and go at once, and in their places."""
+    """Check that all parts travel at the same time, and to their places."""
     for servers, workers in (([0, 1], [2, 3, 5]), ([0, 1, 2], [4]), ([3], [1, 2])):
         jobs = jobs_of(report.seed, workers, 2)
-        # The servers alone know the weights before they send them.
+        # Only the servers know the weights before they send them.
         seed, *seeds = report.seeds(1 + WORLD)
         for server in servers:
             seeds[server] = seed
         answers = answers_of(ranks, report, probe_sharded, seeds, servers=servers, jobs=jobs)
         hint_if_stuck(
             report,
-            f"servers = {servers}: the parts are those of weights.tensor_split({len(servers)}). "
-            "From each a part comes; to each goes a header and its part of the gradient; leave() "
-            "says goodbye to each. What came of it:",
+            f"servers = {servers}: Cut weights with weights.tensor_split({len(servers)}). Receive "
+            "a part from each server, and send each server a header and its part of the gradient, "
+            "or leave(server). What happened:",
         )
         for rank, steps, _ in jobs if answers else ():
             came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
@@ -306,7 +303,7 @@ def work_sharded(ranks: Ranks, report: Report) -> None:
 
 
 def _sharded(worked: Worked) -> Iterator[Step]:
-    """Yield the steps that all parts come and go at once, and in their places."""
+    """Yield the steps that all parts travel at the same time, and to their places."""
     servers = worked.servers
     reply = worked.value
     apart = reply["apart"]
@@ -315,39 +312,39 @@ def _sharded(worked: Worked) -> Iterator[Step]:
         rules.append(_not_blocking)
     yield communication(reply["calls"], *rules)
     wrong = {
-        "an irecv is still open when the worker has left: start those of the next weights after "
-        "more() has said True": reply["open"],
-        f"the i{apart} for one server begins only after the wait for another: start them all, then "
-        "wait for all. While one server is busy, the other one's link would idle": apart,
-        "the irecv of the next weights begins when the sends have been waited for: a server that "
-        "sends to this worker waits meanwhile, and so may everybody in a circle. Start isends and "
-        "irecvs together, then wait for all of them": reply["late"] and len(servers) > 1,
+        "You left while an irecv was still open. Start the receives of the next weights after "
+        "more() has returned True": reply["open"],
+        f"You started the i{apart} for one server after you had waited for another server. Start "
+        "all of them first, so that no server's link is idle": apart,
+        "You started the irecv of the next weights after you had waited for a send, so all ranks "
+        "may wait in a circle. Start isends and irecvs together, then wait for all of "
+        "them": reply["late"] and len(servers) > 1,
     }
     yield facts(wrong, kind="communication")
     seen = [weights.tolist() for weights in worked.came[:-1]]
-    what = f"servers {servers}: the weights that compute got"
+    what = f"servers {servers}, the weights that compute got"
     yield value(reply["seen"], seen, _wrong_weights(worked, seen), what=what)
     yield each_of([worked.in_place()], _parts(worked))
 
 
 def _wrong_weights(worked: Worked, seen: list[list[float]]) -> list[Mistake]:
-    """Return wrong weights for compute; seen: the right ones."""
+    """Return wrong weights for compute; `seen` are the right ones."""
     count = len(worked.value["seen"])
     steps = worked.steps
     parts = [torch.tensor(weights).tensor_split(len(worked.servers)) for weights in seen]
     elsewhere = [torch.cat(of_step[::-1]).tolist() for of_step in parts]
     return table({
-        f"compute was called {count} times, more() said True {steps} times": lambda weights: (
-            len(weights) != steps
+        f"You called compute {count} times, but more() returned True {steps} times": (
+            lambda weights: len(weights) != steps
         ),
-        "the parts are in wrong places: part k of weights is that of servers[k]": elsewhere,
-        "the weights do not change from step to step: receive all parts anew, into "
+        "The parts are in wrong places. Receive part k of weights from servers[k]": elsewhere,
+        "The weights don't change from step to step. Receive all parts in each step, into "
         "weights": lambda weights: weights[0] in weights[1:],
     })
 
 
 def _parts(worked: Worked) -> Iterator[Step]:
-    """Yield the step for each server that it got its part of the gradients."""
+    """Yield a step for each server: the server got its part of the gradients."""
     servers = worked.servers
     gradients = [
         _whole(weights, worked.seed, k).tensor_split(len(servers))
@@ -356,19 +353,19 @@ def _parts(worked: Worked) -> Iterator[Step]:
     first = [part.tolist() for part in gradients[0]]
     elsewhere = Mistake(
         lambda got: any(same(got[0], part) for part in first),
-        "this part belongs to another server: part k goes to servers[k]",
+        "You sent a part that belongs to another server. Send part k to servers[k]",
     )
     for place, server in enumerate(servers):
         expected = [parts[place].tolist() for parts in gradients]
         beginnings = [torch.cat(parts).tolist()[: len(parts[place])] for parts in gradients]
-        said = "every server got the beginning of the gradient: cut it like weights"
+        said = "You sent each server the beginning of the gradient. Cut it like weights"
         mistakes = [Mistake(beginnings, said), elsewhere]
         what = f"the part of the gradient that server {server} got"
         yield value(worked.handed[place], expected, mistakes, what=what)
 
 
 def _not_blocking(calls: list[dict]) -> str | None:
-    """Say what does not go by `isend` and `irecv`, the farewell aside: a rule."""
+    """Return a problem if a message other than the farewell doesn't use `isend` or `irecv`."""
     last: dict[tuple, int] = {
         (call["op"], call["peer"]): k for k, call in enumerate(calls) if call["op"] == "send"
     }

@@ -1,8 +1,8 @@
 """Checks of lab 08: elastic averaging, round robin and asynchronous, local SGD, DiLoCo.
 
-Every algorithm is run with a gradient that the check knows, and replayed: in the order that the
-records of the master tell, where the order is the workers' own business. What likely mistakes lead
-to is replayed as well.
+Each algorithm runs with a gradient that the check knows, and the check then replays it. If workers
+come in any order, the replay follows the order in the master's records. The check also replays
+likely mistakes, so it recognizes their results.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from . import replays
 from .recorded_runs import follow_all, probe_run, replay_of, run_cases, sized, weight_steps
 from .springs import moves as moves
 
-# A master needs a worker: no groups of one rank.
+# A master needs a worker, so there are no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
 
 
@@ -42,19 +42,19 @@ def _rounds(case: dict[str, Any]) -> int:
 
 def _in_a_group(case: dict[str, Any]) -> str:
     """Return the end of a hint for a case with groups."""
-    return ". If it works without a group: every call needs group=group" * bool(case["partition"])
+    return ". If it works without a group, pass group=group to every call" * bool(case["partition"])
 
 
 def _round_robin_hint(case: dict[str, Any]) -> str:
     return (
-        f"in {case['steps']} steps; in step t = 0, 1, … the worker's place is 1 + t mod G, and "
-        "place 0 is the master. A worker takes part in its own steps only" + _in_a_group(case)
+        f"in {case['steps']} steps. In step t = 0, 1, …, only the master at place 0 and the worker "
+        "at place 1 + t mod G take part" + _in_a_group(case)
     )
 
 
 @task("8.2", "round robin, as printed", points=4)
 def round_robin(ranks: Ranks, report: Report) -> None:
-    """Check that one worker at a time comes, in turn, and that the old W^j moves the centre."""
+    """Check that the workers come in turn, and that the old W^j moves the center."""
     cases = run_cases(report, "round_robin", partition=WITH_A_MASTER, steps=(6, 7, 8, 25))
     right = True
     for case, members, results in tried(ranks, report, probe_run, cases, _round_robin_hint):
@@ -86,17 +86,17 @@ def _round_robin_weights(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _turns(members: list[int], places: list[int]) -> Rule:
-    """Return the rule that sends and receives are with the ranks at these places, in order."""
+    """Return the rule that a rank talks to the ranks at these places, in this order."""
     wanted = [members[place] for place in places]
 
     def rule(calls: Calls) -> str | None:
-        for op, word in (("send", "sent to"), ("recv", "received from")):
+        for op, word in (("send", "sent to ranks"), ("recv", "received from ranks")):
             peers = [call["peer"] for call in calls if call["op"] == op]
             if peers != wanted:
                 rows = [", ".join(map(str, row)) or "none" for row in (peers, wanted)]
                 return (
-                    f"{on(members)}: {word} the ranks {rows[0]}, expected {rows[1]}: one message "
-                    "each way in every step of the worker 1 + t mod G"
+                    f"{on(members)}: This rank {word} {rows[0]}, expected {rows[1]}. Exchange one "
+                    "message each way in the turn of the worker at place 1 + t mod G"
                 )
         return None
 
@@ -104,24 +104,26 @@ def _turns(members: list[int], places: list[int]) -> Rule:
 
 
 def _in_line(answer: GroupAnswer, times: int) -> Rule:
-    """Return the rule that a worker computes ``times`` gradients, between lines 10 and 12."""
+    """Return the rule that a worker computes ``times`` gradients, each between lines 10 and 12."""
     seen = answer.value["seen"]
 
     def rule(_: Calls) -> str | None:
         if answer.place and len(seen) != times:
-            return f"this worker computed {len(seen)} gradients, and has {times} turns"
+            return (
+                f"This worker computed {len(seen)} gradients. Compute one in each of {times} turns"
+            )
         if seen and answer.place == 0:
-            return "the master computes a gradient: it has no images, only the workers compute"
+            return "The master computes a gradient without images. Compute only on the workers"
         for k, (sends, receives) in enumerate(seen):
             if sends > k:
                 return (
-                    "W^j is sent before the gradient is computed. That would be faster, but is not "
-                    "the algorithm as printed: line 12 comes after line 11"
+                    "You sent W^j before you computed the gradient. This would be faster, but keep "
+                    "the printed order: line 12 comes after line 11"
                 )
             if receives <= k:
                 return (
-                    "the gradient is computed before the centre has come. Line 11 comes after line "
-                    "10: a worker begins when it is its turn"
+                    "You computed the gradient before the center had come. Line 11 comes after "
+                    "line 10, so begin when it is the worker's turn"
                 )
         return None
 
@@ -134,15 +136,15 @@ def _in_line(answer: GroupAnswer, times: int) -> Rule:
 def _asynchronous_hint(case: dict[str, Any]) -> str:
     text = f"{_length(case)}: {_rounds(case)} exchanges of each worker"
     held = (
-        ". The first worker computed for long, and the others went on: the master takes "
-        "whatever comes first, dist.recv without a source"
+        ". The first worker computed for long, and the others continued. Let the master take what "
+        "comes first, by dist.recv without a source"
     )
     return text + held * case.get("held", False) + _in_a_group(case)
 
 
 @task("8.3", "asynchronous, every τ steps", points=4)
 def asynchronous(ranks: Ranks, report: Report) -> None:
-    """Check that the master serves whoever comes; a worker has ⌈steps/τ⌉ exchanges."""
+    """Check that the master serves any worker that comes, and ⌈steps/τ⌉ exchanges per worker."""
     cases = run_cases(
         report,
         "work",
@@ -173,14 +175,14 @@ def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -> replays.Replay:
-    """Return the replay of a case in which workers come in this order of ranks."""
+    """Return the replay of a case in which the workers come in this order."""
     places = [answer.members.index(rank) for rank in order]
     rounds = (answer.case["steps"], answer.case["tau"])
     return replay_of(replays.asynchronous_replayed, answer, places, *rounds, **momentum)
 
 
 def _messages(answer: GroupAnswer, *rules: Rule) -> Step:
-    """Return the step that a rank has sent and received whole weights in its group, by rules."""
+    """Return the step that a rank exchanges whole weights in its group, and keeps the rules."""
     always = (only("send", "recv"), inside(answer.members), sized(answer.case), waited)
     return communication(answer.value["calls"], *always, *rules)
 
@@ -196,7 +198,7 @@ def _of(calls: Calls, op: str) -> Calls:
 
 
 def _counts(wanted: dict[int, int], words: str = "") -> Rule:
-    """Return the rule that so many messages went to each rank, and came from it."""
+    """Return the rule that this number of messages went to each rank, and came from it."""
 
     def rule(calls: Calls) -> str | None:
         for op, word in (("send", "to"), ("recv", "from")):
@@ -204,27 +206,27 @@ def _counts(wanted: dict[int, int], words: str = "") -> Rule:
             odd = next((rank for rank in wanted if peers.count(rank) != wanted[rank]), None)
             if odd is not None:
                 return (
-                    f"{peers.count(odd)} {op}s {word} rank {odd}{words}, expected {wanted[odd]}: "
-                    "an exchange is a message with W to the master, and one with W̄ back"
+                    f"This rank has {peers.count(odd)} {op}s {word} rank {odd}{words}, expected "
+                    f"{wanted[odd]}. In an exchange, send W to the master, and W̄ back"
                 )
             others = set(peers) - set(wanted)
             if others:
-                return f"{op} {word} rank {min(others)}: only master and workers exchange messages"
+                return f"This rank has a {op} {word} rank {min(others)}. Talk only to the master"
         return None
 
     return rule
 
 
 def _any_first(workers: int) -> Rule:
-    """Return the rule that the master waits for no worker in particular."""
+    """Return the rule that the master doesn't wait for one particular worker."""
 
     def rule(calls: Calls) -> str | None:
         fixed = [c for c in _of(calls, "recv") if c["blocking"] and not c["any_source"]]
         if workers < 2 or not fixed:
             return None
         return (
-            f"the master waits for rank {fixed[0]['peer']}, while others may be ready: leave out "
-            "the source, who = dist.recv(w, group=group) takes what comes first"
+            f"The master waits for rank {fixed[0]['peer']}, although others may be ready. Leave "
+            "out the source: who = dist.recv(w, group=group) takes what comes first"
         )
 
     return rule
@@ -234,7 +236,9 @@ def _gradients(answer: GroupAnswer) -> Step:
     steps = answer.case["steps"]
     count = len(answer.value["at"])
     return facts({
-        f"computed {count} gradients in {steps} steps: one in each, gradient(w)": count != steps
+        f"You computed {count} gradients. Compute gradient(w) once in each of {steps} steps": (
+            count != steps
+        )
     })
 
 
@@ -243,7 +247,7 @@ def _gradients(answer: GroupAnswer) -> Step:
 
 @task("8.4", "EAMSGD: with momentum", points=2)
 def momentum(ranks: Ranks, report: Report) -> None:
-    """Check Nesterov's momentum in the worker; the spring stays out of it."""
+    """Check that a worker uses Nesterov's momentum, without the spring's pull in the velocity."""
     draw = random.Random(report.seed).uniform
     bounds = ((0.4, 0.6), (0.9, 0.95), (0.1, 0.3), (0.6, 0.8))
     cases = run_cases(
@@ -268,7 +272,7 @@ def _with_momentum(answer: GroupAnswer) -> Iterator[Step]:
 
 # -- 8.5: local SGD ---------------------------------------------------------------------------
 
-#: Partition, steps and τ of each case of what has rounds.
+#: Partition, steps and τ of each case of the algorithms with rounds.
 _ROUNDS = {"partition": (None, *PARTITIONS), "steps": (6, 7, 31, 5, 3), "tau": (2, 3, 13, 1, 5)}
 
 
@@ -277,9 +281,9 @@ def _rounds_hint(case: dict[str, Any]) -> str:
 
 
 def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> Iterator[Step]:
-    """Yield what each round has to be: τ steps, one all_reduce of the weights; and its weights."""
+    """Yield the steps that each round has τ steps and one all_reduce, and gives right weights."""
     case = answer.case
-    why = f" in {_length(case)}: one after every τ steps, and one at the end"
+    why = f" in {_length(case)} (one after every τ steps, and one at the end)"
     always = (only("all_reduce"), inside(answer.members))
     count = made("all_reduce", _rounds(case), why)
     yield communication(answer.value["calls"], *always, count, sized(case), waited)
@@ -290,7 +294,7 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
 
 @task("8.5", "local SGD", points=2)
 def local_sgd(ranks: Ranks, report: Report) -> None:
-    """Check τ steps of its own on each rank, then the mean of the weights."""
+    """Check that each rank takes τ steps alone, and that the weights then become their mean."""
     cases = run_cases(report, "local_sgd", **_ROUNDS)
     judge = functools.partial(_in_rounds, texts=replays.LOCAL_MISTAKES)
     judge_groups(ranks, report, probe_run, cases, judge, _rounds_hint)
@@ -300,7 +304,7 @@ def local_sgd(ranks: Ranks, report: Report) -> None:
 
 
 def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Ask for `outer_step` with rates and momenta of three kinds."""
+    """Call `outer_step` with three kinds of rates and momenta."""
     function = answer_named(user_ns, "outer_step")
     results = []
     changed = False
@@ -315,7 +319,7 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 
 def _outer_cases(seed: int) -> list[tuple]:
-    """Return arguments of `outer_step`: centre, pseudo-gradient, velocity, rate, momentum."""
+    """Return arguments of `outer_step`: center, pseudo-gradient, velocity, rate, momentum."""
     center, gradient, velocity = (replays.start(seed + k, like=seed) for k in (1, 2, 3))
     draw = random.Random(seed).uniform
     return [
@@ -327,7 +331,7 @@ def _outer_cases(seed: int) -> list[tuple]:
 
 @task("8.6", "DiLoCo", points=4)
 def diloco(ranks: Ranks, report: Report) -> None:
-    """Check Nesterov's outer step, and rounds of local steps from the centre."""
+    """Check Nesterov's outer step, and then rounds of local steps from the center."""
     seeds = [report.seed + rank for rank in range(ranks.n)]
     answers = report.answers(ranks, probe_outer, each=to_each(seed=seeds))
     right = [
@@ -352,9 +356,7 @@ def diloco(ranks: Ranks, report: Report) -> None:
 
 def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
     form = result.get("form")
-    yield facts({
-        f"outer_step returned {form}, expected two tensors: return center, velocity": form
-    })
+    yield facts({f"outer_step returned a {form}. Return two tensors: center, velocity": form})
     for case, moved in zip(cases, result["moved"], strict=True):
         center, _, _, rate, mom = case
         right = [tensor.tolist() for tensor in replays.moved_outer(*case)]
@@ -362,7 +364,7 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
         exact = replays.precision(center)
         mistakes = _wrong_outer_steps(case)
         yield value(moved, right, mistakes, what=name, form="two tensors", tolerance=exact)
-    yield facts({"outer_step changes a tensor that it was given: make new ones": result["changed"]})
+    yield facts({"outer_step changed one of its arguments. Make new tensors": result["changed"]})
 
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:
@@ -371,13 +373,16 @@ def _wrong_outer_steps(case: tuple) -> list[Mistake]:
     variants = replays.OUTER_MISTAKES.items()
     by_mistake = {text: replays.moved_outer(*case, variant) for variant, text in variants}
     by_mistake |= {
-        "the step goes the wrong way: center − rate · (…)": (2 * center - new_center, new_velocity),
-        "the outer rate is part of the velocity: v ← μv + g, without it": (
+        "The step goes the wrong way. Use center − rate · (…)": (
+            2 * center - new_center,
+            new_velocity,
+        ),
+        "You used the outer rate in the velocity. Leave it out: v ← μv + g": (
             new_center,
             mom * velocity + rate * gradient,
         ),
-        "these are velocity and centre: return center, velocity": (new_velocity, new_center),
-        "the velocity comes back unchanged: return the new one": (new_center, velocity),
+        "You returned velocity, center. Return center, velocity": (new_velocity, new_center),
+        "You returned the old velocity. Return the new one": (new_center, velocity),
     }
     rows = {text: [tensor.tolist() for tensor in pair] for text, pair in by_mistake.items()}
     right_rows = [tensor.tolist() for tensor in right]

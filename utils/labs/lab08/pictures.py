@@ -1,4 +1,4 @@
-"""Drawings of elastic averaging: springs to a centre, two loops, and paths of weights."""
+"""Drawings of elastic averaging: springs to a center, two loops, and paths of weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORKERS = tuple(map(rank_color, (1, 2, 3)))
 
 
 def springs() -> Figure:
-    """Draw three workers on springs to the centre, and the gradient that drives each away."""
+    """Draw three workers on springs to the center, and the gradient that drives each one away."""
     _, axes = canvas(8.6, 4.2)
     for k, degrees in enumerate((150, 35, -60)):
         angle = math.radians(degrees)
@@ -33,12 +33,12 @@ def springs() -> Figure:
         axes.text(*label, rf"$-\eta\,\Delta W^{k + 1}$", ha="center", va="center")
     axes.plot(0, 0, "o", color=INK, markersize=30)
     axes.text(0, 0, r"$\bar{W}$", ha="center", va="center", color="white")
-    axes.text(-4.5, -1.5, "a spring pulls both its ends:", color=GREY)
+    axes.text(-4.5, -1.5, "a spring pulls both of its ends:", color=GREY)
     axes.text(-4.5, -1.95, r"$\eta\rho\,(W^i-\bar{W})$, with opposite signs", color=GREY)
     words = (
-        "A centre, and three workers around it. A spring joins each worker to the centre and pulls "
-        "at both of them. From each worker an arrow, the step along its own gradient, leads away "
-        "in a direction of its own."
+        "A center, and three workers around it. A spring connects each worker with the center and "
+        "pulls both of them. An arrow from each worker shows the step along its gradient, which "
+        "leads away in a different direction."
     )
     return frame(axes, (-4.7, 3.6), (-2.3, 2.5), words, equal=True)
 
@@ -69,18 +69,18 @@ def two_loops(tau: int = 5) -> Figure:
     axes.text((tau - 1) / 2, -1.2, r"$\tau$ inner steps: no communication", ha="center")
     axes.text(width + tau + 1.1, -1.2, r"one all_reduce of $\bar{W} - W^i$", ha="right", color=INK)
     words = (
-        f"Three workers over time, in two rounds. In each, every worker takes {tau} inner steps of "
-        "its own without communication, then all take one outer step together, which needs one "
+        f"Three workers over time, in two rounds. In each round, every worker takes {tau} inner "
+        "steps without communication, and then all take one outer step together, which needs one "
         "all_reduce."
     )
     return frame(axes, (-3.2, 2 * width + 1.2), (-1.6, 2.8), words)
 
 
 def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = None) -> Figure:
-    """Draw where centre and workers went, in a plane.
+    """Draw the paths of center and workers in a plane.
 
     Args:
-        runs: by title, the points ``[[x, y], …]`` of the centre, then those of each worker.
+        runs: by title, the points ``[[x, y], …]`` of the center, and then of each worker.
         loss: "x", "y" and "z" of a grid over the plane, drawn as contours behind the paths.
     """
     shared = {"sharex": True, "sharey": True}
@@ -92,7 +92,7 @@ def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = No
             axes.contour(loss["x"], loss["y"], z, levels=levels, colors=GREY, linewidths=0.5)
         for k, (points, color) in enumerate(zip(tracks, (INK, *WORKERS), strict=False)):
             x, y = np.asarray(points).T
-            look = {"label": "centre", "linewidth": 2.6, "zorder": 3}
+            look = {"label": "center", "linewidth": 2.6, "zorder": 3}
             if k:
                 look = {"label": f"worker {k}", "linewidth": 1.4, "zorder": 2}
             axes.plot(x, y, "-", color=color, **look)

@@ -1,4 +1,4 @@
-"""Runs of an answer on groups of ranks, and their comparison with a replay."""
+"""Runs an answer on groups of ranks, and compares it with a replay."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from utils.checks.trials import WORLD, Group, GroupAnswer, Partition, in_group, 
 from . import replays
 from .replays import Replay, Toy
 
-# Of messages by which the check itself tells a worker to go on.
+# The tag of messages by which the check itself lets a worker continue.
 SIGNAL = 808
-#: When the master, and when a worker, has to note the weights.
-EVENTS = ("update of the centre", "step of this worker")
+#: The events after which the master and a worker must note the weights.
+EVENTS = ("update of the center", "step of this worker")
 
 
 def run_cases(report: Report, name: str, **columns: Sequence[Any]) -> list[dict[str, Any]]:
     """Return cases of an answer from columns of arguments of :func:`probe_run`.
 
-    Each case has seeds of its own: of the first weights, and of each rank's valley, for it alone.
+    Each case has its own seeds, for the first weights and for the gradient of each rank.
     """
     return [
         {"name": name, **row, "seed": report.seed + k, "each": to_each(valley=report.seeds(WORLD))}
@@ -52,15 +52,15 @@ def probe_run(
     held: bool = False,
     **last: float,
 ) -> dict | None:
-    """Call an answer from equal weights; on place 0 of an asynchronous one, `serve` or a right one.
+    """Call an answer from equal weights; if it is a worker, place 0 runs `serve` or the check's.
 
     Args:
         valley: the seed of this rank's gradient.
-        held: whether the first worker is the last to go on.
+        held: whether worker 1's first gradient waits for the last gradient of worker 2.
         last: the last arguments of the answer, in this order.
 
     Returns:
-        See :func:`_called`; nothing on a rank that is alone where there has to be a master.
+        See :func:`_called`; None on a rank that is alone if the algorithm needs a master.
     """
     size = dist.get_world_size(group)
     place = dist.get_rank(group)
@@ -84,7 +84,7 @@ def probe_run(
 def _called(
     user_ns: dict, name: str, arguments: tuple, toy: Toy, named: dict[str, Any]
 ) -> dict[str, Any]:
-    """Call an answer, with right rules for moving; return what it gave, noted and communicated."""
+    """Call an answer with right update rules; return its result, notes and communication."""
     function = answer_named(user_ns, name)
     mine = arguments[0]
     before = mine.clone()
@@ -97,7 +97,7 @@ def _called(
     if name == "diloco":
         right = {"outer_step": replays.moved_outer}
     with mock.patch.dict(user_ns, right):
-        if name == "diloco":  # nothing of a call may be left for the next
+        if name == "diloco":  # a first call must not leave anything for the next one
             function(*copy.deepcopy(arguments), note=lambda _: None, **named)
         result, calls = recorded(function, *arguments, note=note, **named)
     return {
@@ -126,7 +126,7 @@ def _held(toy: Toy, place: int, steps: int, group: Group) -> Callable[[Tensor], 
 
 
 def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group: Group) -> list[int]:
-    """Do what a right `serve` does; return the workers in the order in which they came."""
+    """Serve as a right `serve` does; return the workers in the order in which they came."""
     w = torch.empty_like(center)
     order = []
     for _ in range(exchanges):
@@ -138,7 +138,7 @@ def _served(center: Tensor, exchanges: int, moves: tuple[float, float], group: G
 
 
 def _looks() -> Callable[[], list]:
-    """Return a function that tells how many sends and receives this rank has made since now."""
+    """Return a function that counts the sends and receives of this rank from now on."""
     from torch_mpi.record import log
 
     mark = log.mark()
@@ -171,30 +171,30 @@ def replay_of(replayed: Replay, answer: GroupAnswer, *arguments: Any, **named: f
 def weight_steps(
     answer: GroupAnswer, replay: Replay, texts: dict[str, str], event: str = ""
 ) -> Iterator[Step]:
-    """Yield what weights a rank has to note and to return.
+    """Yield the steps that a rank notes and returns the right weights.
 
     Args:
-        texts: what to say of each variant of the replay.
-        event: when it has to note the weights.
+        texts: the message for each wrong variant of the replay.
+        event: the event after which the rank must note the weights.
     """
     result = answer.value
     expected = replay()[answer.place]
     notes = expected.notes
     mistakes = _wrong_notes(replay, answer.place, texts, event or EVENTS[min(answer.place, 1)])
-    name = f"the weights that it has noted, with {expected.rates}"
+    name = f"the weights that you noted, with {expected.rates}"
     exact = expected.exact
     form = "the weights"
     yield value(result["notes"], notes, mistakes, what=name, form=form, tolerance=exact)
     ends = [
-        Mistake(expected.first, "these are the weights of the start: return those of the end"),
-        Mistake(notes.__contains__, "these are earlier weights: return the last ones"),
+        Mistake(expected.first, "You returned the first weights. Return the last ones"),
+        Mistake(notes.__contains__, "You returned earlier weights. Return the last ones"),
     ]
     end = notes[-1] if notes else expected.first
     form = "the weights after the last step"
     yield value(result["result"], end, ends, what="the result", form=form, tolerance=exact)
     yield facts({
-        "the tensor w that it was given has changed: the next run would not begin where this one "
-        "did. Make new tensors: w = w - …, or work on w.clone()": result["changed"]
+        "You changed the given tensor w, so the next run would begin somewhere else. Make new "
+        "tensors with w = w - …, or work on w.clone()": result["changed"]
     })
 
 
@@ -205,20 +205,20 @@ def _wrong_notes(
     count = len(right.notes)
     for variant, text in texts.items():
         wrong_notes = replay(variant=variant)[place].notes
-        if wrong_notes != right.notes:  # what looks like the right thing is no mistake
+        if wrong_notes != right.notes:  # a variant with the right result isn't a mistake
             yield Mistake(wrong_notes, text)
-    text = f"expected {count} notes, one for each {event}: call note(…) there"
+    text = f"Call note(…) {count} times, once after each {event}"
     yield Mistake(lambda notes: len(notes) != count, text)
-    text = f"note(…) comes before the weights have changed; call it after each {event}"
+    text = f"You called note(…) before the weights changed. Call it after each {event}"
     yield Mistake(lambda notes: same(notes, [right.first, *right.notes[:-1]]), text)
 
 
 def sized(case: dict[str, Any]) -> Rule:
-    """Return the rule that each message is the whole of the weights."""
+    """Return the rule that each message contains all weights."""
     nbytes = replays.start(case["seed"]).nbytes
 
     def rule(calls: Calls) -> str | None:
         odd = next((call["nbytes"] for call in calls if call["nbytes"] != nbytes), None)
-        return odd and f"a message of {odd} bytes; expected the weights, {nbytes} bytes"
+        return odd and f"You sent {odd} bytes in a message. Send all weights, {nbytes} bytes"
 
     return rule

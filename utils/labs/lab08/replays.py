@@ -1,4 +1,4 @@
-"""The algorithms of lab 08, replayed with a gradient that the check knows; or a mistake in them."""
+"""Replays the algorithms of lab 08, or mistakes in them, with a gradient that the check knows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from utils.checks.trials import WORLD
 
 
 def moved_worker(w: Tensor, center: Tensor, gradient: Tensor, eta: float, rho: float) -> Tensor:
-    """Return the worker after equation (1)."""
+    """Return the worker's weights after equation (1)."""
     return w - eta * (gradient + rho * (w - center))
 
 
 def moved_center(center: Tensor, w: Tensor, eta: float, rho: float) -> Tensor:
-    """Return the centre after equation (2), of one worker."""
+    """Return the center after equation (2) with one worker."""
     return center + eta * rho * (w - center)
 
 
@@ -35,7 +35,7 @@ def moved_outer(
     momentum: float,
     variant: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Return centre and velocity after a step of ``torch.optim.SGD(…, nesterov=True)``."""
+    """Return center and velocity after a step of ``torch.optim.SGD(…, nesterov=True)``."""
     if variant == "fixed outer":
         rate = 0.7
         momentum = 0.9
@@ -51,11 +51,11 @@ def moved_outer(
 
 
 class Toy:
-    """A gradient of a valley of its own, with noise that is another one at each call.
+    """The gradient of one rank's loss, a valley, with different noise in each call.
 
     Attributes:
-        at: the weights that it was asked at.
-        seen: what this rank had communicated by then.
+        at: the weights of each call.
+        seen: what this rank had communicated before each call.
     """
 
     def __init__(self, seed: int, size: int, look: Callable[[], Any] = lambda: None):
@@ -78,10 +78,10 @@ class Toy:
 
 
 def start(seed: int, like: int | None = None) -> Tensor:
-    """Return the weights that all ranks begin with: 3 to 40 numbers, in double precision or not.
+    """Return the first weights of all ranks: 3 to 40 numbers in float32 or float64.
 
     Args:
-        like: the seed of other weights, which have the same length and type.
+        like: the seed of other weights with the same length and dtype.
     """
     form = seed if like is None else like
     kind = form % 3
@@ -90,7 +90,7 @@ def start(seed: int, like: int | None = None) -> Tensor:
 
 
 def rates(seed: int, variant: str = "") -> tuple[float, float]:
-    """Return η and ρ of a case: of four seeds in a row, each has another mix of small and large."""
+    """Return η and ρ of a case; four seeds in a row give the four mixes of small and large."""
     if variant == "fixed rates":
         return 0.1, 3.0
     chance = random.Random(seed)
@@ -108,10 +108,10 @@ class Replayed:
     """What one rank does in a replay.
 
     Attributes:
-        first: the weights at first.
-        notes: the weights that it has to note.
-        exact: how far numbers made of these may be apart.
-        rates: those of the case, in words.
+        first: the weights at the start.
+        notes: the weights that the rank must note.
+        exact: the tolerance for numbers that follow from these weights.
+        rates: the rates of the case, in words.
     """
 
     first: list[float]
@@ -120,12 +120,12 @@ class Replayed:
     rates: str
 
 
-#: Gives what the rank at each place does; in a variant, if it is named, which is a mistake.
+#: A function that returns what the rank at each place does, in a wrong variant if one is named.
 Replay = Callable[..., list[Replayed]]
 
 
 def precision(weights: Tensor) -> float:
-    """Return how far numbers made of these may be apart, after some dozens of steps."""
+    """Return the tolerance for numbers that follow from these weights after dozens of steps."""
     return EXACT if weights.dtype == torch.float64 else 10 * TOLERANCE
 
 
@@ -136,17 +136,17 @@ def begun(seed: int, words: str = "η = {:.3g}, ρ = {:.3g}") -> Replayed:
 
 
 def rounds(steps: int, tau: int) -> int:
-    """Return how many times τ steps begin."""
+    """Return the number of rounds of τ steps; the last one may be shorter."""
     return -(-steps // tau)
 
 
-# The replays get the seed of the first weights, and that of the valley of each rank of a group.
+# The replays get one seed for the first weights, and one for the gradient of each rank of a group.
 
 
 def round_robin_replayed(
     seed: int, valleys: Sequence[int], steps: int, variant: str = ""
 ) -> list[Replayed]:
-    """Return what the rank at each place does, where the workers come in turn."""
+    """Return what the rank at each place does if the workers come in turn."""
     weights = [start(seed)] * len(valleys)
     moves = rates(seed, variant)
     toys = [Toy(valley, len(weights[0])) for valley in valleys]
@@ -176,7 +176,7 @@ def asynchronous_replayed(
     center = start(seed)
     master = begun(seed)
     runs = [_Worker(seed, valley, steps, tau, variant, delta) for valley in valleys[1:]]
-    moves = rates(seed, "" if delta else variant)  # with momentum, the master is right
+    moves = rates(seed, "" if delta else variant)  # with momentum, only workers make mistakes
     for place in order:
         run = runs[place - 1]
         run.until_exchange()
@@ -191,7 +191,7 @@ def asynchronous_replayed(
 
 @dataclass
 class _Worker:
-    """A worker that is replayed; with momentum, if there is a `delta`."""
+    """A replayed worker, which has momentum if `delta` isn't 0."""
 
     seed: int
     valley: int
@@ -205,19 +205,19 @@ class _Worker:
         self.v = self.pull = torch.zeros_like(self.w)
         self.k = 0
         self.toy = Toy(self.valley, len(self.w))
-        # The next gradient, where a mistake needs it early.
+        # The next gradient, if a wrong variant computes it early.
         self.ready: Tensor | None = None
         self.eta, self.rho = rates(self.seed, self.variant)
         self.replayed = begun(self.seed)
 
     def until_exchange(self) -> None:
-        """Make local steps, until one with an exchange comes."""
+        """Take local steps until the next step with an exchange."""
         due = self.tau - 1 if self.variant == "late" else 0
         while self.k < self.steps and self.k % self.tau != due:
             self._step(self.rho if self.variant == "every step" else 0.0)
 
     def sends(self) -> Tensor:
-        """Return what the master gets."""
+        """Return what the worker sends to the master."""
         ahead = self.w + self.delta * self.v
         if self.variant == "new":
             self.ready = self.toy(ahead)
@@ -225,7 +225,7 @@ class _Worker:
         return ahead if self.variant == "sends ahead" else self.w
 
     def exchange(self, center: Tensor) -> None:
-        """Make the step with the centre."""
+        """Take the step with the center."""
         self.center = center
         if self.variant == "replaced":
             self.w = center
@@ -288,7 +288,7 @@ def local_replayed(
 
 
 def _lengths(steps: int, tau: int, variant: str) -> list[int]:
-    """Return how many local steps each round has."""
+    """Return the number of local steps in each round."""
     begins = range(0, steps, tau)
     return {
         "early": [min(tau, begin + 1) for begin in begins],
@@ -300,7 +300,7 @@ def _lengths(steps: int, tau: int, variant: str) -> list[int]:
 def _descended(
     weights: Sequence[Tensor], toys: list[Toy], steps: int, eta: float, shared: bool
 ) -> Sequence[Tensor]:
-    """Return each rank's weights after local steps; `shared`: the last gradient is averaged."""
+    """Return each rank's weights after local steps; `shared` averages the last gradient."""
     for k in range(1, steps + 1):
         slopes = [toy(w) for toy, w in zip(toys, weights, strict=True)]
         if shared and k == steps:
@@ -312,7 +312,7 @@ def _descended(
 def _centers(
     centers: Sequence[Tensor], weights: Sequence[Tensor], variant: str
 ) -> Sequence[Tensor]:
-    """Return what each rank takes for the centre after the outer step."""
+    """Return what each rank uses as the center after the outer step."""
     divisor = {"sum of weights": 1, "over the world": WORLD}.get(variant)
     return centers if divisor is None else [sum(weights) / divisor] * len(weights)
 
@@ -320,7 +320,7 @@ def _centers(
 def _pseudo_gradients(
     centers: Sequence[Tensor], weights: Sequence[Tensor], tau: int, eta: float, variant: str
 ) -> list[Tensor]:
-    """Return what each rank takes for the mean of what the local steps have changed."""
+    """Return what each rank uses as the mean pseudo-gradient."""
     size = len(centers)
     changes = [center - w for center, w in zip(centers, weights, strict=True)]
     mean = sum(changes) / size
@@ -335,101 +335,104 @@ def _pseudo_gradients(
     }.get(variant, [mean] * size)
 
 
-# -- what to say of each variant ------------------------------------------------------------------
+# -- the message for each variant -----------------------------------------------------------------
 
-_FIXED = {"fixed rate": "the gradient is multiplied by 0.1, whatever η is: use the argument eta"}
+_FIXED = {"fixed rate": "You multiplied the gradient by 0.1, whatever η is. Use the argument eta"}
 _BOTH_FIXED = _FIXED | {
-    "fixed rates": "these are the weights with η = 0.1 and ρ = 3, the numbers of the notebook: use "
-    "the arguments eta and rho"
+    "fixed rates": "You used η = 0.1 and ρ = 3, the numbers of the notebook. Use the arguments eta "
+    "and rho"
 }
+_WHOLE = "You pulled by the whole distance. Pull by the share α = ηρ"
+_OVER_THE_WORLD = (
+    f"You divided by {WORLD}, the size of the world. Divide by dist.get_world_size(group)"
+)
 ROUND_ROBIN_MISTAKES = _BOTH_FIXED | {
-    "new": "the centre was moved by the worker's new weights. Line 14 has W^j as it was before "
-    "line 13: send the old ones",
-    "at center": "the gradient is taken at the centre's weights. Line 11 computes it at the "
-    "worker's own, W^j",
-    "center as worker": "the worker goes on with the centre's weights. It keeps its own: only the "
-    "spring pulls it",
+    "new": "You moved the center with the worker's new weights. Send the old ones, because line 14 "
+    "has W^j as it was before line 13",
+    "at center": "You computed the gradient at the center. Line 11 computes it at the worker's own "
+    "weights, W^j",
+    "center as worker": "The worker continues with the center's weights. Keep its own weights, "
+    "because only the spring pulls it",
 }
 
 SERVE_MISTAKES = _BOTH_FIXED | {
-    "new": "the worker sends its weights after its step; the rule has W as it was before"
+    "new": "You send W after the worker's own step. Send W as it was before the step"
 }
 WORK_MISTAKES = _BOTH_FIXED | {
-    "new center": "the pull goes to a centre that this worker has moved already: the master "
-    "answers first, and moves the centre afterwards",
-    "no pull": "nothing pulls the worker when it has the centre: move_worker",
-    "every step": "the worker is pulled in every step, by a centre that it got earlier; between "
-    "two exchanges it descends only",
-    "pull only": "in the step with an exchange the gradient is missing: every step descends",
-    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …: "
+    "new center": "You pulled to a center that this worker has already moved. Let the master "
+    "answer first, and then move the center",
+    "no pull": "Nothing pulls the worker when it has the center. Call move_worker",
+    "every step": "You pulled the worker in every step, to a center that came earlier. Only "
+    "descend between two exchanges",
+    "pull only": "The gradient is missing in the step with an exchange. Descend in every step",
+    "late": "The exchange comes in the last of τ steps. Move it to steps 0, τ, 2τ, …, where "
     "k % tau == 0",
-    "replaced": "the worker takes over the centre's weights. It keeps its own: the spring pulls it",
-    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
-    "climbs": "the gradient has the wrong sign: the worker climbs",
+    "replaced": "The worker takes over the center's weights. Keep its own weights, because only "
+    "the spring pulls it",
+    "whole": _WHOLE,
+    "climbs": "The gradient has the wrong sign, so the worker climbs",
 }
 
 MOMENTUM_MISTAKES = _BOTH_FIXED | {
-    "no look-ahead": "the gradient is taken at w. Nesterov's momentum takes it ahead, at w + δv",
-    "pull in v": "the spring is part of v, which keeps it for the next steps. It pulls w only, "
-    "once: w ← w + v − α(w − W̄)",
-    "pull ahead": "the spring is measured from w + δv; it is measured from w, which was sent",
-    "forgets v": "v is 0 again in every step: keep it from step to step",
-    "undamped": "v has all of its old value and the gradient: multiply the old v by δ",
-    "far ahead": "the gradient is taken at w + v, expected at w + δv",
-    "sends ahead": "the worker sends w + δv; the master needs w",
-    "kept pull": "the pull of the last exchange acts in the steps after it, too: between two "
-    "exchanges there is no spring",
-    "whole": "the pull is the whole distance; it is the share α = ηρ of it",
-    "climbs": "the gradient has the wrong sign: the worker climbs. v ← δv − η ΔW",
-    "no pull": "nothing pulls the worker when it has the centre",
-    "every step": "the worker is pulled in every step; between two exchanges there is no spring",
-    "late": "the exchange comes in the last of τ steps. It belongs into step 0, τ, 2τ, …",
-    "new": "the worker sends its weights after its step; send them before",
-    "replaced": "the worker takes over the centre's weights; it keeps its own",
+    "no look-ahead": "You computed the gradient at w. Nesterov's momentum needs it ahead, at w + "
+    "δv",
+    "pull in v": "You put the spring into v, which keeps it for later steps. Pull only w, once: "
+    "w ← w + v − α(w − W̄)",
+    "pull ahead": "You measured the spring from w + δv. Measure it from w, which you sent",
+    "forgets v": "v begins at 0 in every step. Keep it from step to step",
+    "undamped": "v keeps all of its old value. Multiply the old v by δ",
+    "far ahead": "You computed the gradient at w + v. Compute it at w + δv",
+    "sends ahead": "You sent w + δv. Send w to the master",
+    "kept pull": "The pull of the last exchange acts in later steps, too. Don't pull between two "
+    "exchanges",
+    "whole": _WHOLE,
+    "climbs": "The gradient has the wrong sign, so the worker climbs. Use v ← δv − η ΔW",
+    "no pull": "Nothing pulls the worker when it has the center",
+    "every step": "You pulled the worker in every step. Don't pull between two exchanges",
+    "late": "The exchange comes in the last of τ steps. Move it to steps 0, τ, 2τ, …",
+    "new": "You sent the weights after the worker's step. Send them before the step",
+    "replaced": "The worker takes over the center's weights. Keep its own weights",
 }
 
 LOCAL_MISTAKES = _FIXED | {
-    "over the world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
-    "gradients": "a gradient is averaged in the last step of a round, and not the weights: they "
-    "differ between the ranks. all_reduce the weights, after the step",
-    "sum of weights": "these are sums over the ranks: divide by the size of the group",
-    "own": "these are this rank's own weights: all_reduce writes into the tensor that it is given, "
-    "so go on with that one",
-    "not reset": "the average was made, but the rank goes on from its own weights: go on from the "
-    "average",
-    "early": "the weights are averaged after the first of τ steps: count the steps from 1, "
-    "k % tau == 0",
-    "forgets the rest": "the last round is missing: where τ does not divide the steps, it is "
-    "shorter",
-    "whole last round": "the last round has τ steps, and there are more than `steps` of them: it "
-    "has what is left",
+    "over the world": _OVER_THE_WORLD,
+    "gradients": "You averaged a gradient in the last step of a round, so the weights still differ "
+    "between the ranks. Call all_reduce on the weights, after the step",
+    "sum of weights": "You noted the sum over the ranks. Divide by the size of the group",
+    "own": "You noted this rank's own weights. Continue with the tensor that you passed to "
+    "all_reduce, because the sum is in it",
+    "not reset": "You computed the mean, but the rank continues from its own weights. Continue "
+    "from the mean",
+    "early": "You averaged after the first of τ steps. Count the steps from 1: k % tau == 0",
+    "forgets the rest": "The last round is missing. Make it shorter if τ doesn't divide the steps",
+    "whole last round": "The last round has τ steps, so you take more than `steps` in all. Take "
+    "only the steps that are left",
 }
 
 OUTER_MISTAKES = {
-    "heavy ball": "this is heavy-ball momentum: Nesterov's step is along g + μv, with the new v; "
-    "first v ← μv + g",
-    "forgets v": "the old velocity is not used: v ← μv + g",
-    "averages": "the outer rate and the momentum are not used",
+    "heavy ball": "You used heavy-ball momentum. Compute v ← μv + g first, and then step along "
+    "g + μv, as Nesterov does",
+    "forgets v": "You don't use the old velocity. Use v ← μv + g",
+    "averages": "You use neither the outer rate nor the momentum",
 }
 DILOCO_MISTAKES = {
-    "sign": "the centre moves away from the workers. The pseudo-gradient is W̄ − Wⁱ, and the outer "
-    "step descends along it",
-    "sum": "the pseudo-gradients were summed; DiLoCo takes their mean: divide by the size of the "
-    "group",
-    "world": f"divided by {WORLD}, the size of the world: dist.get_world_size(group)",
-    "own": "each rank has used its own pseudo-gradient: all_reduce writes into the tensor that it "
-    "is given, so use that one",
-    "not reset": "the ranks go on from their own weights after an outer step. In DiLoCo they go on "
-    "from the centre",
-    "over tau": "divided by τ: the pseudo-gradient is what τ steps have changed, as it is",
-    "inner rate": "multiplied by η: the outer step has a rate of its own",
-    "summed weights": "W was summed over the ranks before it was taken from the centre: sum the "
-    "differences W̄ − Wⁱ, and divide by the size of the group",
-    "aliased": "the pseudo-gradients are zero: w is the same tensor as the centre, and w -= … "
-    "changes both. w = w - … makes a new one",
-    "notes local": "these are the weights of this rank before the outer step: note the centre",
-    "fixed outer": "these are the weights with rate 0.7 and momentum 0.9, the numbers of the "
-    "notebook: use the arguments rate and momentum",
-    "averages": "the outer step is a plain average: use outer_step with rate and momentum",
-    "forgets v": "the velocity is 0 again in each round: keep it from round to round",
+    "sign": "The center moves away from the workers. Descend along the pseudo-gradient W̄ − Wⁱ",
+    "sum": "You summed the pseudo-gradients. Divide by the size of the group, because DiLoCo uses "
+    "their mean",
+    "world": _OVER_THE_WORLD,
+    "own": "Each rank used its own pseudo-gradient. Use the tensor that you passed to all_reduce, "
+    "because the sum is in it",
+    "not reset": "The ranks continue from their own weights after an outer step. Continue from the "
+    "center",
+    "over tau": "You divided by τ. Use the whole change of τ steps as the pseudo-gradient",
+    "inner rate": "You multiplied by η. Use only the outer rate in the outer step",
+    "summed weights": "You summed W over the ranks before you subtracted it from the center. Sum "
+    "the differences W̄ − Wⁱ, and divide by the size of the group",
+    "aliased": "The pseudo-gradients are zero, because w and the center are one tensor and w -= … "
+    "changes both. Make a new tensor with w = w - …",
+    "notes local": "You noted this rank's weights before the outer step. Note the center",
+    "fixed outer": "You used rate 0.7 and momentum 0.9, the numbers of the notebook. Use the "
+    "arguments rate and momentum",
+    "averages": "The outer step is a plain mean. Use outer_step with rate and momentum",
+    "forgets v": "The velocity begins at 0 in each round. Keep it from round to round",
 } | {name: LOCAL_MISTAKES[name] for name in ("forgets the rest", "whole last round", "fixed rate")}

@@ -1,4 +1,4 @@
-"""The two rules of elastic averaging: a spring pulls worker and centre together (8.1)."""
+"""Task 8.1: the two rules of elastic averaging, by which a spring pulls worker and center."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .replays import moved_center, moved_worker, precision, start
 
 
 def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Ask for both ends of the spring in every case; return them, and what has changed."""
+    """Call both rules in every case; return the two new ends, and which arguments changed."""
     worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
     results: dict = {}
     for case, arguments in _move_cases(seed).items():
@@ -33,7 +33,7 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
 
 
 def _move_cases(seed: int) -> dict[str, dict[str, Any]]:
-    """Return arguments of the rules, by what is told of them."""
+    """Return arguments of the rules, by the name of the case in messages."""
     by_hand = {"w": 5.0, "center": 1.0, "gradient": 3.0}
     fresh: dict[str, Any] = {
         name: start(seed + 7 * k, like=seed) for k, name in enumerate(by_hand, 1)
@@ -43,7 +43,7 @@ def _move_cases(seed: int) -> dict[str, dict[str, Any]]:
     fresh["rho"] = chance.uniform(0.5, 2.5)
     of_one = {name: torch.tensor([number]) for name, number in by_hand.items()}
     return {
-        "the step by hand": {**of_one, "eta": 0.1, "rho": 2.0},
+        "the example": {**of_one, "eta": 0.1, "rho": 2.0},
         "no gradient": fresh | {"gradient": torch.zeros_like(fresh["w"])},
         "random weights": fresh,
         "α = 0.8": fresh | {"rho": 0.8 / eta},
@@ -58,19 +58,19 @@ def _wrong_workers(
     pull = eta * rho * distance
     descended = w - eta * gradient
     return {
-        "nothing pulls the worker to the centre: the term ρ(W − W̄) is missing": descended,
-        "the pull has the wrong sign, and drives the worker away from the centre: it moves by "
+        "Nothing pulls the worker to the center. Add the term ρ(W − W̄)": descended,
+        "The pull has the wrong sign and drives the worker away from the center. Use "
         "−ηρ(W − W̄)": descended + pull,
-        "ρ(W − W̄) is not multiplied by η: both terms are in the bracket": descended
+        "You didn't multiply ρ(W − W̄) by η. Put both terms into the bracket": descended
         - rho * distance,
-        "the pull is multiplied by η twice: α = ηρ": descended - eta * pull,
-        "the pull goes to the centre after it has moved; equation (1) has the old W̄": descended
+        "You multiplied the pull by η twice. Use α = ηρ": descended - eta * pull,
+        "You used the center after it had moved. Use the old W̄, as in equation (1)": descended
         - eta * rho * (w - moved_center(center, w, eta, rho)),
-        "the gradient has the wrong sign: the worker climbs": w + eta * gradient - pull,
-        "the gradient is missing: only the spring acts": w - pull,
-        "the gradient is not multiplied by η": w - gradient - pull,
-        "this is the plain average of both": (w + center) / 2,
-        "this is the change of the worker; return the new weights": -eta * gradient - pull,
+        "The gradient has the wrong sign, so the worker climbs": w + eta * gradient - pull,
+        "The gradient is missing, so only the spring acts": w - pull,
+        "You didn't multiply the gradient by η": w - gradient - pull,
+        "You returned the plain average of both": (w + center) / 2,
+        "You returned the change of the worker. Return the new weights": -eta * gradient - pull,
     }
 
 
@@ -80,31 +80,33 @@ def _wrong_centers(
     distance = w - center
     pull = eta * rho * distance
     return {
-        "nothing pulls the centre": center,
-        "the centre moves away from the worker: the sign is +ηρ(W − W̄)": center - pull,
-        "ρ(W − W̄) is not multiplied by η": center + rho * distance,
-        "multiplied by η twice: α = ηρ": center + eta * pull,
-        "multiplied by η alone: ρ is missing": center + eta * distance,
-        "this follows from the worker's new weights; equation (2) has the old ones, W": center
+        "Nothing pulls the center. Add ηρ(W − W̄)": center,
+        "The center moves away from the worker. The sign is +ηρ(W − W̄)": center - pull,
+        "You didn't multiply ρ(W − W̄) by η": center + rho * distance,
+        "You multiplied the pull by η twice. Use α = ηρ": center + eta * pull,
+        "You multiplied the pull by η alone. Use α = ηρ": center + eta * distance,
+        "You used the worker's new weights. Use the old W, as in equation (2)": center
         + eta * rho * (moved_worker(w, center, gradient, eta, rho) - center),
-        "the centre descends along the gradient, too. "
-        "It has no gradient: only the springs move it": center - eta * gradient + pull,
-        "divided by the number of workers: the sum over the workers is no mean": center + pull / 3,
-        "this is the plain average of both": (w + center) / 2,
-        "this is the change of the centre; return the new centre": pull,
+        "You moved the center along the gradient, too. Let only the springs move it": center
+        - eta * gradient
+        + pull,
+        "You divided by the number of workers. Equation (2) has a sum, not a mean": center
+        + pull / 3,
+        "You returned the plain average of both": (w + center) / 2,
+        "You returned the change of the center. Return the new center": pull,
     }
 
 
 @task("8.1", "the two rules", points=2)
 def moves(ranks: Ranks, report: Report) -> None:
-    """Check a step by hand; W + W̄ conserved without a gradient; then random weights."""
-    seeds = [report.seed + rank for rank in range(ranks.n)]  # so weights of each length and type
+    """Check the example, then that W + W̄ stays without a gradient, and then random weights."""
+    seeds = [report.seed + rank for rank in range(ranks.n)]  # each rank has another form of weights
     for answer in report.answers(ranks, probe_moves, each=to_each(seed=seeds)):
         report.follow(answer.rank, _moves(_move_cases(seeds[answer.rank]), answer.value))
 
 
 def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterator[Step]:
-    """Yield the step by hand and the sum, as each sees what the other does not; then the rest."""
+    """Yield the steps for the example and the sum, which find different mistakes, and the rest."""
     by_hand, still, *fresh = cases
     yield each_of(
         _moved(by_hand, cases[by_hand], results[by_hand]), _conserved(cases[still], results[still])
@@ -115,7 +117,7 @@ def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterato
 
 def _unchanged(result: dict[str, Any]) -> Step:
     changed = result["changed"]
-    text = f"{', '.join(changed)} has changed: return a new tensor, leave arguments alone"
+    text = f"You changed {', '.join(changed)}. Return a new tensor, and leave arguments as they are"
     return facts({text: changed})
 
 
@@ -123,12 +125,12 @@ def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[St
     yield _unchanged(result)
     before = (arguments["w"] + arguments["center"]).tolist()
     ends = result["moved"]
-    # Where nothing was returned, the step by hand has said so.
+    # If a rule returned no tensor, the example has reported it.
     are_rows = all(isinstance(end, list) and len(end) == len(ends[0]) for end in ends)
     after = [w + center for w, center in zip(*ends, strict=True)] if are_rows else before
     yield facts({
-        "without a gradient W + W̄ must stay, as what pulls the one pulls the other. It was "
-        f"{short(before)}, and is {short(after)}": not same(after, before)
+        "Without a gradient, W + W̄ must stay, because the spring pulls both ends equally. It was "
+        f"{short(before)}, and now it is {short(after)}": not same(after, before)
     })
 
 
@@ -149,8 +151,8 @@ def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iter
 
 
 def _end(name: str, moved: Any, expected: Tensor, by_mistake: dict[str, Tensor]) -> Step:
-    """Return the step that an end of the spring has moved as it should."""
-    mistakes = {"this is a single number: return a tensor of the shape of w": is_number}
+    """Return the step that an end of the spring moved to the right place."""
+    mistakes = {"You returned a single number. Return a tensor of the shape of w": is_number}
     mistakes |= by_mistake
     right = expected.tolist()
     form = "the new weights"
@@ -159,13 +161,13 @@ def _end(name: str, moved: Any, expected: Tensor, by_mistake: dict[str, Tensor])
 
 
 def _other_share(moved: Any, end: Tensor, distance: Tensor, alpha: float) -> dict[str, Tensor]:
-    """Return the mistake that an end of the spring moves by another share of the distance."""
+    """Return the mistake that an end of the spring moves by a wrong share of the distance."""
     numeric = isinstance(moved, list) and all(map(is_number, moved))
-    # Of one number alone, every result is some share.
+    # With a single number, every result would be some share.
     if not numeric or not len(moved) == len(end) > 1:
         return {}
     end = end.double()
     distance = distance.double()
     share = (torch.tensor(moved, dtype=torch.float64) - end) @ distance / (distance @ distance)
-    text = f"it moves by the share {share:.4g} of the distance, expected α = ηρ = {alpha:.4g}: α "
-    return {text + "has no limit, and no value of its own": end + share * distance}
+    text = f"You moved by a share of {share:.4g} of the distance. Use α = ηρ, here {alpha:.4g}"
+    return {text: end + share * distance}

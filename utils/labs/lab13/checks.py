@@ -88,7 +88,7 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
     return [(log.ljust(longest, "\n"), right) for log, right in logs]
 
 
-@task("13.1", "who died, and of what", points=2)
+@task("13.1", "which rank died, and why", points=2)
 def first_death(ranks: Ranks, report: Report) -> None:
     """Judge which rank and which signal the answer finds in a job's log."""
     cases = [

@@ -136,7 +136,7 @@ def through_a_file(state: Any) -> Any:
         ) from None
 
 
-# -- 13.2: everything that a training is ------------------------------------------------------
+# -- 13.2: everything that belongs to a training run ------------------------------------------------------
 
 BEFORE, AFTER = 5, 7
 _FORGOTTEN = {
@@ -209,7 +209,7 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
     }
 
 
-@task("13.2", "everything that a training is", points=4)
+@task("13.2", "everything that belongs to a training run", points=4)
 def resume(ranks: Ranks, report: Report) -> None:
     """Judge whether the resumed training has the losses of the unstopped one, bit for bit."""
     for answer in report.answers(ranks, probe_resume, seed=report.seed):
@@ -341,7 +341,7 @@ def _flat(model: nn.Module) -> list[float]:
     return torch.cat([p.grad.flatten() for p in model.parameters()]).tolist()
 
 
-@task("13.6", "go on with fewer", points=4)
+@task("13.6", "continue with fewer ranks", points=4)
 def survive(ranks: Ranks, report: Report) -> None:
     """Judge the state that the survivors agree on, and gradients weighted by samples."""
     cases = [_agree_case(report, partition) for partition in PARTITIONS]

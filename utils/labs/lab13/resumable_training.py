@@ -136,7 +136,7 @@ def through_a_file(state: Any) -> Any:
         ) from None
 
 
-# -- 13.2: everything that belongs to a training run ------------------------------------------------------
+# -- 13.2: everything that belongs to a training run --------------------------------------------
 
 BEFORE, AFTER = 5, 7
 _FORGOTTEN = {

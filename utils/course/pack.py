@@ -159,7 +159,7 @@ def mistakes(number: str) -> dict[str, list[Wrong]]:
     path = ANSWERS / f"lab{number}.py"
     if not path.is_file():
         return {}
-    beside = str(ANSWERS.parent)  # the tables import what lies there
+    beside = str(ANSWERS.parent)  # the tables import modules that are there
     sys.path.insert(0, beside)
     try:
         tables = runpy.run_path(str(path))

@@ -300,7 +300,7 @@ _CHANGES = [
      "ahead of the slowest. Send only if clock[w] - min(clock.values())"),
     ("7.3", "waits by name", "receive(gradient)", "receive(gradient, min(clock, key=clock.get))",
      "Call receive(gradient) without a source, which takes the first message"),
-    ("7.3", "returns nothing", "    return applied", "    pass", "You returned None. Return the list"),
+    ("7.3", "returns nothing", "    return applied", "    pass", "You returned None. Return the"),
     # -- weak
     ("7.4", "only the last gradient", "hand_in(total)", "hand_in(gradient)",
      "only the last of the"),

@@ -162,7 +162,7 @@ def test_notes_are_read_as_they_are_written():
         ({"rubric": RUBRIC.partition("**Answers")[0]}, "must say both"),
         ({"rubric": ""}, "cell 'why-answer': has no rubric below it"),
         ({"tags": []}, "with the tag 'remove-cell'"),
-        ({"lab": {"instructor": "hints"}}, "instructor is 'hints': one of rubric"),
+        ({"lab": {"instructor": "hints"}}, "instructor is 'hints': use one of rubric"),
         ({"questions": QUESTIONS.replace("1. ", "- ")}, "3 questions"),
         ({"questions": QUESTIONS.replace("waits?", "waits.")}, "is not a question"),
         ({"shorter": "nothing"}, "leaves nothing out"),

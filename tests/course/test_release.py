@@ -398,8 +398,8 @@ def stored(tmp_path: Path, change) -> Path:
     [
         (lambda nb: nb["cells"][1].pop("id"), "cell number 1 has no id"),
         (lambda nb: nb["cells"][2].update(id="exchange"), "share the id 'exchange'"),
-        (lambda nb: nb.update(nbformat_minor=4), r"format 4\.4, but 4\.5 is needed"),
-        (lambda nb: nb["cells"][1].pop("outputs"), "the notebook is not valid"),
+        (lambda nb: nb.update(nbformat_minor=4), r"has the format 4\.4, but only 4\.5 has ids"),
+        (lambda nb: nb["cells"][1].pop("outputs"), "is not a valid notebook"),
     ],
 )
 def test_a_notebook_that_nbformat_would_silently_repair_is_refused(tmp_path, change, message):
@@ -409,14 +409,14 @@ def test_a_notebook_that_nbformat_would_silently_repair_is_refused(tmp_path, cha
 
 def test_a_file_that_is_no_notebook_is_refused(tmp_path):
     (tmp_path / "01_toy.ipynb").write_text("<html>")
-    with pytest.raises(NotebookError, match=r"01_toy\.ipynb: not a notebook"):
+    with pytest.raises(NotebookError, match=r"01_toy\.ipynb is not a notebook"):
         read(tmp_path / "01_toy.ipynb")
 
 
 def test_the_command_line(folders, capsys):
     where = ["--solutions", str(folders[0]), "--labs", str(folders[1])]
     assert main(["release", "--check", *where]) == 1
-    assert "01_toy.ipynb: not released yet" in capsys.readouterr().out
+    assert "01_toy.ipynb: is not released yet" in capsys.readouterr().out
     assert main(["release", *where]) == 0
     assert "wrote labs/01_toy.ipynb" in capsys.readouterr().out
     assert main(["release", "--check", *where]) == 0

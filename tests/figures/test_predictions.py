@@ -72,7 +72,7 @@ def test_what_is_no_prediction_is_said(bad, capsys):
 def test_a_choice_is_one_of_the_choices(capsys):
     which = ["rank 0", "rank 1"]
     assert predict("who?", "rank 2", choices=which).values == {"": None}
-    assert "expected one of 'rank 0', 'rank 1'" in capsys.readouterr().out
+    assert "Give one of 'rank 0', 'rank 1'" in capsys.readouterr().out
     with pytest.raises(ValueError, match="'rank 2' is not among the choices"):
         predict("who?", "rank 0", choices=which).beside("rank 2")
 

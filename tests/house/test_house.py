@@ -639,7 +639,7 @@ def test_another_environments_kernel_is_refused(tmp_path, monkeypatch):
     text = json.dumps({"argv": argv, "display_name": "other", "language": "python"})
     (spec / "kernel.json").write_text(text)
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    with pytest.raises(execute.KernelError, match="starts /usr/bin/env, not"):
+    with pytest.raises(execute.KernelError, match="starts /usr/bin/env instead of"):
         execute.require_kernel()
 
 
@@ -866,7 +866,7 @@ def test_no_check_has_the_tag_of_cells_that_only_draw(tmp_path):
 def test_labs_with_outputs_or_solutions_are_found(tmp_path):
     cell = ran("### BEGIN SOLUTION\n1\n### END SOLUTION")
     found = linted(tmp_path, cell, folder="labs")
-    assert [problem.partition(": make")[0] for problem in found] == [
+    assert [problem.partition(": run make")[0] for problem in found] == [
         "cell 'ring-task': has outputs of an execution",
         "cell 'ring-task': shows a solution or a hidden test",
     ]
@@ -876,7 +876,7 @@ def test_a_broken_notebook_is_a_problem_not_a_crash(tmp_path):
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "01_toy.ipynb").write_text("{")
     (problem,) = lint.lint(tmp_path / "solutions", tmp_path / "labs")
-    assert problem.startswith("solutions/01_toy.ipynb: not a notebook")
+    assert problem.startswith("solutions/01_toy.ipynb is not a notebook")
 
 
 @pytest.mark.parametrize(

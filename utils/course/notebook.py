@@ -58,19 +58,19 @@ def read(path: Path) -> NotebookNode:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text)
     except ValueError as error:
-        raise NotebookError(f"{path.name}: this is not a notebook ({error})") from error
+        raise NotebookError(f"{path.name} is not a notebook ({error})") from error
     version = (content.get("nbformat"), content.get("nbformat_minor"))
     if version != (4, 5):
         raise NotebookError(
-            f"{path.name}: the format is {version[0]}.{version[1]}, but must be 4.5, so that "
-            "cells have ids. Open the notebook in JupyterLab and save it"
+            f"{path.name} has the format {version[0]}.{version[1]}, but only 4.5 has ids of cells. "
+            "Open the notebook in JupyterLab and save it"
         )
     nb: NotebookNode = nbformat.v4.reads(text)
     _require_ids(nb, path.name)
     try:
         nbformat.validate(nb)
     except nbformat.ValidationError as error:
-        raise NotebookError(f"{path.name}: the notebook is not valid: {error.message}") from error
+        raise NotebookError(f"{path.name} is not a valid notebook: {error.message}") from error
     return nb
 
 

@@ -136,7 +136,7 @@ def through_a_file(state: Any) -> Any:
         ) from None
 
 
-# -- 13.2: everything that a training is ------------------------------------------------------
+# -- 13.2: everything that a training run is --------------------------------------------------
 
 BEFORE, AFTER = 5, 7
 _FORGOTTEN = {
@@ -209,7 +209,7 @@ def _resumed(capture: Callable, restore: Callable, seed: int, draws: int) -> dic
     }
 
 
-@task("13.2", "everything that a training is", points=4)
+@task("13.2", "everything that a training run is", points=4)
 def resume(ranks: Ranks, report: Report) -> None:
     """Judge whether the resumed training has the losses of the unstopped one, bit for bit."""
     for answer in report.answers(ranks, probe_resume, seed=report.seed):

@@ -33,8 +33,8 @@ pytestmark = [pytest.mark.bare, pytest.mark.timeout(2 * PIP)]
 
 #: What the page says, and what it is on this cluster.
 HERE = {
-    "apt-get install --no-install-recommends git sudo python3-venv nodejs npm": (
-        "command -v git sudo node npm"
+    "apt-get install --no-install-recommends git openssl sudo python3-venv nodejs npm": (
+        "command -v git openssl sudo node npm"
     ),
     "https://git.example.org/ddl-labs.git": f"{STATE}/repository",
     "editor /etc/ddl-labs/site.toml": (

@@ -12,7 +12,7 @@ from utils.course.about import PARTS, About
 from .address import ROOT, is_placeholder, repository
 
 ROW = re.compile(
-    r"^\| \[(\d\d) · .*?\]\(labs/(.*?)\) \| (?P<what>.*) \| \d+ \| \d+ min \|$", re.MULTILINE
+    r"^\| \[(\d\d) · .*?\]\(labs/(.*?)\) \| (?P<what>.*) \| \d+ \| [\d +]+ min \|$", re.MULTILINE
 )
 #: What README.md says of an address that isn't public yet, and the command that needs one.
 PLACEHOLDER = re.compile(r"^`https://example\.org/\S+ is a placeholder .*\n", re.MULTILINE)

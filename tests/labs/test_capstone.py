@@ -353,6 +353,7 @@ def written(folder: Path, cell_id: str, **changes: str) -> Path:
 SMALL = Rules(target=0.3, seconds=9.0, slow_bytes=4_000_000, earliest=200, latest=900)
 
 
+@pytest.mark.extended
 def test_the_notebooks_entries_on_real_ranks(here: Path):
     """The baseline misses the bytes, the model's entry is within the budget; both survive."""
     script = written(here, "repair-write", steps=("step < 240", "step < 40"))

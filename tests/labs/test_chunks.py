@@ -491,7 +491,7 @@ def test_stories_of_some_ranks_only_are_refused():
     ("p", "call"),
     [
         (2, "ring, 5"),
-        (6, "ring, 16"),
+        pytest.param(6, "ring, 16", marks=pytest.mark.extended),
         (6, "crossbar, 12"),
         (4, "halving, 13"),
         (6, "lambda x, group: server(x, group, 3), 13"),

@@ -81,7 +81,7 @@ def test_the_page_of_the_package_begins_with_the_command_that_runs(wheel):
     about = email.message_from_string(of_wheel(wheel, "METADATA"))
     assert (about["Name"], about["Version"]) == ("torch-mpi", COURSE["version"])
     assert about["Description-Content-Type"] == "text/markdown"
-    first = about.get_payload().partition("\n\n")[0]
+    first = about.get_payload().partition("\n## ")[0]
     assert "mpiexec -n 4 python train.py" in first
     assert 'init_process_group("mpi")' in first
     assert f"{len(PAIRS)} wrong programs" in about.get_payload()

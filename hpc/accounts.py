@@ -1,4 +1,4 @@
-"""Who may have a server: people, not root and not the accounts of services."""
+"""The check that only people get a server: not root, and not the accounts of services."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tornado.web import HTTPError
 
 
 def refuse_system_account(name: str, minimum: int) -> None:
-    """Raise HTTPError 403 for an account whose user id is below `minimum`, or that is not there."""
+    """Raise HTTPError 403 if an account doesn't exist, or if its user id is below `minimum`."""
     try:
         number = pwd.getpwnam(name).pw_uid
     except KeyError:
@@ -21,12 +21,12 @@ def refuse_system_account(name: str, minimum: int) -> None:
         raise HTTPError(
             403,
             f"{name!r} is an account of the system: its user id is {number}, and {minimum} is the "
-            "lowest that may log in. Use an account of your own. (site.toml: minimum_uid)",
+            "lowest that may log in. Use your own account. (site.toml: minimum_uid)",
         )
 
 
 def hook(minimum: int) -> Callable[[Any, Any, dict], dict]:
-    """For `Authenticator.post_auth_hook`: refuses system accounts at the log-in."""
+    """Return an `Authenticator.post_auth_hook` that refuses system accounts at log-in."""
 
     def after_log_in(authenticator: Any, handler: Any, model: dict) -> dict:
         refuse_system_account(model["name"], minimum)

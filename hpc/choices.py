@@ -1,4 +1,4 @@
-"""What a student may choose of a job, and the job that follows; nothing else gets through."""
+"""Turn a student's choices into a job, and refuse everything that the site doesn't offer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from partitions import Partition, Size, megabytes, size, too_much
 from settings import Profile, Site
 
-#: What can be chosen beside the profile, and what it is called.
+#: What a student can choose in addition to the profile, with the label of each field.
 LABELS = {
     "partition": "Partition",
     "nodes": "Nodes",
@@ -19,19 +19,19 @@ LABELS = {
     "account": "Account",
     "reservation": "Reservation",
 }
-#: Options of sbatch that a choice of nodes and ranks takes the place of.
+#: Options of sbatch that a choice of nodes and ranks replaces.
 SIZES = ("--nodes=", "--ntasks=", "--ntasks-per-node=")
-#: What ranks in jobs of their own follow: sbatch reads these.
+#: Choices that separate jobs of ranks inherit, because sbatch reads them from variables.
 FOLLOWED = {"partition": "PARTITION", "account": "ACCOUNT", "reservation": "RESERVATION"}
 
 
 class Refused(ValueError):
-    """A choice that is none of the site's, or more than Slurm has; the text says which."""
+    """A choice that the site doesn't offer. The text says which one."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A job to be asked for. options: of sbatch; exports: variables for jobs that start from it."""
+    """A job to submit. options: of sbatch; exports: variables for the jobs that it submits."""
 
     partition: str
     account: str
@@ -41,14 +41,14 @@ class Request:
 
     @property
     def size(self) -> Size:
-        """What it asks for, in numbers."""
+        """Return in numbers what the job asks for."""
         return size(self.options, self.time)
 
     def impossible(self, known: dict[str, Partition]) -> str:
-        """What Slurm can never give of it, in words, or "". known: see partitions.parsed.
+        """Return in words what Slurm can never give, or "". known: see partitions.parsed.
 
-        Of several partitions (`lab,gpu`) Slurm takes one that can. What a partition gives that the
-        hub's user does not see is for sbatch to say, which runs as the student.
+        If a request names several partitions (`lab,gpu`), Slurm chooses one that can run the job.
+        If the hub's user doesn't see one of them, only sbatch, which runs as the student, can tell.
         """
         names = set(filter(None, self.partition.split(",")))
         mine = [p for p in known.values() if (p.name in names if names else p.default)]
@@ -57,7 +57,7 @@ class Request:
 
 
 def offered(site: Site) -> dict[str, list[str]]:
-    """What can be chosen, by field; a field without choices is left out."""
+    """Return the choices of each field, without fields that have none."""
     form = site.form
     lists: dict[str, Iterable[Any]] = {
         "partition": form.partitions,
@@ -72,9 +72,12 @@ def offered(site: Site) -> dict[str, list[str]]:
 
 
 def checked(site: Site, options: dict[str, Any]) -> dict[str, str]:
-    """The choices in these options, of which the first profile is the default; raises Refused.
+    """Return the choices in these options, with the first profile as the default.
 
-    They may come from the REST API, and batchspawner would put them into the batch script.
+    The options may come from the REST API, and batchspawner would write them into the batch script.
+
+    Raises:
+        Refused: an option isn't one of the site's choices.
     """
     profiles = [profile.name for profile in site.profiles]
     known = {"profile": profiles} | offered(site)
@@ -91,7 +94,7 @@ def checked(site: Site, options: dict[str, Any]) -> dict[str, str]:
 
 
 def request(site: Site, chosen: dict[str, str]) -> Request:
-    """The job for choices that were checked."""
+    """Return the job for choices that `checked` has returned."""
     profile = next(each for each in site.profiles if each.name == chosen["profile"])
     options = [*site.slurm.options, *profile.options]
     if "nodes" in chosen or "ranks" in chosen:
@@ -115,8 +118,10 @@ def request(site: Site, chosen: dict[str, str]) -> Request:
 
 
 def _resized(site: Site, profile: Profile, chosen: dict[str, str]) -> list[str]:
-    """The job's options for another number of nodes and ranks, with memory for these: what was
-    said, and that of a rank at least. `--mem=0`, all of a node, stays.
+    """Return the job's options for another number of nodes and ranks.
+
+    The memory changes by `memory_per_rank` for each rank more or less, and is enough for one rank
+    at least. `--mem=0`, which means all of a node, stays.
     """
     given = [*site.slurm.options, *profile.options]
     before, rank = size(given, profile.time), megabytes(site.form.memory_per_rank)

@@ -1,4 +1,4 @@
-"""Commands that the hub runs, for itself or as a student."""
+"""Commands that the hub runs for itself or as a student."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-#: Seconds for an answer.
+#: Seconds that a command may take.
 PATIENCE = 20.0
-#: As hpc/sudoers has it: a student's file may be a pipe, or have no end.
+#: The command in hpc/sudoers. It has limits, because a student's file may be a pipe or endless.
 TAIL = ("timeout", "5", "tail", "-c", "20000")
-#: Variables of the hub alone: among them are its secrets.
+#: Beginnings of variables that only the hub may have, because some of them are secrets.
 OF_THE_HUB = ("JUPYTERHUB_", "JPY_", "CONFIGPROXY_")
 
 
 class NoAnswer(Exception):
-    """A command failed; the text is what it said."""
+    """A command that failed. The text is the command's error message."""
 
 
 async def output(
     command: tuple[str, ...], env: Mapping[str, str] | None = None, patience: float = PATIENCE
 ) -> str:
-    """What the command writes. Raises NoAnswer, OSError, and TimeoutError after `patience` s."""
+    """Return a command's output.
+
+    Raises:
+        NoAnswer: the command failed.
+        OSError: the command can't be started.
+        TimeoutError: the command took more than `patience` seconds.
+    """
     process = await asyncio.create_subprocess_exec(
         *command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -31,7 +37,7 @@ async def output(
         out, err = await asyncio.wait_for(process.communicate(), patience)
     except BaseException:
         if process.returncode is None:
-            # A sudo is root's; what it started has a limit of its own.
+            # The hub can't kill sudo, which runs as root, but sudo's command has its own limit.
             with contextlib.suppress(ProcessLookupError, PermissionError, TimeoutError):
                 process.kill()
                 await asyncio.wait_for(process.wait(), 1)
@@ -43,14 +49,14 @@ async def output(
 
 
 def without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """The hub's environment for what runs as a student: sudo would hand JUPYTERHUB_* on."""
+    """Return an environment that sudo may pass to a student's command: without JUPYTERHUB_*."""
     return {name: value for name, value in env.items() if not name.startswith(OF_THE_HUB)}
 
 
 async def end_of(path: Path, prefix: tuple[str, ...], env: Mapping[str, str]) -> str:
-    """The last 20,000 bytes of a student's file, or why they can't be read.
+    """Return the last 20,000 bytes of a student's file, or the reason why they can't be read.
 
-    prefix: what runs a command as the student.
+    prefix: the words before a command that run it as the student.
     """
     try:
         return await output((*prefix, *TAIL, str(path)), without_secrets(env))

@@ -1,4 +1,4 @@
-"""Makes the link that starts a student's server, brings the course there, and opens a notebook.
+"""Make the link that starts a student's server, brings the course there, and opens a notebook.
 
 python3 hpc/git_link.py HUB REPOSITORY [NOTEBOOK] [--branch BRANCH] [--folder FOLDER]
 """
@@ -10,9 +10,12 @@ from urllib.parse import quote, urlencode, urlsplit
 
 
 def git_link(hub: str, repository: str, notebook: str, branch: str, folder: str) -> str:
-    """The link. folder: that the course gets in the home folder; "" for the repository's name.
+    """Return the link.
 
-    Raises ValueError for a hub that is no http(s) URL, or a repository that is neither that nor git://.
+    folder: the course's folder in the student's home folder; "" for the repository's name.
+
+    Raises:
+        ValueError: the hub isn't an http(s) URL, or the repository isn't an http(s) or git:// URL.
     """
     for what, url in (("hub", hub), ("repository", repository)):
         schemes = ("http", "https") if what == "hub" else ("http", "https", "git")
@@ -34,11 +37,13 @@ def main() -> None:
     """Print the link for the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("hub", help="such as https://hub.example.org")
-    parser.add_argument("repository", help="that the nodes can clone without a password")
-    parser.add_argument("notebook", nargs="?", default="", help="in the repository; default: none")
+    parser.add_argument("repository", help="a URL that the nodes can clone without a password")
+    parser.add_argument(
+        "notebook", nargs="?", default="", help="its path in the repository; default: none"
+    )
     parser.add_argument("--branch", default="main", help="default: main")
     parser.add_argument(
-        "--folder", default="", help="in the home folder; default: as the repository"
+        "--folder", default="", help="its name in the home folder; default: the repository's name"
     )
     told = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
-"""Site-wide settings of the ranks; IPython looks for this file in PREFIX/etc/ipython.
+"""The site's settings of ranks, in a file that IPython finds in PREFIX/etc/ipython.
 
-The values are in PREFIX/etc/ddl-labs/site.toml, sections [slurm] and [engines]: change them there.
-`cluster.start` takes them from `c.DDLLabs`; its own arguments go first.
+Change the values in PREFIX/etc/ddl-labs/site.toml, sections [slurm] and [engines], and not here.
+`cluster.start` reads them from `c.DDLLabs`, but prefers its own arguments.
 """
 
 import os
@@ -21,11 +21,11 @@ for name in ("partition", "account"):
     setattr(c.DDLLabs, name, slurm[name])
 c.DDLLabs.options = [*slurm["options"], *ranks["options"]]
 
-# For `ipp.Cluster()` and the panel "IPython Parallel", which know nothing of the course.
+# `ipp.Cluster()` and the panel "IPython Parallel" don't read `c.DDLLabs`, so they need these.
 has_room = int(os.environ.get("SLURM_NTASKS", "1")) > 1
 own_job = ranks["launcher"] == "slurm" or (ranks["launcher"] == "auto" and not has_room)
 c.Cluster.engine_launcher_class = "slurm" if own_job and shutil.which("sbatch") else "mpi"
-# Engines may be on other hosts than the controller; what passes between them is encrypted.
+# Engines may be on other hosts than the controller, so their messages are encrypted.
 c.Cluster.controller_ip = "*"
 c.IPController.enable_curve = True
 options = [f"--{name}={slurm[name]}" for name in ("partition", "account") if slurm[name]]

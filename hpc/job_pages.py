@@ -1,4 +1,4 @@
-"""Addresses of the hub that show a student the own job: its log, and how much time it has left."""
+"""The hub's addresses for a student's job: its log, and the time that it has left."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tornado.web import authenticated
 
 
 class JobLog(BaseHandler):
-    """The end of a job's log, read as the student who asks, from the own home folder."""
+    """The end of a job's log, which the hub reads as the student from the home folder."""
 
     @authenticated
     async def get(self, job: str) -> None:
-        """GET job-log/NUMBER."""
+        """Answer GET job-log/NUMBER."""
         spawner = self.current_user.spawner
         text = await spawner.log_of(job)
         page = await self.render_template(
@@ -22,15 +22,15 @@ class JobLog(BaseHandler):
 
 
 class JobTime(BaseHandler):
-    """For JupyterLab: {"job": number, "left": seconds}, both null without a job that has an end."""
+    """The time left, for JupyterLab: {"job": number, "left": seconds}, both null if unknown."""
 
     @authenticated
     async def get(self) -> None:
-        """GET job-time."""
+        """Answer GET job-time."""
         self.set_header("Content-Type", "application/json")
         self.finish(self.current_user.spawner.time_left())
 
 
 def register() -> None:
-    """Add them to the hub's own, as batchspawner does with its address."""
+    """Add these addresses to the hub's, as batchspawner adds its address."""
     default_handlers.extend([(r"/job-log/(\d+)", JobLog), (r"/job-time", JobTime)])

@@ -1,4 +1,4 @@
-"""Slurm, asked once for all students: a class that starts at once is no load for it."""
+"""Slurm's queue, which one call reads for all students, so that a class doesn't overload Slurm."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 from commands import PATIENCE, NoAnswer, output
 
 COMMAND = ("squeue", "--noheader", "--format=%i|%T|%r|%S|%B|%e|%N")
-#: Seconds between two questions, and at most when Slurm does not answer.
+#: Seconds between two calls: normally, and at most while Slurm doesn't answer.
 PERIOD, MOST = 2.0, 60.0
 
 
 class Poll:
-    """A command's answer, as of at most `period` seconds ago, for all who ask.
+    """A command's answer, at most `period` seconds old, which all callers share.
 
-    parse: makes the answer of the command's output.
+    parse: a function that turns the command's output into the answer.
     """
 
     def __init__(
@@ -34,15 +34,16 @@ class Poll:
         self._lock = asyncio.Lock()
         self._asked, self._pause = -math.inf, 0.0
         self._failed = ""
-        #: The last answer that there was, None before the first one.
+        #: The last answer, or None before the first one.
         self.seen: Any = None
 
     async def answer(self, since: float = -math.inf) -> Any:
-        """What the command says. since: the clock's time; an answer may not be older.
+        """Return the command's answer. since: the earliest time, on `clock`, of its call.
 
-        Raises NoAnswer.
+        Raises:
+            NoAnswer: the last call failed.
         """
-        # One caller asks; the others wait for the answer, and share it.
+        # One caller runs the command, and the others wait for its answer.
         async with self._lock:
             wait = self._asked + self._pause - self._clock()
             if wait > 0 and self._asked < since and not self._failed:
@@ -55,7 +56,7 @@ class Poll:
         return self.seen
 
     async def _ask(self) -> None:
-        """One call of the command; after a failure the next one comes later, and later."""
+        """Call the command once, and wait longer before the next call after each failure."""
         began = self._clock()
         try:
             self.seen, self._failed = self._parse(await output(self._command)), ""
@@ -68,8 +69,10 @@ class Poll:
 
 @dataclass(frozen=True)
 class Job:
-    """A line of squeue. begin: when Slurm expects it to start; node: the first one; end: when its
-    time is over; nodes: all of them, as Slurm writes them, such as node[1-2].
+    """A line of squeue.
+
+    begin: when Slurm expects the job to start; node: its first node; end: when its time is over;
+    nodes: all its nodes in Slurm's notation, such as node[1-2].
     """
 
     state: str
@@ -80,15 +83,15 @@ class Job:
     nodes: str = ""
 
     def seconds_left(self, now: datetime) -> int | None:
-        """Until Slurm ends it; None for a job without an end. now: in local time, as squeue's."""
+        """Return the seconds until Slurm ends the job, or None. now: local time, as in squeue."""
         try:
             return max(0, round((datetime.fromisoformat(self.end) - now).total_seconds()))
-        except ValueError:  # "N/A", or nothing
+        except ValueError:  # "N/A" or "", because the job has no end
             return None
 
 
 class Queue(Poll):
-    """All jobs of the cluster."""
+    """The jobs of the whole cluster."""
 
     def __init__(
         self,
@@ -99,8 +102,12 @@ class Queue(Poll):
         super().__init__(command, _jobs, period, clock)
 
     async def job(self, number: str, since: float = -math.inf) -> Job | None:
-        """The job, None when it is over. since: when it was submitted, by the clock; an older
-        answer would call it gone. Raises NoAnswer.
+        """Return a job, or None if it is over.
+
+        since: when the job was submitted, on `clock`, because an older answer doesn't have it.
+
+        Raises:
+            NoAnswer: squeue failed.
         """
         return (await self.answer(since)).get(number)
 

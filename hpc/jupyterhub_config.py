@@ -1,9 +1,10 @@
-"""JupyterHub on Slurm. What a site changes is in site.toml, not here.
+"""The configuration of JupyterHub on Slurm. Change site.toml, and not this file.
 
     jupyterhub -f hpc/jupyterhub_config.py
 
-DDL_LABS_SITE names another site.toml. CONFIGPROXY_AUTH_TOKEN is the secret that the hub and its
-proxy share: the proxy is a service of its own, and notebooks stay connected when the hub restarts.
+You can name another site.toml by DDL_LABS_SITE. CONFIGPROXY_AUTH_TOKEN is the secret that the hub
+and its proxy share. The proxy is a separate service, so that notebooks stay connected while the hub
+restarts.
 """
 
 import os
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# This clone's `utils`, too: during an upgrade the environment may have an older one.
+# Prefer this clone's `utils`, because the environment may have an older one during an upgrade.
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import accounts  # noqa: E402
@@ -56,23 +57,23 @@ c.JupyterHub.template_paths = [str(HERE / "templates")]
 job_pages.register()
 c.Spawner.start_timeout = hub.start_timeout
 c.Spawner.http_timeout = 120
-# The page that tells where the job is comes at once.
+# Show the page with the job's progress without a delay.
 c.JupyterHub.tornado_settings = {"slow_spawn_timeout": 0}
-# Seconds until a job that ended is noticed. All students share one `squeue`, see job_queue.py.
+# Seconds until the hub notices that a job has ended. All students share one `squeue`: job_queue.py.
 c.Spawner.poll_interval = 10
 c.JupyterHub.concurrent_spawn_limit = hub.starts_at_once
 c.JupyterHub.active_server_limit = hub.servers_at_most
 c.LabSpawner.batchspawner_singleuser_cmd = f"{site.environment}/bin/batchspawner-singleuser"
 c.LabSpawner.exec_prefix = hub.as_user
 c.LabSpawner.batch_script = (HERE / "slurm" / "server.sbatch").read_text()
-# Resolved as the job starts: an update of the environment is for the next one.
+# A job resolves the link once, at its start, so an update changes only later jobs.
 c.LabSpawner.req_prologue = "\n".join([
     f'environment="$(readlink -f {site.environment})"',
     '. "$environment/etc/ddl-labs/job.sh"',
     'export PATH="$environment/bin:$PATH"',
 ])
 
-# --- what is forgotten ------------------------------------------------------------------------
+# --- idle servers and kernels ------------------------------------------------------------------
 if hub.idle_kernel:
     c.Spawner.args = spawner.kernel_culling(60 * hub.idle_kernel)
 c.JupyterHub.services, c.JupyterHub.load_roles = [], []
@@ -86,11 +87,11 @@ if hub.idle_server:
         "services": ["idle-culler"],
     })
 
-# A hub that restarts finds its students' jobs again.
+# Keep the students' jobs while the hub restarts.
 c.JupyterHub.cleanup_servers = False
 c.JupyterHub.cleanup_proxy = False
 
-# --- what this site has of its own ------------------------------------------------------------
+# --- the site's own configuration --------------------------------------------------------------
 if hub.local_config:
     if not Path(hub.local_config).is_file():
         raise SystemExit(f"site.toml: local_config = {hub.local_config!r}: there is no such file.")

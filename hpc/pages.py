@@ -1,4 +1,4 @@
-"""What the hub's pages show of jobs and partitions, as HTML."""
+"""The parts of the hub's pages that show jobs and partitions, as HTML."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from settings import Site
 
 HINTS = {
     "ranks": "Ranks that share the notebook's job.",
-    "time": "The job ends then, also in the middle of a cell.",
+    "time": "The job ends then, even in the middle of a cell.",
     "reservation": "Nodes that are kept for a course at some hours.",
 }
 
@@ -23,9 +23,10 @@ def form(
     known: dict[str, Partition],
     chosen: dict[str, str],
 ) -> str:
-    """The form: profiles, fields for what else can be chosen, and what is free now.
+    """Return the form: the profiles, a field for each other choice, and a table of free nodes.
 
-    known: Slurm's partitions, of which it shows those that can be chosen. chosen: what is selected.
+    known: Slurm's partitions, of which the table shows those that a student can choose.
+    chosen: the choices that are already selected.
     """
     profiles = "".join(
         _option(profile.name, f"{profile.title}, {profile.time}", chosen.get("profile"))
@@ -72,7 +73,7 @@ def _option(value: str, text: str, chosen: str | None) -> str:
 
 
 def free(partitions: list[Partition]) -> str:
-    """A table of what partitions have now; nothing when Slurm did not tell."""
+    """Return a table of what is free in each partition, or "" if Slurm didn't answer."""
     if not partitions:
         return ""
     gpus = any(partition.gpus for partition in partitions)
@@ -97,7 +98,7 @@ def free(partitions: list[Partition]) -> str:
 
 
 def card(number: str, job: Job, log: str, now: datetime) -> str:
-    """A session: the job's number, where it is, the time that is left, a link to its log."""
+    """Return the card of a session: the job's number, state, nodes, time left and log."""
     rows = {"Job": escape(number), "State": escape(job.state.lower())}
     if job.nodes:
         rows["Nodes"] = escape(job.nodes)
@@ -122,5 +123,5 @@ def card(number: str, job: Job, log: str, now: datetime) -> str:
 
 
 def linked(text: str, address: str, name: str) -> str:
-    """The text, and a link behind it."""
+    """Return a text with a link after it."""
     return f'{escape(text)} <a href="{escape(address)}">{escape(name)}</a>'

@@ -1,4 +1,4 @@
-"""What Slurm's partitions give, what of it is free, and whether a job fits one of them."""
+"""Slurm's partitions: what each can give, what is free now, and whether a job fits into it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from job_queue import Poll
 
 from utils.jobs.slurm import least, minutes
 
-# --all: those that are for students alone, too, or hidden: the hub's user asks.
+# --all also shows hidden partitions, and partitions that only students, not the hub, may use.
 COMMAND = ("sinfo", "--all", "--noheader", "--exact", "--format=%P|%a|%l|%s|%t|%D|%c|%m|%C|%G")
-#: Seconds between two calls of sinfo: what is free may be so old.
+#: Seconds between two calls of sinfo, and the highest age of the free nodes that a page shows.
 PERIOD = 10.0
 
 
 @dataclass
 class Partition:
-    """A partition of Slurm. minutes, most_nodes: of a job, math.inf without a limit; cores, memory
-    (MB) and gpus: of the largest node; free_*: now.
+    """A partition of Slurm.
+
+    minutes, most_nodes: a job's limits, math.inf if there is none; cores, memory (MB), gpus: of the
+    largest node; free_*: what is free now.
     """
 
     name: str
@@ -37,8 +39,10 @@ class Partition:
 
 @dataclass(frozen=True)
 class Size:
-    """What a job asks for: nodes, on each of them tasks, cores, memory (MB, 0: not said) and GPUs,
-    and minutes.
+    """What a job asks for.
+
+    The job asks for nodes, for minutes, and on each node for tasks, cores, memory and GPUs. The
+    memory is in MB, and 0 if the job doesn't say it.
     """
 
     nodes: int
@@ -50,12 +54,12 @@ class Size:
 
 
 def poll(command: tuple[str, ...] = COMMAND, period: float = PERIOD) -> Poll:
-    """Answers with all partitions, by their names."""
+    """Return a poll that answers with all partitions, by their names."""
     return Poll(command, parsed, period)
 
 
 def parsed(text: str) -> dict[str, Partition]:
-    """The partitions in sinfo's lines, of which each is for some nodes that are alike."""
+    """Return the partitions in sinfo's output, which has a line for each group of equal nodes."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.split("|")
@@ -86,12 +90,12 @@ def _number(text: str) -> float:
 
 
 def _gpus(gres: str) -> int:
-    """`gpu:a100:4(S:0-1),nvme:1` has 4."""
+    """Return the number of GPUs: 4 for `gpu:a100:4(S:0-1),nvme:1`."""
     return sum(int(count) for count in re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres))
 
 
 def size(options: list[str], time: str) -> Size:
-    """What these options of sbatch ask for. Of memory: --mem alone."""
+    """Return what these options of sbatch ask for, where only --mem counts as memory."""
     told = dict(re.findall(r"--([a-z-]+)=(\S+)", "\n".join(options)))
     nodes = least(told.get("nodes", ""))
     tasks = least(told.get("ntasks-per-node", ""), math.ceil(least(told.get("ntasks", "")) / nodes))
@@ -106,14 +110,14 @@ def size(options: list[str], time: str) -> Size:
 
 
 def megabytes(text: str) -> int:
-    """`--mem`: 3000, 3000M, 3G, 1T; 0 for what is none of these."""
+    """Return the megabytes of `--mem`, which may be 3000, 3000M, 3G or 1T; 0 for another text."""
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
     units = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024**2}
     return math.ceil(int(found[1]) * units[found[2]]) if found else 0
 
 
 def too_much(wanted: Size, partition: Partition) -> str:
-    """What the partition can never give of this, in words; "" if it can give all."""
+    """Return in words what a partition can never give; "" if it can give everything."""
     name = partition.name
     said = [] if partition.up else [f"the partition '{name}' is closed"]
     if wanted.minutes > partition.minutes:
@@ -134,7 +138,7 @@ def too_much(wanted: Size, partition: Partition) -> str:
 
 
 def clock(least: float) -> str:
-    """Minutes as h:min; "any time" without a limit."""
+    """Return minutes as h:min, or "any time" if there is no limit."""
     if math.isinf(least):
         return "any time"
     return f"{int(least) // 60}:{int(least) % 60:02d} h"

@@ -1,6 +1,6 @@
-"""Reads site.toml and says in words what is wrong with it.
+"""Read site.toml, and say in words what is wrong with it.
 
-python3 settings.py FILE prints the site's lines for the beginning of each job.
+`python3 settings.py FILE` prints the site's lines for the beginning of each job.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class SettingsError(SystemExit):
-    """site.toml can't be used; the text says which value, and what it should be."""
+    """A mistake in site.toml. The text names the value, and says what it should be."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,14 @@ class Slurm:
 
     @property
     def first_lines(self) -> list[str]:
-        """Shell lines at the beginning of a job; install.sh writes them to etc/ddl-labs/job.sh."""
+        """Return a job's first shell lines, which install.sh appends to etc/ddl-labs/job.sh."""
         root = [f"export FASHION_MNIST_ROOT={shlex.quote(self.data)}"] if self.data else []
         return [*self.setup, *root]
 
 
 @dataclass(frozen=True)
 class Hub:
-    """Section [hub]; site.toml explains the values."""
+    """Section [hub], whose values site.toml explains."""
 
     bind_url: str
     hub_ip: str
@@ -71,7 +71,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class Form:
-    """Section [form]: what a student may choose of a job, each a list of choices."""
+    """Section [form]: what a student may change in a job. Each value is a list of choices."""
 
     partitions: list[str]
     nodes: list[int]
@@ -85,7 +85,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Site:
-    """What jupyterhub_config.py needs of site.toml. prefix: of the students' environments."""
+    """What jupyterhub_config.py needs from site.toml. prefix: of the students' environments."""
 
     prefix: str
     slurm: Slurm
@@ -95,12 +95,16 @@ class Site:
 
     @property
     def environment(self) -> str:
-        """The environment that jobs get which start now: a link, see install.sh."""
+        """Return the environment for jobs that start now: a link, which install.sh updates."""
         return f"{self.prefix}/current"
 
 
 def read(path: Path) -> Site:
-    """The settings in this file. Raises SettingsError."""
+    """Return the settings in a file.
+
+    Raises:
+        SettingsError: the file can't be read, or one of its values is wrong.
+    """
     try:
         raw = tomllib.loads(path.read_text())
     except OSError as error:
@@ -132,7 +136,7 @@ def read(path: Path) -> Site:
 
 
 def _checked(kind: type, values: dict[str, Any], place: str) -> Any:
-    """A `kind` of these values, if all are there, none is unknown, and types are right."""
+    """Return a `kind` of these values, if they are complete, known, and of the right types."""
     known = {field.name: str(field.type) for field in fields(kind)}
     for name in known.keys() - values.keys():
         raise SettingsError(f"{place}: '{name}' is missing; compare with hpc/site.toml")

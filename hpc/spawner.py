@@ -1,7 +1,7 @@
-"""The spawner: a student's JupyterLab as a Slurm job of a size that the site offers.
+"""The spawner, which starts a student's JupyterLab as a Slurm job of a size that the site offers.
 
-What batchspawner lacks: a choice that cannot be forged, news from the queue, and an end to the wait
-when the job has died.
+It adds three things to batchspawner: a choice that can't be forged, news from the queue, and an end
+of the wait if the job has died.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from traitlets import default
 
 from utils.jobs.slurm import NEVER
 
-#: Seconds between two looks at a job that starts; lines of its log in an error.
+#: Seconds between two looks at a job that starts, and lines of its log in an error message.
 LOOK, LAST = 2, 6
-#: The job's output, in the student's home.
+#: The file with the job's output, in the student's home folder.
 LOG = ".jupyterhub-{job}.log"
 
 
 class JobError(RuntimeError):
-    """A start that failed; JupyterHub shows the text."""
+    """A start that failed. JupyterHub shows the text to the student."""
 
     def __init__(self, text: str):
         super().__init__(text)
@@ -56,14 +56,14 @@ class LabSpawner(SlurmSpawner):
     partitions: Poll
     #: Cancellations of jobs whose start was stopped before sbatch had ended.
     withdrawing: set[asyncio.Future[None]] = set()  # noqa: RUF012 - shared on purpose
-    #: When the job was submitted, by the clock of the queue.
+    #: When the job was submitted, on the queue's clock.
     _submitted = -math.inf
-    #: What the student was told last about the job that starts, and chose in the form.
+    #: The last message to the student about the job, and the student's last choices in the form.
     _told, _posted = "", None
 
     @classmethod
     def for_site(cls, site: Site) -> type[LabSpawner]:
-        """A subclass that offers the profiles of these settings."""
+        """Return a subclass that offers the profiles of these settings."""
         shared = {"site": site, "queue": Queue(), "partitions": partitions.poll()}
         return type(cls.__name__, (cls,), shared | {"__module__": cls.__module__})
 
@@ -73,14 +73,14 @@ class LabSpawner(SlurmSpawner):
         return LabSpawner.form
 
     async def form(self) -> str:
-        """The page's form, with what was chosen last, and what is free now."""
+        """Return the page's form, with the student's last choices, and with what is free now."""
         chosen = self._posted or {name: str(value) for name, value in self.user_options.items()}
         return pages.form(self.site, choices.offered(self.site), await self._known(), chosen)
 
     async def _known(self) -> dict[str, Partition]:
-        """Slurm's partitions; none while it does not answer, which stops nobody."""
+        """Return Slurm's partitions, or none if it doesn't answer, which stops no start."""
         asking = asyncio.ensure_future(self.partitions.answer())
-        # Who comes next has the answer that was too late for this one.
+        # An answer that is too late for this student is there for the next one.
         asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         await asyncio.wait({asking}, timeout=LOOK)
         if asking.done() and not asking.exception():
@@ -90,8 +90,10 @@ class LabSpawner(SlurmSpawner):
         return {}
 
     async def options_from_form(self, form: dict[str, list[str]]) -> dict[str, str]:
-        """The form's choices; what else was posted is left out. Raises HTTPError 400 for more than
-        Slurm has: the page then shows the form again.
+        """Return the form's choices, and ignore any other field.
+
+        Raises:
+            HTTPError: 400, Slurm can never start such a job. The page then shows the form again.
         """
         names = ["profile", *choices.offered(self.site)]
         self._posted = {name: form[name][0] for name in names if form.get(name, [""])[0]}
@@ -105,8 +107,10 @@ class LabSpawner(SlurmSpawner):
         return LabSpawner.choose
 
     async def _possible(self, options: dict[str, Any]) -> tuple[dict[str, str], choices.Request]:
-        """The choices in these options and their job. Raises HTTPError 400 for anything else in
-        them, and for a job that Slurm can never start.
+        """Return the choices in these options, and their job.
+
+        Raises:
+            HTTPError: 400, the site doesn't offer an option, or Slurm can never start the job.
         """
         try:
             chosen = choices.checked(self.site, options)
@@ -118,30 +122,36 @@ class LabSpawner(SlurmSpawner):
         return chosen, job
 
     async def choose(self, options: dict[str, Any]) -> None:
-        """Ask for the job that these options name. Raises HTTPError 400 as `_possible`, and 403 for
-        an account of the system.
+        """Set the job that these options name.
+
+        Raises:
+            HTTPError: 400 as in `_possible`, or 403 for a system account.
         """
-        # A token for the REST API needs no log-in.
+        # Check the account again, because a token for the REST API needs no log-in.
         refuse_system_account(self.user.name, self.site.hub.minimum_uid)
         chosen, job = await self._possible(options)
         self.user_options = chosen
         self.req_partition, self.req_account = job.partition, job.account
         self.req_runtime = job.time
-        # Behind sbatch's own lines: the first command ends them.
+        # Exports come after the #SBATCH lines, because sbatch stops reading at the first command.
         self.req_options = "\n".join([
             *(f"#SBATCH {option}" for option in job.options),
             *(f"export {name}={shlex.quote(value)}" for name, value in job.exports.items()),
         ])
 
     async def submit_batch_script(self) -> str:
-        """Submit the job; raises JobError with sbatch's own words."""
+        """Submit the job.
+
+        Raises:
+            JobError: Slurm refused the job. The text has sbatch's own words.
+        """
         await self.choose(self.user_options)
         submitting = asyncio.ensure_future(super().submit_batch_script())
         try:
             job = await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            # Behind a start that is stopped: JupyterHub gives it one second, and takes the server
-            # for ready where it lasts longer.
+            # Cancel the job in the background: JupyterHub waits one second for a start that it
+            # stops, and takes the server for ready if the start lasts longer.
             withdrawing = asyncio.ensure_future(self._withdraw(submitting))
             self.withdrawing.add(withdrawing)
             withdrawing.add_done_callback(self.withdrawing.discard)
@@ -152,12 +162,13 @@ class LabSpawner(SlurmSpawner):
         return job
 
     async def _withdraw(self, submitting: asyncio.Future[str]) -> None:
-        """Cancel the job of a start that was stopped, once sbatch has said its number: an sbatch
-        that is killed may have submitted all the same, and nobody would know that job.
+        """Cancel the job of a stopped start, once sbatch has printed the job's number.
+
+        If we killed sbatch instead, it might still have submitted a job that nobody knows.
         """
         try:
             if job := await submitting:
-                self.job_id = job  # the end of the stop may have forgotten it by now
+                self.job_id = job  # set it again: the stop may have cleared it
                 await self.cancel_batch_job()
         except RuntimeError as error:
             self.log.warning("Nothing to cancel behind a start that was stopped: %s", error)
@@ -165,13 +176,13 @@ class LabSpawner(SlurmSpawner):
             self.clear_state()
 
     async def query_job_status(self) -> JobStatus:
-        """Where the job is. UNKNOWN, which ends nothing, while Slurm does not answer."""
+        """Return the job's status: UNKNOWN, which ends nothing, if Slurm doesn't answer."""
         try:
             job = await self._job()
         except NoAnswer as error:
             self.log.warning("Slurm does not answer: %s", error)
             return JobStatus.UNKNOWN
-        # As batchspawner keeps it: the state, and behind a blank the node.
+        # batchspawner expects the state, a blank, and the node.
         self.job_status = f"{job.state} {job.node}" if job else ""
         if self.state_isrunning():
             return JobStatus.RUNNING
@@ -183,10 +194,11 @@ class LabSpawner(SlurmSpawner):
     # --- the wait -----------------------------------------------------------------------------
 
     async def start(self) -> tuple[str, int]:
-        """Start the job and wait until JupyterLab listens; returns its host and port.
+        """Start the job, wait until JupyterLab listens, and return its host and port.
 
-        Raises JobError as soon as the job is gone, and shortly before the hub's time limit, which
-        would end the wait without a word.
+        Raises:
+            JobError: the job is gone, or the hub's time limit is near, which would end the wait
+                without a message.
         """
         starting = asyncio.ensure_future(self._start_until_it_listens())
         watching = asyncio.ensure_future(self._watch_job())
@@ -199,7 +211,7 @@ class LabSpawner(SlurmSpawner):
             for ended in (starting, watching):
                 if ended.done():
                     return ended.result()
-            # Slurm is not asked again: its answer may take longer than the hub waits.
+            # Don't ask Slurm again, because its answer may take longer than the hub waits.
             raise JobError(
                 f"{self._told or f'Job {self.job_id} is not up.'} After {self.start_timeout} s, "
                 "which is the limit here, the job was cancelled. Choose a smaller one, or try "
@@ -211,10 +223,10 @@ class LabSpawner(SlurmSpawner):
             await self._give_up(starting, watching)
 
     async def _give_up(self, *tasks: asyncio.Future) -> None:
-        """End what still goes on of a start; the job's number stays, so that it can be cancelled.
+        """End all pending tasks of a start, but keep the job's number to cancel it by.
 
-        batchspawner takes an answer of Slurm that was cut short for a job that is gone, and forgets
-        its number: the job would stay in the queue, and start when nobody waits for it.
+        If a call of Slurm is cut short, batchspawner believes that the job is gone and forgets its
+        number. The job would then stay in the queue, and start when nobody waits for it.
         """
         if running := {task for task in tasks if not task.done()}:
             job = self.job_id
@@ -225,7 +237,7 @@ class LabSpawner(SlurmSpawner):
 
     async def _start_until_it_listens(self) -> tuple[str, int]:
         host, port = await super().start()
-        # batchspawner reports the port before JupyterLab is started there.
+        # batchspawner reports the port before JupyterLab listens there.
         while not await _listens(host, port):
             await asyncio.sleep(LOOK / 4)
         return host, port
@@ -248,7 +260,7 @@ class LabSpawner(SlurmSpawner):
                 )
 
     async def _raise_if_hopeless(self) -> None:
-        """Raise JobError for a job that waits for nothing that will come."""
+        """Raise JobError if the job waits for something that will never happen."""
         job = await self._job()
         if job and job.reason in NEVER:
             raise JobError(
@@ -260,11 +272,11 @@ class LabSpawner(SlurmSpawner):
     # --- the session --------------------------------------------------------------------------
 
     def log_file(self, job: str) -> str:
-        """The job's output, in the student's home folder."""
+        """Return the name of the file with the job's output, in the student's home folder."""
         return LOG.format(job=job)
 
     async def log_of(self, job: str) -> str:
-        """The end of that, read as the student: root may not see the home folders."""
+        """Return the end of the log, read as the student: the hub may not see home folders."""
         prefix = shlex.split(self.exec_prefix.format(username=self.user.name))
         path = Path(self.req_homedir) / self.log_file(job)
         return await commands.end_of(path, tuple(prefix), os.environ)
@@ -272,29 +284,29 @@ class LabSpawner(SlurmSpawner):
     async def run_command(
         self, cmd: str, input: str | None = None, env: dict[str, str] | None = None
     ) -> str:
-        """batchspawner's, without the hub's secrets where it would hand on all that there is."""
+        """Run a command as batchspawner does, but without the hub's secrets in a default `env`."""
         env = commands.without_secrets(os.environ) if env is None else env
         return await super().run_command(cmd, input=input, env=env)
 
     def _seen(self) -> Job | None:
-        """The job as the queue was last: a page does not wait for Slurm."""
+        """Return the job from the queue's last answer, so that a page doesn't wait for Slurm."""
         return (self.queue.seen or {}).get(self.job_id) if self.job_id else None
 
     def card(self) -> str:
-        """The session for the hub's page, as HTML; "" without one."""
+        """Return the session for the hub's page, as HTML, or "" if there is none."""
         job = self._seen()
         if job is None:
             return ""
         return pages.card(self.job_id, job, self._log_address(), datetime.now())
 
     def time_left(self) -> dict[str, Any]:
-        """The job's number, and the seconds until Slurm ends it; both None where none is known."""
+        """Return the job's number and the seconds until Slurm ends it, both None if unknown."""
         job = self._seen()
         left = job.seconds_left(datetime.now()) if job and job.state == "RUNNING" else None
         return {"job": None if left is None else self.job_id, "left": left}
 
     async def progress(self) -> AsyncIterator[dict[str, str]]:
-        """Tell where the job is, each time that it changes."""
+        """Yield a message about the job's progress each time that the message changes."""
         said = None
         while True:
             self._told = await self._where()
@@ -304,7 +316,7 @@ class LabSpawner(SlurmSpawner):
             await asyncio.sleep(LOOK)
 
     def _with_log(self) -> dict[str, str]:
-        """What was told last, with a link to the log once there is one."""
+        """Return the last message with a link to the log, once there is a log."""
         if not self.job_id or not self.state_isrunning():
             return {}
         return {"html_message": pages.linked(self._told, self._log_address(), "Its log")}
@@ -328,13 +340,16 @@ class LabSpawner(SlurmSpawner):
 
 
 def kernel_culling(seconds: int, look: int = 60) -> list[str]:
-    """Options of a server that ends kernels which ran no cell for so long, in a browser or not."""
+    """Return options for a server: end kernels without a running cell after some seconds.
+
+    The server also ends such a kernel if a browser is still connected to it.
+    """
     given = {"cull_idle_timeout": seconds, "cull_interval": look, "cull_connected": True}
     return [f"--MappingKernelManager.{name}={value}" for name, value in given.items()]
 
 
 def _refusal(text: str) -> HTTPError:
-    """Status 400; the form shows the text alone, without it."""
+    """Return an HTTPError 400, of which the form shows only the text."""
     error = HTTPError(400, text)
     error.jupyterhub_message = text
     return error

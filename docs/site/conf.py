@@ -1,4 +1,4 @@
-"""Settings of Sphinx for the site of the course. `make site` builds it: course_site/build.py."""
+"""Settings of Sphinx for the site of the course, which `make site` builds."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ root_doc = "index"
 exclude_patterns = [".doctrees"]
 default_role = "code"
 
-# Notebooks: as they were executed.
+# Notebooks are shown with their stored outputs, and not executed.
 nb_execution_mode = "off"
 nb_merge_streams = True
 nb_render_error_lexer = "none"
@@ -32,12 +32,12 @@ myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"
 
-# A copy button on code and commands, not on what they print; without the shell's prompt.
+# Code and commands have a copy button, which leaves out the shell's prompt. Outputs have none.
 copybutton_selector = ".highlight:not(.cell_output .highlight) pre"
 copybutton_prompt_text = r"\$ |>>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
-# The reference.
+# The reference of modules
 autodoc_mock_imports = list(PRETENDED)
 autodoc_member_order = "bysource"
 napoleon_use_ivar = True

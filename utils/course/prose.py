@@ -1,8 +1,8 @@
 """Find phrases that make a reader stop: the patterns of docs/style.md.
 
 This module reads Markdown, the text cells of solutions, and the docstrings, comments and messages
-of `utils`. A pattern only says where to look. `.ci/prose-exempt.txt` lists the files that aren't
-clean yet.
+in the folders of `CODE`. A pattern only says where to look. `.ci/prose-exempt.txt` lists the files
+that aren't clean yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from .notebook import ROOT, SOLUTIONS, notebooks, read
 
 EXEMPT = ROOT / ".ci/prose-exempt.txt"
 #: Markdown files of the repository, and folders in which all of them count.
-PAGES = ("*.md", "docs/*.md", "hpc/*.md", "solutions/*.md", "utils/**/*.md")
+PAGES = ("*.md", "docs/*.md", "docs/site/**/*.md", "hpc/*.md", "solutions/*.md", "utils/**/*.md")
+#: Folders whose Python files are read.
+CODE = ("utils", "hpc", "docs/site")
 #: The oldest part of the changelog stays as it was written.
 LEFT_OUT = {"CHANGELOG.md"}
 LONGEST_LINE = 120
@@ -184,6 +186,6 @@ def _files() -> Iterator[tuple[Path, Callable[[Path], Iterable[str]]]]:
                 yield path, of_markdown
     for path in notebooks(SOLUTIONS):
         yield path, of_notebook
-    for path in sorted((ROOT / "utils").rglob("*.py")):
+    for path in sorted(path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
         if path != Path(__file__) and "tests" not in path.parts and "labelled" not in path.parts:
             yield path, of_code

@@ -1,5 +1,5 @@
-"""The site of the course: what Sphinx and MyST-NB do not bring themselves.
+"""The site of the course: what we add to Sphinx and MyST-NB.
 
-`build` lays the pages of the repository out as one tree and runs Sphinx; the other modules are
-extensions that `conf.py` names, one for each thing that is made from the course's own files.
+`build` copies the pages of the repository into one folder and runs Sphinx on it. `extension` lists
+the modules that extend Sphinx: each of them makes one part of the site from the course's files.
 """

@@ -1,4 +1,4 @@
-"""What axe-core finds in pages that Markdown and the theme make, and the name of the sidebar."""
+"""Repair what axe-core finds in pages of Markdown and the theme, and name the sidebar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def setup(app: Sphinx) -> None:
 
 
 def name_columns(app: Sphinx, doctree: nodes.document) -> None:
-    """Drop the head of a table that is empty, and name a column for those who hear it."""
+    """Remove a table's empty head, or name the empty cells of a head for screen readers."""
     for head in list(doctree.findall(nodes.thead)):
         if not head.astext().strip():
             head.parent.remove(head)
@@ -27,7 +27,7 @@ def name_columns(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def name_toggles(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
-    """Give pydata-sphinx-theme's arrows beside a link of the contents a name."""
+    """Name the arrows that pydata-sphinx-theme puts beside links in the table of contents."""
     made = context.get("generate_toctree_html")
     if not made:
         return
@@ -41,6 +41,6 @@ def name_toggles(app: Sphinx, page: str, template: str, context: dict, doctree) 
 
 
 def name_part(app: Sphinx, page: str, template: str, context: dict, doctree) -> None:
-    """Give the sidebar the name of the part of the site that a page belongs to, such as Labs."""
+    """Name the sidebar after the part of the site to which a page belongs, such as Labs."""
     above = context.get("parents") or [context]
     context["part"] = Markup(above[0].get("title", "")).striptags()

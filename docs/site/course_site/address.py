@@ -1,4 +1,4 @@
-"""Where the repository is: from this address links to it, to Binder and to hubs are made."""
+"""The address of the repository, and the links to it, to Binder and to hubs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ VARIABLES = ("DDL_LABS_REPOSITORY", "DDL_LABS_BRANCH")
 
 @cache
 def repository() -> str:
-    """DDL_LABS_REPOSITORY, else the one that pyproject.toml names, without a slash at its end.
+    """Return DDL_LABS_REPOSITORY or, if it isn't set, `Repository` of pyproject.toml.
 
-    Raises ValueError for one that is no http(s) URL.
+    The address has no slash at its end.
+
+    Raises:
+        ValueError: the address isn't an http(s) URL.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     url = os.environ.get(VARIABLES[0]) or project["urls"]["Repository"]
@@ -29,22 +32,22 @@ def repository() -> str:
 
 
 def branch() -> str:
-    """DDL_LABS_BRANCH, else main: what links lead to."""
+    """Return the branch that links lead to: DDL_LABS_BRANCH, or main if it isn't set."""
     return os.environ.get(VARIABLES[1]) or "main"
 
 
 def is_placeholder() -> bool:
-    """Whether nobody has given the address: example.org belongs to everybody."""
+    """Return whether the address is still the placeholder, which is on example.org."""
     return (urlsplit(repository()).hostname or "").endswith("example.org")
 
 
 def in_repository(path: str, folder: bool = False) -> str:
-    """The page of a file or folder, by its path in the repository, as GitHub has it."""
+    """Return the address of GitHub's page for a file or folder with this path in the repository."""
     return f"{repository()}/{'tree' if folder else 'blob'}/{branch()}/{quote(path)}"
 
 
 def in_binder(notebook: str) -> str:
-    """The link that opens a notebook in Binder. JupyterLab starts in labs/ there: Dockerfile."""
+    """Return the link that opens a notebook in Binder, where the Dockerfile starts it in labs/."""
     url = urlsplit(repository())
     if url.hostname == "github.com":
         source = f"gh{url.path}"

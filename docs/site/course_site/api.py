@@ -1,4 +1,4 @@
-"""The reference of what notebooks import: one page for each public module, and a list of them."""
+"""The reference of what notebooks import: a page for each public module, and a list of pages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from utils.course.notebook import LABS, notebooks, read
 from .address import ROOT
 
 IMPORT = re.compile(r"^\s*from ((?:utils|torch_mpi)[\w.]*) import (.+)$", re.MULTILINE)
-#: Needed in a notebook, or by the author of one, and imported by no cell.
+#: Modules that no cell imports, but that a notebook or its author needs.
 MORE = {"utils.labs.lab06.chunk_steps", "utils.mpi.benchmark.alpha_beta", "utils.timeline"}
-#: The room of a lab has its checks, which explain themselves in the notebook.
+#: Modules with the checks of a lab get no page, because the notebook explains the checks.
 CHECKS = re.compile(r"utils\.labs\.lab\d\d")
-#: Parts of the list, by how names of their modules begin; the first that fits.
+#: Titles of the list's parts. A module is in the first part that has a beginning of its name.
 GROUPS = {
     "Ranks, jobs and messages": ("utils.cluster", "utils.jobs", "torch_mpi", "utils.mpi"),
     "Pictures and predictions": ("utils.figures", "utils.timeline"),
@@ -26,18 +26,18 @@ GROUPS = {
     "Shared by several labs": ("utils.labs.shared",),
     "One lab": ("utils.labs",),
 }
-#: Not imported to read docstrings: 200 MB, and seconds.
+#: Sphinx replaces these by mocks, because importing them needs seconds and 200 MB of memory.
 PRETENDED = ("torch", "torchvision", "mpi4py")
 
 
 def api_page(module: str) -> str:
-    """The page of a module, in reStructuredText."""
+    """Return the page of a module, in reStructuredText."""
     return f"{module}\n{'=' * len(module)}\n\n.. automodule:: {module}\n   :members:\n"
 
 
 @cache
 def modules() -> list[str]:
-    """Return the modules that have a page: those that cells of the labs import, and a few more."""
+    """Return the modules that have a page: the modules of `MORE`, and those that labs import."""
     found = set(MORE)
     for path in notebooks(LABS):
         for cell in read(path).cells:
@@ -49,7 +49,7 @@ def modules() -> list[str]:
 
 
 def listed() -> str:
-    """Return the modules group by group in MyST: what each is for, and its names as links."""
+    """Return all modules in MyST, group by group, each with its purpose and links to its names."""
     lines = []
     left = modules()
     for title, beginnings in GROUPS.items():
@@ -65,7 +65,7 @@ def listed() -> str:
 
 
 def _path(module: str) -> Path | None:
-    """Return the file of a module; None if there is none of that name."""
+    """Return the file of a module, or None if no module has this name."""
     folder = ROOT / "utils/mpi" if module.startswith("torch_mpi") else ROOT
     path = folder / module.replace(".", "/")
     return next((p for p in (path.with_suffix(".py"), path / "__init__.py") if p.is_file()), None)
@@ -80,22 +80,22 @@ def _names(tree: ast.Module) -> list[str]:
     return [node.name for node in made if not node.name.startswith("_")]
 
 
-#: A name in backticks with letters behind it, which reStructuredText takes for an open quote.
+#: A name in backticks with letters after it: reStructuredText reads it as an open quotation.
 PLURAL = re.compile(r"(?<![\w`])(`[^`\s][^`\n]*`)(?=[a-z])")
-#: A line of a docstring that says what a name stands for.
+#: A line of a docstring that explains a name.
 NAMES = re.compile(r"(?P<names>[a-z_]\w*(?:, [a-z_]\w*)*): (?P<meaning>\S.*)")
 
 
 def setup(app: Sphinx) -> None:
-    """Have docstrings read as this course writes them."""
+    """Let Sphinx read docstrings in the form in which this course writes them."""
     app.connect("autodoc-process-docstring", in_sphinxs_words, priority=400)  # before napoleon
 
 
 def in_sphinxs_words(app, what: str, name: str, thing: object, options, lines: list[str]) -> None:
-    """Change a docstring's lines, in place, to reStructuredText that says the same.
+    """Translate a docstring's lines, in place, to reStructuredText.
 
-    A paragraph of lines ``timeout: seconds …`` becomes a list of definitions, and an indented
-    paragraph is code.
+    A paragraph of lines such as ``timeout: seconds …`` becomes a list of definitions, and an
+    indented paragraph becomes code.
     """
     blocks = PLURAL.sub(r"\1\\ ", "\n".join(lines)).split("\n\n")
     before = ""

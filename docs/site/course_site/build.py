@@ -1,4 +1,4 @@
-"""Build the site: lay out its pages as one tree, and run Sphinx over it. No notebook is run.
+"""Build the site: copy its pages into one folder, and run Sphinx on it, without any notebook.
 
 python docs/site/course_site/build.py [--labs 00 01] [-o build/site]
 """
@@ -24,26 +24,26 @@ from utils.course.about import labs as all_labs  # noqa: E402
 from utils.course.about import number_of  # noqa: E402
 from utils.course.notebook import LABS, SOLUTIONS, is_named, notebooks, read  # noqa: E402
 
-#: Files of the repository that are pages, and pictures in them: each has the same path on the site.
+#: Pages and pictures in the repository. Each of them has the same path on the site.
 PAGES = (
     *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "hpc/README.md", "utils/mpi/*.md"),
     *("labs/cheat_sheet.md", "docs/*.md"),
     *("docs/**/*.svg", "docs/**/*.png", ".github/*.png", ".github/*.gif"),
 )
-#: Files by which a site is known that Sphinx has made, and the folder beside the pages for it.
+#: Files that only a site made by Sphinx has, and the folder in which Sphinx keeps parsed pages.
 SITE = ("objects.inv", ".buildinfo")
 DOCTREES = ".doctrees"
-#: What a search leaves out: it would find the log of changes for every word.
+#: Keeps the changelog out of the search, which would otherwise find it for every word.
 NOT_FOUND = b"---\nnosearch: true\n---\n"
 
 
 def build(target: Path, labs: Sequence[str] = (), source: Path | None = None) -> int:
-    """Write the site to a folder; Sphinx's exit status.
+    """Write the site to a folder, and return Sphinx's exit status.
 
     Args:
-        target: is made, or brought up to date.
-        labs: numbers or names of those that get a page; none: all.
-        source: where the tree of pages is laid out; None: beside the target.
+        target: the folder, which is made or updated.
+        labs: numbers or names of the labs that get a page, or nothing for all labs.
+        source: the folder into which the pages are copied; None: a folder beside the target.
     """
     from sphinx.cmd.build import main
 
@@ -65,7 +65,7 @@ def _wanted(path: Path, labs: Sequence[str]) -> bool:
 
 
 def _files(labs: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
-    """Path on the site and content of each page and picture."""
+    """Yield the path on the site and the content of each page and picture."""
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             head = NOT_FOUND if path.name == "CHANGELOG.md" else b""
@@ -84,9 +84,10 @@ def _by_number(labs: Sequence[Path]) -> dict[str, str]:
 
 
 def _own_pages(names: Sequence[str], parts: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
-    """The pages that only the site has.
+    """Yield the path and the content of each page that only the site has.
 
-    A pattern in one's contents becomes the pages that there are, and ``<!-- map -->`` that part.
+    A pattern in a table of contents becomes the list of matching pages, and a comment such as
+    ``<!-- map -->`` becomes the part with this name.
     """
     for path in sorted((HERE / "pages").rglob("*.md")):
         lines = []
@@ -105,9 +106,9 @@ def _stem(name: str) -> str:
 
 
 def _lay_out(files: dict[str, bytes], source: Path) -> None:
-    """Write what differs, so that Sphinx reads only that again; remove what is gone."""
+    """Write only files that differ, so that Sphinx reads only those again, and remove old ones."""
     _require_own(source, DOCTREES)
-    (source / DOCTREES).mkdir(parents=True, exist_ok=True)  # from now on it is known
+    (source / DOCTREES).mkdir(parents=True, exist_ok=True)  # marks the folder as ours
     for name, content in files.items():
         path = source / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +121,10 @@ def _lay_out(files: dict[str, bytes], source: Path) -> None:
 
 
 def remove(target: Path) -> None:
-    """Remove a site and the pages that it was made of.
+    """Remove a site and the folder with its pages.
 
-    Raises SystemExit, and removes nothing, where one of the two folders holds something else.
+    Raises:
+        SystemExit: one of the two folders holds something else; nothing was removed.
     """
     _require_own(target, *SITE)
     _require_own(_pages(target), DOCTREES)
@@ -135,29 +137,31 @@ def _pages(target: Path) -> Path:
 
 
 def _require_own(folder: Path, *marks: str) -> None:
-    """Files are removed there: it has to be empty, or one that an earlier build has made."""
+    """Raise SystemExit unless a folder, from which we remove files, is empty or from a build."""
     if not folder.exists() or any((folder / mark).exists() for mark in marks):
         return
     if not folder.is_dir() or any(folder.iterdir()):
         raise SystemExit(
-            f"{folder}: nothing was removed, as it is no folder of an earlier build (it has no "
-            f"{' and no '.join(marks)}). Give another one with -o, or empty it yourself"
+            f"{folder}: nothing was removed, because no earlier build made this folder (it has no "
+            f"{' and no '.join(marks)}). Name another folder with -o, or empty this one yourself"
         )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build what the command line asks for; the exit status."""
+    """Build what the command line asks for, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=ROOT / "build/site", help="build/site")
-    parser.add_argument("--labs", nargs="*", default=[], metavar="LAB", help="such as 01; all")
-    parser.add_argument("--clean", action="store_true", help="begin with nothing")
+    parser.add_argument(
+        "--labs", nargs="*", default=[], metavar="LAB", help="such as 01; default: all"
+    )
+    parser.add_argument("--clean", action="store_true", help="remove the old site first")
     told = parser.parse_args(arguments)
     print(f"The repository: {address.repository()}, branch {address.branch()}")
     if address.is_placeholder():
         print(
-            "  which stands for one that is not public yet: links to it, to Binder and to hubs "
-            f"lead nowhere. {address.VARIABLES[0]}=https://… gives another, or Repository in "
-            "pyproject.toml"
+            "  which is a placeholder, because the repository isn't public yet. The site therefore "
+            "has no links to it, to Binder or to hubs. To give its address, set "
+            f"{address.VARIABLES[0]}=https://…, or Repository in pyproject.toml"
         )
     out = told.out.resolve()
     if told.clean:

@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx; each module says what it does."""
+"""The list of modules that extend Sphinx for the site."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import accessible, api, glossary, launch, lexer, links, maths, sequences
 
 
 def setup(app: Sphinx) -> dict:
-    """Register all of it."""
+    """Register each module with Sphinx."""
     for module in (accessible, api, glossary, launch, lexer, links, maths, sequences):
         module.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,6 +1,7 @@
-"""The glossary as a page whose words can be linked to, and the links to it from the labs.
+"""The glossary's page, and the links from labs to its words.
 
-A word is linked where it first stands in a lab: in the lab that brings it, and in later ones.
+A word becomes a link where it first appears in a lab, both in the lab that introduces it and in
+each later lab.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NUMBER = re.compile(r"labs/(\d\d)_\w+")
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of the glossary: its words, what they mean, and the number of the lab."""
+    """A row of the glossary: words, their meaning, and the lab that introduces them."""
 
     words: tuple[str, ...]
     meaning: str
@@ -31,9 +32,10 @@ class Entry:
 
 
 def entries(text: str) -> list[Entry]:
-    """The rows of labs/glossary.md.
+    """Return the rows of labs/glossary.md.
 
-    Raises ValueError for a row that is none: it would be missing from the page.
+    Raises:
+        ValueError: a row is malformed, so it would be missing from the page.
     """
     found = [
         Entry(tuple(r["words"].split(", ")), r["meaning"], r["lab"]) for r in ROW.finditer(text)
@@ -46,7 +48,7 @@ def entries(text: str) -> list[Entry]:
 
 
 def page(text: str, notebooks: Mapping[str, str]) -> str:
-    """The glossary's page in MyST. notebooks: names of the labs' files, by number."""
+    """Return the glossary's page in MyST. notebooks: names of the labs' files, by number."""
     head = text.partition("\n|")[0]
     lines = [head, "", "```{glossary}"]
     for entry in entries(text):
@@ -59,12 +61,12 @@ def page(text: str, notebooks: Mapping[str, str]) -> str:
 
 
 def setup(app: Sphinx) -> None:
-    """Link the words where they first stand in a lab."""
+    """Link each word where it first appears in a lab."""
     app.connect("doctree-read", link_words)
 
 
 def link_words(app: Sphinx, doctree: nodes.document) -> None:
-    """Make the first of each word on a page a link, where the page is a lab's."""
+    """Link the first occurrence of each word, if the page is a lab."""
     lab = NUMBER.fullmatch(app.env.docname)
     if not lab:
         return
@@ -80,7 +82,7 @@ def link_words(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def _known(lab: str) -> dict[str, str]:
-    """What this lab and earlier ones bring: the glossary's word by each way of writing it."""
+    """Return the words of this lab and earlier labs: by each spelling, the word in the glossary."""
     text = (ROOT / "labs" / "glossary.md").read_text("utf-8")
     found = {}
     for entry in entries(text):
@@ -91,7 +93,7 @@ def _known(lab: str) -> dict[str, str]:
 
 
 def _is_prose(text: nodes.Text) -> bool:
-    """Whether it stands in a paragraph or is a name in one; not in a title, a link or a table."""
+    """Return whether a text or name is in a paragraph, but not in a title, a link or a table."""
     parent = text.parent
     if isinstance(parent, nodes.literal):
         parent = parent.parent
@@ -105,7 +107,7 @@ def _is_prose(text: nodes.Text) -> bool:
 
 
 def _link(text: nodes.Text, pattern: re.Pattern, words: dict[str, str], page: str) -> None:
-    """Link what the pattern finds in a text, and take it out of the words."""
+    """Link each word that the pattern finds in a text, and remove it from `words`."""
     code = isinstance(text.parent, nodes.literal)
     source, made, done = text.astext(), [], 0
     for found in [pattern.fullmatch(source)] if code else pattern.finditer(source):
@@ -122,6 +124,6 @@ def _link(text: nodes.Text, pattern: re.Pattern, words: dict[str, str], page: st
 
 
 def _to(word: str, inner: nodes.Element, page: str) -> pending_xref:
-    """A link from a page to a word of the glossary."""
+    """Return a link from a page to a word of the glossary."""
     about = {"refdomain": "std", "reftype": "term", "reftarget": word, "refexplicit": True}
     return pending_xref("", inner, **about, refwarn=True, refdoc=page, classes=["term"])

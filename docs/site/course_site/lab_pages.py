@@ -1,7 +1,7 @@
-"""The notebook of a lab's page: what students open, with the outputs of the executed solution.
+"""The notebook of a lab's page: the student's cells, with the outputs of the executed solution.
 
-A task's cell has its stub; below it stand the solution, folded, and what it printed and drew. So a
-student can read ahead without the answers, and an instructor sees all that a lab does.
+The cell of a task shows the stub. Below it the page shows the solution, folded, and its output. A
+student can therefore read ahead without the answers, and an instructor sees all that a lab does.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from . import predictions
 
-#: What only JupyterLab can show. A file keeps ``Output()`` of a widget, or a bar half drawn.
+#: The type of widgets, which only JupyterLab can show. A file has just a text such as ``Output()``.
 WIDGET = "application/vnd.jupyter.widget-view+json"
 VERDICT = "application/vnd.ddl-labs.verdict+json"
-#: A picture that is made by no figure: the one of stuck ranks (utils/figures/waits.py).
+#: The alternative text of the picture of stuck ranks (utils/figures/waits.py): it has none.
 REPORT = "Picture of the report: which rank waits for which. The words beside it say the same."
 SHOW, HIDE = "Show the {}", "Hide the {}"
 
 
 def page_of(solution: NotebookNode, student: NotebookNode) -> NotebookNode:
-    """The notebook to be shown; both that are given are left as they are."""
+    """Return the notebook to be shown, and leave the two given ones unchanged."""
     own = {cell.id: cell for cell in student.cells}
     page = copy.deepcopy(solution)
     page.metadata.language_info = {"name": "python", "pygments_lexer": "lab"}
-    # What students do not get is for instructors, who have pages of their own.
+    # Cells that students don't get are for instructors, who have separate pages.
     both = [cell for cell in page.cells if cell.id in own]
     tags = predictions.tags(both)
     for cell in both:
@@ -42,7 +42,7 @@ def _shown(cell: NotebookNode, own: NotebookNode) -> Iterator[NotebookNode]:
         if own.source != cell.source:
             yield new_markdown_cell(_folded(cell.source), id=f"{cell.id}-answer")
         return
-    if cell.metadata.get("lab", {}).get("predict"):  # a guess is no answer
+    if cell.metadata.get("lab", {}).get("predict"):  # a guess isn't an answer to hide
         cell.source = own.source
     if predictions.is_prediction(own):
         yield new_code_cell(own.source, id=cell.id)
@@ -65,7 +65,7 @@ def _in_cover(words: str, tags: Sequence[str]) -> str:
 
 
 def _folded(answer: str) -> str:
-    """Markdown that is read when it is asked for."""
+    """Return a model answer as Markdown that a reader has to unfold."""
     return (
         f'<details class="answer"><summary>Show a model answer</summary>\n\n{answer}\n\n</details>'
     )
@@ -83,7 +83,7 @@ def _fold(cell: NotebookNode, what: str) -> None:
 
 
 def _one_picture_each(cell: NotebookNode) -> Iterator[NotebookNode]:
-    """MyST-NB has one alternative text for a cell: a further picture gets a cell without code."""
+    """Yield a cell for each picture, because MyST-NB has one alternative text for a cell."""
     outputs, cell.outputs = cell.outputs, []
     covered = predictions.covered(cell)
     for output in filter(_can_be_read, outputs):
@@ -99,9 +99,9 @@ def _one_picture_each(cell: NotebookNode) -> Iterator[NotebookNode]:
 
 
 def _can_be_read(output: NotebookNode) -> bool:
-    """Leave one form of an output to the page; False if it has none that a page can show.
+    """Keep one form of an output, and return whether the page can show it.
 
-    A page that a reader can touch comes before the picture of it.
+    If an output has both an interactive page and a picture, keep the interactive page.
     """
     data = output.get("data", {})
     data.pop(VERDICT, None)

@@ -1,4 +1,4 @@
-"""The head of a lab's page, with the ways to open the lab, and its end, where a reader marks it."""
+"""The head of a lab's page, with links that open the lab, and the button to mark it as read."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .address import ROOT, branch, in_binder, is_placeholder, repository
 sys.path.append(str(ROOT / "hpc"))
 from git_link import git_link  # hpc/ is a folder of scripts
 
-#: Stands for the reader's hub, which hub.js puts in its place.
+#: A placeholder, which hub.js replaces by the address of the reader's hub.
 HUB = "https://hub.invalid"
-#: read_marks.js shows it, and takes the lab as read when a reader comes here.
+#: A button that read_marks.js shows. A reader who scrolls to it has read the lab.
 END = '<p class="end-of-lab" hidden><button type="button">Mark as read</button></p>'
 
 
 def setup(app: Sphinx) -> None:
-    """Put both on each lab's page, and the notebooks beside the pages."""
+    """Add the head and the end to each lab's page, and copy the notebooks beside the pages."""
     app.connect("doctree-read", add_head_and_end)
     app.connect("build-finished", copy_notebooks)
 
 
 def add_head_and_end(app: Sphinx, doctree: nodes.document) -> None:
-    """Add them to a page, if that is a lab's."""
+    """Add the head and the end to a page, if it is a lab's page."""
     name = app.env.docname
     title = doctree.next_node(nodes.title)
     if is_lab(name) and title is not None:
@@ -35,15 +35,15 @@ def add_head_and_end(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def is_lab(docname: str) -> bool:
-    """Whether a page is a lab's, by its name on the site: labs/01_c10d."""
+    """Return whether a page is a lab's, given its name on the site, such as labs/01_c10d."""
     return docname.startswith("labs/") and docname[5:7].isdigit()
 
 
 def head(docname: str) -> str:
     """Return the ways to open a lab, in HTML.
 
-    Binder and hubs fetch the repository, so their buttons need its public address. A hub needs a
-    script, too: the reader gives the hub's address.
+    Binder and hubs fetch the repository, so their buttons need its public address. The button for
+    a hub also needs a script, because it asks the reader for the hub's address.
     """
     notebook = f"{docname}.ipynb"
     download = f'<a href="{notebook.rpartition("/")[2]}" download>Download the notebook</a>'
@@ -69,7 +69,7 @@ placeholder="https://hub.example.org">
 
 
 def copy_notebooks(app: Sphinx, error: Exception | None) -> None:
-    """Lay the students' notebooks beside their pages."""
+    """Copy the students' notebooks beside their pages."""
     for name in [] if error else sorted(filter(is_lab, app.env.found_docs)):
         notebook = f"{name}.ipynb"
         (app.outdir / notebook).write_bytes((ROOT / notebook).read_bytes())

@@ -1,4 +1,4 @@
-"""Colours of a lab's cells: those of IPython, and a cell that begins with %%px is Python, too."""
+"""Colors of a lab's cells: as in IPython, but cells that begin with %%px are Python, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PX = (
 
 
 class LabLexer(IPython3Lexer):
-    """IPython's, which knows no magics of other packages."""
+    """IPython's lexer, extended by %%px, because it knows only IPython's own magics."""
 
     name = "Lab"
     aliases = ("lab",)
@@ -23,5 +23,5 @@ class LabLexer(IPython3Lexer):
 
 
 def setup(app: Sphinx) -> None:
-    """Give it the name that the notebooks of pages ask for."""
+    """Register the lexer under the name that the pages' notebooks use."""
     app.add_lexer("lab", LabLexer)

@@ -1,6 +1,6 @@
-"""Links from a page to a file that isn't a page: they lead to the repository.
+"""Links from a page to files that aren't pages: the site makes them lead to the repository.
 
-Without a public repository they would lead nowhere, so their words stay without a link.
+Without a public repository such links would lead nowhere, so the site shows only their words.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from .address import ROOT, in_repository, is_placeholder
 
 
 class ToRepository(SphinxPostTransform):
-    """Resolves links to files and folders of the repository; the others are left to MyST."""
+    """A transform that resolves links to files of the repository, and leaves the others to MyST."""
 
-    default_priority = 8  # MyST's own is 9, and warns of what it does not find
+    default_priority = 8  # before MyST's, which is 9 and warns of links that it can't resolve
 
     def run(self, **kwargs) -> None:
         """Replace the links of one page."""
@@ -32,7 +32,7 @@ class ToRepository(SphinxPostTransform):
                 node.replace_self(nodes.reference("", "", *node.children, refuri=url))
 
     def _path(self, node: pending_xref) -> str:
-        """In the repository; "" for what is not there, or is a place on a page."""
+        """Return a link's path in the repository; "" if it doesn't exist or is only an anchor."""
         target = node["reftarget"].partition("#")[0]
         path = posixpath.normpath(posixpath.join(posixpath.dirname(self.env.docname), target))
         known = target and not path.startswith("..") and (ROOT / path).exists()

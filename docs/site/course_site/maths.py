@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script of a third party is loaded."""
+"""Formulas as MathML, which browsers draw themselves, so that pages need no script for them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-#: What latex2mathml does not know, and what it knows instead.
+#: Commands that latex2mathml doesn't know, and what to write instead.
 INSTEAD = {r"\arg": r"\operatorname{arg}"}
-#: It passes what it does not know on, as a name that begins with a backslash.
+#: An unknown command in MathML: latex2mathml leaves it as a name that begins with a backslash.
 UNKNOWN = re.compile(r"<m\w+>(\\\w+)</m")
 
 
@@ -27,16 +27,17 @@ def inline(translator, node: nodes.math) -> None:
 
 
 def block(translator, node: nodes.math_block) -> None:
-    """Draw a formula on lines of its own."""
-    # It scrolls where it is wider than the page, by keyboard, too.
+    """Draw a formula on separate lines."""
+    # A formula that is wider than the page can be scrolled, by keyboard, too.
     translator.body.append(f'<div class="math" tabindex="0">{drawn(node.astext(), "block")}</div>')
     raise nodes.SkipNode
 
 
 def drawn(formula: str, display: str) -> str:
-    """A formula of LaTeX as MathML.
+    """Return a LaTeX formula as MathML.
 
-    Raises ExtensionError for a command that is not known: the build ends with the formula's name.
+    Raises:
+        ExtensionError: latex2mathml doesn't know a command; the message names it and the formula.
     """
     text = formula
     for unknown, known in INSTEAD.items():

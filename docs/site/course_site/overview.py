@@ -1,4 +1,4 @@
-"""The map of the course as links, and the labs in words: parts of pages."""
+"""Parts of pages that show the course at a glance: the map with links, and lists of labs."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .address import ROOT, is_placeholder, repository
 ROW = re.compile(
     r"^\| \[(\d\d) · .*?\]\(labs/(.*?)\) \| (?P<what>.*) \| \d+ \| [\d +]+ min \|$", re.MULTILINE
 )
-#: What README.md says of an address that isn't public yet, and the command that needs one.
+#: The sentence in README.md about the placeholder, and the commands that need an address.
 PLACEHOLDER = re.compile(r"^`https://example\.org/\S+ is a placeholder .*\n", re.MULTILINE)
 CLONE = re.compile(r"^git clone \S+\ncd \S+$", re.MULTILINE)
 #: The map in README.md.
 FLOWCHART = re.compile(r"^```mermaid\nflowchart .*?^```$", re.MULTILINE | re.DOTALL)
-#: Ways to look at a lab without installing, by whether the address is a placeholder.
+#: How to look at a lab without installing. The key says whether the address is a placeholder.
 WITHOUT_INSTALLING = {
     True: "You can read every lab here, [with its outputs](../labs/index.md), without installing "
     "anything.",
@@ -29,7 +29,7 @@ WITHOUT_INSTALLING = {
 
 
 def parts(labs: Sequence[About], files: Mapping[str, str]) -> dict[str, str]:
-    """What stands for ``<!-- map -->`` and the like in pages that only the site has, in MyST.
+    """Return the MyST texts that replace ``<!-- map -->`` and similar comments in the site's pages.
 
     files: the names of the notebooks that have a page, by their labs' numbers.
     """
@@ -44,9 +44,9 @@ def parts(labs: Sequence[About], files: Mapping[str, str]) -> dict[str, str]:
 
 
 def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
-    """The labs part by part, each a link, with what helps to know before.
+    """Return the map in HTML: the labs as links, part by part, each with the labs before it.
 
-    It needs no script, unlike the flowchart that GitHub draws in README.md.
+    The map needs no script, unlike the flowchart that GitHub draws in README.md.
     """
     columns = []
     for part in PARTS:
@@ -76,10 +76,10 @@ def with_address(readme: str) -> str:
 
 
 def promise(readme: str) -> str:
-    """Return what README says above its list of labs: the front page begins with it.
+    """Return README's part above its list of labs, with which the front page begins.
 
     Raises:
-        ValueError: README has no such part any more.
+        ValueError: README no longer has this part.
     """
     head, found, _ = readme.partition("\n## The labs\n")
     if not found or not CLONE.search(head):
@@ -88,12 +88,12 @@ def promise(readme: str) -> str:
 
 
 def with_linked_map(readme: str, linked: str) -> str:
-    """README's text with that in the place of the flowchart."""
+    """Return README's text with the linked map instead of the flowchart."""
     return FLOWCHART.sub(lambda _: linked, readme)
 
 
 def paths(files: Mapping[str, str]) -> str:
-    """The paths through the course, each with links."""
+    """Return the paths through the course, each with links to its labs."""
     lines = []
     for route in course.paths(_all()):
         if route.name == course.WHOLE:
@@ -111,7 +111,7 @@ def _link(number: str, files: Mapping[str, str]) -> str:
 
 
 def listed(labs: Sequence[About], files: Mapping[str, str]) -> str:
-    """The labs, part by part: what one does in each, its time and its ranks."""
+    """Return the list of labs, part by part, each with its purpose, its time and its ranks."""
     readme = (ROOT / "README.md").read_text("utf-8")
     what = {found[1]: found["what"] for found in ROW.finditer(readme)}
     lines = []

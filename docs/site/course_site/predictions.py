@@ -1,9 +1,9 @@
-"""Predictions on a lab's page: the reader chooses before the page shows what the run gave.
+"""Predictions on a lab's page: the reader chooses before the page shows the result.
 
-A cell with ``predict(…)`` asks; the cell with ``….beside(…)`` shows the result. A form is below the
-first. All outputs from there to the second get a tag, and so does the paragraph that explains the
-result. predictions.js finds them by the tag and covers them. Without scripts the form is hidden
-and the page shows everything.
+A cell with ``predict(…)`` asks, and a later cell with ``….beside(…)`` shows the result. Below the
+first cell, the page has a form. The outputs from there to the second cell get a tag, and so does
+the paragraph that explains the result, so that predictions.js can find and cover them. Without
+scripts the form is hidden and the page shows everything.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nbformat import NotebookNode
 
 from .address import ROOT
 
-#: Of the cells whose outputs a prediction covers; the prediction's cell follows.
+#: The tag of cells that a prediction covers begins with this, and ends with the asking cell's id.
 TAG = "result-of-"
-#: Words of a cell that explains no result: a heading, a task or a hint.
+#: Text that shows that a cell doesn't explain a result: a heading, a task or a hint.
 NEXT_STEP = re.compile(r"^#|\*\*Task|<details>", re.MULTILINE)
 
 
@@ -31,10 +31,10 @@ class Question:
     """One call of ``predict``.
 
     Attributes:
-        text: what is asked.
-        names: of the numbers that are wanted; "" if there is one.
-        unit: of the numbers.
-        choices: what can be chosen; empty if numbers are wanted.
+        text: the question.
+        names: the names of the numbers to predict; "" if there is only one number.
+        unit: the unit of the numbers.
+        choices: the choices that a reader has; empty if the question asks for numbers.
         variable: the name that the cell gives to the prediction.
     """
 
@@ -84,18 +84,18 @@ def _explains(cell: NotebookNode) -> bool:
 
 
 def covered(cell: NotebookNode) -> list[str]:
-    """Return the tags by which a cell waits for predictions."""
+    """Return the tags of the predictions that cover a cell."""
     return [tag for tag in cell.metadata.get("tags", []) if tag.startswith(TAG)]
 
 
 def is_prediction(cell: NotebookNode) -> bool:
-    """Return whether a cell asks for a prediction; a table that is filled in asks for none."""
+    """Return whether a cell calls ``predict``, which a cell with a table to fill in doesn't."""
     marked = cell.cell_type == "code" and cell.metadata.get("lab", {}).get("predict")
     return bool(marked and questions(cell.source))
 
 
 def form(cell_id: str, asked: Sequence[Question]) -> str:
-    """Return the form of a cell in HTML, without empty lines, which would end it in Markdown."""
+    """Return a cell's form in HTML, without empty lines, because Markdown ends HTML at them."""
     sets = "".join(_fieldset(f"{cell_id}-{k}", question) for k, question in enumerate(asked))
     numbers = any(not question.choices for question in asked)
     commit = '<button type="submit">Commit my prediction</button>' if numbers else ""
@@ -166,7 +166,7 @@ def _question(node: ast.Assign, known: Mapping[str, Any]) -> Question:
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Return what a cell or a module gives names to, and constants of modules that it imports."""
+    """Return the constants of a cell or a module, and of the modules that it imports."""
     found: dict[str, Any] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):

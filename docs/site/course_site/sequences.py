@@ -1,7 +1,7 @@
-"""Mermaid's sequence diagrams as lists that need no script: who says what to whom, step by step.
+"""Mermaid's sequence diagrams as lists of messages, which a browser shows without a script.
 
-GitHub draws them from the same text. Here each participant is a column, and a message spans those
-between its ends; a screen reader hears "rank A to rank B: …".
+GitHub draws the diagrams from the same text. Here each participant is a column, and a message
+reaches from its sender's column to its receiver's. A screen reader says "rank A to rank B: …".
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ BRANCH = re.compile(r"(alt|else|opt|loop) ([^;]+)")
 
 
 def setup(app: Sphinx) -> None:
-    """Draw all code blocks of the language mermaid."""
+    """Draw each code block in the language Mermaid."""
     app.connect("doctree-read", draw_all)
 
 
 def draw_all(app: Sphinx, doctree: nodes.document) -> None:
-    """Replace the diagrams of a page."""
+    """Replace each diagram of a page by its list."""
     for block in list(doctree.findall(nodes.literal_block)):
         if block.get("language") == "mermaid":
             block.replace_self(nodes.raw("", drawn(block.astext()), format="html"))
 
 
 def drawn(source: str) -> str:
-    """The diagram in HTML.
+    """Return a diagram in HTML.
 
-    Raises ValueError for a line that is none of those that are drawn.
+    Raises:
+        ValueError: the diagram has a line that the site can't draw.
     """
     names: dict[str, str] = {}
     columns: dict[str, int] = {}
@@ -59,7 +60,7 @@ def drawn(source: str) -> str:
 
 
 def _step(names: dict[str, str], columns: dict[str, int], start: str, end: str, words: str) -> str:
-    """A message, or what a participant does alone: those words reach over a column beside it."""
+    """Return the row of a message, or of a participant's own step, which spans two columns."""
     first, last = sorted((columns[start], columns[end]))
     if start != end:
         kind = "right" if columns[start] < columns[end] else "left"

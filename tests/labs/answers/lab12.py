@@ -136,7 +136,7 @@ def select(fraction, clients, draw):
 def select(fraction, clients, draw):
     return [c for c in range(clients) if torch.rand(1, generator=draw) < fraction] or [0]
 """,
-        "expected 6. Round the share of the argument n",
+        "expected 6. Round the share of clients as",
     ),
     (
         MEAN,

@@ -185,8 +185,8 @@ def _wrong_choices(fraction: float, n: int, many: list, again: list) -> dict[str
     lengths = [len(choice) for choice in many if len(choice) != wanted] or [wanted]
     chosen = {client for choice in many for client in choice}
     return {
-        f"You chose {lengths[0]} clients, expected {wanted}. Round the share of the argument n as "
-        "round() does, and take at least one": lengths != [wanted],
+        f"You chose {lengths[0]} clients, expected {wanted}. Round the share of clients as round() "
+        "does, and take at least one": lengths != [wanted],
         "You chose a client twice. Choose without replacement": (
             any(len(set(choice)) < len(choice) for choice in many)
         ),

@@ -189,7 +189,7 @@ def test_a_pytorch_that_nobody_tried_works_and_warns_once(version):
 def test_a_pytorch_that_nobody_tried_and_that_lacks_something_is_refused_by_its_name():
     code = "import torch\ndel torch._C._autograd._record_function_with_args_exit\n"
     done = python(code + OTHER_VERSION.format(version="2.16.0"))
-    assert "IncompatiblePyTorch PyTorch 2.16.0 lacks what the mpi backend uses" in done.stdout
+    assert "IncompatiblePyTorch PyTorch 2.16.0 lacks names that the mpi backend uses" in done.stdout
     assert "_record_function_with_args_exit. Run pip install 'torch>=2.13,<2.16'." in done.stdout
 
 

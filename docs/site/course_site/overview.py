@@ -55,7 +55,7 @@ def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
             title = escape(f"{lab.number} · {lab.title}")
             if lab.number in files:
                 page = f"labs/{files[lab.number].removesuffix('.ipynb')}.html"
-                about = f"{title}: {lab.length}, {lab.ranks} ranks"
+                about = f"{title}: {lab.length.removesuffix(' min')} minutes, {lab.ranks} ranks"
                 title = f'<a href="{page}" aria-label="{about}">{title}</a>'
             after = f"; after {' and '.join(lab.builds_on)}" if lab.builds_on else ""
             items.append(f"<li>{title}<br>{lab.length} · {lab.ranks} ranks{after}</li>")

@@ -124,7 +124,7 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 # Three at a time: much of a test is waiting, for a deadline or for a rank. A group stays together
 # (tests/scheduling.py): a file, or a lab. Some tests of `test-all` fill both cores; so there, two.
 test: BESIDE = -n $(or $(WORKERS),3) $(GROUPS)
-test: $(VENV)/.test  ## test the course: eleven minutes on two cores
+test: $(VENV)/.test  ## test the course: ten minutes on two cores
 	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) -m '$(COURSE)')
 
 test-all: $(VENV)/.test  ## test also what needs a cluster, a browser or other libraries: half an hour

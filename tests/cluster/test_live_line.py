@@ -107,7 +107,7 @@ def test_a_long_cell_says_what_its_ranks_do_and_keeps_nothing_of_it(tmp_path):
         shown = run(client, LONG.format(gate=str(gate)), Frontend(gate))
         run(client, "ranks.stop()", Frontend(gate))
     assert gate.exists(), shown.lines
-    assert shown.texts() == ["[stdout:0] begin 0\nend 0\n", "[stdout:1] begin 1\nend 1\n"]
+    assert sorted(shown.texts()) == ["[stdout:0] begin 0\nend 0\n", "[stdout:1] begin 1\nend 1\n"]
     assert len(shown.outputs) == 2
 
 
@@ -118,7 +118,7 @@ def test_an_error_of_a_long_cell_stays_and_so_does_what_the_ranks_have_printed(t
         failing = LONG.format(gate=str(gate)).replace('print("end", dist.get_rank())', "1 / 0")
         shown = run(client, failing, Frontend(gate))
         run(client, "ranks.stop()", Frontend(gate))
-    assert shown.texts() == ["[stdout:0] begin 0\n", "[stdout:1] begin 1\n"]
+    assert sorted(shown.texts()) == ["[stdout:0] begin 0\n", "[stdout:1] begin 1\n"]
     assert [output.get("ename") for output in shown.outputs[2:]] == ["CellFailed"]
 
 
@@ -142,7 +142,7 @@ def test_a_restart_says_what_is_lost_until_a_cell_has_made_it_again(tmp_path):
         assert hint in shown[name].outputs[-1]["evalue"], name
     assert "lost" not in shown["typo"].outputs[-1]["evalue"]
     assert "Run the cell that makes `maid` first" in shown["typo"].outputs[-1]["evalue"]
-    assert shown["again"].texts() == ["[stdout:0] 3\n", "[stdout:1] 3\n"]
+    assert sorted(shown["again"].texts()) == ["[stdout:0] 3\n", "[stdout:1] 3\n"]
 
 
 # --- without ranks ----------------------------------------------------------------------------

@@ -910,7 +910,7 @@ def test_this_repositorys_notebooks_are_clean():
 
 
 def test_the_readme_offers_every_lab_with_its_title_and_time():
-    row = r"^\| \[(?P<title>.*)\]\(labs/(?P<file>.*)\) \|.*\| (?P<time>[\d +]+ min)"
+    row = r"^\| \[(?P<title>.*)\]\(labs/(?P<file>.*)\) \|.*\| (?P<time>[\d +]+) min"
     lengths = {lab.number: lab.length for lab in about.labs()}
     rows = {m["file"]: m for m in re.finditer(row, (ROOT / "README.md").read_text(), re.MULTILINE)}
     for path in sorted((ROOT / "labs").glob("[0-9]*.ipynb")):

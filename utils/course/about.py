@@ -66,8 +66,13 @@ class About:
 
     @property
     def length(self) -> str:
-        """How long it takes, for a box of the map: "75 min", "90 + 60 min"."""
-        return f"{self.minutes} + {self.further} min" if self.further else f"{self.minutes} min"
+        """The minutes of both parts, as readers see them: "75", "90 + 60"."""
+        return f"{self.minutes} + {self.further}" if self.further else f"{self.minutes}"
+
+    @property
+    def total(self) -> int:
+        """The minutes of the core path and of *Go further* together."""
+        return self.minutes + self.further
 
 
 def labs(folder: Path = SOLUTIONS) -> list[About]:

@@ -71,7 +71,7 @@ def flowchart(labs: Sequence[About]) -> str:
     for name in dict.fromkeys(lab.part for lab in labs):
         lines.append(f'  subgraph part{PARTS.index(name)}["{name}"]')
         for lab in (lab for lab in labs if lab.part == name):
-            label = f"{lab.number} · {lab.title}<br/>{lab.length} · {lab.ranks} ranks"
+            label = f"{lab.number} · {lab.title}<br/>{lab.length} min · {lab.ranks} ranks"
             lines.append(f'    lab{lab.number}["{label}"]')
         lines.append("  end")
     lines += [f"  lab{other} --> lab{lab.number}" for lab in labs for other in lab.builds_on]
@@ -122,8 +122,7 @@ def paths(labs: Sequence[About]) -> list[Route]:
     numbers = tuple(minutes)
     words = f"{numbers[0]} to {numbers[-1]}"
     aim = "all labs, with all of *Go further*"
-    whole = sum(lab.minutes + lab.further for lab in labs)
-    return [*routes, Route(WHOLE, aim, words, whole, numbers)]
+    return [*routes, Route(WHOLE, aim, words, sum(lab.total for lab in labs), numbers)]
 
 
 def hours(minutes: int) -> str:

@@ -216,7 +216,7 @@ def pack(path: Path, nb: NotebookNode, about: About) -> Pack:
     Raises:
         NotebookError: Something is missing; says what and where.
     """
-    parts = sections(nb, about.minutes + about.further)
+    parts = sections(nb, about.total)
     noted = notes.read(nb, path.name)
     tasks = [cell for cell in nb.cells if lab(cell).get("title")]
     return Pack(

@@ -55,10 +55,10 @@ def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
             title = escape(f"{lab.number} · {lab.title}")
             if lab.number in files:
                 page = f"labs/{files[lab.number].removesuffix('.ipynb')}.html"
-                about = f"{title}: {lab.length.removesuffix(' min')} minutes, {lab.ranks} ranks"
+                about = f"{title}: {lab.length} minutes, {lab.ranks} ranks"
                 title = f'<a href="{page}" aria-label="{about}">{title}</a>'
             after = f"; after {' and '.join(lab.builds_on)}" if lab.builds_on else ""
-            items.append(f"<li>{title}<br>{lab.length} · {lab.ranks} ranks{after}</li>")
+            items.append(f"<li>{title}<br>{lab.length} min · {lab.ranks} ranks{after}</li>")
         columns.append(f"<div><p>{part}</p><ul>{''.join(items)}</ul></div>")
     return "\n".join(['<div class="course-map">', *columns, "</div>"])
 
@@ -120,7 +120,7 @@ def listed(labs: Sequence[About], files: Mapping[str, str]) -> str:
         lines += [f"## {part}", ""] if inside else []
         for lab in inside:
             link = f"**[{lab.number} · {lab.title}]({files[lab.number]})**"
-            head = f"{link} · {lab.length} · {lab.ranks} ranks"
+            head = f"{link} · {lab.length} min · {lab.ranks} ranks"
             lines += [f"{head}\n: {what[lab.number]}.", ""]
     return "\n".join(lines)
 

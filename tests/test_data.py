@@ -37,7 +37,7 @@ from torch.utils.data import (
 )
 
 from utils import data
-from utils.data import torchvision_repair
+from utils.data import course_text, torchvision_repair
 from utils.data.torchvision_repair import import_torchvision
 from utils.models import mlp
 
@@ -784,3 +784,20 @@ def test_index_outside_the_simple_data_set_is_an_index_error(index):
 def test_simple_data_set_of_an_impossible_size_is_refused(n, error):
     with pytest.raises(error, match="n must be"):
         data.SimpleDataSet(n)
+
+
+def test_the_text_of_the_language_models_has_the_bytes_that_stored_results_come_from():
+    text = course_text.course_text()
+    assert (len(text.train), len(text.test)) == (388_206, 43_134)
+    assert hashlib.md5(torch.cat(text).numpy().tobytes()).hexdigest() == "9626c1bd94fd877db48fa3589124ce97"
+
+
+def test_windows_of_a_text_are_followed_by_their_next_bytes_and_follow_from_the_seed():
+    text = torch.arange(200, dtype=torch.uint8)
+    x, y = course_text.windows(text, samples=50, tokens=7, seed=3)
+    assert x.dtype == y.dtype == torch.int64
+    assert x.shape == y.shape == (50, 7)
+    assert torch.equal(y, x + 1)
+    assert torch.equal(x, course_text.windows(text, samples=50, tokens=7, seed=3)[0])
+    with pytest.raises(ValueError, match="7 bytes"):
+        course_text.windows(text[:7], samples=1, tokens=7, seed=0)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from utils.models import MLP, Attention, attend, mlp, vit
+from utils.models import MLP, Attention, attend, gpt, mlp, vit
 
 
 def parameters(model):
@@ -122,3 +122,32 @@ def test_heads_that_do_not_fit_are_named():
         Attention(64, 3)
     with pytest.raises(ValueError, match="10 columns can't be divided into heads of 4"):
         attend(*torch.randn(3, 1, 2, 10), 4)
+
+
+def test_depth_is_the_dial_of_the_language_model_and_its_docstring_says_how_large_it_is():
+    counts = [sum(p.numel() for p in gpt(depth=depth).parameters()) for depth in (0, 1, 4)]
+    assert counts == [82_176, 280_448, 875_264]
+
+
+def test_a_byte_of_the_language_model_sees_no_later_byte():
+    model = gpt(seed=1, depth=2, width=16, heads=2, hidden=32, tokens=12)
+    text = torch.randint(256, (2, 12))
+    changed = text.clone()
+    changed[:, 7:] = (text[:, 7:] + 1) % 256
+    before, after = model(text), model(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert not torch.allclose(before[:, 7:], after[:, 7:])
+
+
+def test_the_last_queries_attend_as_they_do_among_all_tokens():
+    q, k, v = torch.randn(3, 2, 9, 8, dtype=torch.float64)
+    of_all = attend(q, k, v, 4, causal=True)
+    torch.testing.assert_close(attend(q[:, 5:], k, v, 4, causal=True), of_all[:, 5:])
+
+
+def test_the_language_model_depends_only_on_its_seed():
+    torch.manual_seed(4)
+    one = gpt(seed=3, depth=1)
+    torch.rand(2)
+    assert torch.equal(parameters(one), parameters(gpt(seed=3, depth=1)))
+    assert not torch.equal(parameters(one), parameters(gpt(seed=4, depth=1)))

@@ -88,36 +88,52 @@ def _checked(sizes: Sequence[int]) -> tuple[int, ...]:
     return checked
 
 
-# -- a small vision transformer ---------------------------------------------------------------
+# -- transformers -----------------------------------------------------------------------------
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, head_size: int) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, head_size: int, causal: bool = False) -> Tensor:
     """Return softmax(q kᵀ / √head_size) v for each head, in the shape of `q`.
 
-    `q`, `k`, and `v` are [samples, tokens, heads · head_size], with the heads side by side.
+    `q`, `k`, and `v` are [samples, tokens, heads · head_size], with the heads side by side. `k` and
+    `v` may have more tokens than `q`, whose tokens then are the last ones.
+
+    Args:
+        causal: whether a token attends only to itself and to the tokens before it.
     """
     samples, tokens, width = q.shape
     if width % head_size:
         raise ValueError(f"{width} columns can't be divided into heads of {head_size} columns.")
-    q, k, v = (t.reshape(samples, tokens, -1, head_size).transpose(1, 2) for t in (q, k, v))
-    weights = (q @ k.transpose(-2, -1) / math.sqrt(head_size)).softmax(-1)
-    return (weights @ v).transpose(1, 2).reshape(samples, tokens, width)
+    q, k, v = (t.reshape(samples, t.shape[1], -1, head_size).transpose(1, 2) for t in (q, k, v))
+    scores = q @ k.transpose(-2, -1) / math.sqrt(head_size)
+    if causal:
+        # Adding -inf, unlike masked_fill, keeps nothing for backward.
+        scores = scores + later_tokens(tokens, k.shape[2]).to(scores)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(samples, tokens, width)
+
+
+def later_tokens(queries: int, keys: int) -> Tensor:
+    """Return float32 [queries, keys]: -inf where a key comes after its query, and 0 elsewhere.
+
+    The queries are the last of the keys' tokens.
+    """
+    return torch.full((queries, keys), -math.inf).triu(keys - queries + 1)
 
 
 class Attention(nn.Module):
     """Self-attention: `q`, `k`, `v` and `out` are Linear layers of `width` features."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
         super().__init__()
         if width % heads:
             raise ValueError(f"{width} features can't be divided evenly among {heads} heads.")
         self.heads = heads
         self.head_size = width // heads
+        self.causal = causal
         self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the same shape [samples, tokens, width]."""
-        return self.out(attend(self.q(x), self.k(x), self.v(x), self.head_size))
+        return self.out(attend(self.q(x), self.k(x), self.v(x), self.head_size, self.causal))
 
 
 class FeedForward(nn.Module):
@@ -136,10 +152,10 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """A transformer block: attention, then an MLP; each follows a LayerNorm and adds its input."""
 
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, causal: bool = False) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, causal)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = FeedForward(width, hidden)
 
@@ -195,3 +211,65 @@ def vit(seed: int = 0, **sizes: int) -> ViT:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(operator.index(seed))
         return ViT(**sizes)
+
+
+class GPT(nn.Module):
+    """A language model of bytes: it predicts each byte of a text from the bytes before it.
+
+    Args:
+        depth: Number of blocks, the dial for the model's size.
+        width: Features of a token.
+        heads: Number of heads in each attention, which share the width evenly.
+        hidden: Hidden features of each MLP.
+        tokens: The most tokens of a text.
+
+    With the default sizes it has 82,176 parameters without blocks and 198,272 for each block, so
+    875,264 at depth 4. A token is a byte, so the vocabulary has 256 tokens.
+
+    Source: A. Radford et al., "Language Models are Unsupervised Multitask Learners" (2019). Unlike
+    theirs, this model's head doesn't share its weights with the embedding.
+    """
+
+    VOCABULARY = 256
+
+    def __init__(
+        self,
+        depth: int = 4,
+        width: int = 128,
+        heads: int = 4,
+        hidden: int = 512,
+        tokens: int = 128,
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(self.VOCABULARY, width)
+        self.position = nn.Parameter(0.02 * torch.randn(tokens, width))
+        self.blocks = nn.ModuleList(Block(width, heads, hidden, causal=True) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, self.VOCABULARY, bias=False)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def embedded(self, text: Tensor, first: int = 0) -> Tensor:
+        """Return [samples, tokens, width] of bytes int64 [samples, tokens].
+
+        Args:
+            text: bytes, whose first one is at the position `first`.
+        """
+        return self.embed(text) + self.position[first : first + text.shape[1]]
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return logits [samples, tokens, 256] of what the last block returned."""
+        return self.head(self.norm(x))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Return logits [samples, tokens, 256] for the byte that follows each byte of `text`."""
+        x = self.embedded(text)
+        for block in self.blocks:
+            x = block(x)
+        return self.logits(x)
+
+
+def gpt(seed: int = 0, **sizes: int) -> GPT:
+    """Return a `GPT(**sizes)` whose weights depend only on `seed`, so they agree on all ranks."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(operator.index(seed))
+        return GPT(**sizes)

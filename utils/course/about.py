@@ -31,6 +31,7 @@ PARTS = (
     "Splitting the model",
     "Beyond the machine room",
     "All together",
+    "The transformer track",
 )
 #: The heading of the cell behind which nothing belongs to the core path.
 FURTHER = "## Go further"

@@ -156,3 +156,13 @@ def test_an_error_in_the_block_ends_the_count():
         fails()
     floats(100)
     assert meter.peak == 4 * KB
+
+
+def test_the_line_that_makes_the_peak_is_named():
+    with Meter() as meter:
+        small = floats(4)
+        large = torch.cat([small, small])  # this line makes the peak
+        del small
+        floats(2)
+    assert meter.peak_line == "large = torch.cat([small, small])  # this line makes the peak"
+    assert large is not None

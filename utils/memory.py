@@ -17,9 +17,12 @@ Idea: PyTorch's `torch.distributed._tools.mem_tracker` (2024).
 from __future__ import annotations
 
 import itertools
+import linecache
+import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_TORCH = str(Path(torch.__file__).parent)
 KINDS = ("parameters", "gradients", "optimizer state", "other")
 
 
@@ -39,6 +43,7 @@ class Meter(TorchDispatchMode):
 
     Attributes:
         peak: The most bytes in use at once since the block began or :meth:`restart` was called.
+        peak_line: The line of code that made the peak: the innermost line outside of PyTorch.
         history: (seconds of ``time.perf_counter``, bytes in use) at each new tensor.
 
     You may enter a block again, and the meter continues. A deleted tensor stops counting at once,
@@ -50,6 +55,7 @@ class Meter(TorchDispatchMode):
         # For each storage, by its id: a weak reference, and its bytes at the last look.
         self._storages: dict[int, tuple[weakref.ref, int]] = {}
         self.peak = 0
+        self._peak_at: tuple[str, int] = ("", 0)
         self.history: list[tuple[float, int]] = []
         self.watch(*things)
 
@@ -57,6 +63,11 @@ class Meter(TorchDispatchMode):
     def now(self) -> int:
         """Return the bytes that are in use."""
         return sum(storage.nbytes() for storage in self._alive())
+
+    @property
+    def peak_line(self) -> str:
+        """Return the line of code that made the peak, without indentation."""
+        return linecache.getline(*self._peak_at).strip()
 
     def watch(self, *things: Any) -> None:
         """Count these, too, from now on; for a module, the tensors that it has now."""
@@ -126,8 +137,17 @@ class Meter(TorchDispatchMode):
         alive = self._alive()
         self._storages = {id(s): (weakref.ref(s), s.nbytes()) for s in alive}
         now = sum(size for _, size in self._storages.values())
-        self.peak = max(self.peak, now)
+        if now > self.peak:
+            self.peak, self._peak_at = now, _place_outside()
         self.history.append((time.perf_counter(), now))
+
+
+def _place_outside() -> tuple[str, int]:
+    """Return file and line of the innermost frame outside of PyTorch and of this module."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith((_TORCH, __file__)):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def tensors_of(*things: Any) -> Iterator[Tensor]:

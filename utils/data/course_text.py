@@ -42,7 +42,7 @@ def windows(text: Tensor, samples: int, tokens: int, seed: int) -> tuple[Tensor,
         ValueError: the text is too short.
     """
     if len(text) <= tokens:
-        raise ValueError(f"A text of {len(text)} bytes has no window of {tokens} bytes and the next.")
+        raise ValueError(f"A text of {len(text)} bytes has no {tokens} bytes and the next one.")
     draw = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - tokens, (samples, 1), generator=draw)
     window = text[starts + torch.arange(tokens + 1)].long()

@@ -1,0 +1,224 @@
+"""Checks of lab 15: counts of a language model and of its memory; imports the other checks.
+
+Functions of numbers are called with several models, in which each factor is a different number.
+So each missing factor gives a different wrong result.
+"""
+
+from __future__ import annotations
+
+import math
+
+from utils.checks.comparison import Mistake, table
+from utils.checks.model import use_model as use_model
+from utils.checks.task import Report, task
+from utils.checks.trials import Case, judge_calls
+from utils.cluster.questions import Ranks
+
+from .formulas import VOCABULARY, forward_flops, kept_parts, parameters_of, peak_bytes
+from .precision import bfloat16_sum as bfloat16_sum
+from .precision import compressed_mean as compressed_mean
+from .precision import loss_scaler as loss_scaler
+from .precision import master_weights as master_weights
+from .recomputation import recompute as recompute
+
+#: depth, width, hidden, tokens, samples; the last model is larger than any that a rank could make.
+MODELS = (
+    (4, 128, 512, 128, 16),
+    (1, 24, 40, 10, 3),
+    (3, 30, 77, 17, 1),
+    (0, 16, 64, 8, 2),
+    (96, 12_288, 49_152, 2048, 1),
+)
+
+# -- 15.1: parameters and FLOPs ---------------------------------------------------------------
+
+
+@task("15.1", "parameters and FLOPs", points=2)
+def counts(ranks: Ranks, report: Report) -> None:
+    """Judge both counts for several models."""
+    models = (*MODELS, (2 + report.seed % 5, 6, 21 + report.seed % 11, 5, 4))
+    cases = [_parameters(*sizes[:4]) for sizes in models] + [_flops(*sizes) for sizes in models]
+    judge_calls(ranks, report, cases)
+
+
+def _parameters(depth: int, width: int, hidden: int, tokens: int) -> Case:
+    right = parameters_of(depth, width, hidden, tokens)
+    norms = (4 * depth + 2) * width
+    wrong = {
+        "You left out the biases. Each Linear layer of a block has one per output": right
+        - depth * (5 * width + hidden),
+        "You left out the LayerNorms. Each has a weight and a bias for each feature": right - norms,
+        "You left out the last LayerNorm, after the blocks": right - 2 * width,
+        "You left out the positions. The model has one row for each token": right - tokens * width,
+        "You counted 256 × width once. The embedding and the head both have these weights": right
+        - VOCABULARY * width,
+        "You left out the embedding and the head": right - 2 * VOCABULARY * width,
+        "You gave the head a bias. It has none": right + VOCABULARY,
+        "You counted one block. Multiply by depth": parameters_of(1, width, hidden, tokens),
+    }
+    return Case("parameters_of", [depth, width, hidden, tokens], right, _apart(wrong, right))
+
+
+def _flops(depth: int, width: int, hidden: int, tokens: int, samples: int) -> Case:
+    forward = forward_flops(depth, width, hidden, tokens, samples)
+    right = 3 * forward
+    rows = samples * tokens
+    scores = 4 * tokens * width * depth * rows
+    head = 2 * width * VOCABULARY * rows
+    wrong = {
+        "You counted forward only. Backward needs twice as many FLOPs": forward,
+        "You counted a multiplication and its addition as one. They are two FLOPs": right / 2,
+        "You left out q kᵀ and the weighted sum of v": right - 3 * scores,
+        "You counted one of the two products of attention. There are q kᵀ and the weighted sum of "
+        "v": right - 1.5 * scores,
+        "You left out the head": right - 3 * head,
+        "You counted the embedding as a product. It only looks up rows": right + 3 * head,
+        "You counted one sample. Multiply by samples": right / samples,
+        "You used 6 FLOPs per parameter and token. Count the products": 6
+        * rows
+        * parameters_of(depth, width, hidden, tokens),
+    }
+    arguments = [depth, width, hidden, tokens, samples]
+    return Case("flops_of", arguments, right, _apart(wrong, right), "a number of FLOPs")
+
+
+def _apart(wrong: dict, right: float) -> list[Mistake]:
+    """Return the mistakes whose result isn't the right one in this case."""
+    return table({text: gives for text, gives in wrong.items() if gives not in (right, None)})
+
+
+# -- 15.2: the roofline -----------------------------------------------------------------------
+
+
+@task("15.2", "the roofline", points=2)
+def roofline(ranks: Ranks, report: Report) -> None:
+    """Judge intensities of layers, the roof above them, and a utilization."""
+    k = 1 + report.seed % 97
+    layers = ((1, 128, 512, 4), (2048, 128, 512, 4), (7, 30 + k, 11, 2), (1, 1, 1, 8))
+    roofs = ((0.5, 4e10, 1e10), (100, 4e10, 1e10), (4, 4e10, 1e10), (k / 7, 3e12, 2e11 + k))
+    steps = ((6e9, 0.5, 4e10), (1e15, 2.0, 1e15), (123e7 * k, 0.25 * k, 5e10))
+    cases = [_intensity(*layer) for layer in layers]
+    cases += [_attainable(*roof) for roof in roofs]
+    cases += [_mfu(*step) for step in steps]
+    judge_calls(ranks, report, cases)
+
+
+def _intensity(rows: int, inputs: int, outputs: int, itemsize: int) -> Case:
+    flops = 2 * rows * inputs * outputs
+    parts = x, weight, y = rows * inputs, inputs * outputs, rows * outputs
+    right = flops / (itemsize * sum(parts))
+    wrong = {
+        "You counted a multiplication and its addition as one. They are two FLOPs": right / 2,
+        "You divided by numbers. Multiply them by itemsize to get bytes": right * itemsize,
+        "You left out the result y, which is written": flops / (itemsize * (x + weight)),
+        "You left out the weight, which is read": flops / (itemsize * (x + y)),
+        "You returned bytes per FLOP. Return FLOPs per byte": 1 / right,
+    }
+    return Case("intensity", [rows, inputs, outputs, itemsize], right, _apart(wrong, right))
+
+
+def _attainable(of: float, peak: float, bandwidth: float) -> Case:
+    right = min(peak, of * bandwidth)
+    wrong = {
+        "You returned the larger of the two limits. The smaller one limits": max(
+            peak, of * bandwidth
+        ),
+        "You returned intensity · bandwidth. Above the ridge, the peak limits": of * bandwidth,
+    }
+    return Case("attainable", [of, peak, bandwidth], right, _apart(wrong, right))
+
+
+def _mfu(flops: float, seconds: float, peak: float) -> Case:
+    right = flops / seconds / peak
+    wrong = {
+        "You returned FLOP/s. Divide by the peak": flops / seconds,
+        "You returned percent. Return a share between 0 and 1": 100 * right,
+    }
+    return Case("mfu", [flops, seconds, peak], right, _apart(wrong, right))
+
+
+# -- 15.3: what a block keeps -----------------------------------------------------------------
+
+
+@task("15.3", "what a block keeps for backward", points=2)
+def kept_bytes(ranks: Ranks, report: Report) -> None:
+    """Judge the bytes of blocks of several sizes."""
+    k = report.seed % 13
+    blocks = ((16, 128, 128, 4, 512, 4), (3, 10, 24, 3, 40, 8), (1, 7 + k, 30, 5, 77, 2))
+    judge_calls(ranks, report, [_kept(*sizes) for sizes in blocks])
+
+
+def _kept(samples: int, tokens: int, width: int, heads: int, hidden: int, itemsize: int) -> Case:
+    right = itemsize * sum(kept_parts(samples, tokens, width, heads, hidden).values())
+    row = itemsize * samples * tokens
+    scores = row * heads * tokens
+    wrong = {
+        "You counted numbers. Multiply by itemsize": right / itemsize,
+        "You left out mean and 1/σ of the LayerNorms": right - 4 * row,
+        "You counted the input of q, k and v three times. It is one tensor": right
+        + 2 * row * width,
+        "You left out the softmax's result": right - scores,
+        "You counted the scores before and after the softmax. Softmax keeps its result": right
+        + scores,
+        "You left out the input of `down`, which is the GELU's result": right - row * hidden,
+        "You counted the sums of the residual connections as well. A sum keeps nothing": right
+        + 2 * row * width,
+        "You left out q, k and v themselves. The products of attention keep them": right
+        - 3 * row * width,
+        "You counted one sample. Multiply by samples": right / samples,
+    }
+    arguments = [samples, tokens, width, heads, hidden, itemsize]
+    return Case("kept_bytes", arguments, right, _apart(wrong, right), "a number of bytes")
+
+
+# -- 15.5: where to put checkpoints -----------------------------------------------------------
+
+#: layers, bytes that a layer keeps, bytes of its input.
+CHAINS = ((36, 1, 1), (8, 25, 1), (10, 3, 2), (1, 5, 5), (17, 2, 1), (100, 1, 1), (24, 1, 4))
+
+
+@task("15.5", "where to put checkpoints", points=2)
+def spacing(ranks: Ranks, report: Report) -> None:
+    """Judge the peak for every spacing, and the best spacing."""
+    chains = (*CHAINS, (11 + report.seed % 29, 4 + report.seed % 3, 3))
+    cases = [
+        _peak(layers, every, *sizes)
+        for layers, *sizes in chains
+        for every in sorted({1, 2, 3, 5, layers} & set(range(1, layers + 1)))
+    ]
+    cases += [_best(*chain) for chain in chains]
+    judge_calls(ranks, report, cases)
+
+
+def _peak(layers: int, every: int, kept: int, given: int) -> Case:
+    right = peak_bytes(layers, every, kept, given)
+    count = math.ceil(layers / every)
+    last = layers - (count - 1) * every
+    wrong = {
+        "You counted the input of the recomputed segment twice. The first layer's kept bytes "
+        "include it": count * given + every * kept,
+        "You left out the segment that is being recomputed. Add its layers' kept bytes": count
+        * given,
+        "You counted the bytes without recomputation": layers * kept,
+        "You recomputed the last segment only. If it is shorter, an earlier segment may need "
+        "more": (count - 1) * given + last * kept,
+        "You took every as the number of segments. It is the number of layers in one": peak_bytes(
+            layers, count, kept, given
+        ),
+    }
+    arguments = [layers, every, kept, given]
+    return Case("peak_bytes", arguments, right, _apart(wrong, right), "a number of bytes")
+
+
+def _best(layers: int, kept: int, given: int) -> Case:
+    peaks = [peak_bytes(layers, every, kept, given) for every in range(1, layers + 1)]
+    right = 1 + peaks.index(min(peaks))
+    ties = [every for every, peak in enumerate(peaks, 1) if peak == min(peaks)]
+    wrong = {
+        "You returned the peak. Return the spacing that has it": min(peaks),
+        "Several spacings have the smallest peak. Return the smallest of them": ties[-1],
+        "You returned √layers. It is the best only if a layer keeps nothing but its input": round(
+            math.sqrt(layers)
+        ),
+    }
+    return Case("best_spacing", [layers, kept, given], right, _apart(wrong, right), "a spacing")

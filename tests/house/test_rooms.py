@@ -50,7 +50,7 @@ BUDGETS = {
     "__main__": 310,
     "checks": 1900,
     "cluster": 3220,
-    "course": 2_260,
+    "course": 2_275,
     "data": 710,
     "doctor": 1440,
     "figures": 1450,

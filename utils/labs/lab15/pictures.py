@@ -46,23 +46,22 @@ def memory_over_time(
     figure, axes = chart(8.5, 3.6)
     axes.step(times, sizes, where="post", color=BLUE, linewidth=1.6)
     axes.axhline(weights / 1e6, color=GREY, linestyle="--")
-    axes.text(times[-1], weights / 1e6, "weights", ha="right", va="bottom", fontsize=9, color=INK)
+    axes.text(times[-1], weights / 1e6, "weights", ha="right", va="bottom", fontsize=9)
     edges = [*(1e3 * (t - start) for t in phases.values()), times[-1]]
     for k, (name, left, right) in enumerate(zip(phases, edges, edges[1:], strict=False)):
         axes.axvspan(left, right, color=PALE if k % 2 else "white", zorder=0)
-        axes.text(left, 1.02 * max(sizes), f" {name}", fontsize=9, va="bottom", color=INK)
+        axes.text(left, 1.02 * max(sizes), f" {name}", fontsize=9, va="bottom")
     peak = max(range(len(sizes)), key=sizes.__getitem__)
     axes.plot(times[peak], sizes[peak], "o", color=ORANGE)
     axes.set_xlabel("time (ms)")
     axes.set_ylabel("bytes in use (MB)")
     axes.set_ylim(0, 1.15 * max(sizes))
     axes.set_title(f"peak {sizes[peak]:.1f} MB at  {line[:60]}", fontsize=10, loc="left")
-    return finish(
-        figure,
+    words = (
         f"Bytes in use during a step, whose phases are {', '.join(phases)}. The memory grows from "
-        f"{sizes[0]:.1f} MB to {sizes[peak]:.1f} MB and falls again. The line {line!r} makes the "
-        f"peak. The weights are {weights / 1e6:.1f} MB.",
+        f"{sizes[0]:.1f} MB to {sizes[peak]:.1f} MB, at the line {line!r}, and falls again."
     )
+    return finish(figure, words)
 
 
 def roofline(peak: float, bandwidth: float, points: Mapping[str, tuple[float, float]]) -> Figure:

@@ -189,21 +189,23 @@ def _summed(answer: GroupAnswer) -> Iterator[Step]:
         },
     )
     yield value(result["sum"], _numbers(right), mistakes, what=f"sum of {where}", tolerance=0)
-    part = 2 * math.ceil(right.numel() / len(rows))
-    yield communication(result["calls"], some(members), _parts(len(rows), part, where))
+    p = len(rows)
+    part = 2 * math.ceil(right.numel() / p)
+    few = _at_most((p + 1) * part, 2 * p * part, where, "bfloat16 parts, there and back")
+    yield communication(result["calls"], some(members), *([few] if p > 1 else []))
     yield facts({"You returned the memory of x. Return a new tensor": result["same"]})
 
 
-def _parts(p: int, part: int, where: str) -> Rule:
-    """Return the rule that a rank exchanges parts of this many bytes, once there and once back."""
+def _at_most(sent: int, received: int, where: str, what: str) -> Rule:
+    """Return the rule that a rank sends and receives at most so many bytes."""
 
     def rule(calls: Calls) -> str | None:
-        sent, received = (sum(call[way] for call in calls) for way in ("sent", "received"))
-        if p == 1 or (sent <= (p + 1) * part and received <= 2 * p * part):
+        out, back = (sum(call[way] for call in calls) for way in ("sent", "received"))
+        if out <= sent and back <= received:
             return None
         return (
-            f"{where}: You sent {sent} and received {received} bytes. Send at most "
-            f"{(p + 1) * part} and receive at most {2 * p * part}: bfloat16 parts, there and back"
+            f"{where}: You sent {out} and received {back} bytes, and {sent} and {received} are "
+            f"enough. Send only {what}"
         )
 
     return rule
@@ -282,17 +284,7 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         mistakes = table({words: before} if scale != before else {})
         yield value(result["scale"], scale, mistakes, what=f"scale after {where}")
         once = made("all_reduce", 1, f" in {where}")
-        yield communication(result["calls"], once, _sent_at_most(8, "one number", where))
-
-
-def _sent_at_most(nbytes: int, what: str, where: str) -> Rule:
-    """Return the rule that a rank sends at most this many bytes."""
-
-    def rule(calls: Calls) -> str | None:
-        sent = sum(call["sent"] for call in calls)
-        return f"{where}: You sent {sent} bytes. Send {what}" if sent > nbytes else None
-
-    return rule
+        yield communication(result["calls"], once, _at_most(8, 8, where, "one number"))
 
 
 # -- 15.9: compression with error feedback ----------------------------------------------------
@@ -363,7 +355,7 @@ def _compressed(answer: GroupAnswer) -> Iterator[Step]:
         )
         what = f"memory after {where}"
         yield value(result["memory"], memories[k].tolist(), mistakes, what=what, tolerance=NEAR)
-        few = _sent_at_most(12 * count, f"{count} values and {count} indices", where)
+        few = _at_most(12 * count, 12 * count * p, where, f"{count} values and {count} indices")
         yield communication(result["calls"], some(answer.members), few)
 
 

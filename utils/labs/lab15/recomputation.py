@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from utils.checks.comparison import Mistake
 from utils.checks.probe import reading_answer
 from utils.checks.task import Report, Step, facts, task, value
-from utils.cluster.questions import Ranks, Reply
+from utils.cluster.questions import Ranks
 from utils.memory import Meter
 
 #: What float64 may lose; a mistake is off by much more.
@@ -79,8 +79,7 @@ def _run(function: Callable, seed: int) -> dict[str, Any]:
             y = function(module, x)
             kept = meter.now - before - (y.nbytes if isinstance(y, Tensor) else 0)
         if not isinstance(y, Tensor) or y.grad_fn is None:
-            kind = "without a graph" if isinstance(y, Tensor) else f"of type {type(y).__name__}"
-            return {"y": f"a result {kind}"}
+            return {"y": f"a {type(y).__name__} without a graph"}
         between = torch.rand(2).tolist()
         forwards = module.calls
         y.backward(upstream)
@@ -89,9 +88,8 @@ def _run(function: Callable, seed: int) -> dict[str, Any]:
         gradients = _numbers(x.grad, *(q.grad for q in module.parameters()))
         function(module, x).backward(upstream)
         later = _numbers(x.grad, *(q.grad for q in module.parameters()))
-    numbers = {"y": _numbers(y), "between": between, "after": after}
-    numbers |= {"gradients": gradients, "later": later}
-    return numbers | {"kept": kept, "forwards": forwards, "calls": calls}
+    counts = {"kept": kept, "forwards": forwards, "calls": calls, "drawn": [between, after]}
+    return counts | {"y": _numbers(y), "gradients": gradients, "later": later}
 
 
 def probe_recompute(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
@@ -121,16 +119,12 @@ def recompute(ranks: Ranks, report: Report) -> None:
     """Compare with the module itself, and look at what the function keeps and how it draws."""
     right = _run(_plain, report.seed)
     for answer in report.answers(ranks, probe_recompute, seed=report.seed):
-        report.follow(answer.rank, _recomputed(answer, right, report.seed))
+        report.follow(answer.rank, _recomputed(answer.value, right, report.seed))
 
 
-def _recomputed(answer: Reply, right: dict[str, Any], seed: int) -> Iterator[Step]:
-    result = answer.value
-    cut = isinstance(result["y"], str)
-    yield facts({
-        f"You returned {result['y']}. Return module(x) by a function that autograd can go back "
-        "through": cut
-    })
+def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Iterator[Step]:
+    cut = f"You returned {result['y']}. Return module(x), with a graph back to x"
+    yield facts({cut: isinstance(result["y"], str)})
     yield value(result["y"], right["y"], what="result", tolerance=EXACT)
     forwards, calls = result["forwards"], result["calls"]
     yield facts({
@@ -142,20 +136,10 @@ def _recomputed(answer: Reply, right: dict[str, Any], seed: int) -> Iterator[Ste
         == 1,
         f"You ran the module {calls} times. Twice is enough: in forward and in backward": calls > 2,
     })
-    mistakes = [*_wrong_gradients(seed)]
-    gradients = result["gradients"]
-    yield value(gradients, right["gradients"], mistakes, what="gradients", tolerance=EXACT)
-    yield value(
-        result["between"],
-        right["between"],
-        what="random numbers after forward, which must be drawn as without recompute",
-    )
-    yield value(
-        result["after"],
-        right["after"],
-        what="random numbers after backward. Backward must leave the state of the generator as it "
-        "was",
-    )
+    gradients = result["gradients"], right["gradients"]
+    yield value(*gradients, _wrong_gradients(seed), what="gradients", tolerance=EXACT)
+    stays = "random numbers after forward and after backward, which stay as without recompute"
+    yield value(result["drawn"], right["drawn"], what=stays)
     adds = "gradients of a second backward, which must add to the first"
     yield value(result["later"], right["later"], what=adds, tolerance=EXACT)
 

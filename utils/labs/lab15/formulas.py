@@ -7,7 +7,7 @@ VOCABULARY = 256
 
 def parameters_of(depth: int, width: int, hidden: int, tokens: int) -> int:
     """Return the number of parameters of a `utils.models.GPT` of these sizes."""
-    block = 4 * width * (width + 1) + width * (hidden + 1) + hidden * width + width + 4 * width
+    block = 4 * width * (width + 1) + 2 * width * hidden + hidden + width + 4 * width
     return 2 * VOCABULARY * width + tokens * width + depth * block + 2 * width
 
 

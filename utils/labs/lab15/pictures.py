@@ -25,8 +25,7 @@ def kept_of_block(samples: int, tokens: int, width: int, heads: int, hidden: int
     axes.margins(x=0.1)
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("kept for backward (MB)")
-    words = ", ".join(f"{name} {size:.2f} MB" for name, size in parts.items())
-    return finish(figure, f"What a transformer block keeps, in the order of forward: {words}.")
+    return finish(figure)
 
 
 def memory_over_time(
@@ -82,12 +81,9 @@ def roofline(peak: float, bandwidth: float, points: Mapping[str, tuple[float, fl
     axes.legend(fontsize=9, loc="lower right")
     axes.set_xlabel("intensity (FLOPs per byte)")
     axes.set_ylabel("GFLOP/s")
-    measured = "; ".join(f"{n}: {x:.2g} FLOPs per byte" for n, (x, _) in points.items())
-    return finish(
-        figure,
-        "The roofline of this machine: attainable GFLOP/s over FLOPs per byte. It rises with the "
-        f"bandwidth, and is flat from the ridge at {ridge:.2g} on. Measured: {measured}.",
-    )
+    words = f"The roofline of this machine over FLOPs per byte, with its ridge at {ridge:.2g}. "
+    words += " ".join(f"{n}: {y / 1e9:.2g} GFLOP/s at {x:.2g}." for n, (x, y) in points.items())
+    return finish(figure, words)
 
 
 def curves(

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, some, table, waited
-from utils.checks.probe import answer_named, reading_answer, recorded
+from utils.checks.comparison import Calls, Rule, inside, made, only, some, table, waited
+from utils.checks.probe import answer_named, kept, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import EVERYWHERE, WORLD, Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
@@ -33,12 +33,6 @@ def _numbers(tensor: Any) -> Any:
     return f"<{type(tensor).__name__}>"
 
 
-def _wrong(right: Tensor, by_text: dict[str, Tensor]) -> list[Mistake]:
-    """Return the mistakes whose numbers aren't the right ones in this case."""
-    apart = {text: _numbers(row) for text, row in by_text.items() if not torch.equal(row, right)}
-    return table(apart)
-
-
 # -- 15.6: master weights ---------------------------------------------------------------------
 
 SHAPES = ((3, 4), (5,), (2,))
@@ -50,17 +44,19 @@ def _begun(seed: int) -> list[Tensor]:
 
 
 def _gradients(seed: int, step: int) -> list[Tensor | None]:
-    """Return bfloat16 gradients; the last parameter has none, and the first none in step 3."""
+    """Return bfloat16 gradients; the first parameter has none in step 3, the last none until 10."""
     rows = [1 + 0.5 * _row(seed + 31 * step + i, *shape) for i, shape in enumerate(SHAPES)]
-    first, second, _ = (row.bfloat16() for row in rows)
-    return [None if step == 3 else first, second, None]
+    first, second, third = (row.bfloat16() for row in rows)
+    return [None if step == 3 else first, 1e6 * second, third if step > 9 else None]
 
 
 def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
     """Train some bfloat16 weights for a few steps by the student's two functions."""
     parameters = [q.requires_grad_() for q in _begun(seed)]
     places = [q.data_ptr() for q in parameters]
-    masters = list(answer_named(user_ns, "make_masters")(parameters))
+    masters = answer_named(user_ns, "make_masters")(parameters)
+    if not isinstance(masters, list):
+        return {"kinds": f"a {type(masters).__name__}", "begun": None}
     kinds = [f"{m.dtype}" if m.is_leaf and m.requires_grad else "not trainable" for m in masters]
     result = {"kinds": kinds, "begun": [_numbers(m) for m in masters]}
     if kinds != ["torch.float32"] * len(SHAPES):
@@ -95,23 +91,25 @@ def _trained(seed: int, mistake: str = "") -> list[Tensor]:
 @task("15.6", "float32 master weights", points=2)
 def master_weights(ranks: Ranks, report: Report) -> None:
     """Compare masters and weights after steps that bfloat16 alone would lose."""
-    for answer in report.answers(ranks, probe_masters, seed=report.seed):
-        report.follow(answer.rank, _mastered(answer.value, report.seed))
+    for seed in (report.seed, report.seed + 1000):
+        for answer in report.answers(ranks, probe_masters, seed=seed):
+            report.follow(answer.rank, _mastered(answer.value, seed))
+        if report.found:
+            break
 
 
 def _mastered(result: dict[str, Any], seed: int) -> Iterator[Step]:
     kinds = result["kinds"]
     begun = [_numbers(q) for q in _begun(seed)]
     yield facts({
-        f"make_masters returned {kinds}. Return a float32 leaf tensor that requires a gradient "
-        "for each parameter": kinds != ["torch.float32"] * len(SHAPES)
+        f"make_masters returned {kinds}. Return a list, with a float32 leaf tensor that requires a "
+        "gradient for each parameter": kinds != ["torch.float32"] * len(SHAPES)
     })
     yield value(result["begun"], begun, what="masters at the beginning")
+    dtypes = result["dtypes"]
     yield facts({
-        "Your parameters use other memory, so the model doesn't see the change. Copy into the "
-        "existing tensors": result["moved"],
-        f"Your parameters became {result['dtypes']}. Keep them in bfloat16": result["dtypes"]
-        != ["torch.bfloat16"],
+        "Your parameters use other memory. Copy into the tensors of the model": result["moved"],
+        f"Your parameters became {dtypes}. Keep them in bfloat16": dtypes != ["torch.bfloat16"],
     })
     masters = _trained(seed)
     mistakes = table({
@@ -145,11 +143,13 @@ def probe_sum(
 ) -> dict[str, Any]:
     """Return the sum over the group, its dtype and shape, and what was communicated."""
     x = _addend(seed, shape)
-    y, calls = recorded(reading_answer(user_ns, "sum_in_float32"), x, **named)
+    function = reading_answer(user_ns, "sum_in_float32")
+    y, calls = recorded(function, x, **named)
+    later = kept("sum_in_float32", y, lambda: recorded(function, x + 1, **named)[1])
     known = isinstance(y, Tensor)
     kind = f"{y.dtype} {list(y.shape)}" if known else f"a {type(y).__name__}"
     same = known and y.data_ptr() == x.data_ptr()
-    return {"sum": _numbers(y), "kind": kind, "same": same, "calls": calls}
+    return {"sum": _numbers(y), "kind": kind, "same": same, "calls": calls, "calls again": later}
 
 
 @task("15.7", "bfloat16 messages, a float32 sum", points=3)
@@ -180,19 +180,17 @@ def _summed(answer: GroupAnswer) -> Iterator[Step]:
     for row in rows[1:]:
         chain = chain + row
     right = total.bfloat16()
-    mistakes = _wrong(
-        right,
-        {
-            "You rounded after each addition. Add in float32, and round once": chain,
-            "You returned the mean. Return the sum": (total / len(rows)).bfloat16(),
-            "You returned this rank's numbers. Add the numbers of all ranks": rows[answer.place],
-        },
-    )
+    mistakes = table({
+        "You rounded after each addition. Add in float32, and round once": chain,
+        "You returned the mean. Return the sum": (total / len(rows)).bfloat16(),
+        "You returned this rank's numbers. Add the numbers of all ranks": rows[answer.place],
+    })
     yield value(result["sum"], _numbers(right), mistakes, what=f"sum of {where}", tolerance=0)
     p = len(rows)
     part = 2 * math.ceil(right.numel() / p)
     few = _at_most((p + 1) * part, 2 * p * part, where, "bfloat16 parts, there and back")
-    yield communication(result["calls"], some(members), *([few] if p > 1 else []))
+    for calls in ("calls", "calls again"):
+        yield communication(result[calls], some(members), *([few] if p > 1 else []))
     yield facts({"You returned the memory of x. Return a new tensor": result["same"]})
 
 
@@ -213,28 +211,33 @@ def _at_most(sent: int, received: int, where: str, what: str) -> Rule:
 
 # -- 15.8: loss scaling -----------------------------------------------------------------------
 
-GROW_EVERY, FIRST_SCALE = 3, 1024.0
-#: For each step, the group rank whose gradient overflows (modulo the group's size), or None.
-OVERFLOWS = (None, 1, None, None, 0, None, None, None, None, 2, 3)
+GROW_EVERY, SCALES = 3, (3.0, 2.0**20)
+#: The group ranks whose gradients overflow in each step, modulo the size of the group.
+OVERFLOWS = ((), (1,), (), (), (0,), (), (), (), (), (), (), (2, 3), (3,), (), ())
+#: In this step, the last rank of a group has no gradients.
+EMPTY = 6
 
 
 @in_group
 def probe_scaler(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, first: float
 ) -> dict[str, Any]:
-    """Run a scaler over steps of which some overflow on one rank."""
+    """Run a scaler over steps of which some overflow on one or two ranks."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    scaler = answer_named(user_ns, "LossScaler")(FIRST_SCALE, GROW_EVERY)
-    weight, unused = torch.zeros(4, requires_grad=True), torch.zeros(2, requires_grad=True)
-    optimizer = torch.optim.SGD([weight, unused], lr=1.0)
-    scaled = scaler.scaled((weight + 3).sum())
-    scaled.backward()
+    scaler = answer_named(user_ns, "LossScaler")(first, GROW_EVERY)
+    weight, large, unused = (torch.zeros(4, requires_grad=True) for _ in range(3))
+    optimizer = torch.optim.SGD([weight, large, unused], lr=1.0)
+    loss = torch.tensor(12.0)
+    losses = [scaler.scaled(loss).item()]
     steps = []
     for step, bad in enumerate(OVERFLOWS):
         weight.grad = _row(seed + step, 4) * float(scaler.scale)
-        if bad is not None and place == bad % p:
+        large.grad = torch.full((4,), 1e30)
+        if place in [one % p for one in bad]:
             weight.grad[step % 4] = math.nan if step == 4 else math.inf
-        took, calls = recorded(scaler.step, [weight, unused], optimizer, **named)
+        if step == EMPTY and place == p - 1:
+            weight.grad = large.grad = None
+        took, calls = recorded(scaler.step, [weight, large, unused], optimizer, **named)
         finite = weight.isfinite().all().item()
         steps.append({
             "took": took if isinstance(took, bool) else f"<{type(took).__name__}>",
@@ -242,27 +245,29 @@ def probe_scaler(
             "weight": weight.tolist() if finite else "numbers that are not finite",
             "calls": calls,
         })
-    return {"steps": steps, "loss": scaled.item()}
+    losses += [scaler.scaled(loss).item(), loss.item()]
+    return {"steps": steps, "losses": losses}
 
 
 @task("15.8", "loss scaling for float16", points=3)
 def loss_scaler(ranks: Ranks, report: Report) -> None:
     """Judge which steps are taken, how the scale moves, and one small all_reduce per step."""
-    cases = [{"partition": partition, "seed": report.seed} for partition in EVERYWHERE]
+    pairs = zip(EVERYWHERE, itertools.cycle(SCALES), strict=False)
+    cases = [{"partition": part, "seed": report.seed, "first": first} for part, first in pairs]
     judge_groups(ranks, report, probe_scaler, cases, _scaled)
 
 
 def _scaled(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
-    scale, good = FIRST_SCALE, 0
+    scale, good = answer.case["first"], 0
     weight = torch.zeros(4)
-    yield value(answer.value["loss"], 12 * FIRST_SCALE, what="scaled(loss) of a loss of 12")
+    yield value(answer.value["losses"][0], 12 * scale, what="scaled(loss) of a loss of 12")
     for step, result in enumerate(answer.value["steps"]):
         where = f"step {step + 1} {on(members)}"
         bad = OVERFLOWS[step]
         yield communication(result["calls"], only("all_reduce"), inside(members), waited)
-        right = bad is None
-        culprit = members[(bad or 0) % len(members)]
+        right = not bad
+        culprit = members[(bad or (0,))[0] % len(members)]
         yield facts({
             f"{where}: You took a step, but a gradient on rank {culprit} is infinite or NaN. Let "
             "all ranks skip the step: all_reduce a flag": not right and result["took"] is True,
@@ -272,19 +277,18 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         yield value(result["took"], right, what=f"result of {where}")
         before = scale
         good = good + 1 if right else 0
-        if right:
+        empty = step == EMPTY and answer.place == len(members) - 1
+        if right and not empty:
             weight = weight - _row(answer.case["seed"] + step, 4)
         if not right or good == GROW_EVERY:
             scale, good = (2 * scale if right else scale / 2), 0
         yield value(result["weight"], weight.tolist(), what=f"weight after {where}", tolerance=NEAR)
-        words = (
-            f"You left the scale as it was. Halve it after an overflow, and double it after "
-            f"{GROW_EVERY} good steps in a row"
-        )
-        mistakes = table({words: before} if scale != before else {})
+        mistakes = table({"You left the scale as it was. Double it now, or halve it": before})
         yield value(result["scale"], scale, mistakes, what=f"scale after {where}")
         once = made("all_reduce", 1, f" in {where}")
         yield communication(result["calls"], once, _at_most(8, 8, where, "one number"))
+    what = "scaled(loss) at the end, and the loss itself, which stays as it is"
+    yield value(answer.value["losses"][1:], [12 * scale, 12.0], what=what)
 
 
 # -- 15.9: compression with error feedback ----------------------------------------------------
@@ -294,15 +298,21 @@ KEPT, ROW = 3, 11
 
 @in_group
 def probe_compressed(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, zeros: int
 ) -> list[dict[str, Any]]:
-    """Average this rank's gradients over three steps, and return what is left in its memory."""
-    memory = torch.zeros(ROW)
+    """Average this rank's gradients over three steps; return the mean and what is left.
+
+    The gradients begin with so many zeros, which are left out of the result.
+    """
+    memory = torch.zeros(zeros + ROW)
     function = reading_answer(user_ns, "compressed_mean", changes=(1,))
     steps = []
     for step in range(3):
-        mean, calls = recorded(function, _row(seed + step, ROW), memory, KEPT + step, **named)
-        steps.append({"mean": _numbers(mean), "memory": _numbers(memory), "calls": calls})
+        gradient = torch.cat([torch.zeros(zeros), _row(seed + step, ROW)])
+        mean, calls = recorded(function, gradient, memory, KEPT + step // 2, **named)
+        shaped = isinstance(mean, Tensor) and mean.shape == gradient.shape
+        ends = _numbers(mean[zeros:] if shaped else None), _numbers(memory[zeros:])
+        steps.append({"mean": ends[0], "memory": ends[1], "calls": calls})
     return steps
 
 
@@ -310,7 +320,8 @@ def probe_compressed(
 def compressed_mean(ranks: Ranks, report: Report) -> None:
     """Judge the mean of the ranks' largest entries, what each rank keeps, and the bytes."""
     seeds = to_each(seed=report.seeds(WORLD))
-    cases = [{"partition": partition, "each": seeds} for partition in EVERYWHERE]
+    pairs = zip(EVERYWHERE, (0, 0, 40_000, 0, 5), strict=True)
+    cases = [{"partition": part, "each": seeds, "zeros": zeros} for part, zeros in pairs]
     judge_groups(ranks, report, probe_compressed, cases, _compressed)
 
 
@@ -319,8 +330,8 @@ def _compressed(answer: GroupAnswer) -> Iterator[Step]:
     p = len(answer.members)
     seeds = [answer.case["each"][rank]["seed"] for rank in answer.members]
     memories = [torch.zeros(ROW) for _ in seeds]
-    for step, result in enumerate(answer.value):
-        count = KEPT + step
+    for step, result in zip(range(3), answer.value, strict=True):
+        count = KEPT + step // 2
         where = f"step {step + 1} {on(answer.members)}"
         rows = [_row(seed + step, ROW) for seed in seeds]
         sums = [row + memory for row, memory in zip(rows, memories, strict=True)]
@@ -329,30 +340,22 @@ def _compressed(answer: GroupAnswer) -> Iterator[Step]:
         yield communication(result["calls"], gathers, inside(answer.members), waited)
         mean = sum(sent) / p
         signed = sum(_largest(row, count, signed=True) for row in sums) / p
-        mistakes = _wrong(
-            mean,
-            {
-                "You returned the sum. Divide by the number of ranks": mean * p,
-                "You sent all entries. Send the k largest": sum(sums) / p,
-                "You returned this rank's entries only. Gather the entries of all ranks": sent[k],
-                "You chose the largest numbers. Choose the largest absolute values": signed,
-                "You left out what the memory holds. Add it before you choose": sum(
-                    _largest(row, count) for row in rows
-                )
-                / p,
-            },
-        )
+        alone = sum(_largest(row, count) for row in rows) / p
+        mistakes = table({
+            "You returned the sum. Divide by the number of ranks": mean * p,
+            "You sent all entries. Send the k largest": sum(sums) / p,
+            "You returned this rank's entries only. Gather the entries of all ranks": sent[k],
+            "You chose the largest numbers. Choose the largest absolute values": signed,
+            "You left out what the memory holds. Add it before you choose": alone,
+        })
         what = f"mean, {where}"
         yield value(result["mean"], mean.tolist(), mistakes, what=what, tolerance=NEAR)
         memories = [row - chosen for row, chosen in zip(sums, sent, strict=True)]
-        mistakes = _wrong(
-            memories[k],
-            {
-                "Your memory still has what you sent. Keep only what you left out": sums[k],
-                "Your memory is empty. Keep what you left out": torch.zeros(ROW),
-                "Your memory has what you sent. Keep what you left out": sent[k],
-            },
-        )
+        mistakes = table({
+            "Your memory still has what you sent. Keep only what you left out": sums[k],
+            "Your memory is empty. Keep what you left out": torch.zeros(ROW),
+            "Your memory has what you sent. Keep what you left out": sent[k],
+        })
         what = f"memory after {where}"
         yield value(result["memory"], memories[k].tolist(), mistakes, what=what, tolerance=NEAR)
         few = _at_most(12 * count, 12 * count * p, where, f"{count} values and {count} indices")

@@ -19,7 +19,7 @@ from utils.memory import Meter
 
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10
-ROWS, WIDTH, HIDDEN = 64, 6, 512
+ROWS, WIDTH, HIDDEN = 512, 6, 64
 #: Bytes that an answer may keep besides its input: the state of the random numbers and its like.
 SLACK = 8_192
 
@@ -77,19 +77,21 @@ def _run(function: Callable, seed: int) -> dict[str, Any]:
         with Meter(module, x, upstream) as meter:
             before = meter.now
             y = function(module, x)
-            kept = meter.now - before - (y.nbytes if isinstance(y, Tensor) else 0)
-        if not isinstance(y, Tensor) or y.grad_fn is None:
-            return {"y": f"a {type(y).__name__} without a graph"}
+            if not isinstance(y, Tensor) or y.grad_fn is None:
+                return {"y": f"a {type(y).__name__} without a graph"}
+            result, total = _numbers(y), (y * upstream).sum()
+            del y
+            kept = meter.now - before - total.nbytes
         between = torch.rand(2).tolist()
         forwards = module.calls
-        y.backward(upstream)
+        total.backward()
         after = torch.rand(2).tolist()
         calls = module.calls
         gradients = _numbers(x.grad, *(q.grad for q in module.parameters()))
-        function(module, x).backward(upstream)
+        function(module, function(module, x)).backward(upstream)
         later = _numbers(x.grad, *(q.grad for q in module.parameters()))
     counts = {"kept": kept, "forwards": forwards, "calls": calls, "drawn": [between, after]}
-    return counts | {"y": _numbers(y), "gradients": gradients, "later": later}
+    return counts | {"y": result, "gradients": gradients, "later": later}
 
 
 def probe_recompute(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
@@ -129,9 +131,8 @@ def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Ite
     forwards, calls = result["forwards"], result["calls"]
     yield facts({
         f"You ran the module {forwards} times in forward. Run it once": forwards != 1,
-        f"After forward, you keep {result['kept']:,} bytes, and {ROWS * WIDTH * 8:,} are enough "
-        "for x. Run forward under torch.no_grad(), and keep x only": result["kept"]
-        > ROWS * WIDTH * 8 + SLACK,
+        f"After forward, you keep {result['kept']:,} bytes besides x, and {SLACK:,} are enough. "
+        "Run forward under torch.no_grad(), and keep only x": result["kept"] > SLACK,
         "You ran the module once. Run it again in backward, because its activations are gone": calls
         == 1,
         f"You ran the module {calls} times. Twice is enough: in forward and in backward": calls > 2,
@@ -140,7 +141,9 @@ def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Ite
     yield value(*gradients, _wrong_gradients(seed), what="gradients", tolerance=EXACT)
     stays = "random numbers after forward and after backward, which stay as without recompute"
     yield value(result["drawn"], right["drawn"], what=stays)
-    adds = "gradients of a second backward, which must add to the first"
+    adds = (
+        "gradients after a second backward, through the module twice, which must add to the first"
+    )
     yield value(result["later"], right["later"], what=adds, tolerance=EXACT)
 
 

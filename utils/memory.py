@@ -43,7 +43,7 @@ class Meter(TorchDispatchMode):
 
     Attributes:
         peak: The most bytes in use at once since the block began or :meth:`restart` was called.
-        peak_line: The line of code that made the peak: the innermost line outside of PyTorch.
+        peak_line: The line of code that made the peak: the innermost line that isn't PyTorch's.
         history: (seconds of ``time.perf_counter``, bytes in use) at each new tensor.
 
     You may enter a block again, and the meter continues. A deleted tensor stops counting at once,
@@ -143,7 +143,7 @@ class Meter(TorchDispatchMode):
 
 
 def _place_outside() -> tuple[str, int]:
-    """Return file and line of the innermost frame outside of PyTorch and of this module."""
+    """Return file and line of the innermost frame that isn't PyTorch's or this module's."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith((_TORCH, __file__)):
         frame = frame.f_back

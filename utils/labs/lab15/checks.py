@@ -52,7 +52,6 @@ def _parameters(depth: int, width: int, hidden: int, tokens: int) -> Case:
         "You counted 256 × width once. The embedding and the head both have these weights": right
         - VOCABULARY * width,
         "You left out the embedding and the head": right - 2 * VOCABULARY * width,
-        "You counted one block. Multiply by depth": parameters_of(1, width, hidden, tokens),
     }
     return Case("parameters_of", [depth, width, hidden, tokens], right, table(wrong))
 

@@ -39,6 +39,7 @@ def memory_over_time(
         line: the line of code that made the peak.
         weights: bytes of the parameters.
     """
+    phases = dict(sorted(phases.items(), key=lambda phase: phase[1]))
     start = history[0][0]
     times = [1e3 * (t - start) for t, _ in history]
     sizes = [n / 1e6 for _, n in history]

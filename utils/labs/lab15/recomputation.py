@@ -20,7 +20,7 @@ from utils.memory import Meter
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10
 ROWS, WIDTH, HIDDEN = 512, 6, 64
-#: Bytes that an answer may keep besides its input: the state of the random numbers and its like.
+#: Bytes that an answer may keep in addition to x, for example the state of random numbers.
 SLACK = 8_192
 
 
@@ -131,8 +131,8 @@ def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Ite
     forwards, calls = result["forwards"], result["calls"]
     yield facts({
         f"You ran the module {forwards} times in forward. Run it once": forwards != 1,
-        f"After forward, you keep {result['kept']:,} bytes besides x, and {SLACK:,} are enough. "
-        "Run forward under torch.no_grad(), and keep only x": result["kept"] > SLACK,
+        f"After forward, you keep {result['kept']:,} bytes in addition to x. At most {SLACK:,} are "
+        "allowed. Run forward under torch.no_grad(), and keep only x": result["kept"] > SLACK,
         "You ran the module once. Run it again in backward, because its activations are gone": calls
         == 1,
         f"You ran the module {calls} times. Twice is enough: in forward and in backward": calls > 2,

@@ -550,7 +550,7 @@ def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
 def recompute(module, x):
     return module(x)
 """,
-        "are enough. Run forward under torch.no_grad(), and keep",
+        "allowed. Run forward under torch.no_grad()",
     ),
     (
         RECOMPUTE,

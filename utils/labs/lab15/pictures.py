@@ -94,7 +94,7 @@ def curves(
     log: str = "",
 ) -> Figure:
     """Draw panels of lines: title → name → (xs, ys); `log` names the logarithmic axes, "xy"."""
-    figure, grid = panels(4.6 * len(panels_of) + 1, 3.4, columns=len(panels_of))
+    figure, grid = panels(4.2 * len(panels_of) + 0.6, 3.4, columns=len(panels_of))
     for axes, (title, lines) in zip(grid, panels_of.items(), strict=True):
         looks = zip(lines.items(), SERIES, ("-", "--", ":", "-."), strict=False)
         for (name, (xs, ys)), color, style in looks:

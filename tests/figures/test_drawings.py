@@ -41,6 +41,10 @@ KINDS = {"parameters": 2e6, "gradients": 2e6, "optimizer state": 4e6, "peak": 9e
 WAIT = SimpleNamespace(edges=[(0, 1), (1, 0), (2, 0), (3, 0)], cycle=(0, 1, 0))
 IMAGES = {"update of 8, E = 5": [[0.0] * 784] * 8}
 SPANS = schedules.zero_bubble(4, 8)
+LANES = ("batch", "center", "computing", "weights")
+TURNS = {lane: [(0.1 * t, 0.1 * t + 0.03) for t in range(3)] for lane in LANES}
+GROUPS = ("all clients", "the ten chosen least", "the ten chosen most")
+CHOSEN = {"counts": list(range(30)), **dict.fromkeys(GROUPS, 0.7)}
 
 DRAWINGS: dict[str, Callable[[], Figure]] = {
     "partition": lambda: minibatches.partition(25, 8, 4, highlight=3),
@@ -65,9 +69,13 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "plan": lambda: servers.plan([0, 1, 3, None], (2, 3, 6)),
     "clocks": lambda: servers.clocks({0: APPLIED, 2: APPLIED, 6: APPLIED, math.inf: APPLIED}),
     "races": lambda: servers.races({"one slow rank": {"bounded, s = 4": RUN}}),
+    "locks": lambda: servers.locks({
+        name: {"pushed": 60, "arrived": 20, "accuracy": 0.6} for name in ("by chance", "lock")
+    }),
     "springs": averaging.springs,
     "two_loops": averaging.two_loops,
     "paths": lambda: averaging.paths({"weak": [[[0, 1], [1, 2]]] * 4, "strong": [[[0, 1]]] * 4}),
+    "turns": lambda: averaging.turns({"in its turn": TURNS, "ahead": TURNS}, first=1, last=2),
     "two_ways": layers.two_ways,
     "megatron": lambda: layers.megatron(4),
     "expert_load": lambda: layers.expert_load({"before": [[4, 1]] * 4, "after": [[2, 3]] * 4}, 18),
@@ -76,11 +84,15 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "mesh": lambda: meshes.mesh((2, 3), ("data", "pipeline")),
     "memory": lambda: meshes.memory({"ZeRO-1": KINDS}, {"ZeRO-1": 8e6}, 2e6),
     "offload": meshes.offload,
+    "offload_replicas": lambda: meshes.offload_replicas(
+        {"weights": 4e6, "gradients": 2e6, "averaged": 2e6}, model=2e6
+    ),
     "mixes": lambda: meshes.mixes(mixes.Machine()),
     "phases": federated.phases,
     "holdings": lambda: federated.holdings({name: [[3, 0, 5]] for name in ("IID", "shards")}),
     "gallery": lambda: federated.gallery(IMAGES, dict.fromkeys(IMAGES, ["mse < 1e-5"] * 8)),
     "by_class": lambda: federated.by_class({"all": [0.5] * 10}, ["ankle boot"] * 10),
+    "choices": lambda: federated.choices({name: CHOSEN for name in ("uniform", "by size")}),
     "trade": lambda: federated.trade([0, 1], [0.8, 0.2], [1e-14, 1.0]),
     "deaths": faults.deaths,
     "order_of_writes": faults.order_of_writes,

@@ -245,6 +245,9 @@ def test_the_figures_of_parameter_servers_are_drawn(capsys):
     for figure in drawn:
         figure.canvas.draw()
         assert figure.axes
+    lost = {"pushed": 60, "arrived": 20, "accuracy": 0.62}
+    said = staleness.locks({"worst case": lost}).alt_text
+    assert "worst case: 20 of 60 updates arrived, accuracy 62 %" in said
     staleness.race_table({"random": {"strong": run}})
     assert "77" in capsys.readouterr().out
 
@@ -271,6 +274,11 @@ def test_drawings_of_federated_learning_tell_what_they_show():
     said = alt.describe(federated.courses({"IID": run}, central=0.8, raw=9.4e6))
     assert "IID: 50 at 1, 70 at 2" in said
     assert "the images themselves: 9.4 MB" in said
+    groups = ("all clients", "the ten chosen least", "the ten chosen most")
+    found = {"by loss": {"counts": [0.0, 0.4, 5.5], **dict.fromkeys(groups, 0.7)}}
+    said = federated.choices(found).alt_text
+    assert "by loss: 2 clients chosen hardly ever, the most often chosen in 5.5 rounds" in said
+    assert "70 % for the ten chosen least" in said
 
 
 # -- faults (lab 13) ------------------------------------------------------------------------------

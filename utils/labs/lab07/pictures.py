@@ -22,6 +22,7 @@ from utils.figures import (
     GREY,
     INK,
     ORANGE,
+    PALE,
     PINK,
     RED,
     SKY,
@@ -191,6 +192,35 @@ def lost_updates(lost: Mapping[str, float], ranks: int) -> Figure:
     axes.set(xlim=(0, 100), ylim=(-0.5, len(names) - 0.1), xlabel="lost updates [%]")
     axes.grid(axis="y", visible=False)
     return finish(figure)
+
+
+def locks(found: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw how many updates arrived with and without a lock, and the accuracy that they gave.
+
+    ``found`` has, for each way, the counts "pushed" and "arrived", and the "accuracy".
+    """
+    figure, (left, right) = panels(9, 0.5 * len(found) + 1.2, columns=2, sharey=True)
+    names = list(found)
+    pushed, arrived = ([run[key] for run in found.values()] for key in ("pushed", "arrived"))
+    lost = [all_ - some for all_, some in zip(pushed, arrived, strict=True)]
+    bars = left.barh(names, arrived, 0.6, color=SKY, edgecolor=INK, label="arrived")
+    left.bar_label(bars, label_type="center")
+    look = {"color": PALE, "edgecolor": RED, "hatch": "xx", "label": "lost"}
+    left.barh(names, lost, 0.6, left=arrived, **look)
+    left.set(xlabel="updates", title="Updates")
+    left.legend(loc="lower center", bbox_to_anchor=(0.65, 1), ncols=2, fontsize=10)
+    percent = [100 * run["accuracy"] for run in found.values()]
+    bars = right.barh(names, percent, 0.6, color=SKY, edgecolor=INK)
+    right.bar_label(bars, fmt="%.0f", padding=3)
+    right.set(xlabel="test accuracy [%]", title="What the model learned", xlim=(0, 100))
+    for axes in (left, right):
+        axes.grid(axis="y", visible=False)
+    left.invert_yaxis()
+    words = [
+        f"{name}: {run['arrived']} of {run['pushed']} updates arrived, accuracy {a:.0f} %."
+        for (name, run), a in zip(found.items(), percent, strict=True)
+    ]
+    return finish(figure, "Three server processes. " + " ".join(words))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.figures import COMMUNICATING, COMPUTING, GREY, INK, ink_on, rank_color
-from utils.figures.charts import finish, legend_below, panels
-from utils.figures.shapes import arrow, box, canvas, frame, link
+from utils.figures.charts import add_lanes, finish, legend_below, panels
+from utils.figures.shapes import arrow, box, canvas, cell, frame, link
 
 #: Workers 1 to 3 are ranks 1 to 3; rank 0 has the center.
 WORKERS = tuple(map(rank_color, (1, 2, 3)))
@@ -102,3 +102,34 @@ def paths(runs: Mapping[str, Sequence], loss: Mapping[str, Sequence] | None = No
     row[0].set_ylabel("second principal component")
     legend_below(figure, row[-1])
     return finish(figure, below=0.07)
+
+
+def turns(lanes: Mapping[str, Mapping[str, Sequence[tuple]]], first: int, last: int) -> Figure:
+    """Draw turns of round robin: what is on the line, and what computes, when.
+
+    Args:
+        lanes: by title, for each lane, a span (start, end) in seconds for each turn. The lane
+            "computing" computes, and all others communicate. A turn ends with its "weights".
+        first, last: the turns to draw, counted from 0; not the first of all.
+    """
+    figure, rows = panels(9, 1.75 * len(lanes) + 0.6, rows=len(lanes), sharex=True)
+    begins = {title: of["weights"][first - 1][1] for title, of in lanes.items()}
+    took = {title: 1e3 * (of["weights"][last][1] - begins[title]) for title, of in lanes.items()}
+    words = []
+    for axes, (title, of_lanes) in zip(rows, lanes.items(), strict=True):
+        add_lanes(axes, list(of_lanes), 1.02 * max(took.values()))
+        words.append(f"{title}: {took[title] / (last - first + 1):.0f} ms for a turn")
+        axes.set_title(words[-1], fontsize=11)
+        for row, (name, spans) in enumerate(of_lanes.items()):
+            color = COMPUTING if name == "computing" else COMMUNICATING
+            for t, (start, end) in enumerate(spans[: last + 1]):
+                left = 1e3 * (start - begins[title])
+                if left >= -1:
+                    worker = f"{1 + t % len(WORKERS)}"
+                    cell(axes, left, row, 1e3 * (end - start), color, worker, linewidth=0.5)
+    rows[-1].set_xlabel("time [ms]; each number is a worker")
+    said = (
+        "What is on the line and which worker computes, in some turns of round robin. If the batch "
+        "is sent ahead, the next worker's batch is on the line while this worker computes. "
+    )
+    return finish(figure, f"{said}{'. '.join(words)}.")

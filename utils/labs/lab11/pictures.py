@@ -158,6 +158,38 @@ def offload() -> Figure:
     return frame(axes, (-2.0, 10.5), (-1.4, 1.5), words, equal=True)
 
 
+def offload_replicas(traffic: Mapping[str, float], model: float) -> Figure:
+    """Draw two devices, each with its host, and what travels between them in a step.
+
+    Args:
+        traffic: recorded bytes of "weights", "gradients" (over a bus) and "averaged" (by a host).
+        model: bytes of the model.
+    """
+    _, axes = canvas(9, 3.3)
+    times = {what: f"{nbytes / model:.2f} Ψ" for what, nbytes in traffic.items()}
+    for replica, x in enumerate((0, 6.9)):
+        device, host = 2 * replica, 2 * replica + 1
+        half = f"device of replica {replica}:\nforward, backward on its half"
+        whole = f"host of replica {replica}:\nall weights, Adam's state"
+        rank_box(axes, x, 0, device, half, width=4.9, height=1.0)
+        rank_box(axes, x, 3, host, whole, width=4.9, height=1.0)
+        arrow(axes, (x - 0.3, 2.4), (x - 0.3, 0.6), color=COMMUNICATING)
+        arrow(axes, (x + 0.3, 0.6), (x + 0.3, 2.4), color=COMMUNICATING, style=":")
+        look = {"va": "center", "color": COMMUNICATING, "fontsize": 10}
+        axes.text(x - 0.45, 1.5, f"weights\n{times['weights']}", ha="right", **look)
+        axes.text(x + 0.45, 1.5, f"gradients\n{times['gradients']}", ha="left", **look)
+    link(axes, (2.55, 3), (4.35, 3), "<|-|>", color=COMMUNICATING, linewidth=2.6)
+    averaged = f"all_reduce\n{times['averaged']}"
+    axes.text(3.45, 3.2, averaged, ha="center", va="bottom", color=COMMUNICATING, fontsize=10)
+    words = (
+        "Two replicas, each a device below its host. In a step, a host sends "
+        f"{times['weights']} of weights to its device and receives {times['gradients']} of "
+        f"gradients from it. The hosts average {times['averaged']} of gradients by all_reduce. The "
+        "devices exchange nothing with each other. Ψ is the size of the model."
+    )
+    return frame(axes, (-2.7, 9.6), (-0.7, 4.2), words, equal=True)
+
+
 def work(charts: Mapping[str, Mapping[str, Sequence[Sequence[float]]]]) -> Figure:
     """Draw who works when: title → lane → spans (start, end) in seconds of one clock.
 

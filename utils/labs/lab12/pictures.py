@@ -153,6 +153,39 @@ def by_class(runs: Mapping[str, Sequence[float]], names: Sequence[str]) -> Figur
     return finish(figure)
 
 
+def choices(found: Mapping[str, Mapping]) -> Figure:
+    """Draw how often clients were chosen, and how good the model is for them.
+
+    Args:
+        found: for each way to choose, the "counts" of the clients from the smallest to the largest,
+            and the accuracies for "all clients", "the ten chosen least" and "the ten chosen most".
+    """
+    figure, (left, right) = panels(9, 3.8, columns=2)
+    for k, (name, of) in enumerate(found.items()):
+        places = range(1, len(of["counts"]) + 1)
+        look = {"color": COLORS[k], "marker": MARKERS[k], "markersize": 4, "linewidth": 1.5}
+        left.plot(places, of["counts"], label=name, **look)
+    left.set(title="How often", xlabel="clients, from the least chosen", ylabel="rounds")
+    groups = ["all clients", "the ten chosen least", "the ten chosen most"]
+    percent = {name: [100 * of[group] for group in groups] for name, of in found.items()}
+    bars = group_bars(right, percent, [group.replace("ten ", "ten\n") for group in groups])
+    for container, color in zip(bars, COLORS, strict=False):
+        for bar in container:
+            bar.set_color(color)
+        right.bar_label(container, fmt="%.0f", padding=1, fontsize=9)
+    right.set(title="How good the model is for them", ylabel="accuracy [%]", ylim=(0, 100))
+    legend_below(figure, left)
+    words = []
+    for name, of in found.items():
+        never = sum(count < 0.5 for count in of["counts"])
+        shares = ", ".join(f"{100 * of[group]:.0f} % for {group}" for group in groups)
+        words.append(
+            f"{name}: {never} clients chosen hardly ever, the most often chosen in "
+            f"{of['counts'][-1]:.1f} rounds; accuracy {shares}."
+        )
+    return finish(figure, " ".join(words), below=0.08)
+
+
 def gallery(rows: Mapping[str, Sequence], below: Mapping[str, Sequence[str]] | None = None):
     """Draw rows of images, one under the other.
 

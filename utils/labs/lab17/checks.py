@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from utils.checks import trials
 from utils.checks.clock import ends_within
-from utils.checks.comparison import inside, messages, only, table, waited
+from utils.checks.comparison import inside, is_number, messages, only, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import answer_named, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
@@ -55,6 +55,7 @@ def _step(weights: int, depth: int, width: int, batch: int, new: int, context: i
     flops, nbytes = products + attention, 4 * weights + cache
     of_flops = {
         "You counted a product and its sum as one FLOP. Count two": flops / 2,
+        "You counted one FLOP for each weight. Count two": flops - products / 2,
         "You left out the attention. Add its two products": products,
         "You counted the attention of one block. Multiply by depth": products + attention / depth,
         "You counted one of the attention's two products": products + attention / 2,
@@ -83,6 +84,8 @@ def _batch(weights: int, depth: int, width: int, context: int, *machine: float) 
     right = math.ceil(exact) if computing > each else None
     wrong = {"You left out the caches. Each text has its own": math.ceil(reading / computing)}
     wrong["Memory still limits this batch. Add one"] = math.floor(exact)
+    if right is None:
+        wrong = {"Each further text adds more reading than computing. Return None": is_number}
     mistakes = table({said: of for said, of in wrong.items() if of != right})
     arguments = [weights, depth, width, context, *machine]
     return [Case("compute_bound_from", arguments, right, mistakes, "a batch")]

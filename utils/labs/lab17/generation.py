@@ -6,6 +6,7 @@ Models are in double precision. No group size divides their 5 heads and 22 hidde
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,9 +34,12 @@ EXACT = 1e-9
 
 @functools.lru_cache(maxsize=16)
 def gpt(seed: int) -> models.GPT:
-    """Return a small model in double precision."""
+    """Return a small model in double precision, with weights so large that its tokens vary."""
     sizes = {"depth": DEPTH, "width": WIDTH, "heads": 5, "hidden": 22, "tokens": 24}
-    return in_double(models.gpt(seed, **sizes)).requires_grad_(False)
+    model = in_double(models.gpt(seed, **sizes)).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(4)
+    return model
 
 
 def text_of(seed: int, samples: int, tokens: int) -> Tensor:
@@ -64,11 +68,13 @@ ALONE = {
     "still": "You never raised cache.length, so each call overwrites the one before. Set it to end",
 }
 TOGETHER = {
-    "part": "You left out the sum over the ranks. all_reduce the products of out and of down",
-    "bias": "You added a bias on each rank, so the sum has it several times. Add it after the "
-    "all_reduce",
-    "mean": "You took the mean over the ranks. Take the sum",
+    "part": "You left out the sum over the ranks. all_reduce the product with {} and use it",
+    "bias": "You added the bias of {} on each rank, so the sum has it several times. Add it after "
+    "the all_reduce",
+    "mean": "You took the mean of {} over the ranks. Take the sum",
 }
+LAYERS = ("out and down", "out", "down")
+MODES = ALONE | {f"{k} {of}": said.format(of) for k, said in TOGETHER.items() for of in LAYERS}
 
 
 def played(
@@ -82,9 +88,10 @@ def played(
     caches = [Cache(part, len(pieces[0]), 2 + sum(x.shape[1] for x in pieces)) for part in parts]
     p = len(parts)
 
-    def summed(products: list[Tensor], bias: Tensor) -> Tensor:
-        total = products[place] if mode == "part" else sum(products)
-        return total / p ** (mode == "mean") + bias * p ** (mode == "bias")
+    def summed(layer: str, products: list[Tensor], bias: Tensor) -> Tensor:
+        kind = mode.split()[0] if layer in mode.split() else ""
+        total = products[place] if kind == "part" else sum(products)
+        return total / p ** (kind == "mean") + bias * p ** (kind == "bias")
 
     logits = []
     end = 0
@@ -102,10 +109,10 @@ def played(
                 own = attention.q(h), *(t[:, seen] for t in pair)
                 heads = models.attend(*own, attention.head_size, mode != "later")
                 products.append(linear(heads, attention.out.weight))
-            x = x + summed(products, blocks[0].attention.out.bias)
+            x = x + summed("out", products, blocks[0].attention.out.bias)
             h = blocks[0].norm2(x)
             products = [linear(gelu(b.mlp.up(h)), b.mlp.down.weight) for b in blocks]
-            x = x + summed(products, blocks[0].mlp.down.bias)
+            x = x + summed("down", products, blocks[0].mlp.down.bias)
         logits.append(parts[0].logits(x).tolist())
     return logits, caches[0]
 
@@ -113,7 +120,7 @@ def played(
 def likely(modes: dict, k: int, parts: Sequence, pieces: Sequence, place: int = 0):
     """Yield mistakes in the logits of piece k, computed only if something is wrong."""
     for mode, said in modes.items():
-        yield Mistake(played(parts, pieces[: k + 1], mode, place)[0][k], said)
+        yield Mistake(played(parts, pieces, mode, place)[0][k], said)
 
 
 # -- 17.1: the cache --------------------------------------------------------------------------
@@ -187,7 +194,8 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def logits_are(result: Any, right: Tensor, mistakes: Iterator[Mistake], where: str) -> Step:
     """Return the step that a result has these logits, in double precision."""
-    return value(result, right.tolist(), mistakes, what=where, form="logits", tolerance=EXACT)
+    name = {"what": f"{where}: the logits", "form": "logits"}
+    return value(result, right.tolist(), mistakes, **name, tolerance=EXACT)
 
 
 def told_tokens(result: Any) -> Any:
@@ -202,7 +210,8 @@ def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: 
     tokens = longer[:, :new]
     wrong = {
         "You returned the prompt, too. Return only the new tokens": torch.cat([prompt, tokens], 1),
-        "You left out the first new token, which the prompt's last logits give": longer[:, 1:],
+        "You left out the first new token, which the prompt's last logits give": tokens[:, 1:],
+        "You began with the second new token": longer[:, 1:],
         "You returned one token too many": longer,
         "You returned one token too few": tokens[:, :-1],
     }
@@ -258,14 +267,13 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
     text = text_of(answer.case["common"], 2, 6)
     pieces = text.split((5, 1), 1)
     right = whole(text).split((5, 1), 1)
-    modes = TOGETHER | ALONE if p > 1 else ALONE
     times = [2 * DEPTH] if p > 1 else [0, 2 * DEPTH]
     for k, calls in enumerate(answer.value["calls"]):
         where = f"{('prefill', 'decode')[k]} {on(answer.members)}"
         count = made("all_reduce", times, f" in {where} (two for each of {DEPTH} blocks)")
         yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
         yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})
-        mistakes = likely(modes, k, parts, pieces, answer.place)
+        mistakes = likely(MODES, k, parts, pieces, answer.place)
         yield logits_are(answer.value["logits"][k], right[k], mistakes, where)
 
 
@@ -284,6 +292,8 @@ def _latency(compute: float, depth: int, nbytes: int, p: int, latency: float, ra
     wrong = {
         "You counted one all_reduce per block. There are two": right - depth * rounds * message,
         "You left out the rounds. Multiply by rounds(p)": compute / p + 2 * depth * message,
+        "You rounded log2(p) up. Use rounds(p)": compute / p
+        + 2 * depth * math.ceil(math.log2(p)) * message,
         "You counted one block. Multiply by depth": compute / p + 2 * rounds * message,
         "You left out the communication": compute / p,
         "You left out the latency": right - 2 * depth * rounds * latency,

@@ -18,9 +18,7 @@ CELLS = {
 SLOW = {"17.1", "17.3", "17.6", "17.7"}
 #: Ranks that are threads cannot be interrupted.
 ONLY_ON_RANKS = {"tries all cuts"}
-BEFORE = "\n".join(
-    source_of(NOTEBOOK, cell).replace("%%px\n", "") for cell in ("ranks-join", "tp-define")
-)
+BEFORE = source_of(NOTEBOOK, "ranks-join").replace("%%px\n", "")
 
 _WRITE = "keys[:, first:end], values[:, first:end] = attention.k(h), attention.v(h)"
 _SUM = "        dist.all_reduce(y, group=group)\n        x = x + y + attention.out.bias"
@@ -110,14 +108,15 @@ CHANGES = [
      "You never raised cache.length"),
     ("17.3", "one all_reduce in the prediction", "2 * depth * rounds", "depth * rounds",
      "There are two"),
-    ("17.3", "no rounds", "depth * rounds(p) * message", "depth * message * (p > 1)",
-     "You left out the rounds"),
+    ("17.3", "no rounds", "depth * rounds * message", "depth * message * (p > 1)",
+     "You counted one round for each all_reduce"),
     ("17.3", "does not split the computing", "compute / p", "compute",
      "You did not split the compute time"),
     ("17.3", "no latency", "message = latency + nbytes", "message = nbytes",
      "You left out the latency"),
-    ("17.3", "log2, rounded up", "rounds(p) * message", "math.ceil(math.log2(p)) * message",
-     "You rounded log2(p) up"),
+    ("17.3", "a ring", "math.ceil(math.log2(p))", "(p - 1)", "You counted p − 1 rounds"),
+    ("17.3", "log2, not rounded", "math.ceil(math.log2(p))", "math.log2(p)",
+     "Round log2(p) up"),
     ("17.5", "blocks", "if s > 0:", "if s >= 0:", ""),
     ("17.5", "sends back", "group_dst=s + 1", "group_dst=s", ""),
     ("17.5", "all layers on each rank", "chain.run(first, first + counts[s], x)",
@@ -425,8 +424,10 @@ def balance(costs, stages):
     for s in range(1, stages + 1):
         for first in range(n):
             options = [
-                (max(sum(costs[first:end]), table[s - 1, end][0]), [end - first, *table[s - 1, end][1]])
-                for end in range(first + 1, n + 1) if (s - 1, end) in table
+                (max(sum(costs[first:end]), table[s - 1, end][0]),
+                 [end - first, *table[s - 1, end][1]])
+                for end in range(first + 1, n + 1)
+                if (s - 1, end) in table
             ]
             if options:
                 table[s, first] = min(options, key=lambda option: option[0])
@@ -535,7 +536,8 @@ CHANGES_THAT_ARE_RIGHT = [
      "        coming.append((x, dist.irecv(x, group_src=s - 1, group=group)))\n"
      "    for k, x in enumerate(texts):\n        if s > 0:\n"
      "            x, request = coming[k]\n            request.wait()\n"),
-    ("17.5", "a tag for each microbatch", "    for x in texts:\n", "    for k, x in enumerate(texts):\n"),
+    ("17.5", "counts the microbatches", "    for x in texts:\n",
+     "    for k, x in enumerate(texts):\n"),
     ("17.6", "a request that will be late lets others go first",
      "        seconds += server.prefill * request.prompt\n",
      "        more = seconds + server.prefill * request.prompt\n"

@@ -231,8 +231,7 @@ WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
     "short prompts": (Server(first=0.4), {"rate": 12, "prompt": (1, 20), "burst": 12, "new": 9}),
     "few slots": (Server(slots=6, decode=0.012, first=4), {"rate": 1.6, "prompt": (20, 200)}),
 }
-#: The share of our own policy's goodput that is enough.
-ENOUGH = 0.9
+ENOUGH = 0.9  # of our own policy's goodput
 
 
 def admitted(now: float, waiting: list, running: list, server: Server) -> list[Request]:

@@ -1,7 +1,4 @@
-"""Checks of generation in lab 17: a cache of keys and values, decode on ranks, and a hand-over.
-
-Models are in double precision. No group size divides their 5 heads and 22 hidden columns evenly.
-"""
+"""Checks of generation in lab 17: a cache of keys and values, decode on ranks, and a hand-over."""
 
 from __future__ import annotations
 
@@ -80,11 +77,7 @@ MODES = ALONE | {f"{k} {of}": said.format(of) for k, said in TOGETHER.items() fo
 def played(
     parts: Sequence[models.GPT], pieces: Sequence[Tensor], mode: str = "", place: int = 0
 ) -> tuple[list[list], Cache]:
-    """Return the logits of each piece of a text, and the first cache, after a mistake of `mode`.
-
-    Args:
-        parts: the parts of all ranks, of which the rank with this place makes the mistake.
-    """
+    """Return the logits of each piece that a mistake of one rank gives, and the first cache."""
     caches = [Cache(part, len(pieces[0]), 2 + sum(x.shape[1] for x in pieces)) for part in parts]
     p = len(parts)
 
@@ -211,7 +204,6 @@ def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: 
     wrong = {
         "You returned the prompt, too. Return only the new tokens": torch.cat([prompt, tokens], 1),
         "You left out the first new token, which the prompt's last logits give": tokens[:, 1:],
-        "You began with the second new token": longer[:, 1:],
         "You returned one token too many": longer,
         "You returned one token too few": tokens[:, :-1],
     }
@@ -285,15 +277,14 @@ def of_size(calls: Calls, allowed: set[int]) -> Step:
 
 
 def _latency(compute: float, depth: int, nbytes: int, p: int, latency: float, rate: float) -> Case:
-    power = p.bit_length() - 1
-    rounds = power if p == 2**power else power + 2
+    rounds = math.ceil(math.log2(p))
     message = latency + nbytes / rate
     right = compute / p + 2 * depth * rounds * message
     wrong = {
+        "You counted one round for each all_reduce": compute / p + 2 * depth * message,
         "You counted one all_reduce per block. There are two": right - depth * rounds * message,
-        "You left out the rounds. Multiply by rounds(p)": compute / p + 2 * depth * message,
-        "You rounded log2(p) up. Use rounds(p)": compute / p
-        + 2 * depth * math.ceil(math.log2(p)) * message,
+        "You counted p − 1 rounds": compute / p + 2 * depth * (p - 1) * message,
+        "Round log2(p) up": compute / p + 2 * depth * math.log2(p) * message,
         "You counted one block. Multiply by depth": compute / p + 2 * rounds * message,
         "You left out the communication": compute / p,
         "You left out the latency": right - 2 * depth * rounds * latency,
@@ -340,7 +331,6 @@ def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
     reason = {
         (n + new - 1) * token + first: "You sent the whole room of the cache. ",
         n * token // 2 + first: "You sent only keys or only values. ",
-        n * token: "The first new token is missing. ",
     }.get(nbytes, "")
     yield facts({
         f"{where}: Your messages have {nbytes} bytes on this rank, expected {expected}. {reason}"

@@ -20,11 +20,8 @@ def curves(
         for of, style, label in ((lines, "-", name), (points, "o", f"{name}, measured")):
             if name in of:
                 axes.plot(*zip(*of[name].items(), strict=True), style, color=color, label=label)
-    axes.set(title=title, xlabel=across, ylabel=up)
-    if log:
-        axes.set(xscale="log", yscale="log")
-    else:
-        axes.set_ylim(0)
+    look = {"xscale": "log", "yscale": "log"} if log else {"ylim": (0, None)}
+    axes.set(title=title, xlabel=across, ylabel=up, **look)
     legend_beside(axes, fontsize=9)
     return finish(figure)
 
@@ -32,12 +29,7 @@ def curves(
 def lanes(
     charts: Mapping[str, Sequence[tuple]], name: str, until: float, unit: str = "seconds"
 ) -> Figure:
-    """Draw what each stage or slot does, from spans (lane, start, end, number) that begin at 0.
-
-    Args:
-        name: what a lane is.
-        until: the end of the axis of time, in this unit.
-    """
+    """Draw what each lane does until some time, from spans (lane, start, end, number)."""
     counts = [1 + max(lane for lane, *_ in spans) for spans in charts.values()]
     look = {"sharex": True, "height_ratios": [n + 1 for n in counts]}
     figure, rows = panels(9, 0.32 * sum(counts) + 0.75 * len(counts), rows=len(counts), **look)
@@ -52,7 +44,7 @@ def lanes(
             text = str(number) if width > 0.013 * until * len(str(number)) else ""
             cell(axes, start, lane, width, FORWARD, text, fontsize=8, linewidth=0.6)
         busy = sum(width for _, _, width, _ in shown) / (n * end)
-        axes.set_title(f"{title}: busy for {busy:.0%} of {end:.2f} {unit}", fontsize=11)
-        words.append(f"{title}: the {n} {name}s are busy for {busy:.0%} of {end:.2f} {unit}")
+        words.append(f"{title}: {n} {name}s are busy for {busy:.0%} of {end:.2f} {unit}")
+        axes.set_title(words[-1], fontsize=11)
     rows[-1].set_xlabel(unit)
     return finish(figure, ". ".join(words) + ".")

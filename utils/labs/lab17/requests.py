@@ -9,6 +9,7 @@ A user gives up if the first token is late. The same seed of `arrivals` gives th
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -53,22 +54,18 @@ class Outcome:
 def arrivals(
     seed: int, rate: float, count: int = 200, prompt=(20, 320), new: float = 50, burst: int = 1
 ) -> list[Outcome]:
-    """Return requests in the order of arrival, with open outcomes.
+    """Return open requests in the order of arrival, at this rate per second, in bursts.
 
     Args:
-        rate: requests per second, on average, which arrive in bursts of this size.
         prompt: the fewest and the most tokens of a prompt.
-        new: tokens of an answer, on average; a few answers are several times as long.
+        new: tokens of an answer, on average. A few answers are several times as long.
     """
     draw = random.Random(seed)
-    arrival = 0.0
-    drawn = []
-    for number in range(count):
-        if number % burst == 0:
-            arrival += draw.expovariate(rate / burst)
-        tokens = 1 + int(draw.expovariate(1 / new))
-        drawn.append(Outcome(Request(number, arrival, draw.randint(*prompt)), tokens))
-    return drawn
+    gaps = [draw.expovariate(1) * (number % burst == 0) for number in range(count)]
+    times = [count / rate * of / sum(gaps) for of in itertools.accumulate(gaps)]
+    answers = [1 + int(draw.expovariate(1 / new)) for _ in times]
+    made = [Request(k, time, draw.randint(*prompt)) for k, time in enumerate(times)]
+    return list(map(Outcome, made, answers))
 
 
 def simulate(admit: Callable, server: Server, outcomes: list[Outcome]) -> list[Outcome]:

@@ -309,7 +309,7 @@ def probe_hand_over(
     return {"tokens": told_tokens(tokens), "calls": calls}
 
 
-@task("17.7", "bonus task: prefill and decode on different ranks", points=3)
+@task("17.7", "bonus task: hand the cache to another rank", points=3)
 def hand_over(ranks: Ranks, report: Report) -> None:
     """Compare tokens with one rank's, and judge who sends what."""
     each = to_each(seed=report.seeds(trials.WORLD))

@@ -16,8 +16,9 @@ def curves(
 ) -> Figure:
     """Draw lines and points by their names, x → y in each; the same name has the same color."""
     figure, axes = chart(8, 3.6)
-    for name, color in zip(dict(lines) | dict(points), CYCLE, strict=False):
-        for of, style, label in ((lines, "-", name), (points, "o", f"{name}, measured")):
+    looks = zip(CYCLE, ("-", "--", "-."), "osD", strict=False)
+    for name, (color, dashes, mark) in zip(dict(lines) | dict(points), looks, strict=False):
+        for of, style, label in ((lines, dashes, name), (points, mark, f"{name}, measured")):
             if name in of:
                 axes.plot(*zip(*of[name].items(), strict=True), style, color=color, label=label)
     look = {"xscale": "log", "yscale": "log"} if log else {"ylim": (0, None)}

@@ -27,6 +27,12 @@ _GAP = "        if running and seconds > server.gap:\n            break\n"
 _DECODE = "logits = forward_cached(model, tokens[-1], cache)"
 _FILLED = "torch.stack([part[:, :n] for part in cache.keys + cache.values])"
 _RECV = "            dist.recv(x, group_src=s - 1, group=group)\n"
+_PASS_ON = """            sends.append(dist.isend(x, group_dst=s + 1, group=group))
+        else:
+            logits.append(x)
+    for request in sends:
+        request.wait()
+"""
 _SEND = "sends.append(dist.isend(x, group_dst=s + 1, group=group))"
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
@@ -133,6 +139,16 @@ CHANGES = [
      "            y = torch.empty(*x.shape, chain.width, dtype=chain.dtype)\n"
      "            dist.recv(y, group_src=s - 1, group=group)\n"
      "            x = chain.layers[0](x)\n", ""),
+    ("17.5", "sends all at the end", _PASS_ON,
+     "            sends.append(x)\n        else:\n            logits.append(x)\n"
+     "    for x in sends:\n        dist.send(x, group_dst=s + 1, group=group)\n",
+     "You sent microbatches after later ones were done"),
+    ("17.5", "receives all before it begins", "    for x in texts:\n        if s > 0:\n"
+     "            x = torch.empty(*x.shape, chain.width, dtype=chain.dtype)\n" + _RECV,
+     "    coming = []\n    for x in texts:\n        if s > 0:\n"
+     "            x = torch.empty(*x.shape, chain.width, dtype=chain.dtype)\n" + _RECV
+     + "        coming.append(x)\n    for x in coming:\n",
+     "You received several microbatches before you began"),
     ("17.6", "lets everybody join", _GAP, "", "Let fewer prompt tokens join"),
     ("17.6", "never more than the slots, but twice", "        joining.append(request)\n",
      "        joining += [request, request]\n", "twice"),

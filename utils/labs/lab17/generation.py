@@ -125,22 +125,25 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
     before = weights_of(model)
     text = text_of(seed, samples, sum(pieces))
     cache = Cache(model, samples, sum(pieces) + 2)
-    rows = [0]
-    layer = model.blocks[0].mlp
-    hook = layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel()))
+    rows = [0.0]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
+        for layer in (model.blocks[-1].mlp, model.blocks[-1].attention.k)
+    ]
     forward = reading_answer(user_ns, "forward_cached", changes=(2,))
     steps = [
-        (*recorded(forward, model, piece, cache), cache.length, sum(rows) // samples)
+        (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples)
         for piece in text.split(pieces, 1)
     ]
     prompt = text[:, : pieces[0]]
     tokens, calls = recorded(reading_answer(user_ns, "generate"), model, prompt, new)
-    hook.remove()
+    for hook in hooks:
+        hook.remove()
     return {
         "steps": [[told(logits), number(length), rows] for logits, _, length, rows in steps],
         "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
         "tokens": told_tokens(tokens),
-        "rows": sum(rows) // samples - steps[-1][3],
+        "rows": sum(rows) / samples - steps[-1][3],
         "calls": sum((of for _, of, *_ in steps), calls),
         "changed": not torch.equal(before, weights_of(model)),
     }
@@ -163,13 +166,14 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     text = text_of(case["seed"], case["samples"], sum(pieces))
     parts, right = (of.split(pieces, 1) for of in (text, model(text)))
     yield communication(answer.value["calls"], only())
-    for k, (logits, length, rows) in enumerate(answer.value["steps"]):
+    steps = zip(answer.value["steps"], right, strict=True)
+    for k, ((logits, length, rows), expected) in enumerate(steps):
         end = sum(pieces[: k + 1])
         where = f"call {k + 1} of forward_cached, with {pieces[k]} tokens"
-        yield logits_are(logits, right[k], likely(ALONE, k, [model], parts), where)
+        yield logits_are(logits, expected, likely(ALONE, k, [model], parts), where)
         yield facts({
             f"{where}: cache.length is {length}, expected {end}. Set it to end": length != end,
-            f"{where}: You computed {rows} tokens of each text so far, expected {end}. Compute "
+            f"{where}: You computed {rows:g} tokens of each text so far, expected {end}. Compute "
             "only the new tokens": rows > end,
         })
     cache = played([model], [text])[1]
@@ -179,7 +183,7 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     where = f"generate(model, prompt of shape {[samples, n]}, {new})"
     yield tokens_are(answer.value["tokens"], model, parts[0], new, where)
     yield facts({
-        f"{where}: You computed {rows} tokens of each text, expected {n + new - 1}. Prefill once, "
+        f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once, "
         "then compute one token in each step": rows > n + new - 1,
         "You changed the model's weights. Leave them as they are": answer.value["changed"],
     })
@@ -260,13 +264,13 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
     pieces = text.split((5, 1), 1)
     right = whole(text).split((5, 1), 1)
     times = [2 * DEPTH] if p > 1 else [0, 2 * DEPTH]
-    for k, calls in enumerate(answer.value["calls"]):
+    steps = zip(answer.value["calls"], answer.value["logits"], right, strict=True)
+    for k, (calls, logits, expected) in enumerate(steps):
         where = f"{('prefill', 'decode')[k]} {on(answer.members)}"
         count = made("all_reduce", times, f" in {where} (two for each of {DEPTH} blocks)")
         yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
         yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})
-        mistakes = likely(MODES, k, parts, pieces, answer.place)
-        yield logits_are(answer.value["logits"][k], right[k], mistakes, where)
+        yield logits_are(logits, expected, likely(MODES, k, parts, pieces, answer.place), where)
 
 
 def of_size(calls: Calls, allowed: set[int]) -> Step:

@@ -183,8 +183,8 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     where = f"generate(model, prompt of shape {[samples, n]}, {new})"
     yield tokens_are(answer.value["tokens"], model, parts[0], new, where)
     yield facts({
-        f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once, "
-        "then compute one token in each step": rows > n + new - 1,
+        f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once "
+        "and then compute one token in each step": rows > n + new - 1,
         "You changed the model's weights. Leave them as they are": answer.value["changed"],
     })
 

@@ -67,7 +67,7 @@ CHANGES = [
      "logits = forward_cached(model, tokens[-1], Cache(model, samples, 1))\n"
      "    return torch.cat(tokens[1:], 1)", "You left out the first new token"),
     ("17.1", "one token too many", "while len(tokens) < new:", "while len(tokens) < new + 1:",
-     "You returned one token too many"),
+     "You returned too many tokens"),
     ("17.1", "returns the last logits only", "return model.logits(x)",
      "return model.logits(x[:, -1:])", "logits"),
     ("17.2", "one FLOP for a product and its sum", "flops = 2 * weights", "flops = weights",

@@ -203,13 +203,12 @@ def told_tokens(result: Any) -> Any:
 
 def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: str) -> Step:
     """Return the step that a result has the new tokens of a prompt."""
-    longer = greedy(model, prompt, new + 1)
-    tokens = longer[:, :new]
+    tokens = greedy(model, prompt, new)
     wrong = {
         "You returned the prompt, too. Return only the new tokens": torch.cat([prompt, tokens], 1),
         "You left out the first new token, which the prompt's last logits give": tokens[:, 1:],
-        "You returned one token too many": longer,
         "You returned one token too few": tokens[:, :-1],
+        "You returned too many tokens": lambda got: [of[:new] for of in got] == tokens.tolist(),
     }
     return value(result, tokens.tolist(), table(wrong), what=where, form="the new tokens")
 

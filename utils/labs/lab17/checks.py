@@ -272,6 +272,6 @@ def _policy(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         advice = "Let requests join while others are running, as soon as slots and gap allow it"
     yield facts({
         f"{case['workload']}: Your goodput is {got:.2f} requests per second, and {right:.2f} are "
-        f"possible, because {late} users gave up before their first token and {slow} waited too "
-        f"long for a later one. {advice}": not got >= ENOUGH * right
+        f"possible, because {late} users waited too long for their first token and {slow} for a "
+        f"later one. {advice}": not got >= ENOUGH * right
     })

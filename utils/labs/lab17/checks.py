@@ -80,7 +80,7 @@ def _batch(weights: int, depth: int, width: int, context: int, *machine: float) 
     reading, each = (count / machine[1] for count in (4 * weights, 8 * depth * width * context))
     computing = (2 * weights + 4 * depth * width * context) / machine[0]
     exact, alone = reading / (computing - each), math.ceil(reading / computing)
-    if computing > each and not (alone < math.floor(exact) and 0.05 < exact % 1 < 0.95):
+    if computing > each and not (alone < int(exact) < 10_000 and 0.05 < exact % 1 < 0.95):
         return []
     right = math.ceil(exact) if computing > each else None
     wrong = {"You left out the caches. Each text has its own": alone}

@@ -313,7 +313,7 @@ def forward_cached(model, text, cache):
 
 def one_token(model, token, cache):
     n = cache.length
-    x = model.embed(token) + model.position[n]
+    x = model.embedded(token, n)
     for block, keys, values in zip(model.blocks, cache.keys, cache.values):
         a, h = block.attention, block.norm1(x)
         keys[:, n], values[:, n] = a.k(h)[:, 0], a.v(h)[:, 0]

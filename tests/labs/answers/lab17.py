@@ -279,7 +279,7 @@ def admit(now, waiting, running, server):
     ("17.6", "one request in each step", """
 def admit(now, waiting, running, server):
     return waiting[:1] if len(running) < server.slots else []
-""", "Let requests join while others are running"),
+""", "Your goodput is"),
 ]  # fmt: skip
 
 RIGHT = [
@@ -562,3 +562,215 @@ CHANGES_THAT_ARE_RIGHT = [
     ("17.7", "one tensor for keys, one for values", _FILLED, "torch.stack([torch.stack([t[:, :n] "
      "for t in of]) for of in (cache.keys, cache.values)]).flatten(0, 1)"),
 ]  # fmt: skip
+
+#: By somebody who had not seen the checks.
+WRONG += [
+    (
+        "17.2",
+        "table of the printed H100 lines",
+        """
+def step_cost(weights, depth, width, batch, new, context):
+    flops = 2 * weights * batch * new + 4 * depth * width * batch * new * context
+    return flops, 4 * (weights + 2 * depth * width * batch * context)
+
+
+def compute_bound_from(weights, depth, width, context, peak, bandwidth):
+    return {100: 48, 500: 173}.get(context)
+""",
+        "): You returned None. Return a batch",
+    ),
+    (
+        "17.4",
+        "equally many layers on each stage",
+        """
+def balance(costs, stages):
+    n = len(costs)
+    return [n // stages + (s < n % stages) for s in range(stages)]
+""",
+        "is possible with other cuts. You counted layers, but their",
+    ),
+    (
+        "17.4",
+        "largest layer to emptiest stage, order lost",
+        """
+def balance(costs, stages):
+    load, counts = [0.0] * stages, [0] * stages
+    for cost in sorted(costs, reverse=True):
+        s = min(range(stages), key=lambda s: (load[s], counts[s]))
+        load[s] += cost
+        counts[s] += 1
+    return counts
+""",
+        "is possible with other cuts. Minimize the slowest stage's",
+    ),
+    (
+        "17.4",
+        "halves again and again: powers of two",
+        """
+def balance(costs, stages):
+    if stages == 1:
+        return [len(costs)]
+    half = stages // 2
+    n = len(costs)
+    cut = min(
+        range(half, n - half + 1),
+        key=lambda c: max(sum(costs[:c]), sum(costs[c:])),
+    )
+    return balance(costs[:cut], half) + balance(costs[cut:], half)
+""",
+        "): You returned",
+    ),
+    (
+        "17.4",
+        "returns where the stages end, not counts",
+        """
+def balance(costs, stages):
+    n, sums = len(costs), [0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    best = {(1, k): (sums[k], [k]) for k in range(1, n + 1)}
+    for s in range(2, stages + 1):
+        for k in range(s, n + 1):
+            best[s, k] = min(
+                (max(best[s - 1, j][0], sums[k] - sums[j]), best[s - 1, j][1] + [k])
+                for j in range(s - 1, k)
+            )
+    return best[stages, n][1]
+""",
+        "): You returned where stages end. Return a list with the",
+    ),
+    (
+        "17.4",
+        "returns the slowest stage's time, too",
+        """
+def balance(costs, stages):
+    n, sums = len(costs), [0]
+    for cost in costs:
+        sums.append(sums[-1] + cost)
+    best = {(1, k): (sums[k], [k]) for k in range(1, n + 1)}
+    for s in range(2, stages + 1):
+        for k in range(s, n + 1):
+            best[s, k] = min(
+                (max(best[s - 1, j][0], sums[k] - sums[j]), best[s - 1, j][1] + [k - j])
+                for j in range(s - 1, k)
+            )
+    return best[stages, n]
+""",
+        "Return a list with the number of layers of each stage",
+    ),
+    (
+        "17.5",
+        "last stage runs all layers, nothing is sent",
+        """
+def serve(chain, counts, texts, group=None):
+    s, p = place_and_size(group)
+    if s < p - 1:
+        return []
+    return [chain.run(0, sum(counts), text) for text in texts]
+""",
+        "but your code made no message",
+    ),
+    (
+        "17.6",
+        "nobody joins, so no gap is ever broken",
+        """
+def admit(now, waiting, running, server):
+    return []
+""",
+        "for a later one. Let requests join while others are",
+    ),
+    (
+        "17.6",
+        "eager: fills all free slots",
+        """
+def admit(now, waiting, running, server):
+    return waiting[: server.slots - len(running)]
+""",
+        "for a later one. Let fewer prompt tokens join while texts",
+    ),
+    (
+        "17.6",
+        "constants of the notebook's server",
+        """
+def admit(now, waiting, running, server):
+    joining, seconds = [], 0.025 + 0.0008 * len(running)
+    for request in waiting[: 32 - len(running)]:
+        seconds += 0.00025 * request.prompt
+        if running and seconds > 0.15:
+            break
+        joining.append(request)
+    return joining
+""",
+        "running texts, but there are only",
+    ),
+    (
+        "17.7",
+        "last rank computes the prompt itself",
+        """
+def disaggregated(model, prompt, new, group=None):
+    s, p = place_and_size(group)
+    if s < p - 1:
+        return None
+    return generate(model, prompt, new)
+""",
+        "Send the filled part of the cache and the first new token",
+    ),
+    (
+        "17.7",
+        "sends the whole room, not the filled part",
+        """
+def disaggregated(model, prompt, new, group=None):
+    s, p = place_and_size(group)
+    samples, n = prompt.shape
+    if 0 < s < p - 1:
+        return None
+    cache = Cache(model, samples, n + new - 1)
+    token = torch.empty(samples, 1, dtype=torch.long)
+    if s == 0:
+        token = forward_cached(model, prompt, cache)[:, -1].argmax(-1, keepdim=True)
+    if p > 1:
+        for part in [*cache.keys, *cache.values, token]:
+            if s == 0:
+                dist.send(part, group_dst=p - 1, group=group)
+            else:
+                dist.recv(part, group_src=0, group=group)
+        if s == 0:
+            return None
+    cache.length = n
+    tokens = [token]
+    while len(tokens) < new:
+        logits = forward_cached(model, tokens[-1], cache)
+        tokens.append(logits[:, -1].argmax(-1, keepdim=True))
+    return torch.cat(tokens, 1)
+""",
+        "You sent the whole room of the cache. Send the filled part",
+    ),
+    (
+        "17.7",
+        "broadcasts the cache to all ranks",
+        """
+def disaggregated(model, prompt, new, group=None):
+    s, p = place_and_size(group)
+    samples, n = prompt.shape
+    cache = Cache(model, samples, n + new - 1)
+    token = torch.empty(samples, 1, dtype=torch.long)
+    if s == 0:
+        token = forward_cached(model, prompt, cache)[:, -1].argmax(-1, keepdim=True)
+    if p > 1:
+        filled = torch.stack([part[:, :n] for part in cache.keys + cache.values])
+        dist.broadcast(filled, group_src=0, group=group)
+        dist.broadcast(token, group_src=0, group=group)
+        for part, came in zip(cache.keys + cache.values, filled):
+            part[:, :n] = came
+        cache.length = n
+    if s < p - 1:
+        return None
+    tokens = [token]
+    while len(tokens) < new:
+        logits = forward_cached(model, tokens[-1], cache)
+        tokens.append(logits[:, -1].argmax(-1, keepdim=True))
+    return torch.cat(tokens, 1)
+""",
+        "You call broadcast. Use only send and recv here",
+    ),
+]

@@ -160,7 +160,7 @@ def _balanced(case: list, counts: Any) -> Iterator[Step]:
 
 PARTITIONS: tuple[Partition, ...] = ([[0, 1, 3], [2]], [[1, 2], [0, 3]], [[0, 1, 2, 3]], None)
 COUNTS = {"1": [4], "2": [3, 1], "3": [1, 2, 1], "4": [1, 1, 1, 1]}
-SHAPES = [(3, 5), (1, 5), (2, 4), (2, 7), (3, 1)]
+SHAPES = [(3, 5), (1, 5), (1, 5), (2, 4), (2, 7), (3, 1)]
 
 
 @in_group
@@ -228,7 +228,7 @@ def _served(answer: GroupAnswer) -> Iterator[Step]:
 WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
     "a steady rate": (Server(), {"rate": 6}),
     "bursts of ten": (Server(), {"rate": 5, "burst": 10}),
-    "long prompts": (Server(), {"rate": 3.5, "prompt": (200, 380)}),
+    "long prompts": (Server(), {"rate": 2, "prompt": (200, 620)}),
     "short prompts": (Server(first=0.4), {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9}),
     "few slots": (Server(slots=6, decode=0.012, first=4), {"rate": 1.6, "prompt": (20, 200)}),
 }

@@ -152,10 +152,10 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
 @task("17.1", "a cache of keys and values", points=3)
 def cached_generation(ranks: Ranks, report: Report) -> None:
     """Compare logits, cached tensors and tokens with the model that computes the whole text."""
-    shapes = ((2, [5, 1, 3, 1], 6), (1, [1, 1, 1], 1), (3, [4, 4], 2))
+    shapes = ((2, [5, 1, 3, 1], 6), (1, [1, 1, 1], 1), (3, [4, 4], 2), (2, [5, 2], 6))
     cases = [
         {"seed": seed, "samples": samples, "pieces": pieces, "new": new}
-        for seed, (samples, pieces, new) in zip(report.seeds(3), shapes, strict=True)
+        for seed, (samples, pieces, new) in zip(report.seeds(4), shapes, strict=True)
     ]
     report.judge_cases(ranks, probe_cache, cases, _cached)
 

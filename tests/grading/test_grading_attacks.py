@@ -397,6 +397,7 @@ TOLD = {
     ("lab07", "7.7", "receives before it sends"): "a name of a given cell that no solution needs",
     ("lab09", "9.4", "PyTorch's attention"): "getattr with a name that is not in the code",
     ("lab13", "13.3", "place 0 clears the folder first"): "what is in a folder",
+    ("lab17", "17.4", "recursion with a memory"): "a function that remembers its results",
 }
 
 

@@ -73,6 +73,7 @@ BUDGETS = {
     "labs/lab13": 1820,
     "labs/lab14": 1170,
     "labs/lab15": 900,
+    "labs/lab17": 900,
     "labs/shared": 2000,
     "memory": 225,
     "models": 290,

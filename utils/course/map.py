@@ -22,6 +22,10 @@ PATHS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
         "the core ideas, one session a week",
         [["00", "01", "02"], ["03", "04"], ["06", "07"], ["10", "13"]],
     ),
+    "Two weeks of transformers": (
+        "how a language model is split, trained, and served",
+        [["09", "10"], ["15", "16", "17"]],
+    ),
 }
 WHOLE = "The whole course"
 

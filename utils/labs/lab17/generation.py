@@ -1,0 +1,348 @@
+"""Checks of generation in lab 17: a cache of keys and values, decode on ranks, and a hand-over."""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.functional import gelu, linear
+
+from utils import models
+from utils.checks import trials
+from utils.checks.comparison import Calls, Mistake, inside, made, only, table, waited
+from utils.checks.probe import in_double, number, reading_answer, recorded, told
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.trials import Case, Group, GroupAnswer, in_group, on
+from utils.cluster.questions import Ranks, Reply
+from utils.labs.shared.replicas import weights_of
+
+from .parts import Cache, part_of
+
+DEPTH, WIDTH = 2, 20
+BYTES = 8  # of a float64 and of an int64
+EXACT = 1e-9
+
+
+@functools.lru_cache(maxsize=16)
+def gpt(seed: int) -> models.GPT:
+    """Return a small model in double precision, with weights so large that its tokens vary."""
+    sizes = {"depth": DEPTH, "width": WIDTH, "heads": 5, "hidden": 22, "tokens": 24}
+    model = in_double(models.gpt(seed, **sizes)).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(4)
+    return model
+
+
+def text_of(seed: int, samples: int, tokens: int) -> Tensor:
+    """Return random bytes, int64 [samples, tokens]."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (samples, tokens), generator=draw)
+
+
+def greedy(model: models.GPT, prompt: Tensor, new: int) -> Tensor:
+    """Return the most probable next tokens, computed without a cache."""
+    text = prompt
+    for _ in range(new):
+        text = torch.cat([text, model(text)[:, -1].argmax(-1, keepdim=True)], 1)
+    return text[:, prompt.shape[1] :]
+
+
+#: What mistakes do in :func:`played`, with the message for each.
+ALONE = {
+    "positions": "You gave each call's tokens the positions 0, 1, …. The first one is at "
+    "cache.length",
+    "own": "Your tokens attend only to the tokens of the same call. Attend to all cached ones",
+    "later": "Your tokens attend to later tokens of the same call. Pass causal=True",
+    "room": "You attended to the whole room, which is empty behind the last token. Pass "
+    "keys[:, :end] and values[:, :end]",
+    "swapped": "You swapped keys and values. Pass q, keys, values to attend",
+    "still": "You never raised cache.length, so each call overwrites the one before. Set it to end",
+}
+TOGETHER = {
+    "part": "You left out the sum over the ranks. all_reduce the product with {} and use it",
+    "bias": "You added the bias of {} on each rank, so the sum has it several times. Add it after "
+    "the all_reduce",
+    "mean": "You took the mean of {} over the ranks. Take the sum",
+}
+LAYERS = ("out and down", "out", "down")
+MODES = ALONE | {f"{k} {of}": said.format(of) for k, said in TOGETHER.items() for of in LAYERS}
+
+
+def played(
+    parts: Sequence[models.GPT], pieces: Sequence[Tensor], mode: str = "", place: int = 0
+) -> tuple[list[list], Cache]:
+    """Return the logits of each piece that a mistake of one rank gives, and the first cache."""
+    caches = [Cache(part, len(pieces[0]), 2 + sum(x.shape[1] for x in pieces)) for part in parts]
+    p = len(parts)
+
+    def summed(layer: str, products: list[Tensor], bias: Tensor) -> Tensor:
+        kind = mode.split()[0] if layer in mode.split() else ""
+        total = products[place] if kind == "part" else sum(products)
+        return total / p ** (kind == "mean") + bias * p ** (kind == "bias")
+
+    logits = []
+    end = 0
+    for piece in pieces:
+        first, end = end * (mode != "still"), end * (mode != "still") + piece.shape[1]
+        seen = slice(first if mode == "own" else 0, None if mode == "room" else end)
+        x = parts[0].embedded(piece, first * (mode != "positions"))
+        for k, blocks in enumerate(zip(*(part.blocks for part in parts), strict=True)):
+            h = blocks[0].norm1(x)
+            products = []
+            for attention, cache in zip([b.attention for b in blocks], caches, strict=True):
+                keys, values = cache.keys[k], cache.values[k]
+                keys[:, first:end], values[:, first:end] = attention.k(h), attention.v(h)
+                pair = (keys, values)[:: -1 if mode == "swapped" else 1]
+                own = attention.q(h), *(t[:, seen] for t in pair)
+                heads = models.attend(*own, attention.head_size, mode != "later")
+                products.append(linear(heads, attention.out.weight))
+            x = x + summed("out", products, blocks[0].attention.out.bias)
+            h = blocks[0].norm2(x)
+            products = [linear(gelu(b.mlp.up(h)), b.mlp.down.weight) for b in blocks]
+            x = x + summed("down", products, blocks[0].mlp.down.bias)
+        logits.append(parts[0].logits(x).tolist())
+    return logits, caches[0]
+
+
+def likely(modes: dict, k: int, parts: Sequence, pieces: Sequence, place: int = 0):
+    """Yield mistakes in the logits of piece k, computed only if something is wrong."""
+    for mode, said in modes.items():
+        yield Mistake(played(parts, pieces, mode, place)[0][k], said)
+
+
+# -- 17.1: the cache --------------------------------------------------------------------------
+
+
+def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: list, new: int):
+    """Run a text through the model piece by piece, and generate; count the tokens computed."""
+    model = gpt(seed)
+    before = weights_of(model)
+    text = text_of(seed, samples, sum(pieces))
+    cache = Cache(model, samples, sum(pieces) + 2)
+    rows = [0.0]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
+        for layer in (model.blocks[-1].mlp, model.blocks[-1].attention.k)
+    ]
+    forward = reading_answer(user_ns, "forward_cached", changes=(2,))
+    steps = [
+        (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples)
+        for piece in text.split(pieces, 1)
+    ]
+    prompt = text[:, : pieces[0]]
+    tokens, calls = recorded(reading_answer(user_ns, "generate"), model, prompt, new)
+    for hook in hooks:
+        hook.remove()
+    return {
+        "steps": [[told(logits), number(length), rows] for logits, _, length, rows in steps],
+        "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
+        "tokens": told_tokens(tokens),
+        "rows": sum(rows) / samples - steps[-1][3],
+        "calls": sum((of for _, of, *_ in steps), calls),
+        "changed": not torch.equal(before, weights_of(model)),
+    }
+
+
+@task("17.1", "a cache of keys and values", points=3)
+def cached_generation(ranks: Ranks, report: Report) -> None:
+    """Compare logits, cached tensors and tokens with the model that computes the whole text."""
+    shapes = ((2, [5, 1, 3, 1], 6), (1, [1, 1, 1], 1), (3, [4, 4], 2), (2, [5, 2], 6))
+    cases = [
+        {"seed": seed, "samples": samples, "pieces": pieces, "new": new}
+        for seed, (samples, pieces, new) in zip(report.seeds(4), shapes, strict=True)
+    ]
+    report.judge_cases(ranks, probe_cache, cases, _cached)
+
+
+def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    model = gpt(case["seed"])
+    pieces = case["pieces"]
+    text = text_of(case["seed"], case["samples"], sum(pieces))
+    parts, right = (of.split(pieces, 1) for of in (text, model(text)))
+    yield communication(answer.value["calls"], only())
+    steps = zip(answer.value["steps"], right, strict=True)
+    for k, ((logits, length, rows), expected) in enumerate(steps):
+        end = sum(pieces[: k + 1])
+        where = f"call {k + 1} of forward_cached, with {pieces[k]} tokens"
+        yield logits_are(logits, expected, likely(ALONE, k, [model], parts), where)
+        yield facts({
+            f"{where}: cache.length is {length}, expected {end}. Set it to end": length != end,
+            f"{where}: You computed {rows:g} tokens of each text so far, expected {end}. Compute "
+            "only the new tokens": rows > end,
+        })
+    cache = played([model], [text])[1]
+    both = [t[:, : sum(pieces)].tolist() for t in cache.keys + cache.values]
+    yield value(answer.value["cached"], both, what="cache.keys and cache.values", tolerance=EXACT)
+    (samples, n), new, rows = parts[0].shape, case["new"], answer.value["rows"]
+    where = f"generate(model, prompt of shape {[samples, n]}, {new})"
+    yield tokens_are(answer.value["tokens"], model, parts[0], new, where)
+    yield facts({
+        f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once "
+        "and then compute one token in each step": rows > n + new - 1,
+        "You changed the model's weights. Leave them as they are": answer.value["changed"],
+    })
+
+
+def logits_are(result: Any, right: Tensor, mistakes: Iterator[Mistake], where: str) -> Step:
+    """Return the step that a result has these logits, in double precision."""
+    name = {"what": f"{where}: the logits", "form": "logits"}
+    return value(result, right.tolist(), mistakes, **name, tolerance=EXACT)
+
+
+def told_tokens(result: Any) -> Any:
+    """Return tokens for JSON, and a text for tokens that aren't int64."""
+    wrong = isinstance(result, Tensor) and result.dtype != torch.int64
+    return f"a tensor of {result.dtype}" if wrong else told(result)
+
+
+def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: str) -> Step:
+    """Return the step that a result has the new tokens of a prompt."""
+    tokens = greedy(model, prompt, new)
+    wrong = {
+        "You returned the prompt, too. Return only the new tokens": torch.cat([prompt, tokens], 1),
+        "You left out the first new token, which the prompt's last logits give": tokens[:, 1:],
+        "You returned one token too few": tokens[:, :-1],
+        "You returned too many tokens": lambda got: [of[:new] for of in got] == tokens.tolist(),
+    }
+    return value(result, tokens.tolist(), table(wrong), what=where, form="the new tokens")
+
+
+# -- 17.3: heads and columns on several ranks -------------------------------------------------
+
+
+def composed(common: int, seeds: Sequence[int]) -> models.GPT:
+    """Return a model with one seed per part, so that a rank with one seed knows one part."""
+    parts = [part_of(gpt(seed), place, len(seeds)) for place, seed in enumerate(seeds)]
+    whole = part_of(gpt(common), 0, 1)  # a copy
+    for name, parameter in whole.blocks.named_parameters():
+        if "norm" not in name and not name.endswith(("out.bias", "down.bias")):
+            dim = int(name.endswith(("out.weight", "down.weight")))
+            parameter.copy_(torch.cat([part.blocks.get_parameter(name) for part in parts], dim))
+    return whole
+
+
+@in_group
+def probe_parallel(
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
+) -> dict:
+    """Prefill five tokens and decode one, with a part of the model."""
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    part = part_of(composed(common, [seed] * p), place, p)
+    cache = Cache(part, 2, 8)
+    function = reading_answer(user_ns, "parallel_step", changes=(2,))
+    pieces = text_of(common, 2, 6).split((5, 1), 1)
+    steps = [recorded(function, part, piece, cache, **named) for piece in pieces]
+    logits, calls = zip(*steps, strict=True)
+    return {"logits": told(logits), "calls": calls}
+
+
+@task("17.3", "decode on several ranks", points=4)
+def parallel_decode(ranks: Ranks, report: Report) -> None:
+    """Compare logits with the model that isn't split, count all_reduces, and judge latencies."""
+    each = to_each(seed=report.seeds(trials.WORLD))
+    cases = [{"partition": one, "common": report.seed, "each": each} for one in trials.EVERYWHERE]
+    if trials.judge_groups(ranks, report, probe_parallel, cases, _parallel):
+        draw = random.Random(report.seed)
+        network = 10 ** draw.uniform(-5, -2.5), 10 ** draw.uniform(6, 10)
+        sizes = [(draw.uniform(0.02, 0.3), draw.randint(3, 40), 512 * p, p) for p in range(1, 9)]
+        trials.judge_calls(ranks, report, [_latency(*of, *network) for of in sizes])
+
+
+def _parallel(answer: GroupAnswer) -> Iterator[Step]:
+    p = len(answer.members)
+    seeds = [answer.case["each"][rank]["seed"] for rank in answer.members]
+    whole = composed(answer.case["common"], seeds)
+    parts = [part_of(whole, place, p) for place in range(p)]
+    text = text_of(answer.case["common"], 2, 6)
+    pieces = text.split((5, 1), 1)
+    right = whole(text).split((5, 1), 1)
+    times = [2 * DEPTH] if p > 1 else [0, 2 * DEPTH]
+    steps = zip(answer.value["calls"], answer.value["logits"], right, strict=True)
+    for k, (calls, logits, expected) in enumerate(steps):
+        where = f"{('prefill', 'decode')[k]} {on(answer.members)}"
+        count = made("all_reduce", times, f" in {where} (two for each of {DEPTH} blocks)")
+        yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
+        yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})
+        yield logits_are(logits, expected, likely(MODES, k, parts, pieces, answer.place), where)
+
+
+def of_size(calls: Calls, allowed: set[int]) -> Step:
+    """Return the step that each call has one of these sizes."""
+    nbytes = next((call["nbytes"] for call in calls if call["nbytes"] not in allowed), None)
+    said = f"You communicate {nbytes} bytes at once, expected {min(allowed)}. Send only the "
+    return facts({said + "activations of the new tokens": nbytes is not None}, "communication")
+
+
+def _latency(compute: float, depth: int, nbytes: int, p: int, latency: float, rate: float) -> Case:
+    rounds = math.ceil(math.log2(p))
+    message = latency + nbytes / rate
+    right = compute / p + 2 * depth * rounds * message
+    wrong = {
+        "You counted one round for each all_reduce": compute / p + 2 * depth * message,
+        "You counted one all_reduce per block. There are two": right - depth * rounds * message,
+        "You counted p − 1 rounds": compute / p + 2 * depth * (p - 1) * message,
+        "Round log2(p) up": compute / p + 2 * depth * math.log2(p) * message,
+        "You counted one block. Multiply by depth": compute / p + 2 * rounds * message,
+        "You left out the communication": compute / p,
+        "You left out the latency": right - 2 * depth * rounds * latency,
+        "You left out the bytes": right - 2 * depth * rounds * nbytes / rate,
+        "You did not split the compute time. Divide it by p": right + compute - compute / p,
+    }
+    wrong = {said: of for said, of in wrong.items() if abs(of - right) > 1e-4 * right}
+    arguments = [compute, depth, nbytes, p, latency, rate]
+    return Case("decode_seconds", arguments, right, table(wrong), "seconds")
+
+
+# -- 17.7: prefill on one rank, decode on another ---------------------------------------------
+
+
+@in_group
+def probe_hand_over(
+    user_ns: dict, *, rank: int, named: dict, common: int, seed: int, shape: list, new: int
+) -> dict:
+    """Generate with a prompt that only the first rank knows."""
+    function = reading_answer(user_ns, "disaggregated")
+    tokens, calls = recorded(function, gpt(common), text_of(seed, *shape), new, **named)
+    return {"tokens": told_tokens(tokens), "calls": calls}
+
+
+@task("17.7", "bonus task: hand the cache to another rank", points=3)
+def hand_over(ranks: Ranks, report: Report) -> None:
+    """Compare tokens with one rank's, and judge who sends what."""
+    each = to_each(seed=report.seeds(trials.WORLD))
+    cases = [
+        {"partition": one, "common": report.seed, "each": each, "shape": [1 + k % 3, 7 - k]}
+        | {"new": 5 - k}
+        for k, one in enumerate(trials.EVERYWHERE)
+    ]
+    trials.judge_groups(ranks, report, probe_hand_over, cases, _handed_over)
+
+
+def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
+    (samples, n), new = answer.case["shape"], answer.case["new"]
+    members, where, calls = answer.members, on(answer.members), answer.value["calls"]
+    is_end = len(members) > 1 and answer.rank in (members[0], members[-1])
+    yield communication(calls, only("send", "recv"), inside(members), waited)
+    token, first = 2 * DEPTH * samples * WIDTH * BYTES, samples * BYTES
+    nbytes, expected = sum(call["nbytes"] for call in calls), (n * token + first) * is_end
+    reason = {
+        (n + new - 1) * token + first: "You sent the whole room of the cache. ",
+        n * token // 2 + first: "You sent only keys or only values. ",
+    }.get(nbytes, "")
+    yield facts({
+        f"{where}: Your messages have {nbytes} bytes on this rank, expected {expected}. {reason}"
+        "Send the filled part of the cache and the first new token": nbytes != expected,
+    })
+    if answer.rank == members[-1]:
+        prompt = text_of(answer.case["each"][members[0]]["seed"], samples, n)
+        model = gpt(answer.case["common"])
+        yield tokens_are(answer.value["tokens"], model, prompt, new, f"tokens {where}")
+    else:
+        said = f"{where}: You returned tokens on rank {answer.rank}. Return None there"
+        yield facts({said: answer.value["tokens"] is not None})

@@ -72,6 +72,7 @@ BUDGETS = {
     "labs/lab12": 1710,
     "labs/lab13": 1820,
     "labs/lab14": 1170,
+    "labs/lab16": 900,
     "labs/shared": 2000,
     "memory": 200,
     "models": 290,

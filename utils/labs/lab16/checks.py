@@ -30,7 +30,7 @@ from .softmax_parts import online_softmax as online_softmax
 def attention_memory(ranks: Ranks, report: Report) -> None:
     """Judge the bytes of one attention, and of the fullest rank in two ways."""
     k = report.seed % 7
-    cases = [_bytes(128, 128, 4, 16), _bytes(30 + k, 7, 3, 5), _bytes(1, 4096 + k, 32, 128)]
+    cases = [_bytes(128, 128, 3, 16), _bytes(30 + k, 7, 3, 5), _bytes(1, 4096 + k, 32, 128)]
     rest = ((1022, 4, 16, 4), (10 + k, 2, 8, 3), (64, 1, 4, 1), (131072, 32, 128, 64))
     judge_calls(ranks, report, cases + [_rank_bytes(*sizes) for sizes in rest])
 
@@ -97,13 +97,12 @@ def _pieces(tokens: int, p: int) -> list[list[int]]:
 
 def _zigzag(tokens: int, p: int) -> Case:
     pieces, right = _cut(tokens, 2 * p), _pieces(tokens, p)
+    striped = [list(range(r, tokens, p)) for r in range(p)]
     late = [pieces[2 * p - 1 - r] + pieces[r] for r in range(p)]
     same_end = [pieces[r] + pieces[p + r] for r in range(p)]
     wrong = {
         "You kept the tokens in order. Give each rank an early and a late piece": _cut(tokens, p),
-        "You gave every p-th token to a rank. Cut 2 p pieces": [
-            list(range(r, tokens, p)) for r in range(p)
-        ],
+        "You gave every p-th token to a rank. Cut 2 p pieces": striped,
         "You combined the pieces r and p + r. Combine r and 2 p − 1 − r": same_end,
         "You put the late piece first. Return sorted positions": late,
         "You reversed the ranks. Rank 0 has the first and the last piece": right[::-1],
@@ -121,10 +120,7 @@ def _visible(mine: list[int], theirs: list[int]) -> Case:
         "A query sees its own key, so use < for the queries": [right(mine, theirs[0]), last],
         "You counted hidden keys. Count the keys to keep": [first, n - last],
         "You counted visible queries. Count the queries to skip": [len(mine) - first, last],
-        "You looked at the first query. The last one sees the most": [
-            first,
-            right(theirs, mine[0]),
-        ],
+        "You looked at the first query. The last sees the most": [first, right(theirs, mine[0])],
         "You looked at the last key. The first is seen the most": [left(mine, theirs[-1]), last],
     }
     return Case("visible", [mine, theirs], [first, last], table(wrong), "(first, last)")
@@ -139,13 +135,9 @@ def probe_spread(user_ns: dict, *, rank: int, seed: int, kv_heads: int, p: int) 
     y, calls = recorded(reading_answer(user_ns, "spread"), k, p)
     reply = {"y": shown(y), "dx": shown(None), "calls": calls}
     if isinstance(y, Tensor) and y.requires_grad:
-        (y * _weights(y)).sum().backward()
+        y.square().sum().backward()
         reply["dx"] = shown(k.grad)
     return reply
-
-
-def _weights(y: Tensor) -> Tensor:
-    return torch.arange(1.0, len(y) + 1).double()[:, None, None]
 
 
 @task("16.8", "which way wins", points=2)
@@ -167,7 +159,7 @@ def _spread(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     k = drawn(case["seed"], kv_heads, 3, 2).requires_grad_()
     times = max(1, p // kv_heads)
     right = k.repeat_interleave(times, 0)
-    (right * _weights(right)).sum().backward()
+    right.square().sum().backward()
     where = f"spread, {kv_heads} KV heads for {p} ranks"
     yield communication(answer.value["calls"], only())
     text = "You repeated the whole list: a, b, a, b. Put copies side by side"
@@ -188,12 +180,11 @@ def _traffic(name: str, tokens: int, heads: int, kv_heads: int, size: int, p: in
     }
     if name == "ulysses":
         rows = 2 * (heads + most) * each
+        few = 2 * (heads + kv_heads) * each * (p - 1) // p
         right = rows * (p - 1) // p
         wrong = {
             "You counted a rank's part for itself. It isn't sent": rows,
-            "You forgot to repeat the KV heads. Each rank needs one": (
-                2 * (heads + kv_heads) * each * (p - 1) // p
-            ),
+            "You forgot to repeat the KV heads. Each rank needs one": few,
             "You forgot the way back of the output": (heads + 2 * most) * each * (p - 1) // p,
             "You counted heads for keys and values, too": 4 * heads * each * (p - 1) // p,
         }

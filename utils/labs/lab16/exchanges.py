@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.checks.comparison import Calls, Rule, inside, made, only, waited
+from utils.checks.comparison import inside, only, waited
 from utils.checks.probe import reading_answer, recorded
-from utils.checks.task import Report, Step, communication, facts, task
+from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
 
@@ -87,25 +87,11 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
             yield communication(calls, only(op), inside(answer.members), waited)
             wrong = _wrong(does, inputs, results, sizes, place) if p > 1 else {}
             yield from alike(reply[key], right, wrong, where)
-            yield communication(calls, _once(op, inputs[place], right, where, p))
+            sizes_of = [[call["sent"], call["received"]] for call in calls]
+            expected = [[inputs[place].nbytes, right.nbytes]] if calls or p > 1 else []
+            yield value(sizes_of, expected, what=f"{where}: bytes that {op} sends and receives")
         text = f"{name}: You changed the gradient that came in. Work on a copy of it"
         yield facts({text: reply.get("changed")})
-
-
-def _once(op: str, given: Tensor, result: Tensor, where: str, p: int) -> Rule:
-    """Return the rule of one collective, whose input and output have these sizes."""
-
-    def rule(calls: Calls) -> str | None:
-        wanted = given.nbytes, result.nbytes
-        for call in calls:
-            if (call["sent"], call["received"]) != wanted:
-                return (
-                    f"{where}: Your {op} sends {call['sent']} and receives {call['received']} "
-                    f"bytes, expected {wanted[0]} and {wanted[1]}. Use parts as long as sizes says"
-                )
-        return made(op, [0, 1] if p == 1 else 1, f" in {where}")(calls)
-
-    return rule
 
 
 def _wrong(

@@ -16,16 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_mpi.record import log
-from utils.checks.comparison import Calls, Rule, blocking, inside, only, waited
+from utils.checks.comparison import Calls, blocking, inside, only, waited
 from utils.checks.probe import as_dict, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task
 from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks, Reply
 
 from .replies import alike, all_alike, cases, drawn, seeds_of, several, shown
-from .softmax_parts import NAMES, Part, joined, part_of
+from .softmax_parts import NAMES, Part, part_of
 
-HEADS, SIZE = 2, 4
+#: A block of one token is already too long for an eager message, so a send waits for its receiver.
+HEADS, SIZE = 2, 160
 #: The bytes of a token's keys and values, or of their gradients.
 OF_TOKEN = 2 * HEADS * SIZE * 8
 GRADIENTS = ("dq", "dk", "dv")
@@ -42,7 +43,7 @@ def _scores(q: Tensor, k: Tensor, common: int, place: int, s: int) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
-    return part_of(_scores(q, k, *which), v)
+    return part_of((_scores(q, k, *which), v))
 
 
 def _attend_back(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
@@ -116,28 +117,22 @@ def _blocks_of(answer: GroupAnswer) -> list[Tensor]:
     return [drawn(seed, 3, HEADS, size, SIZE) for seed, size in pairs]
 
 
-def _ring_rules(answer: GroupAnswer, nbytes: int, where: str) -> list[Rule]:
-    """Return the rules of a ring in which this rank sends so many bytes to the next rank."""
+def _tokens(blocks: Sequence[Tensor]) -> list[int]:
+    return [block.shape[2] for block in blocks]
+
+
+def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Iterator[Step]:
+    """Yield the steps that this rank sends so many tokens to the next rank, by isend."""
     members = answer.members
-    steps = {"send": ("sent to", 1), "recv": ("received from", -1)}
-
-    def neighbors(calls: Calls) -> str | None:
-        for call in calls:
-            words, step = steps[call["op"]]
-            peer = members[(answer.place + step) % len(members)]
-            if call["peer"] != peer:
-                return (
-                    f"{where}: You {words} rank {call['peer']}, expected rank {peer}. Send to the "
-                    "next rank of the group, and receive from the previous one"
-                )
-        return None
-
-    def all_bytes(calls: Calls) -> str | None:
-        sent = sum(call["nbytes"] for call in calls if call["op"] == "send")
-        text = f"{where}: You sent {sent} bytes, expected {nbytes}. {TRAVELS}"
-        return None if sent == nbytes else text
-
-    return [only("send", "recv"), inside(members), blocking(False), neighbors, all_bytes, waited]
+    rules = only("send", "recv"), inside(members), blocking(False), waited
+    yield communication(calls, *rules)
+    sends = [call for call in calls if call["op"] == "send"]
+    wrong = {call["peer"] for call in sends} - {members[(answer.place + 1) % len(members)]}
+    sent, expected = sum(call["nbytes"] for call in sends), (len(members) > 1) * tokens * OF_TOKEN
+    yield facts({
+        f"{where}: You sent to rank {min(wrong, default=0)}. Send to the next rank only": wrong,
+        f"{where}: You sent {sent} bytes, expected {expected}. {TRAVELS}": sent != expected,
+    })
 
 
 def _noted(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
@@ -174,13 +169,6 @@ def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
         })
 
 
-def _messages(answer: GroupAnswer, blocks: Sequence[Tensor], times: int, where: str) -> Step:
-    """Return the step that blocks travel p − 1 times, and gradients p times if `times` is 2."""
-    p, tokens = len(blocks), [block.shape[2] for block in blocks]
-    sent = (p > 1) * (times * sum(tokens) - tokens[(answer.place + 1) % p]) * OF_TOKEN
-    return communication(answer.value["calls"], *_ring_rules(answer, sent, where))
-
-
 # -- 16.4: forward ----------------------------------------------------------------------------
 
 
@@ -197,15 +185,16 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
     blocks = _blocks_of(answer)
     yield from _passed_on(answer, blocks, where)
     yield from _noted(answer, blocks, where)
-    yield _messages(answer, blocks, 1, where)
+    sent = sum(_tokens(blocks)) - _tokens(blocks)[(place + 1) % p]
+    yield from _messages(answer, answer.value["calls"], sent, where)
     which = answer.case["common"], place
-    parts = [_attend(blocks[place][0], k, v, *which, s) for s, (_, k, v) in enumerate(blocks)]
-    right = joined(parts)
+    pairs = [(_scores(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
+    right = part_of(*pairs)
     wrong = {
-        "You returned the part of your own block alone. Combine all parts": parts[place],
-        "You returned the part of the last block alone. Combine all parts": parts[place - p + 1],
-        "You counted your own block twice": joined([*parts, parts[place]]),
-        "You left your own block out": joined(parts[:place] + parts[place + 1 :] or parts),
+        "You returned the part of your own block alone. Combine all": part_of(pairs[place]),
+        "You returned the part of the last block alone. Combine all": part_of(pairs[place - p + 1]),
+        "You counted your own block twice": part_of(*pairs, pairs[place]),
+        "You left your own block out": part_of(*(pairs[:place] + pairs[place + 1 :] or pairs)),
         "You divided by the total. Return the part": (right[0] / right[2], *right[1:]),
     }
     yield from all_alike(answer.value["result"], NAMES, right, wrong, where)
@@ -214,16 +203,12 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
 
 def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
     """Yield the steps for `pass_on` alone."""
-    p = len(blocks)
-    calls = answer.value["calls again"]
     where = f"pass_on {where}"
-    sent = (p > 1) * blocks[answer.place][1:].numel() * 8
-    yield communication(calls, *_ring_rules(answer, sent, where))
-    text = (
-        "You waited for the messages. Return the works, so that the rank computes before it waits"
-    )
+    own = _tokens(blocks)[answer.place]
+    yield from _messages(answer, answer.value["calls again"], own, where)
+    text = "You waited for the messages. Return the works, and let ring_forward wait"
     yield facts({f"{where}: {text}": answer.value["early"]})
-    arriving = blocks[(answer.place - 1) % p][1:]
+    arriving = blocks[answer.place - 1][1:]
     wrong = {"You returned the block that you send": blocks[answer.place][1:]}
     yield from alike(answer.value["arriving"], arriving, wrong, where)
 
@@ -267,16 +252,10 @@ def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     inner = rest[3].logsumexp(-1, keepdim=True)
     scale = math.sqrt(SIZE)
     wrong = {
-        "You applied softmax to the block alone. Use exp(scores - lse)": _gradients(
-            *rest, inner, gradient, delta
-        ),
+        "You applied softmax to one block. Use lse": _gradients(*rest, inner, gradient, delta),
         "You left delta out": _gradients(*rest, lse, gradient, 0 * delta),
         "You added delta. Subtract it": _gradients(*rest, lse, gradient, -delta),
-        "You forgot to divide dq and dk by the square root of head_size": (
-            scale * dq,
-            scale * dk,
-            dv,
-        ),
+        "You forgot the square root of head_size in dq and dk": (scale * dq, scale * dk, dv),
         "You divided by head_size. Use its square root": (dq / scale, dk / scale, dv),
         "You scaled dv, but the values aren't in the scores": (dq, dk, dv / scale),
     }
@@ -287,17 +266,20 @@ def _backward(answer: GroupAnswer) -> Iterator[Step]:
     place = answer.place
     where = on(answer.members)
     blocks = _blocks_of(answer)
-    everyone = range(len(blocks))
+    p = len(blocks)
     yield from _noted(answer, blocks, where)
-    yield _messages(answer, blocks, 2, where)
+    sent = 2 * sum(_tokens(blocks)) - _tokens(blocks)[(place + 1) % p]
+    yield from _messages(answer, answer.value["calls"], sent, where)
 
     def term(r: int, s: int) -> Part:
         return _attend_back(blocks[r][0], *blocks[s][1:], answer.case["common"], r, s)
 
-    dq = sum(term(place, s)[0] for s in everyone)
-    right = dq, *(sum(term(r, place)[i] for r in everyone) for i in (1, 2))
-    own = term(place, place)
+    dq = sum(term(place, s)[0] for s in range(p))
+    right = dq, *(sum(term(r, place)[i] for r in range(p)) for i in (1, 2))
+    own, last = term(place, place), term(place, (place + 1) % p)
     wrong = {
+        "You swapped dk and dv": [dq, *right[:0:-1]],
+        "You kept only the last term. Add up": [last[0], *term((place - 1) % p, place)[1:]],
         "You returned only the term of your own block. Add the terms of all blocks": own,
         "You left out the term of your own block": [right[i] - own[i] for i in range(3)],
         "You added the term of your own block twice": [right[i] + own[i] for i in range(3)],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,25 +24,16 @@ NO_MAXIMUM = "You didn't subtract the maximum of each query before exp"
 SCORES = ((1.0, 0.0), (250.0, 0.0), (1.0, -900.0), (1.0, 900.0))
 
 
-def _unit(maximum: Tensor) -> Tensor:
-    return maximum.clamp(min=torch.finfo(maximum.dtype).min)
-
-
-def part_of(scores: Tensor, v: Tensor) -> Part:
-    """Return the part of a block: unnormalized output, maximum, and sum of exponentials."""
+def part_of(*blocks: tuple[Tensor, Tensor]) -> Part:
+    """Return the part of blocks of scores and values: output, maximum and total of each query."""
+    scores = torch.cat([scores for scores, _ in blocks], -1)
     maximum = scores.amax(-1, keepdim=True)
     weights = (scores - _unit(maximum)).exp()
-    return weights @ v, maximum, weights.sum(-1, keepdim=True)
+    return weights @ torch.cat([v for _, v in blocks], 1), maximum, weights.sum(-1, keepdim=True)
 
 
-def joined(parts: Sequence[Part]) -> Part:
-    """Return the part of several blocks together."""
-    maximum = torch.stack([part[1] for part in parts]).amax(0)
-    factors = [(part[1] - _unit(maximum)).exp() for part in parts]
-    output, total = (
-        sum(factor * part[k] for factor, part in zip(factors, parts, strict=True)) for k in (0, 2)
-    )
-    return output, maximum, total
+def _unit(maximum: Tensor) -> Tensor:
+    return maximum.clamp(min=torch.finfo(maximum.dtype).min)
 
 
 def _blocks(seed: int, factor: float, level: float) -> list[tuple[Tensor, Tensor]]:
@@ -65,7 +56,7 @@ def probe_softmax(
 
     def all_results() -> list[list[dict[str, Any]]]:
         results = [several("part", part(*block), 3) for block in blocks]
-        ours = [part_of(*block) for block in blocks]
+        ours = [part_of(block) for block in blocks]
         return [*results, several("combine", combine(*ours), 3)]
 
     results, calls = recorded(all_results)
@@ -82,9 +73,9 @@ def online_softmax(ranks: Ranks, report: Report) -> None:
 def _softmax(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], only())
     blocks = _blocks(case["seed"], case["factor"], case["level"])
-    parts = [part_of(*block) for block in blocks]
-    rights = [*parts, joined(parts)]
-    wrongs = [*(_wrong_parts(*block) for block in blocks), _wrong_sums(*parts)]
+    parts = [part_of(block) for block in blocks]
+    rights = [*parts, part_of(*blocks)]
+    wrongs = [*(_wrong_parts(*block) for block in blocks), _wrong_sums(*parts, rights[-1])]
     for called, right, wrong, result in zip(
         ("part", "part", "combine"), rights, wrongs, answer.value["results"], strict=True
     ):
@@ -94,7 +85,7 @@ def _softmax(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_parts(scores: Tensor, v: Tensor) -> dict[str, Part]:
     """Return what mistakes make of a block."""
-    output, maximum, total = part_of(scores, v)
+    output, maximum, total = part_of((scores, v))
     raw, shifted = scores.exp(), (scores - scores.amax()).exp()
     largest = scores.amax().expand_as(maximum)
     normal = output / total.clamp(min=1e-300)
@@ -107,10 +98,10 @@ def _wrong_parts(scores: Tensor, v: Tensor) -> dict[str, Part]:
     }
 
 
-def _wrong_sums(one: Part, other: Part) -> dict[str, Part]:
+def _wrong_sums(one: Part, other: Part, right: Part) -> dict[str, Part]:
     """Return what mistakes make of a combination."""
     (o1, m1, t1), (o2, m2, t2) = one, other
-    output, maximum, total = joined([one, other])
+    output, maximum, total = right
     a, b = ((m - _unit(maximum)).exp() for m in (m1, m2))
     c = (m2 - m1).exp()
     swapped = b * o1 + a * o2, torch.minimum(m1, m2), b * t1 + a * t2

@@ -30,7 +30,7 @@ from .softmax_parts import online_softmax as online_softmax
 def attention_memory(ranks: Ranks, report: Report) -> None:
     """Judge the bytes of one attention, and of the fullest rank in two ways."""
     k = report.seed % 7
-    cases = [_bytes(128, 128, 3, 16), _bytes(30 + k, 7, 3, 5), _bytes(1, 4096 + k, 32, 128)]
+    cases = [_bytes(100, 80, 3, 16), _bytes(30 + k, 7, 3, 5), _bytes(1, 4096 + k, 32, 128)]
     rest = ((1022, 4, 16, 4), (10 + k, 2, 8, 3), (64, 1, 4, 1), (131072, 32, 128, 64))
     judge_calls(ranks, report, cases + [_rank_bytes(*sizes) for sizes in rest])
 
@@ -47,14 +47,12 @@ def _bytes(queries: int, keys: int, heads: int, size: int) -> Case:
         "You counted numbers. A float32 has 4 bytes": right // 4,
         "You counted 2 bytes per number. A float32 has 4 bytes": right // 2,
         "You counted one head. Each head has its own tensors": right // heads,
-        "You counted the probabilities of one head only": rows + square // heads,
         "You left out the probabilities": rows,
         "You counted the probabilities only. Add q, k, v and the output": square,
         "You left out the output, which is as large as q": right - 4 * heads * queries * size,
         "You counted the scores, too. They are gone after forward": right + square,
     }
-    arguments = [queries, keys, heads, size]
-    return Case("attention_bytes", arguments, right, table(wrong), "a number of bytes")
+    return Case("attention_bytes", [queries, keys, heads, size], right, table(wrong), "bytes")
 
 
 def _rank_bytes(tokens: int, heads: int, size: int, p: int) -> Case:
@@ -67,10 +65,8 @@ def _rank_bytes(tokens: int, heads: int, size: int, p: int) -> Case:
         "You rounded down. The rank with the most tokens has one more": pair(tokens // p, tokens),
         "You divided all bytes by p, but each rank has all of k and v": [share, one_block],
         "You swapped the two numbers. First come all keys": [one_block, all_keys],
-        "You gave all tokens to one rank": pair(tokens, tokens),
     }
-    arguments = [tokens, heads, size, p]
-    return Case("rank_bytes", arguments, right, table(wrong), "(all_keys, one_block)")
+    return Case("rank_bytes", [tokens, heads, size, p], right, table(wrong), "two numbers")
 
 
 # -- 16.6: zigzag -----------------------------------------------------------------------------
@@ -143,15 +139,18 @@ def probe_spread(user_ns: dict, *, rank: int, seed: int, kv_heads: int, p: int) 
 @task("16.8", "which way wins", points=2)
 def which_way(ranks: Ranks, report: Report) -> None:
     """Judge repeated KV heads, and the bytes that a rank sends in both ways."""
-    seed = report.seed
     sizes = ((2, 4), (4, 4), (1, 3), (8, 2), (3, 6), (1, 1))
-    spreads = [{"seed": seed, "kv_heads": kv_heads, "p": p} for kv_heads, p in sizes]
+    spreads = [{"seed": report.seed, "kv_heads": kv_heads, "p": p} for kv_heads, p in sizes]
     if not report.judge_cases(ranks, probe_spread, spreads, _spread):
         return
-    k = 1 + seed % 5
-    shapes = ((256 * k, 8, 2, 16, 4), (96, 6, 6, 5, 2), (90, 12, 1, 4, 3), (64, 8, 4, 2, 1))
-    traffic = [_traffic(name, *shape) for shape in shapes for name in ("ring", "ulysses")]
-    judge_calls(ranks, report, traffic)
+    shapes = (
+        (256 * (1 + report.seed % 5), 8, 2, 16, 4),
+        (96, 6, 6, 5, 2),
+        (90, 12, 1, 4, 3),
+        (64, 8, 4, 2, 1),
+    )
+    ways = ("ring", "ulysses")
+    judge_calls(ranks, report, [_traffic(way, *shape) for shape in shapes for way in ways])
 
 
 def _spread(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
@@ -193,4 +192,4 @@ def _traffic(name: str, tokens: int, heads: int, kv_heads: int, size: int, p: in
         "You counted numbers. A float32 has 4 bytes": right // 4,
     }
     arguments = [tokens, heads, kv_heads, size, p]
-    return Case(f"{name}_traffic", arguments, right, table(wrong), "a number of bytes")
+    return Case(f"{name}_traffic", arguments, right, table(wrong), "bytes")

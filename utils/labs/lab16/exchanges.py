@@ -23,14 +23,10 @@ WIDTH = 3
 HEADS = 12  # every size of a group divides it
 #: Each operator's collective, its conjugate, and the shape of its input from sizes and group rank.
 OPERATORS = {
-    "gather_tokens": ("all_gather", "scatter_sums", lambda sizes, r: (sizes[r], WIDTH)),
-    "scatter_sums": ("reduce_scatter", "gather_tokens", lambda sizes, r: (sum(sizes), WIDTH)),
-    "heads_of": ("all_to_all", "tokens_of", lambda sizes, r: (HEADS, sizes[r], WIDTH)),
-    "tokens_of": (
-        "all_to_all",
-        "heads_of",
-        lambda sizes, r: (HEADS // len(sizes), sum(sizes), WIDTH),
-    ),
+    "gather_tokens": ("all_gather", "scatter_sums", lambda n, r: (n[r], WIDTH)),
+    "scatter_sums": ("reduce_scatter", "gather_tokens", lambda n, r: (sum(n), WIDTH)),
+    "heads_of": ("all_to_all", "tokens_of", lambda n, r: (HEADS, n[r], WIDTH)),
+    "tokens_of": ("all_to_all", "heads_of", lambda n, r: (HEADS // len(n), sum(n), WIDTH)),
 }
 
 
@@ -75,10 +71,8 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
     sizes = answer.case["sizes"][:p]
     for name in answer.case["names"]:
         reply = answer.value[name]
-        for key, when, does, more in (
-            ("y", "forward", name, 0),
-            ("dx", "backward", OPERATORS[name][1], 1),
-        ):
+        both = ("y", "forward", name, 0), ("dx", "backward", OPERATORS[name][1], 1)
+        for key, when, does, more in both:
             op, _, shape = OPERATORS[does]
             where = f"{name} {when} {on(answer.members)}"
             inputs = [drawn(seed + more, *shape(sizes, r)) for r, seed in enumerate(seeds)]

@@ -17,23 +17,23 @@ Table = Sequence[Sequence[int | None]]
 
 def between_layers(p: int) -> Figure:
     """Draw the parts of a block on p ranks: own tokens between layers, all tokens inside."""
-    _, axes = canvas(9, 0.75 * p + 0.7)
+    _, axes = canvas(9.5, 0.75 * p + 0.7)
     names = ("norm", "attention", "add, norm", "MLP", "add")
     ways = ("", "all_gather", "reduce_scatter", "all_gather", "reduce_scatter")
     for k, (name, way) in enumerate(zip(names, ways, strict=True)):
-        x, inside = 4.2 * k, k % 2
+        x, inside = 4.5 * k, k % 2
         for r in range(p):
             text = f"{name}\n{'all' if inside else 'own'} tokens"
-            rank_box(axes, x, -1.3 * r, r, text, width=2, height=1.1)
+            rank_box(axes, x, -1.3 * r, r, text, width=2.5, height=1.1)
             if k:
-                arrow(axes, (x - 3.1, -1.3 * r), (x - 1.1, -1.3 * r), color=COMMUNICATING)
-        axes.text(x - 2.1, 0.7, way, ha="center", fontsize=10, color=COMMUNICATING)
+                arrow(axes, (x - 3.2, -1.3 * r), (x - 1.3, -1.3 * r), color=COMMUNICATING)
+        axes.text(x - 2.25, 0.7, way, ha="center", fontsize=10, color=COMMUNICATING)
     words = (
         f"A block on {p} ranks. Norm and addition work on own tokens. An all_gather leads from own "
         "tokens into attention and MLP, in which a rank has all tokens for its heads or columns. A "
         "reduce_scatter leads back to own tokens."
     )
-    return frame(axes, (-1.2, 18), (-1.3 * p + 0.5, 1.1), words)
+    return frame(axes, (-1.4, 19.4), (-1.3 * p + 0.5, 1.1), words)
 
 
 def _table(axes: Axes, rows: Table, title: str, texts: str = "") -> None:

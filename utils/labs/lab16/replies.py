@@ -53,11 +53,7 @@ def several(name: str, result: Any, n: int) -> list[dict[str, Any]]:
 def alike(
     reply: dict[str, Any], expected: Tensor, wrong: Mapping[str, Tensor], where: str
 ) -> Iterator[Step]:
-    """Yield the steps that a tensor has the right shape, dtype and numbers.
-
-    Args:
-        wrong: by the text that a student reads, the tensor that a mistake gives.
-    """
+    """Yield the steps for shape, dtype and numbers; `wrong` has what mistakes give, by texts."""
     got = reply["kind"]
     text = f"{where}: You returned {got}, expected {_kind(expected)}"
     yield facts({text: got != _kind(expected)})

@@ -79,15 +79,7 @@ class Watch:
 
 @in_group
 def probe_ring(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    named: dict,
-    seed: int,
-    common: int,
-    sizes,
-    back: bool,
+    user_ns: dict, *, rank: int, group: Group, named, seed: int, common: int, sizes, back: bool
 ) -> dict[str, Any]:
     """Run a ring forward or backward, and `pass_on` alone."""
     p, place = dist.get_world_size(group), dist.get_rank(group)
@@ -115,10 +107,6 @@ def _blocks_of(answer: GroupAnswer) -> list[Tensor]:
     """Return q, k and v of each rank of the group."""
     pairs = zip(seeds_of(answer), answer.case["sizes"], strict=False)
     return [drawn(seed, 3, HEADS, size, SIZE) for seed, size in pairs]
-
-
-def _tokens(blocks: Sequence[Tensor]) -> list[int]:
-    return [block.shape[2] for block in blocks]
 
 
 def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Iterator[Step]:
@@ -185,16 +173,19 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
     blocks = _blocks_of(answer)
     yield from _passed_on(answer, blocks, where)
     yield from _noted(answer, blocks, where)
-    sent = sum(_tokens(blocks)) - _tokens(blocks)[(place + 1) % p]
+    sizes = answer.case["sizes"][:p]
+    sent = sum(sizes) - sizes[(place + 1) % p]
     yield from _messages(answer, answer.value["calls"], sent, where)
     which = answer.case["common"], place
     pairs = [(_scores(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
     right = part_of(*pairs)
     wrong = {
-        "You returned the part of your own block alone. Combine all": part_of(pairs[place]),
-        "You returned the part of the last block alone. Combine all": part_of(pairs[place - p + 1]),
-        "You counted your own block twice": part_of(*pairs, pairs[place]),
-        "You left your own block out": part_of(*(pairs[:place] + pairs[place + 1 :] or pairs)),
+        "You returned the part of round 0 alone. Combine all": part_of(pairs[place]),
+        "You returned the part of the last round alone. Combine all": part_of(pairs[place - p + 1]),
+        "You counted the block of round 0 twice": part_of(*pairs, pairs[place]),
+        "You left out the block of round 0": part_of(
+            *(pairs[:place] + pairs[place + 1 :] or pairs)
+        ),
         "You divided by the total. Return the part": (right[0] / right[2], *right[1:]),
     }
     yield from all_alike(answer.value["result"], NAMES, right, wrong, where)
@@ -204,7 +195,7 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
 def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
     """Yield the steps for `pass_on` alone."""
     where = f"pass_on {where}"
-    own = _tokens(blocks)[answer.place]
+    own = answer.case["sizes"][answer.place]
     yield from _messages(answer, answer.value["calls again"], own, where)
     text = "You waited for the messages. Return the works, and let ring_forward wait"
     yield facts({f"{where}: {text}": answer.value["early"]})
@@ -268,7 +259,8 @@ def _backward(answer: GroupAnswer) -> Iterator[Step]:
     blocks = _blocks_of(answer)
     p = len(blocks)
     yield from _noted(answer, blocks, where)
-    sent = 2 * sum(_tokens(blocks)) - _tokens(blocks)[(place + 1) % p]
+    sizes = answer.case["sizes"][:p]
+    sent = 2 * sum(sizes) - sizes[(place + 1) % p]
     yield from _messages(answer, answer.value["calls"], sent, where)
 
     def term(r: int, s: int) -> Part:
@@ -280,9 +272,9 @@ def _backward(answer: GroupAnswer) -> Iterator[Step]:
     wrong = {
         "You swapped dk and dv": [dq, *right[:0:-1]],
         "You kept only the last term. Add up": [last[0], *term((place - 1) % p, place)[1:]],
-        "You returned only the term of your own block. Add the terms of all blocks": own,
-        "You left out the term of your own block": [right[i] - own[i] for i in range(3)],
-        "You added the term of your own block twice": [right[i] + own[i] for i in range(3)],
+        "You returned only the term of round 0. Add the terms of all rounds": own,
+        "You left out the term of round 0": [right[i] - own[i] for i in range(3)],
+        "You added the term of round 0 twice": [right[i] + own[i] for i in range(3)],
     }
     yield from all_alike(answer.value["result"], GRADIENTS, right, wrong, where)
     yield from _pending(answer, where)

@@ -47,9 +47,7 @@ def _blocks(seed: int, factor: float, level: float) -> list[tuple[Tensor, Tensor
     return blocks
 
 
-def probe_softmax(
-    user_ns: dict, *, rank: int, seed: int, factor: float, level: float
-) -> dict[str, Any]:
+def probe_softmax(user_ns: dict, *, rank: int, seed: int, factor: float, level: float) -> dict:
     """Return the student's parts of two blocks, and combination of our parts."""
     blocks = _blocks(seed, factor, level)
     part, combine = (reading_answer(user_ns, name) for name in ("part", "combine"))
@@ -76,9 +74,8 @@ def _softmax(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     parts = [part_of(block) for block in blocks]
     rights = [*parts, part_of(*blocks)]
     wrongs = [*(_wrong_parts(*block) for block in blocks), _wrong_sums(*parts, rights[-1])]
-    for called, right, wrong, result in zip(
-        ("part", "part", "combine"), rights, wrongs, answer.value["results"], strict=True
-    ):
+    triples = zip(rights, wrongs, answer.value["results"], strict=True)
+    for called, (right, wrong, result) in zip(("part", "part", "combine"), triples, strict=True):
         where = f"{called} with scores of about {case['level'] or case['factor']:g}"
         yield from all_alike(result, NAMES, right, wrong, where)
 

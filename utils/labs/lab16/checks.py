@@ -143,12 +143,8 @@ def which_way(ranks: Ranks, report: Report) -> None:
     spreads = [{"seed": report.seed, "kv_heads": kv_heads, "p": p} for kv_heads, p in sizes]
     if not report.judge_cases(ranks, probe_spread, spreads, _spread):
         return
-    shapes = (
-        (256 * (1 + report.seed % 5), 8, 2, 16, 4),
-        (96, 6, 6, 5, 2),
-        (90, 12, 1, 4, 3),
-        (64, 8, 4, 2, 1),
-    )
+    k = 12 * (1 + report.seed % 9)
+    shapes = ((k, 8, 2, 16, 4), (8 * k, 6, 6, 5, 2), (5 * k, 12, 1, 4, 3), (k, 8, 4, 2, 1))
     ways = ("ring", "ulysses")
     judge_calls(ranks, report, [_traffic(way, *shape) for shape in shapes for way in ways])
 

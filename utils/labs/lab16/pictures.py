@@ -24,16 +24,16 @@ def between_layers(p: int) -> Figure:
         x, inside = 4.5 * k, k % 2
         for r in range(p):
             text = f"{name}\n{'all' if inside else 'own'} tokens"
-            rank_box(axes, x, -1.3 * r, r, text, width=2.5, height=1.1)
+            rank_box(axes, x, -1.3 * r, r, text, width=2.7, height=1.1)
             if k:
-                arrow(axes, (x - 3.2, -1.3 * r), (x - 1.3, -1.3 * r), color=COMMUNICATING)
+                arrow(axes, (x - 3.1, -1.3 * r), (x - 1.4, -1.3 * r), color=COMMUNICATING)
         axes.text(x - 2.25, 0.7, way, ha="center", fontsize=10, color=COMMUNICATING)
     words = (
         f"A block on {p} ranks. Norm and addition work on own tokens. An all_gather leads from own "
         "tokens into attention and MLP, in which a rank has all tokens for its heads or columns. A "
         "reduce_scatter leads back to own tokens."
     )
-    return frame(axes, (-1.4, 19.4), (-1.3 * p + 0.5, 1.1), words)
+    return frame(axes, (-1.5, 19.5), (-1.3 * p + 0.5, 1.1), words)
 
 
 def _table(axes: Axes, rows: Table, title: str, texts: str = "") -> None:

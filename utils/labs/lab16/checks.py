@@ -101,7 +101,6 @@ def _zigzag(tokens: int, p: int) -> Case:
         "You gave every p-th token to a rank. Cut 2 p pieces": striped,
         "You combined the pieces r and p + r. Combine r and 2 p − 1 − r": same_end,
         "You put the late piece first. Return sorted positions": late,
-        "You reversed the ranks. Rank 0 has the first and the last piece": right[::-1],
     }
     return Case("zigzag", [tokens, p], right, table(wrong), "a list of positions for each rank")
 

@@ -28,6 +28,8 @@ OPERATORS = {
     "heads_of": ("all_to_all", "tokens_of", lambda n, r: (HEADS, n[r], WIDTH)),
     "tokens_of": ("all_to_all", "heads_of", lambda n, r: (HEADS // len(n), sum(n), WIDTH)),
 }
+#: The function without autograd that each operator is made of.
+FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
 
 
 def _results(name: str, xs: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
@@ -56,7 +58,9 @@ def probe_operators(
         y, forward = recorded(function, x, sizes[:p], **named)
         function(drawn(seed + 2, *shape(sizes, rank)), sizes, None)
         upstream = drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place))
-        reply = {"y": shown(y), "forward": forward, "dx": shown(None), "backward": []}
+        alone = reading_answer(user_ns, FUNCTIONS[name])(x.detach().clone(), sizes[:p], group)
+        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None)}
+        reply |= {"forward": forward, "backward": []}
         if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
             before = upstream.clone()
             _, backward = recorded(y.backward, upstream)
@@ -80,6 +84,8 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
             right, calls = results[place], reply[when]
             yield communication(calls, only(op), inside(answer.members), waited)
             wrong = _wrong(does, inputs, results, sizes, place) if p > 1 else {}
+            if when == "forward":
+                yield from alike(reply["alone"], right, wrong, FUNCTIONS[name])
             yield from alike(reply[key], right, wrong, where)
             sizes_of = [[call["sent"], call["received"]] for call in calls]
             expected = [[inputs[place].nbytes, right.nbytes]] if calls or p > 1 else []

@@ -1,7 +1,7 @@
 """Checks of lab 16: ring attention, forward and backward.
 
 A ring gets a function for each block from the check. The function treats every block differently,
-and notes which block it got, and what the rank had sent by then.
+and notes which block it got, and which messages were pending.
 """
 
 from __future__ import annotations
@@ -65,13 +65,14 @@ class Watch:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, s: int) -> Part:
         """Return what the function makes of a block, and note the call."""
+        sends = [call for call in log.since(self.mark) if call.op == "send" and not call.waited]
         storage = k.untyped_storage()
         earlier = [ref() for ref in self._storages[1:]]  # the first block is the rank's own
         self._storages.append(weakref.ref(storage))
         self.notes.append({
             "s": s,
             "key": float(k.flatten()[0]),
-            "started": sum(call.nbytes for call in log.since(self.mark) if call.op == "send"),
+            "pending": sum(call.nbytes for call in sends),
             "kept": sum(one is not None and one is not storage for one in earlier),
         })
         return self.function(q, k, v, *self.which, int(s))
@@ -147,11 +148,10 @@ def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
     sizes = answer.case["sizes"][:p]
     own = [sizes[(answer.place - i) % p] for i in range(p)]
     for i, note in enumerate(answer.value["notes"]):
-        least = OF_TOKEN * (sum(own[: min(i + 1, p - 1)]) + answer.case["back"] * sum(own[:i]))
+        idle = i < p - 1 and note["pending"] < OF_TOKEN * own[i]
         yield facts({
-            f"{where}: In round {i} you had started to send {note['started']} bytes before you "
-            f"computed, expected {least}. Call pass_on first, and compute while the block "
-            "travels": p > 1 and note["started"] < least,
+            f"{where}: In round {i} your block wasn't traveling while you computed. Call pass_on "
+            "before you compute, and wait after it": idle,
             f"{where}: In round {i} you still kept {note['kept']} blocks that you had used before. "
             "Forget a block when the next one has arrived": note["kept"] > 1,
         })

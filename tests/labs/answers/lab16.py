@@ -243,7 +243,7 @@ def rank_bytes(tokens, heads, head_size, p):
         """
 def attention_bytes(queries, keys, heads, head_size):
     q, k = (torch.empty(heads, n, head_size, device="meta") for n in (queries, keys))
-    tensors = [q, k, k.clone(), scores_of(q, k), q.clone()]
+    tensors = [q, k, k.clone(), q @ k.transpose(1, 2), q.clone()]
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
@@ -375,17 +375,16 @@ def ring_forward(q, k, v, sizes, attend, group=None):
     ),
     (
         "16.4",
-        "by batch_isend_irecv",
+        "combines at the end",
         """
 def pass_on(block, tokens, group=None):
     r, p = place_and_size(group)
     if p == 1:
         return block, []
     arriving = block.new_empty(2, block.shape[1], tokens, block.shape[3])
-    to, source = (dist.get_global_rank(group or dist.group.WORLD, (r + n) % p) for n in (1, -1))
-    return arriving, [
-        dist.irecv(arriving, source, group=group), dist.isend(block, to, group=group)
-    ]
+    works = [dist.irecv(arriving, group_src=r - 1 if r else p - 1, group=group)]
+    to = r + 1 if r < p - 1 else 0
+    return arriving, [*works, dist.isend(tensor=block, group_dst=to, group=group)]
 
 
 def ring_forward(q, k, v, sizes, attend, group=None):
@@ -458,10 +457,8 @@ def ring_backward(q, k, v, sizes, attend_back, group=None):
     ),
     (
         "16.6",
-        "by bisection and a sorted list",
+        "by the owner of each token",
         """
-import bisect
-
 def zigzag(tokens, p):
     piece = [i for i, size in enumerate(split_evenly(tokens, 2 * p)) for _ in range(size)]
     owner = [min(i, 2 * p - 1 - i) for i in piece]
@@ -469,7 +466,8 @@ def zigzag(tokens, p):
 
 
 def visible(mine, theirs):
-    return [bisect.bisect_left(mine, min(theirs)), bisect.bisect(theirs, max(mine))]
+    first = next((i for i, t in enumerate(mine) if t >= min(theirs)), len(mine))
+    return [first, len([t for t in theirs if not t > max(mine)])]
 """,
     ),
     (

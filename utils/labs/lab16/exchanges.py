@@ -106,8 +106,7 @@ def _wrong(
         return {alone: mine, "You took the mean. Take the sum": right / p, times: p * right}
     if name == "gather_tokens":
         other = "You joined the tokens in another order. Keep the order of the group's ranks"
-        mean = f"You divided by {p}. Return what you gather"
-        return {other: torch.cat(list(inputs)[::-1]), mean: right / p, times: p * right}
+        return {other: torch.cat(list(inputs)[::-1]), times: p * right}
     wrong = {
         f"You have what belongs to group rank {r}": one
         for r, one in enumerate(results)

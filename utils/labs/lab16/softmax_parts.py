@@ -64,7 +64,8 @@ def probe_softmax(user_ns: dict, *, rank: int, seed: int, factor: float, level: 
 @task("16.3", "an online softmax", points=2)
 def online_softmax(ranks: Ranks, report: Report) -> None:
     """Judge parts of two blocks, and their combination, with hidden keys and large scores."""
-    listed = [{"seed": report.seed, "factor": f, "level": level} for f, level in SCORES]
+    sizes = [{"factor": factor, "level": level} for factor, level in SCORES]
+    listed = [{"seed": report.seed + 20 * i} | size for i, size in enumerate(sizes)]
     report.judge_cases(ranks, probe_softmax, listed, _softmax)
 
 

@@ -302,8 +302,9 @@ class LocalGroup(ProcessGroup):
             for output, (tensor,) in zip(outputs[0], given, strict=True):
                 _fill(output, tensor)
 
-        back = len(self.members)
-        return self._collective("all_gather", inputs, opts, deliver, inputs, back=back)
+        work = self._collective("all_gather", inputs, opts, deliver, inputs)
+        work.call.received = sum(output.nbytes for output in outputs[0])
+        return work
 
     def all_gather_single(self, output, tensor, opts=None) -> LocalWork:
         def deliver(given: list) -> None:

@@ -74,6 +74,7 @@ BUDGETS = {
     "labs/lab14": 1170,
     "labs/lab15": 900,
     "labs/lab17": 900,
+    "labs/lab16": 900,
     "labs/shared": 2000,
     "memory": 225,
     "models": 290,

@@ -1,0 +1,133 @@
+"""Checks of lab 16: operators whose forward and backward are the two halves of one exchange.
+
+Each operator has a conjugate operator, which does in forward what the first one does in backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils.checks.comparison import inside, only, waited
+from utils.checks.probe import reading_answer, recorded
+from utils.checks.task import Report, Step, communication, facts, task, value
+from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
+from utils.cluster.questions import Ranks
+
+from .replies import alike, cases, drawn, seeds_of, shown
+
+WIDTH = 3
+HEADS = 12  # every size of a group divides it
+#: Each operator's collective, its conjugate, and the shape of its input from sizes and group rank.
+OPERATORS = {
+    "gather_tokens": ("all_gather", "scatter_sums", lambda n, r: (n[r], WIDTH)),
+    "scatter_sums": ("reduce_scatter", "gather_tokens", lambda n, r: (sum(n), WIDTH)),
+    "heads_of": ("all_to_all", "tokens_of", lambda n, r: (HEADS, n[r], WIDTH)),
+    "tokens_of": ("all_to_all", "heads_of", lambda n, r: (HEADS // len(n), sum(n), WIDTH)),
+}
+#: The function without autograd that each operator is made of.
+FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
+
+
+def _results(name: str, xs: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
+    """Return what an operator gives each rank of a group, from the inputs of all of them."""
+    p = len(sizes)
+    if name == "gather_tokens":
+        return [torch.cat(list(xs))] * p
+    if name == "scatter_sums":
+        return list(sum(xs).split(sizes))
+    if name == "heads_of":
+        return [torch.cat([x.chunk(p)[r] for x in xs], 1) for r in range(p)]
+    return [torch.cat([x.split(sizes, 1)[r] for x in xs]) for r in range(p)]
+
+
+@in_group
+def probe_operators(
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
+) -> dict:
+    """Run operators forward and backward; between the two, call them with another group."""
+    p, place = dist.get_world_size(group), dist.get_rank(group)
+    replies = {}
+    for name in names:
+        _, conjugate, shape = OPERATORS[name]
+        function = reading_answer(user_ns, name)
+        x = drawn(seed, *shape(sizes[:p], place)).requires_grad_()
+        y, forward = recorded(function, x, sizes[:p], **named)
+        function(drawn(seed + 2, *shape(sizes, rank)), sizes, None)
+        upstream = drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place))
+        alone = reading_answer(user_ns, FUNCTIONS[name])(x.detach().clone(), sizes[:p], group)
+        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None)}
+        reply |= {"forward": forward, "backward": []}
+        if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
+            before = upstream.clone()
+            _, backward = recorded(y.backward, upstream)
+            changed = not torch.equal(before, upstream)
+            reply |= {"dx": shown(x.grad), "backward": backward, "changed": changed}
+        replies[name] = reply
+    return replies
+
+
+def _operators(answer: GroupAnswer) -> Iterator[Step]:
+    p, place, seeds = len(answer.members), answer.place, seeds_of(answer)
+    sizes = answer.case["sizes"][:p]
+    for name in answer.case["names"]:
+        reply = answer.value[name]
+        both = ("y", "forward", name, 0), ("dx", "backward", OPERATORS[name][1], 1)
+        for key, when, does, more in both:
+            op, _, shape = OPERATORS[does]
+            where = f"{name} {when} {on(answer.members)}"
+            inputs = [drawn(seed + more, *shape(sizes, r)) for r, seed in enumerate(seeds)]
+            results = _results(does, inputs, sizes)
+            right, calls = results[place], reply[when]
+            yield communication(calls, only(op), inside(answer.members), waited)
+            wrong = _wrong(does, inputs, results, sizes, place) if p > 1 else {}
+            if when == "forward":
+                yield from alike(reply["alone"], right, wrong, FUNCTIONS[name])
+            yield from alike(reply[key], right, wrong, where)
+            sizes_of = [[call["sent"], call["received"]] for call in calls]
+            expected = [[inputs[place].nbytes, right.nbytes]] if calls or p > 1 else []
+            yield value(sizes_of, expected, what=f"{where}: bytes that {op} sends and receives")
+        text = f"{name}: You changed the gradient that came in. Work on a copy of it"
+        yield facts({text: reply.get("changed")})
+
+
+def _wrong(
+    name: str, inputs: Sequence[Tensor], results: Sequence[Tensor], sizes: list[int], place: int
+) -> dict[str, Tensor]:
+    """Return the results of likely mistakes, by their texts."""
+    p, right = len(sizes), results[place]
+    times = f"Your result is {p} times too large. Communicate once"
+    if name == "scatter_sums":
+        alone = "You returned this rank's numbers alone. Sum over the ranks with reduce_scatter"
+        mine = inputs[place].split(sizes)[place]
+        return {alone: mine, "You took the mean. Take the sum": right / p, times: p * right}
+    if name == "gather_tokens":
+        other = "You joined the tokens in another order. Keep the order of the group's ranks"
+        return {other: torch.cat(list(inputs)[::-1]), times: p * right}
+    wrong = {
+        f"You have what belongs to group rank {r}": one
+        for r, one in enumerate(results)
+        if r != place and one.shape == right.shape
+    }
+    if name == "heads_of":
+        every = [torch.cat([x[r::p] for r in range(p)]) for x in inputs]
+        text = f"You gave each rank every {p}-th head. Give it a block of heads"
+        wrong[text] = _results(name, every, sizes)[place]
+    return wrong
+
+
+@task("16.2", "the operators of sequence parallelism", points=2)
+def token_operators(ranks: Ranks, report: Report) -> None:
+    """Judge all_gather and reduce_scatter as conjugate operators, with unequal sizes."""
+    listed = cases(report, names=["gather_tokens", "scatter_sums"])
+    judge_groups(ranks, report, probe_operators, listed, _operators)
+
+
+@task("16.7", "exchange heads", points=2)
+def head_exchange(ranks: Ranks, report: Report) -> None:
+    """Judge both exchanges of heads, each as the backward of the other one."""
+    listed = cases(report, names=["heads_of", "tokens_of"])
+    judge_groups(ranks, report, probe_operators, listed, _operators)

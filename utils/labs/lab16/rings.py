@@ -1,0 +1,280 @@
+"""Checks of lab 16: ring attention, forward and backward.
+
+A ring gets a function for each block from the check. The function treats every block differently,
+and notes which block it got, and which messages were pending.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torch_mpi.record import log
+from utils.checks.comparison import Calls, blocking, inside, only, waited
+from utils.checks.probe import as_dict, reading_answer, recorded
+from utils.checks.task import Report, Step, communication, facts, task
+from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
+from utils.cluster.questions import Ranks, Reply
+
+from .replies import alike, all_alike, cases, drawn, seeds_of, several, shown
+from .softmax_parts import NAMES, Part, part_of
+
+#: A block of one token is already too long for an eager message, so a send waits for its receiver.
+HEADS, SIZE = 2, 160
+#: The bytes of a token's keys and values, or of their gradients.
+OF_TOKEN = 2 * HEADS * SIZE * 8
+GRADIENTS = ("dq", "dk", "dv")
+TRAVELS = "Keys and values travel p − 1 times, and the gradients of a block p times"
+
+
+def _scores(q: Tensor, k: Tensor, common: int, place: int, s: int) -> Tensor:
+    """Return scores that differ from block to block; some queries see nothing of a block."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(SIZE)
+    scores = scores + drawn(common + 97 * s + place, 1, q.shape[1], k.shape[1])
+    if (place + s) % 3 == 1:
+        scores[:, 0] = -torch.inf
+    return scores
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
+    return part_of((_scores(q, k, *which), v))
+
+
+def _attend_back(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
+    """Return made-up gradients of q, k and v, which are different for each pair of ranks."""
+    weights = _scores(q, k, *which).clamp(min=-1)
+    dk = weights.transpose(-2, -1) @ q
+    return weights @ v, dk, dk * (which[1] + 2) + v
+
+
+class Watch:
+    """A function for blocks that notes what the ring gives it, and what was sent by then."""
+
+    def __init__(self, function: Callable[..., Part], common: int, place: int) -> None:
+        self.function = function
+        self.which = common, place
+        self.mark = log.mark()
+        self.notes: list[dict[str, Any]] = []
+        self._storages: list[weakref.ref] = []
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, s: int) -> Part:
+        """Return what the function makes of a block, and note the call."""
+        sends = [call for call in log.since(self.mark) if call.op == "send" and not call.waited]
+        storage = k.untyped_storage()
+        earlier = [ref() for ref in self._storages[1:]]  # the first block is the rank's own
+        self._storages.append(weakref.ref(storage))
+        self.notes.append({
+            "s": s,
+            "key": float(k.flatten()[0]),
+            "pending": sum(call.nbytes for call in sends),
+            "kept": sum(one is not None and one is not storage for one in earlier),
+        })
+        return self.function(q, k, v, *self.which, int(s))
+
+
+@in_group
+def probe_ring(
+    user_ns: dict, *, rank: int, group: Group, named, seed: int, common: int, sizes, back: bool
+) -> dict[str, Any]:
+    """Run a ring forward or backward, and `pass_on` alone."""
+    p, place = dist.get_world_size(group), dist.get_rank(group)
+    q, k, v = drawn(seed, 3, HEADS, sizes[place], SIZE)
+    name = "ring_backward" if back else "ring_forward"
+    watch = Watch(_attend_back if back else _attend, common, place)
+    function = reading_answer(user_ns, name)
+    result, calls = recorded(function, q, k, v, sizes[:p], watch, **named)
+    reply = {"result": several(name, result, 3), "calls": calls, "notes": watch.notes}
+    if back:
+        return reply
+    mark = log.mark()
+    block = torch.stack([k, v])
+    answer = reading_answer(user_ns, "pass_on")(block, sizes[(place - 1) % p], **named)
+    if not isinstance(answer, tuple | list) or len(answer) != 2:
+        raise TypeError("pass_on must return two values, the arriving tensor and a list of works")
+    early = any(call.waited for call in log.since(mark))
+    for work in answer[1]:
+        work.wait()
+    again = [as_dict(call) for call in log.since(mark)]
+    return reply | {"arriving": shown(answer[0]), "early": early, "calls again": again}
+
+
+def _blocks_of(answer: GroupAnswer) -> list[Tensor]:
+    """Return q, k and v of each rank of the group."""
+    pairs = zip(seeds_of(answer), answer.case["sizes"], strict=False)
+    return [drawn(seed, 3, HEADS, size, SIZE) for seed, size in pairs]
+
+
+def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Iterator[Step]:
+    """Yield the steps that this rank sends so many tokens to the next rank, by isend."""
+    members = answer.members
+    rules = only("send", "recv"), inside(members), blocking(False), waited
+    yield communication(calls, *rules)
+    sends = [call for call in calls if call["op"] == "send"]
+    wrong = {call["peer"] for call in sends} - {members[(answer.place + 1) % len(members)]}
+    sent, expected = sum(call["nbytes"] for call in sends), (len(members) > 1) * tokens * OF_TOKEN
+    yield facts({
+        f"{where}: You sent to rank {min(wrong, default=0)}. Send to the next rank only": wrong,
+        f"{where}: You sent {sent} bytes, expected {expected}. {TRAVELS}": sent != expected,
+    })
+
+
+def _noted(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
+    """Yield the steps that the ring gave each block to our function, with its number."""
+    p = len(blocks)
+    notes = answer.value["notes"]
+    owners = {float(block[1].flatten()[0]): r for r, block in enumerate(blocks)}
+    said = [note["s"] for note in notes]
+    expected = [(answer.place - i) % p for i in range(p)]
+    text = f"{where}: You called the function for blocks {said}, expected {expected}. Call it once "
+    yield facts({f"{text}for each block": len(said) != p})
+    for i, note in enumerate(notes):
+        owner = owners.get(note["key"], "no rank")
+        yield facts({
+            f"{where}: In round {i} you said s = {note['s']}, but the keys are those of group rank "
+            f"{owner}. In round i, group rank r has the block of (r − i) mod p": owner != note["s"],
+            f"{text}for each block, in the order in which they arrive": owner != expected[i],
+        })
+
+
+def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
+    """Yield the steps that a block was sent before it was used, and that few are kept."""
+    p = len(answer.members)
+    sizes = answer.case["sizes"][:p]
+    own = [sizes[(answer.place - i) % p] for i in range(p)]
+    for i, note in enumerate(answer.value["notes"]):
+        idle = i < p - 1 and note["pending"] < OF_TOKEN * own[i]
+        yield facts({
+            f"{where}: In round {i} your block wasn't traveling while you computed. Call pass_on "
+            "before you compute, and wait after it": idle,
+            f"{where}: In round {i} you still kept {note['kept']} blocks that you had used before. "
+            "Forget a block when the next one has arrived": note["kept"] > 1,
+        })
+
+
+# -- 16.4: forward ----------------------------------------------------------------------------
+
+
+@task("16.4", "ring attention, forward", points=3)
+def ring_forward(ranks: Ranks, report: Report) -> None:
+    """Judge the combined parts, the messages, and what was pending while the rank computed."""
+    judge_groups(ranks, report, probe_ring, cases(report, back=False), _forward)
+
+
+def _forward(answer: GroupAnswer) -> Iterator[Step]:
+    p = len(answer.members)
+    place = answer.place
+    where = on(answer.members)
+    blocks = _blocks_of(answer)
+    yield from _passed_on(answer, blocks, where)
+    yield from _noted(answer, blocks, where)
+    sizes = answer.case["sizes"][:p]
+    sent = sum(sizes) - sizes[(place + 1) % p]
+    yield from _messages(answer, answer.value["calls"], sent, where)
+    which = answer.case["common"], place
+    pairs = [(_scores(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
+    right = part_of(*pairs)
+    wrong = {
+        "You returned the part of round 0 alone. Combine all": part_of(pairs[place]),
+        "You returned the part of the last round alone. Combine all": part_of(pairs[place - p + 1]),
+        "You counted the block of round 0 twice": part_of(*pairs, pairs[place]),
+        "You left out the block of round 0": part_of(
+            *(pairs[:place] + pairs[place + 1 :] or pairs)
+        ),
+        "You divided by the total. Return the part": (right[0] / right[2], *right[1:]),
+    }
+    yield from all_alike(answer.value["result"], NAMES, right, wrong, where)
+    yield from _pending(answer, where)
+
+
+def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
+    """Yield the steps for `pass_on` alone."""
+    where = f"pass_on {where}"
+    own = answer.case["sizes"][answer.place]
+    yield from _messages(answer, answer.value["calls again"], own, where)
+    text = "You waited for the messages. Return the works, and let ring_forward wait"
+    yield facts({f"{where}: {text}": answer.value["early"]})
+    arriving = blocks[answer.place - 1][1:]
+    wrong = {"You returned the block that you send": blocks[answer.place][1:]}
+    yield from alike(answer.value["arriving"], arriving, wrong, where)
+
+
+# -- 16.5: backward ---------------------------------------------------------------------------
+
+
+def _drawn_block(seed: int) -> list[Tensor]:
+    """Return the arguments of `block_gradients`; a query doesn't see all keys."""
+    shapes = ((3, SIZE), (5, SIZE), (5, SIZE), (3, 5), (3, 1), (3, SIZE), (3, 1))
+    tensors = [drawn(seed + i, HEADS, *shape) for i, shape in enumerate(shapes)]
+    tensors[3][:, 0, 2:] = -torch.inf
+    return tensors
+
+
+def _gradients(q, k, v, scores, lse, gradient, delta) -> Part:
+    scale = 1 / math.sqrt(SIZE)
+    probabilities = (scores - lse).exp()
+    ds = probabilities * (gradient @ v.transpose(-2, -1) - delta) * scale
+    return ds @ k, ds.transpose(-2, -1) @ q, probabilities.transpose(-2, -1) @ gradient
+
+
+def probe_block(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
+    """Return the gradients of one block."""
+    answer = reading_answer(user_ns, "block_gradients")
+    result, calls = recorded(answer, *_drawn_block(seed))
+    return {"result": several("block_gradients", result, 3), "calls": calls}
+
+
+@task("16.5", "ring attention, backward", points=3)
+def ring_backward(ranks: Ranks, report: Report) -> None:
+    """Judge the gradients of a block, and then the gradients that travel with the blocks."""
+    if report.judge_cases(ranks, probe_block, [{"seed": report.seed}], _block):
+        judge_groups(ranks, report, probe_ring, cases(report, back=True), _backward)
+
+
+def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
+    yield communication(answer.value["calls"], only())
+    *rest, lse, gradient, delta = _drawn_block(case["seed"])
+    dq, dk, dv = right = _gradients(*rest, lse, gradient, delta)
+    inner = rest[3].logsumexp(-1, keepdim=True)
+    scale = math.sqrt(SIZE)
+    wrong = {
+        "You applied softmax to one block. Use lse": _gradients(*rest, inner, gradient, delta),
+        "You left delta out": _gradients(*rest, lse, gradient, 0 * delta),
+        "You added delta. Subtract it": _gradients(*rest, lse, gradient, -delta),
+        "You forgot the square root of head_size in dq and dk": (scale * dq, scale * dk, dv),
+        "You divided by head_size. Use its square root": (dq / scale, dk / scale, dv),
+        "You scaled dv, but the values aren't in the scores": (dq, dk, dv / scale),
+    }
+    yield from all_alike(answer.value["result"], GRADIENTS, right, wrong, "block_gradients")
+
+
+def _backward(answer: GroupAnswer) -> Iterator[Step]:
+    place = answer.place
+    where = on(answer.members)
+    blocks = _blocks_of(answer)
+    p = len(blocks)
+    yield from _noted(answer, blocks, where)
+    sizes = answer.case["sizes"][:p]
+    sent = 2 * sum(sizes) - sizes[(place + 1) % p]
+    yield from _messages(answer, answer.value["calls"], sent, where)
+
+    def term(r: int, s: int) -> Part:
+        return _attend_back(blocks[r][0], *blocks[s][1:], answer.case["common"], r, s)
+
+    dq = sum(term(place, s)[0] for s in range(p))
+    right = dq, *(sum(term(r, place)[i] for r in range(p)) for i in (1, 2))
+    own, last = term(place, place), term(place, (place + 1) % p)
+    wrong = {
+        "You swapped dk and dv": [dq, *right[:0:-1]],
+        "You kept only the last term. Add up": [last[0], *term((place - 1) % p, place)[1:]],
+        "You returned only the term of round 0. Add the terms of all rounds": own,
+        "You left out the term of round 0": [right[i] - own[i] for i in range(3)],
+        "You added the term of round 0 twice": [right[i] + own[i] for i in range(3)],
+    }
+    yield from all_alike(answer.value["result"], GRADIENTS, right, wrong, where)
+    yield from _pending(answer, where)

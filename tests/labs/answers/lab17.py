@@ -253,15 +253,15 @@ def balance(costs, stages):
     ("17.6", "static batches", """
 def admit(now, waiting, running, server):
     return [] if running else waiting[: server.slots]
-""", "Let requests join while others are running"),
+""", "Let requests join while others run"),
     ("17.6", "one at a time, when nobody runs", """
 def admit(now, waiting, running, server):
     return [] if running else waiting[:1]
-""", "Let requests join while others are running"),
+""", "Let requests join while others run"),
     ("17.6", "nobody", """
 def admit(now, waiting, running, server):
     return []
-""", "Let requests join while others are running"),
+""", "Let requests join while others run"),
     ("17.6", "forgets the running texts", """
 def admit(now, waiting, running, server):
     joining, seconds = [], 0
@@ -677,7 +677,7 @@ def serve(chain, counts, texts, group=None):
 def admit(now, waiting, running, server):
     return []
 """,
-        "for a later one. Let requests join while others are",
+        "for a later one. Let requests join while others",
     ),
     (
         "17.6",

@@ -269,7 +269,7 @@ def _policy(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     got, (late, slow) = answer.value["goodput"], answer.value["broken"]
     advice = "Let fewer prompt tokens join while texts are running"
     if late > slow:
-        advice = "Let requests join while others are running, as soon as slots and gap allow it"
+        advice = "Let requests join while others run, and even a long prompt when nobody runs"
     yield facts({
         f"{case['workload']}: Your goodput is {got:.2f} requests per second, and {right:.2f} are "
         f"possible, because {late} users waited too long for their first token and {slow} for a "

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from utils.checks.comparison import only, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import reading_answer, recorded
-from utils.checks.task import Report, Step, communication, task
+from utils.checks.probe import kind_of, reading_answer, recorded
+from utils.checks.task import Report, Step, communication, facts, task
 from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks, Reply
 
@@ -23,15 +23,14 @@ from .rings import ring_backward as ring_backward
 from .rings import ring_forward as ring_forward
 from .softmax_parts import online_softmax as online_softmax
 
-# -- 16.1: what attention keeps ---------------------------------------------------------------
-
 
 @task("16.1", "what attention keeps", points=2)
 def attention_memory(ranks: Ranks, report: Report) -> None:
     """Judge the bytes of one attention, and of the fullest rank in two ways."""
-    k = report.seed % 7
+    k = 3 * (report.seed % 7)
     cases = [_bytes(100, 80, 3, 16), _bytes(30 + k, 7, 3, 5), _bytes(1, 4096 + k, 32, 128)]
-    rest = ((1022, 4, 16, 4), (10 + k, 2, 8, 3), (64, 1, 4, 1), (131072, 32, 128, 64))
+    rest = [(1022, 4, 16, 4), (64, 1, 4, 1), (131072, 32, 128, 64)]
+    rest += [(10 + k, heads, 8, 3) for heads in (2, 5)]  # a third of a token, so round() is wrong
     judge_calls(ranks, report, cases + [_rank_bytes(*sizes) for sizes in rest])
 
 
@@ -42,14 +41,18 @@ def _kept(queries: int, keys: int, heads: int, size: int) -> int:
 def _bytes(queries: int, keys: int, heads: int, size: int) -> Case:
     right = _kept(queries, keys, heads, size)
     square = 4 * heads * queries * keys
-    rows = right - square
+    rows, more = right - square, keys - queries
     wrong = {
         "You counted numbers. A float32 has 4 bytes": right // 4,
         "You counted 2 bytes per number. A float32 has 4 bytes": right // 2,
+        "You counted 8 bytes per number. A float32 has 4 bytes": right * 2,
         "You counted one head. Each head has its own tensors": right // heads,
         "You left out the probabilities": rows,
         "You counted the probabilities only. Add q, k, v and the output": square,
+        "You counted the probabilities of one head only": rows + square // heads,
         "You left out the output, which is as large as q": right - 4 * heads * queries * size,
+        "Your output is as large as v. It is as large as q": right + 4 * heads * size * more,
+        "You left out k or v": right - 4 * heads * keys * size,
         "You counted the scores, too. They are gone after forward": right + square,
     }
     return Case("attention_bytes", [queries, keys, heads, size], right, table(wrong), "bytes")
@@ -63,13 +66,11 @@ def _rank_bytes(tokens: int, heads: int, size: int, p: int) -> Case:
     share = _kept(tokens, tokens, heads, size) // p
     wrong = {
         "You rounded down. The rank with the most tokens has one more": pair(tokens // p, tokens),
+        "You added a token although p divides the tokens": pair(tokens // p + 1, tokens),
         "You divided all bytes by p, but each rank has all of k and v": [share, one_block],
         "You swapped the two numbers. First come all keys": [one_block, all_keys],
     }
     return Case("rank_bytes", [tokens, heads, size, p], right, table(wrong), "two numbers")
-
-
-# -- 16.6: zigzag -----------------------------------------------------------------------------
 
 
 @task("16.6", "a zigzag order", points=2)
@@ -79,7 +80,15 @@ def zigzag_order(ranks: Ranks, report: Report) -> None:
     cases = [_zigzag(*sizes) for sizes in ((16, 4), (23 + k, 4), (7, 1), (8, 4), (13 + k, 3))]
     layouts = _pieces(20 + k, 3), [[0, 1, 2, 3], [4, 5], [6]], [[0, 3, 7], [1, 2, 9], [4, 8]]
     pairs = [(mine, theirs) for layout in layouts for mine in layout for theirs in layout]
-    judge_calls(ranks, report, cases + [_visible(*pair) for pair in pairs])
+    if judge_calls(ranks, report, cases + [_visible(*pair) for pair in pairs]):
+        text = "zigzag(8, 2): You returned tensors. Return lists of positions, by .tolist()"
+        for answer in report.answers(ranks, probe_kind):
+            report.follow(answer.rank, [facts({text: "Tensor" in answer.value})])
+
+
+def probe_kind(user_ns: dict, *, rank: int) -> str:
+    """Return the type of a layout in words."""
+    return kind_of(reading_answer(user_ns, "zigzag")(8, 2))
 
 
 def _cut(tokens: int, n: int) -> list[list[int]]:
@@ -121,9 +130,6 @@ def _visible(mine: list[int], theirs: list[int]) -> Case:
     return Case("visible", [mine, theirs], [first, last], table(wrong), "(first, last)")
 
 
-# -- 16.8: which way wins ---------------------------------------------------------------------
-
-
 def probe_spread(user_ns: dict, *, rank: int, seed: int, kv_heads: int, p: int) -> dict[str, Any]:
     """Return repeated KV heads, and the gradient of the heads that were repeated."""
     k = drawn(seed, kv_heads, 3, 2).requires_grad_()
@@ -143,9 +149,10 @@ def which_way(ranks: Ranks, report: Report) -> None:
     if not report.judge_cases(ranks, probe_spread, spreads, _spread):
         return
     k = 12 * (1 + report.seed % 9)
-    shapes = ((k, 8, 2, 16, 4), (8 * k, 6, 6, 5, 2), (5 * k, 12, 1, 4, 3), (k, 8, 4, 2, 1))
-    ways = ("ring", "ulysses")
-    judge_calls(ranks, report, [_traffic(way, *shape) for shape in shapes for way in ways])
+    shapes = [(2 * k, 32, 2, 16, 8), (8 * k, 6, 6, 5, 2), (5 * k, 12, 1, 4, 3), (k, 8, 4, 2, 1)]
+    shapes += [(4 * k, 8, 2, 3, 8)]  # the KV heads and ranks of the first shape
+    pairs = [(way, *shape) for shape in shapes for way in ("ring", "ulysses")]
+    judge_calls(ranks, report, [_traffic(*pair) for pair in pairs])
 
 
 def _spread(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
@@ -169,7 +176,8 @@ def _traffic(name: str, tokens: int, heads: int, kv_heads: int, size: int, p: in
     wrong = {
         "You sent heads queries' worth. Keys and values have kv_heads": (p - 1) * 2 * heads * each,
         "You counted p rounds. The blocks move p − 1 times": p * block,
-        "You counted keys only. Values travel, too": right // 2,
+        "You have half of the bytes. Values travel, too, and a float32 has 4 bytes": right // 2,
+        "You repeated the KV heads, but only Ulysses needs that": (p - 1) * 2 * most * each,
         "You counted one round only. A rank sends in p − 1 rounds": block,
     }
     if name == "ulysses":
@@ -180,11 +188,11 @@ def _traffic(name: str, tokens: int, heads: int, kv_heads: int, size: int, p: in
             "You counted a rank's part for itself. It isn't sent": rows,
             "You forgot to repeat the KV heads. Each rank needs one": few,
             "You forgot the way back of the output": (heads + 2 * most) * each * (p - 1) // p,
+            "You counted keys or values only": (2 * heads + most) * each * (p - 1) // p,
             "You counted heads for keys and values, too": 4 * heads * each * (p - 1) // p,
         }
     wrong |= {
         "You counted the whole sequence. A rank has its tokens only": right * p,
         "You counted numbers. A float32 has 4 bytes": right // 4,
     }
-    arguments = [tokens, heads, kv_heads, size, p]
-    return Case(f"{name}_traffic", arguments, right, table(wrong), "bytes")
+    return Case(f"{name}_traffic", [tokens, heads, kv_heads, size, p], right, table(wrong), "bytes")

@@ -5,7 +5,7 @@ Each operator has a conjugate operator, which does in forward what the first one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
 
-from .replies import alike, cases, drawn, seeds_of, shown
+from .replies import Tensors, alike, cases, drawn, lengths, seeds_of, shown
 
 WIDTH = 3
 HEADS = 12  # every size of a group divides it
@@ -32,7 +32,7 @@ OPERATORS = {
 FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
 
 
-def _results(name: str, xs: Sequence[Tensor], sizes: list[int]) -> list[Tensor]:
+def _results(name: str, xs: Tensors, sizes: list[int]) -> list[Tensor]:
     """Return what an operator gives each rank of a group, from the inputs of all of them."""
     p = len(sizes)
     if name == "gather_tokens":
@@ -94,24 +94,23 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
         yield facts({text: reply.get("changed")})
 
 
-def _wrong(
-    name: str, inputs: Sequence[Tensor], results: Sequence[Tensor], sizes: list[int], place: int
-) -> dict[str, Tensor]:
-    """Return the results of likely mistakes, by their texts."""
+def _wrong(name: str, inputs: Tensors, results: Tensors, sizes: list[int], place: int) -> dict:
     p, right = len(sizes), results[place]
-    times = f"Your result is {p} times too large. Communicate once"
+    wrong = {
+        f"Your result is {p} times too large. Communicate once": p * right,
+        f"Your result is {p} times too small. Don't divide by the number of ranks": right / p,
+    }
     if name == "scatter_sums":
         alone = "You returned this rank's numbers alone. Sum over the ranks with reduce_scatter"
-        mine = inputs[place].split(sizes)[place]
-        return {alone: mine, "You took the mean. Take the sum": right / p, times: p * right}
+        return wrong | {alone: inputs[place].split(sizes)[place]}
     if name == "gather_tokens":
+        own = [x * (r == place) for r, x in enumerate(inputs)]
+        wrong["You have this rank's tokens only. Gather those of all ranks"] = torch.cat(own)
         other = "You joined the tokens in another order. Keep the order of the group's ranks"
-        return {other: torch.cat(list(inputs)[::-1]), times: p * right}
-    wrong = {
-        f"You have what belongs to group rank {r}": one
-        for r, one in enumerate(results)
-        if r != place and one.shape == right.shape
-    }
+        return wrong | {other: torch.cat(list(inputs)[::-1])}
+    for r, one in enumerate(results):
+        if r != place and one.shape == right.shape:
+            wrong[f"You have what belongs to group rank {r}"] = one
     if name == "heads_of":
         every = [torch.cat([x[r::p] for r in range(p)]) for x in inputs]
         text = f"You gave each rank every {p}-th head. Give it a block of heads"
@@ -123,11 +122,11 @@ def _wrong(
 def token_operators(ranks: Ranks, report: Report) -> None:
     """Judge all_gather and reduce_scatter as conjugate operators, with unequal sizes."""
     listed = cases(report, names=["gather_tokens", "scatter_sums"])
-    judge_groups(ranks, report, probe_operators, listed, _operators)
+    judge_groups(ranks, report, probe_operators, listed, _operators, lengths)
 
 
 @task("16.7", "exchange heads", points=2)
 def head_exchange(ranks: Ranks, report: Report) -> None:
     """Judge both exchanges of heads, each as the backward of the other one."""
     listed = cases(report, names=["heads_of", "tokens_of"])
-    judge_groups(ranks, report, probe_operators, listed, _operators)
+    judge_groups(ranks, report, probe_operators, listed, _operators, lengths)

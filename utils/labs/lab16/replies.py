@@ -20,9 +20,15 @@ Tensors = Sequence[Tensor]
 
 def cases(report: Report, **more: Any) -> list[dict[str, Any]]:
     """Return a case for each partition, with unequal sizes; only a rank itself knows its seed."""
-    sizes = random.Random(report.seed).sample(range(1, 7), WORLD)
+    sizes = random.Random(report.seed).sample(range(1, 7), WORLD - 1)
+    sizes.append(sizes[-1])  # so that an arriving block fits into the one that leaves
     more |= {"each": to_each(seed=report.seeds(WORLD)), "sizes": sizes, "common": report.seed}
     return [{"partition": partition} | more for partition in EVERYWHERE]
+
+
+def lengths(case: dict[str, Any]) -> str:
+    """Return what is said beside an error: the lengths of a case."""
+    return f"every rank has its own length: a group of p ranks has the first p of {case['sizes']}"
 
 
 def seeds_of(answer: GroupAnswer) -> list[int]:

@@ -22,7 +22,7 @@ from utils.checks.task import Report, Step, communication, facts, task
 from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks, Reply
 
-from .replies import alike, all_alike, cases, drawn, seeds_of, several, shown
+from .replies import alike, all_alike, cases, drawn, lengths, seeds_of, several, shown
 from .softmax_parts import NAMES, Part, part_of
 
 #: A block of one token is already too long for an eager message, so a send waits for its receiver.
@@ -34,9 +34,9 @@ TRAVELS = "Keys and values travel p − 1 times, and the gradients of a block p 
 
 
 def _scores(q: Tensor, k: Tensor, common: int, place: int, s: int) -> Tensor:
-    """Return scores that differ from block to block; some queries see nothing of a block."""
+    """Return negative scores, different in each block; some queries see nothing of a block."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(SIZE)
-    scores = scores + drawn(common + 97 * s + place, 1, q.shape[1], k.shape[1])
+    scores = scores + drawn(common + 97 * s + place, 1, q.shape[1], k.shape[1]) - 9
     if (place + s) % 3 == 1:
         scores[:, 0] = -torch.inf
     return scores
@@ -48,7 +48,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
 
 def _attend_back(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
     """Return made-up gradients of q, k and v, which are different for each pair of ranks."""
-    weights = _scores(q, k, *which).clamp(min=-1)
+    weights = _scores(q, k, *which).clamp(min=-10)
     dk = weights.transpose(-2, -1) @ q
     return weights @ v, dk, dk * (which[1] + 2) + v
 
@@ -57,8 +57,7 @@ class Watch:
     """A function for blocks that notes what the ring gives it, and what was sent by then."""
 
     def __init__(self, function: Callable[..., Part], common: int, place: int) -> None:
-        self.function = function
-        self.which = common, place
+        self.function, self.which = function, (common, place)
         self.mark = log.mark()
         self.notes: list[dict[str, Any]] = []
         self._storages: list[weakref.ref] = []
@@ -101,11 +100,11 @@ def probe_ring(
     for work in answer[1]:
         work.wait()
     again = [as_dict(call) for call in log.since(mark)]
-    return reply | {"arriving": shown(answer[0]), "early": early, "calls again": again}
+    reply |= {"arriving": shown(answer[0]), "same": p > 1 and answer[0] is block}
+    return reply | {"early": early, "calls again": again}
 
 
 def _blocks_of(answer: GroupAnswer) -> list[Tensor]:
-    """Return q, k and v of each rank of the group."""
     pairs = zip(seeds_of(answer), answer.case["sizes"], strict=False)
     return [drawn(seed, 3, HEADS, size, SIZE) for seed, size in pairs]
 
@@ -125,17 +124,16 @@ def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Ite
 
 
 def _noted(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
-    """Yield the steps that the ring gave each block to our function, with its number."""
-    p = len(blocks)
-    notes = answer.value["notes"]
+    p, notes = len(blocks), answer.value["notes"]
     owners = {float(block[1].flatten()[0]): r for r, block in enumerate(blocks)}
     said = [note["s"] for note in notes]
     expected = [(answer.place - i) % p for i in range(p)]
     text = f"{where}: You called the function for blocks {said}, expected {expected}. Call it once "
     yield facts({f"{text}for each block": len(said) != p})
     for i, note in enumerate(notes):
-        owner = owners.get(note["key"], "no rank")
+        owner = owners.get(note["key"])
         yield facts({
+            f"{where}: In round {i} the block wasn't there yet. Wait for the works": owner is None,
             f"{where}: In round {i} you said s = {note['s']}, but the keys are those of group rank "
             f"{owner}. In round i, group rank r has the block of (r − i) mod p": owner != note["s"],
             f"{text}for each block, in the order in which they arrive": owner != expected[i],
@@ -144,8 +142,7 @@ def _noted(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterato
 
 def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
     """Yield the steps that a block was sent before it was used, and that few are kept."""
-    p = len(answer.members)
-    sizes = answer.case["sizes"][:p]
+    p, sizes = len(answer.members), answer.case["sizes"]
     own = [sizes[(answer.place - i) % p] for i in range(p)]
     for i, note in enumerate(answer.value["notes"]):
         idle = i < p - 1 and note["pending"] < OF_TOKEN * own[i]
@@ -153,24 +150,19 @@ def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
             f"{where}: In round {i} your block wasn't traveling while you computed. Call pass_on "
             "before you compute, and wait after it": idle,
             f"{where}: In round {i} you still kept {note['kept']} blocks that you had used before. "
-            "Forget a block when the next one has arrived": note["kept"] > 1,
+            "Forget a block and its works when the next one has arrived": note["kept"] > 1,
         })
-
-
-# -- 16.4: forward ----------------------------------------------------------------------------
 
 
 @task("16.4", "ring attention, forward", points=3)
 def ring_forward(ranks: Ranks, report: Report) -> None:
     """Judge the combined parts, the messages, and what was pending while the rank computed."""
-    judge_groups(ranks, report, probe_ring, cases(report, back=False), _forward)
+    judge_groups(ranks, report, probe_ring, cases(report, back=False), _forward, lengths)
 
 
 def _forward(answer: GroupAnswer) -> Iterator[Step]:
-    p = len(answer.members)
-    place = answer.place
-    where = on(answer.members)
-    blocks = _blocks_of(answer)
+    place, where, blocks = answer.place, on(answer.members), _blocks_of(answer)
+    p = len(blocks)
     yield from _passed_on(answer, blocks, where)
     yield from _noted(answer, blocks, where)
     sizes = answer.case["sizes"][:p]
@@ -178,14 +170,15 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
     yield from _messages(answer, answer.value["calls"], sent, where)
     which = answer.case["common"], place
     pairs = [(_scores(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
-    right = part_of(*pairs)
+    right, others = part_of(*pairs), pairs[:place] + pairs[place + 1 :] or pairs
+    less = right[1].clamp(max=0).exp()
+    from_zero = right[0] * less, right[1].clamp(min=0), right[2] * less
     wrong = {
         "You returned the part of round 0 alone. Combine all": part_of(pairs[place]),
         "You returned the part of the last round alone. Combine all": part_of(pairs[place - p + 1]),
         "You counted the block of round 0 twice": part_of(*pairs, pairs[place]),
-        "You left out the block of round 0": part_of(
-            *(pairs[:place] + pairs[place + 1 :] or pairs)
-        ),
+        "You left out the block of round 0": part_of(*others),
+        "You began with a maximum of 0. Begin with the part of round 0": from_zero,
         "You divided by the total. Return the part": (right[0] / right[2], *right[1:]),
     }
     yield from all_alike(answer.value["result"], NAMES, right, wrong, where)
@@ -193,18 +186,15 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
-    """Yield the steps for `pass_on` alone."""
     where = f"pass_on {where}"
-    own = answer.case["sizes"][answer.place]
-    yield from _messages(answer, answer.value["calls again"], own, where)
+    calls, own = answer.value["calls again"], answer.case["sizes"][answer.place]
+    yield from _messages(answer, calls, own, where)
     text = "You waited for the messages. Return the works, and let ring_forward wait"
-    yield facts({f"{where}: {text}": answer.value["early"]})
+    same = f"{where}: You receive into the block that you send. Make a new tensor"
+    yield facts({f"{where}: {text}": answer.value["early"], same: answer.value["same"]})
     arriving = blocks[answer.place - 1][1:]
     wrong = {"You returned the block that you send": blocks[answer.place][1:]}
     yield from alike(answer.value["arriving"], arriving, wrong, where)
-
-
-# -- 16.5: backward ---------------------------------------------------------------------------
 
 
 def _drawn_block(seed: int) -> list[Tensor]:
@@ -224,8 +214,7 @@ def _gradients(q, k, v, scores, lse, gradient, delta) -> Part:
 
 def probe_block(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
     """Return the gradients of one block."""
-    answer = reading_answer(user_ns, "block_gradients")
-    result, calls = recorded(answer, *_drawn_block(seed))
+    result, calls = recorded(reading_answer(user_ns, "block_gradients"), *_drawn_block(seed))
     return {"result": several("block_gradients", result, 3), "calls": calls}
 
 
@@ -233,30 +222,29 @@ def probe_block(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
 def ring_backward(ranks: Ranks, report: Report) -> None:
     """Judge the gradients of a block, and then the gradients that travel with the blocks."""
     if report.judge_cases(ranks, probe_block, [{"seed": report.seed}], _block):
-        judge_groups(ranks, report, probe_ring, cases(report, back=True), _backward)
+        judge_groups(ranks, report, probe_ring, cases(report, back=True), _backward, lengths)
 
 
 def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], only())
     *rest, lse, gradient, delta = _drawn_block(case["seed"])
     dq, dk, dv = right = _gradients(*rest, lse, gradient, delta)
-    inner = rest[3].logsumexp(-1, keepdim=True)
-    scale = math.sqrt(SIZE)
+    inner, scale = rest[3].logsumexp(-1, keepdim=True), math.sqrt(SIZE)
     wrong = {
         "You applied softmax to one block. Use lse": _gradients(*rest, inner, gradient, delta),
+        "You scaled the scores again": _gradients(*rest[:3], rest[3] / scale, lse, gradient, delta),
         "You left delta out": _gradients(*rest, lse, gradient, 0 * delta),
         "You added delta. Subtract it": _gradients(*rest, lse, gradient, -delta),
         "You forgot the square root of head_size in dq and dk": (scale * dq, scale * dk, dv),
         "You divided by head_size. Use its square root": (dq / scale, dk / scale, dv),
+        "You swapped dk and dv": (dq, dv, dk),
         "You scaled dv, but the values aren't in the scores": (dq, dk, dv / scale),
     }
     yield from all_alike(answer.value["result"], GRADIENTS, right, wrong, "block_gradients")
 
 
 def _backward(answer: GroupAnswer) -> Iterator[Step]:
-    place = answer.place
-    where = on(answer.members)
-    blocks = _blocks_of(answer)
+    place, where, blocks = answer.place, on(answer.members), _blocks_of(answer)
     p = len(blocks)
     yield from _noted(answer, blocks, where)
     sizes = answer.case["sizes"][:p]
@@ -271,6 +259,7 @@ def _backward(answer: GroupAnswer) -> Iterator[Step]:
     own, last = term(place, place), term(place, (place + 1) % p)
     wrong = {
         "You swapped dk and dv": [dq, *right[:0:-1]],
+        "You took the mean over the ranks. Take the sum": [dq, right[1] / p, right[2] / p],
         "You kept only the last term. Add up": [last[0], *term((place - 1) % p, place)[1:]],
         "You returned only the term of round 0. Add the terms of all rounds": own,
         "You left out the term of round 0": [right[i] - own[i] for i in range(3)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ NAMES = ("output", "maximum", "total")
 HEADS, QUERIES, SIZE = 2, 6, 4
 NO_MAXIMUM = "You didn't subtract the maximum of each query before exp"
 #: Factors of the scores, and what is added to them.
-SCORES = ((1.0, 0.0), (250.0, 0.0), (1.0, -900.0), (1.0, 900.0))
+SCORES = ((1.0, 0.0), (250.0, 0.0), (1.0, -900.0), (1.0, 900.0), (1.0, -math.inf))
 
 
 def part_of(*blocks: tuple[Tensor, Tensor]) -> Part:
@@ -82,34 +83,31 @@ def _softmax(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _wrong_parts(scores: Tensor, v: Tensor) -> dict[str, Part]:
-    """Return what mistakes make of a block."""
     output, maximum, total = part_of((scores, v))
     raw, shifted = scores.exp(), (scores - scores.amax()).exp()
     largest = scores.amax().expand_as(maximum)
-    normal = output / total.clamp(min=1e-300)
+    normal, zero = output / total.clamp(min=1e-300), maximum.masked_fill(maximum == -math.inf, 0)
     one_for_all = shifted @ v, largest, shifted.sum(-1, keepdim=True)
     return {
         "You divided by the total. A part isn't normalized": (normal, maximum, total),
         NO_MAXIMUM: (raw @ v, maximum, raw.sum(-1, keepdim=True)),
         "You took one maximum for all queries. Take the maximum of each query": one_for_all,
+        "A query that sees no key has the maximum -inf, not 0": (output, zero, total),
+        "You swapped maximum and total": (output, total, maximum),
         "Your total is a logarithm. Return the sum": (output, maximum, total.log() + maximum),
     }
 
 
 def _wrong_sums(one: Part, other: Part, right: Part) -> dict[str, Part]:
-    """Return what mistakes make of a combination."""
     (o1, m1, t1), (o2, m2, t2) = one, other
     output, maximum, total = right
     a, b = ((m - _unit(maximum)).exp() for m in (m1, m2))
-    c = (m2 - m1).exp()
+    c, added = (m2 - m1).exp(), (o1 + o2, m1 + m2, t1 + t2)
     swapped = b * o1 + a * o2, torch.minimum(m1, m2), b * t1 + a * t2
     normal = output / total.clamp(min=1e-300), maximum, total
     return {
-        "You added two parts with different maxima. First change both to the larger maximum": (
-            o1 + o2,
-            m1 + m2,
-            t1 + t2,
-        ),
+        "You added two parts with different maxima. First change both to the larger maximum": added,
+        "You changed only the first part. Both may need it": (a * o1 + o2, maximum, a * t1 + t2),
         "You gave each part the factor of the other part": swapped,
         "You changed only the second part. Both may need it": (o1 + c * o2, m1, t1 + c * t2),
         "You divided by the total. Divide once, after the last block": normal,

@@ -789,7 +789,10 @@ def test_simple_data_set_of_an_impossible_size_is_refused(n, error):
 def test_the_text_of_the_language_models_has_the_bytes_that_stored_results_come_from():
     text = course_text.course_text()
     assert (len(text.train), len(text.test)) == (388_206, 43_134)
-    assert hashlib.md5(torch.cat(text).numpy().tobytes()).hexdigest() == "9626c1bd94fd877db48fa3589124ce97"
+    assert (
+        hashlib.md5(torch.cat(text).numpy().tobytes()).hexdigest()
+        == "9626c1bd94fd877db48fa3589124ce97"
+    )
 
 
 def test_windows_of_a_text_are_followed_by_their_next_bytes_and_follow_from_the_seed():

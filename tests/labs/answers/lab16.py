@@ -244,7 +244,7 @@ CHANGES = [
     ("16.5", "the mean", "return dq, dblock[0], dblock[1]",
      "return dq, dblock[0] / p, dblock[1] / p", "You took the mean over the ranks"),
     ("16.5", "keys travel home, too", "        if i < p - 1:\n            arriving, works",
-     "        if p > 1:\n            arriving, works", "the gradients of a block p times"),
+     "        if p > 1:\n            arriving, works", "gradients p times, but not to a rank"),
     ("16.5", "does not wait for gradients", "for work in works + more:", "for work in works:",
      "You never call wait() on the work of"),
     ("16.6", "in order", _ZIGZAG, "return [pieces[2 * r] + pieces[2 * r + 1] for r in range(p)]",

@@ -30,7 +30,7 @@ HEADS, SIZE = 2, 160
 #: The bytes of a token's keys and values, or of their gradients.
 OF_TOKEN = 2 * HEADS * SIZE * 8
 GRADIENTS = ("dq", "dk", "dv")
-TRAVELS = "Keys and values travel p − 1 times, and the gradients of a block p times"
+TRAVELS = "Blocks travel p − 1 times and gradients p times, but not to a rank that is alone"
 
 
 def _scores(q: Tensor, k: Tensor, common: int, place: int, s: int) -> Tensor:

@@ -78,11 +78,25 @@ SHORTER = {
         "practice-define": [("seconds=0.03", "seconds=0.01"), ("times=2", "times=1")],
     },
     "12_federated": {
+        "choose-run": [("(rank, rank + 4)", "(rank,)")],
         "cost-run": [("rounds=8", "rounds=3"), ('"rounds": 4', '"rounds": 1')],
         "late-run": [
             ("by_pair, rounds=4, fraction=1.0)", "by_pair, rounds=2, fraction=1.0)"),
             ("rounds=4, fraction=1.0, seconds", "rounds=2, fraction=1.0, seconds"),
         ],
+    },
+    "15_memory_and_precision": {
+        "masters-run": [("steps=40", "steps=8")],
+        "top-run": [
+            ('"all entries", 100', '"all entries", 20'),
+            ('with memory", 200', 'with memory", 20'),
+            ('forgetful", 200', 'forgetful", 20'),
+        ],
+        "minute-run": [("SECONDS = 4", "SECONDS = 1")],
+    },
+    "17_serving": {
+        "roof-run": [("repeats=4", "repeats=1")],
+        "serve-measure": [("times=2", "times=1")],
     },
 }
 

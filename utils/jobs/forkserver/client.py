@@ -115,10 +115,7 @@ def lease(environment: Mapping[str, str], mpiexec: str) -> Lease:
     with locked(base_folder() / "lock"):
         for other in base_folder().glob("fork-*"):
             _remove_if_dead(other)
-        connection = _connect(path)
-        if connection is None:
-            _start(folder, path, environment, mpiexec)
-            connection = _connect(path)
+        connection = _connect(path) or _start(folder, path, environment, mpiexec)
     if connection is None:
         raise OSError(f"the fork server did not start (see {folder / 'log'})")
     stub.send(connection, {"lease": os.getpid()})
@@ -145,8 +142,10 @@ def _remove_if_dead(folder: Path) -> None:
         connection.close()
 
 
-def _start(folder: Path, path: Path, environment: Mapping[str, str], mpiexec: str) -> None:
-    """Start a server. Its socket is made here, so that clients can connect and wait at once."""
+def _start(
+    folder: Path, path: Path, environment: Mapping[str, str], mpiexec: str
+) -> socket.socket | None:
+    """Start a server, and connect to it. Its socket is made here, so that clients can wait."""
     folder.mkdir(mode=0o700, exist_ok=True)
     settings = _below(mpiexec, environment)
     (folder / SETTINGS).write_text(json.dumps(settings))
@@ -167,6 +166,7 @@ def _start(folder: Path, path: Path, environment: Mapping[str, str], mpiexec: st
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
             )
+        return _connect(path)  # while the socket is open here, in case the server dies at once
 
 
 def _below(mpiexec: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 SIZES = (784, 512, 512, 10)
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class MLP(nn.Module):
@@ -208,9 +210,7 @@ class ViT(nn.Module):
 
 def vit(seed: int = 0, **sizes: int) -> ViT:
     """Return a `ViT(**sizes)` whose weights depend only on `seed`, so they agree on all ranks."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(operator.index(seed))
-        return ViT(**sizes)
+    return _seeded(ViT, seed, sizes)
 
 
 class GPT(nn.Module):
@@ -270,6 +270,11 @@ class GPT(nn.Module):
 
 def gpt(seed: int = 0, **sizes: int) -> GPT:
     """Return a `GPT(**sizes)` whose weights depend only on `seed`, so they agree on all ranks."""
+    return _seeded(GPT, seed, sizes)
+
+
+def _seeded(kind: Callable[..., Model], seed: int, sizes: Mapping[str, int]) -> Model:
+    """Return a model whose weights depend only on `seed`; the global random state stays."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(operator.index(seed))
-        return GPT(**sizes)
+        return kind(**sizes)

@@ -13,8 +13,9 @@ from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, task
 from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks
+from utils.models import GPT
 
-from .formulas import VOCABULARY, forward_flops, kept_parts, parameters_of, peak_bytes
+from .formulas import forward_flops, kept_parts, parameters_of, peak_bytes
 from .precision import bfloat16_sum as bfloat16_sum
 from .precision import compressed_mean as compressed_mean
 from .precision import loss_scaler as loss_scaler
@@ -43,15 +44,15 @@ def counts(ranks: Ranks, report: Report) -> None:
 
 def _parameters(depth: int, width: int, hidden: int, tokens: int) -> Case:
     right = parameters_of(depth, width, hidden, tokens)
-    norms = (4 * depth + 2) * width
     wrong = {
         "You left out the biases. Each Linear layer of a block has one per output": right
         - depth * (5 * width + hidden),
-        "You left out the LayerNorms. Each has a weight and a bias for each feature": right - norms,
+        "You left out the LayerNorms. Each has a weight and a bias for each feature": right
+        - (4 * depth + 2) * width,
         "You left out the positions. The model has one row for each token": right - tokens * width,
         "You counted 256 × width once. The embedding and the head both have these weights": right
-        - VOCABULARY * width,
-        "You left out the embedding and the head": right - 2 * VOCABULARY * width,
+        - GPT.VOCABULARY * width,
+        "You left out the embedding and the head": right - 2 * GPT.VOCABULARY * width,
     }
     return Case("parameters_of", [depth, width, hidden, tokens], right, table(wrong))
 
@@ -61,7 +62,7 @@ def _flops(depth: int, width: int, hidden: int, tokens: int, samples: int) -> Ca
     right = 3 * forward
     rows = samples * tokens
     scores = 4 * tokens * width * depth * rows
-    head = 2 * width * VOCABULARY * rows
+    head = 2 * width * GPT.VOCABULARY * rows
     wrong = {
         "You counted forward only. Backward needs twice as many FLOPs": forward,
         "You counted a multiplication and its addition as one. They are two FLOPs": right / 2,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-VOCABULARY = 256
+from utils.models import GPT
 
 
 def parameters_of(depth: int, width: int, hidden: int, tokens: int) -> int:
     """Return the number of parameters of a `utils.models.GPT` of these sizes."""
     block = 4 * width * (width + 1) + 2 * width * hidden + hidden + width + 4 * width
-    return 2 * VOCABULARY * width + tokens * width + depth * block + 2 * width
+    return 2 * GPT.VOCABULARY * width + tokens * width + depth * block + 2 * width
 
 
 def forward_flops(depth: int, width: int, hidden: int, tokens: int, samples: int) -> int:
     """Return the FLOPs of the matrix products of a forward of a `utils.models.GPT`."""
     block = 8 * width**2 + 4 * tokens * width + 4 * width * hidden
-    return samples * tokens * (depth * block + 2 * width * VOCABULARY)
+    return samples * tokens * (depth * block + 2 * width * GPT.VOCABULARY)
 
 
 def kept_parts(samples: int, tokens: int, width: int, heads: int, hidden: int) -> dict[str, int]:

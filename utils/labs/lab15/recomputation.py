@@ -101,10 +101,6 @@ def probe_recompute(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
         return _run(function, seed)
 
 
-def _plain(module: nn.Module, x: Tensor) -> Tensor:
-    return module(x)
-
-
 def _forgetful(seed: int) -> list[Any]:
     """Return the gradients if backward draws another dropout mask than forward."""
     module, x, upstream = _made(seed)
@@ -119,7 +115,7 @@ def _forgetful(seed: int) -> list[Any]:
 @task("15.4", "recompute by hand", points=3)
 def recompute(ranks: Ranks, report: Report) -> None:
     """Compare with the module itself, and look at what the function keeps and how it draws."""
-    right = _run(_plain, report.seed)
+    right = _run(nn.Module.__call__, report.seed)
     for answer in report.answers(ranks, probe_recompute, seed=report.seed):
         report.follow(answer.rank, _recomputed(answer.value, right, report.seed))
 

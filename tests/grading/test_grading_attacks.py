@@ -397,6 +397,10 @@ TOLD = {
     ("lab07", "7.7", "receives before it sends"): "a name of a given cell that no solution needs",
     ("lab09", "9.4", "PyTorch's attention"): "getattr with a name that is not in the code",
     ("lab13", "13.3", "place 0 clears the folder first"): "what is in a folder",
+    ("lab15", "15.4", "a new Function in each call, try/finally"): "the generator's state",
+    ("lab15", "15.4", "a plain class does both runs"): "attributes of a class without a base",
+    ("lab15", "15.6", "recursive over the pairs, _foreach_copy_"): "a private function",
+    ("lab15", "15.7", "lists of parts, all_to_all, stack, cat"): "a module of differentiable calls",
     ("lab17", "17.4", "recursion with a memory"): "a function that remembers its results",
 }
 

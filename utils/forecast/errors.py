@@ -1,0 +1,23 @@
+"""The errors of a forecast, by kind. Each message is one sentence or two, and says what to do."""
+
+from __future__ import annotations
+
+
+class ForecastError(ValueError):
+    """A forecast is impossible with what was given."""
+
+
+class MachineError(ForecastError):
+    """The machine does not exist, is not described well, or does not hold the ranks."""
+
+
+class RunError(ForecastError):
+    """The recorded run can't be replayed: it is empty, or it ended in an error."""
+
+
+class ScaleError(ForecastError):
+    """The run doesn't say how it would grow to this number of ranks."""
+
+
+class MixError(ForecastError):
+    """A mix of parallelisms is impossible, or it does not fit into the devices' memory."""

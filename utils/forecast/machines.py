@@ -1,0 +1,225 @@
+"""Machines as data: devices at the leaves of a tree of links.
+
+    machine("rack-nvlink")                       # one of the catalog, machines.toml
+    machine("rack-nvlink").with_racks(4)         # more of the same at the top level
+    load("my-machine.toml")                      # your own, in the catalog's format
+
+A device is connected to a switch, this switch to a larger switch, and so on. Each connection is a
+link with a latency and a bandwidth in each direction. A fat-tree network that is *oversubscribed*
+4:1 has links at its top that are four times slower than all links below them together.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import tomllib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .errors import MachineError
+
+CATALOG = Path(__file__).with_name("machines.toml")
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU, or the core of a laptop.
+
+    Attributes:
+        name: such as "A100 80GB".
+        flops: floating-point operations per second at the peak, in the training's dtype.
+        efficiency: share of this peak that a training's large matrix products reach.
+        memory: bytes.
+        bandwidth: bytes per second of the device's memory.
+        watts: power under load, with the device's share of its host and of cooling.
+        price: dollars per hour.
+        mtbf: mean time between failures of one device, in hours, with its share of the host.
+        gap: seconds between the starts of two messages of the device (g in the model LogP).
+    """
+
+    name: str
+    flops: float
+    efficiency: float
+    memory: float
+    bandwidth: float
+    watts: float
+    price: float
+    mtbf: float
+    gap: float = 0.0
+
+    @property
+    def speed(self) -> float:
+        """Return the floating-point operations per second that a training reaches."""
+        return self.flops * self.efficiency
+
+    def seconds(self, flops: float, nbytes: float = 0.0) -> float:
+        """Return the time of a computation by the roofline model.
+
+        The computation needs as long as its operations or its memory traffic, whichever is slower
+        (S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009).
+        """
+        return max(flops / self.speed, nbytes / self.bandwidth)
+
+
+@dataclass(frozen=True)
+class Level:
+    """A switch and the links to the units below it; on the lowest level, the units are devices.
+
+    Attributes:
+        name: of the switch, such as "node" or "rack".
+        units: how many units the switch joins.
+        latency: seconds of a message between two units, one way.
+        bandwidth: bytes per second of one unit's link, in each direction, without oversubscription.
+        oversubscription: factor by which the link is slower than `bandwidth`.
+        lane: the most bytes per second that a single device gets of its unit's link.
+    """
+
+    name: str
+    units: int
+    latency: float
+    bandwidth: float
+    oversubscription: float = 1.0
+    lane: float = math.inf
+
+    @property
+    def link(self) -> float:
+        """Return the bytes per second of a unit's link, in each direction."""
+        return self.bandwidth / self.oversubscription
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Devices at the leaves of a tree of links. Device 0, 1, … of a node are neighbors.
+
+    Attributes:
+        name: of the machine.
+        device: each of its devices.
+        levels: the switches from the devices up to the root.
+        sources: where the numbers come from.
+    """
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices the machine has."""
+        return math.prod(level.units for level in self.levels)
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """Return how many devices are below one switch of each level."""
+        sizes = [1]
+        for level in self.levels:
+            sizes.append(sizes[-1] * level.units)
+        return tuple(sizes[1:])
+
+    def level_between(self, device: int, other: int) -> int:
+        """Return the number of the lowest level whose switch joins two devices."""
+        return next(k for k, size in enumerate(self.sizes) if device // size == other // size)
+
+    def holds(self, ranks: int) -> None:
+        """Make sure that each rank gets a device.
+
+        Raises:
+            MachineError: there are fewer devices than ranks, or no ranks.
+        """
+        if ranks < 1:
+            raise MachineError(f"You asked for {ranks} ranks. Ask for at least 1.")
+        if ranks > self.devices:
+            raise MachineError(
+                f"The machine {self.name!r} has {self.devices:,} devices, and you asked for "
+                f"{ranks:,} ranks. Choose fewer ranks or a larger machine."
+            )
+
+    def with_units(self, level: str, units: int) -> Machine:
+        """Return this machine with another number of units at a level, for example more racks.
+
+        Raises:
+            MachineError: the machine has no such level.
+        """
+        return self._with(level, units=units)
+
+    def oversubscribed(self, factor: float, level: str = "") -> Machine:
+        """Return this machine with another oversubscription, by default at its highest level.
+
+        Raises:
+            MachineError: the machine has no such level, or the factor is less than 1.
+        """
+        if not factor >= 1:
+            raise MachineError(f"An oversubscription of {factor} is impossible: choose 1 or more.")
+        return self._with(level or self.levels[-1].name, oversubscription=float(factor))
+
+    def _with(self, name: str, **fields: Any) -> Machine:
+        if name not in [level.name for level in self.levels]:
+            names = ", ".join(level.name for level in self.levels)
+            raise MachineError(f"{self.name!r} has no level {name!r}. Its levels are: {names}.")
+        levels = (
+            replace(level, **fields) if level.name == name else level for level in self.levels
+        )
+        return replace(self, levels=tuple(levels))
+
+    def __str__(self) -> str:
+        parts = [f"{level.units} per {level.name}" for level in self.levels if level.units > 1]
+        return f"{self.name}: {self.devices:,} × {self.device.name} ({', '.join(parts) or 'alone'})"
+
+
+def load(path: str | Path) -> dict[str, Machine]:
+    """Return the machines in a file of the catalog's format, by name.
+
+    Raises:
+        MachineError: the file is not TOML, or an entry lacks a field.
+    """
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        devices = {key: Device(**fields) for key, fields in data["devices"].items()}
+        return {
+            name: Machine(
+                name,
+                devices[fields["device"]],
+                tuple(Level(**level) for level in fields["levels"]),
+                tuple(fields.get("sources", ())),
+            )
+            for name, fields in data["machines"].items()
+        }
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise MachineError(
+            f"{path} does not describe machines ({error}). Compare it with {CATALOG.name}."
+        ) from error
+
+
+@functools.cache
+def catalog() -> dict[str, Machine]:
+    """Return the machines that come with the course, by name."""
+    return load(CATALOG)
+
+
+def machine(name: str) -> Machine:
+    """Return a machine of the catalog.
+
+    Raises:
+        MachineError: the catalog has no such machine.
+    """
+    if name not in catalog():
+        raise MachineError(f"There is no machine {name!r}. Choose one of: {', '.join(catalog())}.")
+    return catalog()[name]
+
+
+def flat(
+    latency: float, bandwidth: float, devices: int = 1 << 20, device: Device | None = None
+) -> Machine:
+    """Return equal devices at one switch: the network that `ranks.network` emulates.
+
+    Args:
+        latency: seconds, one way.
+        bandwidth: bytes per second of each device's link, in each direction.
+        devices: how many there are.
+        device: each device; by default one core of the catalog's laptop.
+    """
+    device = device or machine("laptop").device
+    name = f"flat network, {latency * 1e6:g} µs, {bandwidth / 1e6:g} MB/s"
+    return Machine(name, device, (Level("switch", devices, latency, bandwidth),))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from utils.memory import Meter, nbytes
+from utils.labs.shared.memory import Meter, nbytes
 
 KB = 1024
 

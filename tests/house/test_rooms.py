@@ -26,19 +26,19 @@ README_LINES = 40
 #: Which room may import which. A lab may import no other lab; `labs/shared` is for two or more.
 MAY_IMPORT = {
     "mpi": set(),
-    "memory": set(),
     "models": set(),
     "data": set(),
     "figures": {"mpi"},
+    "forecast": set(),
     "jobs": {"mpi"},
-    "timeline": {"cluster", "figures", "mpi"},
+    "timeline": {"cluster", "figures", "forecast", "mpi"},
     "cluster": {"figures", "jobs", "mpi", "timeline"},
     "checks": {"cluster", "jobs", "mpi"},
-    "labs": {"checks", "cluster", "data", "figures", "jobs", "memory", "models", "mpi"},
+    "labs": {"checks", "cluster", "data", "figures", "forecast", "jobs", "models", "mpi"},
     "course": {"checks", "figures", "jobs"},
     "grading": {"checks", "course", "figures", "jobs"},
     "doctor": {"data", "jobs", "mpi"},
-    "__main__": {"course", "doctor", "grading", "jobs", "mpi"},
+    "__main__": {"course", "doctor", "forecast", "grading", "jobs", "mpi"},
     "__init__": {"labs"},
 }
 FILE_LINES = 500
@@ -54,6 +54,7 @@ BUDGETS = {
     "data": 710,
     "doctor": 1440,
     "figures": 1450,
+    "forecast": 1500,
     "grading": 5840,
     "jobs": 3170,
     "labs": 140,
@@ -75,13 +76,12 @@ BUDGETS = {
     "labs/lab15": 900,
     "labs/lab16": 900,
     "labs/lab17": 900,
-    "labs/shared": 2000,
-    "memory": 225,
+    "labs/shared": 2225,
     "models": 290,
     "mpi/benchmark": 660,
     "mpi/labelled": 620,
     "mpi/torch_mpi": 7770,
-    "timeline": 2120,
+    "timeline": 2270,
 }
 #: Arrows that only a type checker follows: they are below `if TYPE_CHECKING`.
 FOR_TYPES = {("timeline", "cluster")}

@@ -15,7 +15,7 @@ from utils.labs.lab15.formulas import (
     peak_bytes,
     segments,
 )
-from utils.memory import Meter
+from utils.labs.shared.memory import Meter
 
 SIZES = [(4, 128, 4, 512, 128, 16), (1, 24, 3, 40, 10, 3), (3, 30, 5, 77, 17, 1)]
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 from utils import models
 from utils.labs.lab11 import memory_limit as limited
 from utils.labs.lab11.layers import Layers, rows_of, step_on
-from utils.memory import Meter, nbytes
+from utils.labs.shared.memory import Meter, nbytes
 
 SIZES = (20, 16, 12, 10)
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(

@@ -86,7 +86,9 @@ def _halving(machine: Machine, groups: Devices) -> Iterator[Round]:
     p = groups.shape[1]
     power = 1 << (p.bit_length() - 1)
     if power < p:
-        yield Round(of_messages(machine, groups[:, power:].ravel(), groups[:, : p - power].ravel()), 1)
+        yield Round(
+            of_messages(machine, groups[:, power:].ravel(), groups[:, : p - power].ravel()), 1
+        )
     ranks = np.arange(power)
     distance, share = power // 2, 0.5
     while distance:
@@ -113,7 +115,8 @@ def _doubling_tree(machine: Machine, groups: Devices) -> Iterator[Round]:
 def _doubling(machine: Machine, groups: Devices) -> Iterator[Round]:
     """Yield the rounds of recursive doubling: the pairs of `_halving` exchange whole tensors."""
     for one in _halving(machine, groups):
-        yield Round(one.cost, 1)
+        # Only the ranks beyond a power of two send the whole tensor: before, and after.
+        yield Round(one.cost, 1, 2 if one.share == 1 else 1)
 
 
 def _dissemination(machine: Machine, groups: Devices) -> Iterator[Round]:
@@ -198,9 +201,7 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 # --- the price -----------------------------------------------------------------------------------
 
 
-def price(
-    machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: str = ""
-) -> Price:
+def price(machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: str = "") -> Price:
     """Return the time of a collective that all groups run at the same time.
 
     Args:

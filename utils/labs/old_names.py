@@ -33,6 +33,7 @@ MOVED = {
     "utils.figures.speedup": "utils.labs.lab05.pictures",
     "utils.figures.staleness": "utils.labs.lab07.pictures",
     "utils.five_metrics": "utils.labs.shared.five_metrics",
+    "utils.memory": "utils.labs.shared.memory",
     "utils.limited": "utils.labs.lab11.memory_limit",
     "utils.mixes": "utils.labs.lab11.mixes",
     "utils.no_ranks": "utils.cluster.no_ranks",

@@ -6,6 +6,8 @@
     shown.totals                        # bytes, messages, seconds of each rank
     shown.save("trace.json")            # for https://ui.perfetto.dev or chrome://tracing
     shown.ideal                         # seconds, if the network were infinitely fast
+    shown.on(machine, ranks=1024)       # on another machine, see utils.forecast
+    shown.run().save("run.json")        # the cell as data, for `ddl-labs forecast`
 
 Each cell begins a new timeline.
 """
@@ -16,7 +18,7 @@ import copy
 import functools
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import activity, cell_log, ideal_network, phrases, trace
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from utils.cluster.questions import Ranks
     from utils.figures.interactive import Interactive
+    from utils.forecast import Forecast, Machine, Run
 
 __all__ = ["Timeline", "of"]
 
@@ -55,6 +58,7 @@ class Timeline:
         self.title = title or TITLE
         self.lanes = activity.lanes(reports, offsets or [0.0] * len(reports))
         self.records = activity.all_records(self.lanes)
+        self._cores = min((report.get("cores") or 0 for report in reports), default=0)
         self._part: tuple[float | None, float | None] = (None, None)
 
     def part(self, since: float | None = None, until: float | None = None) -> Timeline:
@@ -86,6 +90,31 @@ class Timeline:
         None means that a rank never stops waiting. See :mod:`utils.timeline.ideal_network`.
         """
         return ideal_network.seconds(self.lanes)
+
+    def run(self, title: str = "") -> Run:
+        """Return the cell as a run that other machines can replay.
+
+        Raises:
+            RunError: a rank did not answer, or a call never ended.
+        """
+        from . import recording
+
+        return recording.run(self.lanes, self._cores, title or self.title)
+
+    def on(self, machine: Machine, ranks: int | None = None, **options: Any) -> Forecast:
+        """Return what the cell would do on another machine.
+
+        Args:
+            machine: such as ``utils.forecast.machine("cluster")``.
+            ranks: by default, as many as ran the cell.
+            options: as in :func:`utils.forecast.forecast`.
+
+        Raises:
+            ForecastError: there is no answer; the message says why.
+        """
+        from utils.forecast import forecast
+
+        return forecast(self.run(), machine, ranks, **options)
 
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None

@@ -30,6 +30,7 @@ class Lane:
             last event.
         records: the rank's communications, by start.
         problem: why nothing is known about the rank; "" otherwise.
+        cpu: seconds of CPU time of the rank's main thread; 0 if it is unknown.
     """
 
     rank: int
@@ -37,6 +38,7 @@ class Lane:
     end: float = 0.0
     records: list[dict] = field(default_factory=list)
     problem: str = ""
+    cpu: float = 0.0
 
 
 # -- one clock --------------------------------------------------------------------------------
@@ -81,7 +83,7 @@ def _lane(report: dict, shift: float) -> Lane:
     first = _first(report)
     begin = 0.0 if first == math.inf else first - shift
     end = begin if report["end"] is None else report["end"] - shift
-    return Lane(report["rank"], begin, end, records)
+    return Lane(report["rank"], begin, end, records, cpu=report.get("cpu") or 0.0)
 
 
 def _shifted(record: dict, rank: int, shift: float) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
     from torch_mpi.protocol.world import World
     from torch_mpi.record import Call
 
-# This rank's last cell: when it began and ended, and the position of its first record.
-_cell = SimpleNamespace(begin=None, end=None, mark=0)
+# This rank's last cell: when it began and ended, the CPU time of its thread at both moments, and
+# the position of its first record.
+_cell = SimpleNamespace(begin=None, end=None, cpu=[0.0, 0.0], mark=0)
 # The communicator for comparing clocks.
 _clock = SimpleNamespace(comm=None, usable=True)
 
@@ -39,11 +41,13 @@ def _begin(info: ExecutionInfo) -> None:
 
     _cell.mark = log.mark()
     _cell.begin = time.perf_counter()
+    _cell.cpu = [time.thread_time(), 0.0]
     _cell.end = None
 
 
 def _end(result: ExecutionResult) -> None:
     _cell.end = time.perf_counter()
+    _cell.cpu[1] = time.thread_time()
 
 
 def backend_world() -> World | None:
@@ -60,7 +64,14 @@ def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:
     # Ranks that continued without a dead rank have new numbers.
     world = backend_world()
     rank = world.rank if world else rank
-    return {"rank": rank, "begin": _cell.begin, "end": _cell.end, "records": records}
+    return {
+        "rank": rank,
+        "begin": _cell.begin,
+        "end": _cell.end,
+        "cpu": max(0.0, _cell.cpu[1] - _cell.cpu[0]),
+        "cores": os.cpu_count() if world is None or world.one_machine else 0,
+        "records": records,
+    }
 
 
 def clock_offset(user_ns: dict[str, Any], *, rank: int) -> float:

@@ -53,6 +53,23 @@ def _answered(lanes: list[Lane]) -> list[Lane]:
     return [lane for lane in lanes if not lane.problem]
 
 
+class Computed:
+    """How long a rank had computed at each time of the recorded run."""
+
+    def __init__(self, lane: Lane):
+        parts = [part for part in activity.states(lane) if part[2] == COMPUTING]
+        self._begins = [begin for begin, *_ in parts]
+        self._lengths = [end - begin for begin, end, _ in parts]
+        self._before = [0.0, *accumulate(self._lengths)]
+
+    def until(self, time: float) -> float:
+        """Return the seconds that the rank had computed until this time."""
+        k = bisect.bisect_right(self._begins, time) - 1
+        if k < 0:
+            return 0.0
+        return self._before[k] + min(time - self._begins[k], self._lengths[k])
+
+
 class _Moments:
     """The moments of a rank in the replay, by times of the recorded run.
 
@@ -61,20 +78,10 @@ class _Moments:
 
     def __init__(self, lane: Lane):
         self.begin = lane.begin
-        parts = [part for part in activity.states(lane) if part[2] == COMPUTING]
-        self._begins = [begin for begin, *_ in parts]
-        self._lengths = [end - begin for begin, end, _ in parts]
-        self._before = [0.0, *accumulate(self._lengths)]
+        self.computed = Computed(lane).until
         self._times: list[float] = []
         self._ends: list[float] = []
         self._waited: list[float] = []
-
-    def computed(self, time: float) -> float:
-        """Return the seconds that the rank had computed until this time."""
-        k = bisect.bisect_right(self._begins, time) - 1
-        if k < 0:
-            return 0.0
-        return self._before[k] + min(time - self._begins[k], self._lengths[k])
 
     def __call__(self, time: float) -> float:
         k = bisect.bisect_right(self._times, time)
@@ -105,7 +112,7 @@ class _Replay:
         records = activity.all_records(lanes)
         self._needs = _needs(records)
         self._begun: dict[int, float] = {}  # when each record began in the replay, by identity
-        self._events = {lane.rank: _events(lane) for lane in lanes}
+        self._events = {lane.rank: events(lane) for lane in lanes}
 
     def run(self) -> dict[int, _Moments]:
         """Play all events.
@@ -136,28 +143,28 @@ class _Replay:
         return True
 
 
-def _events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
+def events(lane: Lane) -> list[tuple[float, bool, float, dict]]:
     """Return a rank's events by time: (when, whether it is a wait or a call's begin, end, record).
 
     If a call begins while the rank is blocked, another of its threads begins it, without waiting.
     """
-    events = []
+    made = []
     blocked = _blocked(lane)
     for record in lane.records:
         start = record["start"]
         k = bisect.bisect_left(blocked, (start,)) - 1
         inside = k >= 0 and start < blocked[k][1]
-        events.append((blocked[k][0] if inside else start, False, start, record))
+        made.append((blocked[k][0] if inside else start, False, start, record))
     for record in lane.records:
         if record["waits"] and record["end"] is None:
             raise StuckError
         # A wait that was given up before the operation ended does not wait in the replay.
-        events += [
+        made += [
             (begin, True, end, record)
             for begin, end in record["waits"]
             if end is not None and end >= record["end"] - _NOTED
         ]
-    return sorted(events, key=lambda event: event[:2])
+    return sorted(made, key=lambda event: event[:2])
 
 
 def _blocked(lane: Lane) -> list[tuple[float, float]]:

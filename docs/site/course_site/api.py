@@ -22,7 +22,7 @@ CHECKS = re.compile(r"utils\.labs\.lab\d\d")
 GROUPS = {
     "Ranks, jobs and messages": ("utils.cluster", "utils.jobs", "torch_mpi", "utils.mpi"),
     "Pictures and predictions": ("utils.figures", "utils.timeline"),
-    "Data, models and clocks": ("utils.data", "utils.models", "utils.memory", "utils.checks"),
+    "Data, models and clocks": ("utils.data", "utils.models", "utils.labs.shared.memory", "utils.checks"),
     "Shared by several labs": ("utils.labs.shared",),
     "One lab": ("utils.labs",),
 }

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.probe import in_double, told
+from utils.labs.shared.memory import Meter
 from utils.labs.shared.replicas import Seeds, Twin
-from utils.memory import Meter
 
 BYTES = 8  # of a float64
 #: Features of the small model, and of the chain whose memory is metered.

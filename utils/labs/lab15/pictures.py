@@ -34,7 +34,7 @@ def memory_over_time(
     """Draw the bytes in use during a training step.
 
     Args:
-        history: (seconds, bytes) as in `utils.memory.Meter.history`.
+        history: (seconds, bytes) as in `utils.labs.shared.memory.Meter.history`.
         phases: when each phase of the step began, in seconds.
         line: the line of code that made the peak.
         weights: bytes of the parameters.

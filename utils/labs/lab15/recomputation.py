@@ -15,7 +15,7 @@ from utils.checks.comparison import Mistake
 from utils.checks.probe import reading_answer
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
-from utils.memory import Meter
+from utils.labs.shared.memory import Meter
 
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-10

@@ -1,0 +1,286 @@
+"""What a recorded run would do on another machine, and how far to trust the answer.
+
+told = forecast(run, machine("cluster"), ranks=1024)
+told.seconds, told.band                      # of a step, and the expected range
+told.bottleneck                              # the link that takes most of the communication
+told.cost(steps=10_000)                      # hours, kWh, dollars, failures, checkpoints
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .collectives import Price
+from .errors import RunError, ScaleError
+from .machines import Machine
+from .replay import Replay, layout
+from .run import Call, Run
+
+#: Expected relative errors, as measured by the tests that compare forecasts with real runs (see
+#: docs/forecast.md): of the replay itself, and of each doubling of the ranks beyond the recorded.
+REPLAY_ERROR, DOUBLING_ERROR = 0.10, 0.03
+#: Expected relative errors of computing: on a device that nobody measured, from two numbers; and
+#: on a core per rank, recorded on shared cores.
+ROOFLINE_ERROR, CROWDED_ERROR = 0.25, 0.30
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank computes in a step.
+
+    Attributes:
+        flops: floating-point operations.
+        nbytes: bytes that the operations read and write in the device's memory.
+    """
+
+    flops: float
+    nbytes: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training of many steps needs.
+
+    Attributes:
+        hours: with checkpoints, failures, and the work that is done again.
+        device_hours: the hours of all devices together.
+        kwh: energy.
+        dollars: at the machine's price.
+        failures: how many to expect.
+        interval: seconds between two checkpoints, by Daly's formula; infinity if nothing fails.
+        share: the share of the hours in which the training gets ahead.
+    """
+
+    hours: float
+    device_hours: float
+    kwh: float
+    dollars: float
+    failures: float
+    interval: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A run on another machine.
+
+    Attributes:
+        machine, ranks: the machine, and how many of its devices are used.
+        steps: seconds of each played step.
+        computing: mean seconds that a rank computes in a step.
+        error: expected relative error of the seconds.
+        calls: for each different collective its call, its price, and how often a step has it.
+        work: what a rank computes in a step, if it was given.
+        remarks: what the forecast assumes, one sentence each.
+    """
+
+    machine: Machine
+    ranks: int
+    steps: np.ndarray = field(repr=False)
+    computing: float
+    error: float
+    calls: tuple[tuple[Call, Price, float], ...] = field(repr=False)
+    work: Work | None = None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Return the median seconds of a step."""
+        return float(np.median(self.steps))
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Return the range in which the seconds of a step are expected."""
+        return self.seconds / (1 + self.error), self.seconds * (1 + self.error)
+
+    @property
+    def slow_step(self) -> float:
+        """Return the seconds that 95 % of the steps don't exceed, because of stragglers."""
+        return float(np.percentile(self.steps, 95))
+
+    @property
+    def waiting(self) -> float:
+        """Return the share of a step in which a rank does not compute."""
+        return max(0.0, 1 - self.computing / self.seconds) if self.seconds else 0.0
+
+    @property
+    def mfu(self) -> float | None:
+        """Return the model FLOPs utilization: operations per second by the device's peak."""
+        if self.work is None:
+            return None
+        return self.work.flops / (self.seconds * self.machine.device.flops)
+
+    @property
+    def bottleneck(self) -> str:
+        """Return the level whose links take most of the communication; "" without any."""
+        if not self.calls:
+            return ""
+        _, price, _ = max(self.calls, key=lambda row: row[1].seconds * row[2])
+        return self.machine.levels[price.level].name
+
+    def cost(self, steps: int, checkpoint: float = 60.0, restart: float = 600.0) -> Cost:
+        """Return what a training needs, with failures and checkpoints.
+
+        The interval between checkpoints is Daly's first formula, sqrt(2 · checkpoint · MTBF) minus
+        the checkpoint (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
+        restart dumps", FGCS 22(3), 2006), as in lab 13.
+
+        Args:
+            steps: of the training.
+            checkpoint: seconds that a checkpoint takes.
+            restart: seconds from a failure until the training goes on.
+        """
+        device = self.machine.device
+        between = device.mtbf * 3600 / self.ranks
+        interval = max(checkpoint, math.sqrt(2 * checkpoint * between) - checkpoint)
+        # A failure costs the restart and, on average, half of an interval's work.
+        lost = checkpoint / (interval + checkpoint) + (restart + interval / 2) / between
+        share = max(0.0, 1 - lost)
+        useful = steps * self.seconds / 3600
+        hours = useful / share if share else math.inf
+        all_hours = hours * self.ranks
+        return Cost(
+            hours,
+            all_hours,
+            all_hours * device.watts / 1e3,
+            all_hours * device.price,
+            hours * 3600 / between,
+            interval,
+            share,
+        )
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the forecast as rows of a table: what, and how much."""
+        low, high = (_seconds(value) for value in self.band)
+        rows = [
+            ("machine", str(self.machine)),
+            ("ranks", f"{self.ranks:,}"),
+            ("step", f"{_seconds(self.seconds)} (expected: {low} to {high})"),
+            ("slow step (95 %)", _seconds(self.slow_step)),
+            ("computing", f"{_seconds(self.computing)}, so a rank waits {self.waiting:.0%}"),
+        ]
+        if self.mfu is not None:
+            rows.append(("MFU", f"{self.mfu:.1%}"))
+        for call, price, times in sorted(self.calls, key=lambda row: -row[1].seconds * row[2])[:4]:
+            level = self.machine.levels[price.level].name
+            what = f"{price.algorithm}, {_seconds(price.seconds)}, most of it at the {level}"
+            rows.append((f"{times:.3g} × {call.op} of {_bytes(call.nbytes)}", what))
+        return rows
+
+    def __repr__(self) -> str:
+        from tabulate import tabulate  # here, because ranks import this package without tables
+
+        return "\n".join([tabulate(self.rows(), tablefmt="plain"), *self.remarks])
+
+
+def forecast(
+    run: Run,
+    machine: Machine,
+    ranks: int | None = None,
+    *,
+    grow: tuple[int, ...] | None = None,
+    strong: bool = False,
+    work: Work | None = None,
+    computing: str = "",
+    jitter: float | None = None,
+    slow: dict[int, float] | None = None,
+    algorithm: str = "",
+) -> Forecast:
+    """Return what a recorded run would do on another machine.
+
+    Args:
+        run: the recorded run.
+        machine: the other machine.
+        ranks: by default, as many as were recorded.
+        grow: the recorded ranks of a group that grows with the number of ranks. You need it only
+            if the run has several groups, or messages.
+        strong: whether the ranks share the recorded work (strong scaling). By default each rank
+            computes as much as it did (weak scaling).
+        work: what a rank computes in a step. Then the machine's device sets the time of computing;
+            by default, computing takes as long as it was recorded.
+        computing: "wall" counts the recorded seconds, "cpu" the CPU time in them. By default CPU
+            time counts if the recorded ranks shared cores.
+        jitter: standard deviation of a step's computing, as a share of it. By default it is what
+            the recorded steps show.
+        slow: factors of single ranks' computing, such as {17: 2.0} for a straggler.
+        algorithm: of every all_reduce, a key of `collectives.ALL_REDUCE`. By default, it is the
+            fastest one for each size.
+
+    Raises:
+        MachineError: the machine does not hold the ranks.
+        RunError: the run is empty, or it can't be replayed.
+        ScaleError: the run doesn't say how it grows.
+    """
+    ranks = run.ranks if ranks is None else ranks
+    if not run.ranks or not any(run.events):
+        raise RunError("The run is empty. Record a cell in which the ranks compute and call.")
+    machine.holds(ranks)
+    if wrong := [rank for rank in slow or {} if not 0 <= rank < ranks]:
+        raise ScaleError(f"There is no rank {wrong[0]} to slow down among {ranks:,} ranks.")
+    where = layout(run, ranks, grow)
+    scale, told = _scale(run, machine, work, computing)
+    if strong:
+        scale = tuple(factor * run.ranks / ranks for factor in scale)
+    noise = run.jitter if jitter is None else jitter
+    played = Replay(run, machine, where, scale, noise or 0.0, slow, algorithm).play()
+    error = _error(run, ranks, work is not None, noise or 0.0)
+    if noise is None:
+        told.append("The run has fewer than three equal steps, so stragglers are left out.")
+    remarks = (*told, *_remarks(run, ranks, strong))
+    return Forecast(
+        machine, ranks, played.seconds, played.computing, error, played.prices, work, remarks
+    )
+
+
+def _scale(
+    run: Run, machine: Machine, work: Work | None, computing: str
+) -> tuple[tuple[float, ...], list[str]]:
+    """Return for each recorded rank the factor of its computing, and a remark on it."""
+    if computing not in {"", "cpu", "wall"}:
+        raise ValueError(f'computing={computing!r}: choose "cpu" or "wall".')
+    if work is not None:
+        seconds = machine.device.seconds(work.flops, work.nbytes)
+        measured = [sum(run.computing(rank)) / run.steps for rank in range(run.ranks)]
+        if not all(measured):
+            raise RunError("A rank of this run computes nothing, so its work can't be scaled.")
+        device = machine.device.name
+        told = f"A step's computing takes {_seconds(seconds)} on {device}, by the roofline."
+        return tuple(seconds / recorded for recorded in measured), [told]
+    by_cpu = computing == "cpu" or (not computing and run.crowded)
+    if by_cpu and run.shares:
+        told = "Computing counts in CPU time, because the recorded ranks shared cores."
+        return run.shares, [told]
+    return (1.0,) * run.ranks, ["Computing takes as long as it was recorded."]
+
+
+def _error(run: Run, ranks: int, rescaled: bool, noise: float) -> float:
+    """Return the expected relative error: independent errors add up by their squares."""
+    doublings = abs(math.log2(ranks / run.ranks))
+    computing = ROOFLINE_ERROR if rescaled else CROWDED_ERROR if run.crowded else 0.0
+    sampling = noise / math.sqrt(run.steps)
+    return math.hypot(REPLAY_ERROR, DOUBLING_ERROR * doublings, computing, sampling)
+
+
+def _remarks(run: Run, ranks: int, strong: bool) -> list[str]:
+    remarks = []
+    if ranks != run.ranks:
+        kept = "share the recorded work" if strong else "each compute as much as was recorded"
+        remarks.append(f"The {ranks:,} ranks {kept}; {run.ranks} ranks were recorded.")
+    return remarks
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3g} s"
+    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} GB"

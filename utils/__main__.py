@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.course import CourseError
+from utils.forecast.command import add_options as add_forecast_options
 from utils.grading.grading_options import add_options as add_grade_options
 from utils.grading.grading_options import add_rerun_options
 from utils.jobs.bench_ranks import add_options as add_bench_options
@@ -208,6 +209,16 @@ def diagnosis(options: argparse.Namespace) -> int:
     return main(options)
 
 
+def forecast(options: argparse.Namespace) -> int:
+    """Say what a recorded run would do on another machine with more ranks.
+
+    Status 0: there is an answer. Status 2: there is none, and the message says why.
+    """
+    from utils.forecast.command import main
+
+    return main(options)
+
+
 def doctor(options: argparse.Namespace) -> int:
     """Find what on this machine would keep the labs from running, and say what helps.
 
@@ -256,6 +267,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print the report as JSON")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
     add_bench_options(add("bench", bench))
+    add_forecast_options(add("forecast", forecast))
     sub = add("diagnosis", diagnosis)
     sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
     sub.add_argument("--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi")

@@ -113,7 +113,8 @@ class Simulation:
             "shape": [operation.nbytes // 4], "dtype": "float32", "peer": operation.peer,
             "tag": None, "blocking": operation.blocking, "start": self.now[rank],
             "matched": 0.0, "end": 0.0, "waits": [], "where": "cell line 3",
-            "message": None, "sequence": None,
+            "message": None, "sequence": None, "sent": operation.nbytes,
+            "received": operation.nbytes,
         }  # fmt: skip
         self.reports[rank]["records"].append(operation.record)
         if operation.op in ("send", "recv"):

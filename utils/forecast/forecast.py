@@ -71,6 +71,7 @@ class Forecast:
         machine, ranks: the machine, and how many of its devices are used.
         steps: seconds of each played step.
         computing: mean seconds that a rank computes in a step.
+        stragglers: seconds by which a step is longer than it would be if all steps were equal.
         error: expected relative error of the seconds.
         calls: for each different collective its call, its price, and how often a step has it.
         work: what a rank computes in a step, if it was given.
@@ -81,6 +82,7 @@ class Forecast:
     ranks: int
     steps: np.ndarray = field(repr=False)
     computing: float
+    stragglers: float
     error: float
     calls: tuple[tuple[Call, Price, float], ...] = field(repr=False)
     work: Work | None = None
@@ -115,9 +117,9 @@ class Forecast:
 
     @property
     def bottleneck(self) -> str:
-        """Return the level whose links take most of the communication; "" without any."""
-        if not self.calls:
-            return ""
+        """Return what ranks wait for the longest: "stragglers", or the name of a link's level."""
+        if not self.calls or self.stragglers > self.waiting * self.seconds / 2:
+            return "stragglers" if self.stragglers else ""
         _, price, _ = max(self.calls, key=lambda row: row[1].seconds * row[2])
         return self.machine.levels[price.level].name
 
@@ -159,8 +161,9 @@ class Forecast:
             ("machine", str(self.machine)),
             ("ranks", f"{self.ranks:,}"),
             ("step", f"{_seconds(self.seconds)} (expected: {low} to {high})"),
-            ("slow step (95 %)", _seconds(self.slow_step)),
+            ("slow step (95 %)", f"{_seconds(self.slow_step)}, because of stragglers"),
             ("computing", f"{_seconds(self.computing)}, so a rank waits {self.waiting:.0%}"),
+            ("stragglers", f"{_seconds(self.stragglers)} of a step"),
         ]
         if self.mfu is not None:
             rows.append(("MFU", f"{self.mfu:.1%}"))
@@ -204,7 +207,7 @@ def forecast(
         computing: "wall" counts the recorded seconds, "cpu" the CPU time in them. By default CPU
             time counts if the recorded ranks shared cores.
         jitter: standard deviation of a step's computing, as a share of it. By default it is what
-            the recorded steps show.
+            the recorded steps show. As many ranks as recorded play the recorded steps instead.
         slow: factors of single ranks' computing, such as {17: 2.0} for a straggler.
         algorithm: of every all_reduce, a key of `collectives.ALL_REDUCE`. By default, it is the
             fastest one for each size.
@@ -224,15 +227,32 @@ def forecast(
     scale, told = _scale(run, machine, work, computing)
     if strong:
         scale = tuple(factor * run.ranks / ranks for factor in scale)
-    noise = run.jitter if jitter is None else jitter
-    played = Replay(run, machine, where, scale, noise or 0.0, slow, algorithm).play()
-    error = _error(run, ranks, work is not None, noise or 0.0)
-    if noise is None:
-        told.append("The run has fewer than three equal steps, so stragglers are left out.")
+    noise, as_recorded = _noise(run, ranks, jitter)
+    played = Replay(run, machine, where, scale, noise, not as_recorded, slow, algorithm).play()
+    calm = Replay(run, machine, where, scale, 0.0, True, slow, algorithm).play()
+    stragglers = max(0.0, float(np.median(played.seconds) - np.median(calm.seconds)))
+    error = _error(run, ranks, work is not None, run.jitter or 0.0)
+    if run.jitter is None and jitter is None:
+        told.append("The run has fewer than four equal steps, so stragglers are left out.")
     remarks = (*told, *_remarks(run, ranks, strong))
     return Forecast(
-        machine, ranks, played.seconds, played.computing, error, played.prices, work, remarks
+        machine=machine,
+        ranks=ranks,
+        steps=played.seconds,
+        computing=played.computing,
+        stragglers=stragglers,
+        error=error,
+        calls=played.prices,
+        work=work,
+        remarks=remarks,
     )
+
+
+def _noise(run: Run, ranks: int, jitter: float | None) -> tuple[float, bool]:
+    """Return the jitter, and whether the recorded differences between steps are played instead."""
+    if jitter is not None:
+        return jitter, jitter == 0
+    return (0.0, True) if ranks == run.ranks else (run.jitter or 0.0, not run.jitter)
 
 
 def _scale(

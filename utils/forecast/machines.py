@@ -118,10 +118,6 @@ class Machine:
             sizes.append(sizes[-1] * level.units)
         return tuple(sizes[1:])
 
-    def level_between(self, device: int, other: int) -> int:
-        """Return the number of the lowest level whose switch joins two devices."""
-        return next(k for k, size in enumerate(self.sizes) if device // size == other // size)
-
     def holds(self, ranks: int) -> None:
         """Make sure that each rank gets a device.
 

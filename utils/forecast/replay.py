@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import statistics
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -157,6 +158,8 @@ class Replay:
         where: the ranks' places.
         scale: for each recorded rank, the factor of its computing.
         jitter: standard deviation of a step's computing, as a share of it.
+        even: whether each rank computes equally long in all steps, namely the median. Otherwise the
+            recorded differences are played, too.
         slow: factors of single ranks' computing, by rank.
         algorithm: of every all_reduce; by default the fastest one for each size.
     """
@@ -168,6 +171,7 @@ class Replay:
         where: Layout,
         scale: tuple[float, ...],
         jitter: float = 0.0,
+        even: bool = True,
         slow: dict[int, float] | None = None,
         algorithm: str = "",
     ):
@@ -182,9 +186,10 @@ class Replay:
         self._scales = [np.full((samples, replicas), scale[k]) for k in range(positions)]
         for rank, factor in (slow or {}).items():
             self._scales[rank % positions][:, rank // positions] *= factor
-        self._factors = list(self._scales)
+        self._shares = [_shares(run.computing(position), even) for position in range(positions)]
         self._programs = [list(run.program(position)) for position in range(positions)]
         self._ends: list[list[Times]] = [[] for _ in range(positions)]
+        self._factors = [self._factor(position) for position in range(positions)]
         self._states = [_State() for _ in run.calls]
         self._prices: dict[Call, Price] = {}
 
@@ -226,11 +231,17 @@ class Replay:
             self._clocks[position] = self._clocks[position] + value * self._factors[position]
             return
         self._ends[position].append(self._clocks[position])
-        if self._jitter:
-            # Log-normal with mean 1: a step can be much slower, but not faster than nothing.
-            sigma = math.sqrt(math.log1p(self._jitter**2))
-            noise = self._draw.lognormal(-(sigma**2) / 2, sigma, self._clocks[position].shape)
-            self._factors[position] = self._scales[position] * noise
+        self._factors[position] = self._factor(position)
+
+    def _factor(self, position: int) -> Times:
+        """Return the factors of a rank's computing in its next step, for each replica."""
+        step, shares = len(self._ends[position]), self._shares[position]
+        scale = self._scales[position] * (shares[step] if step < len(shares) else 1.0)
+        if not self._jitter:
+            return scale
+        # Log-normal with mean 1: a step can be much slower, but not faster than nothing.
+        sigma = math.sqrt(math.log1p(self._jitter**2))
+        return scale * self._draw.lognormal(-(sigma**2) / 2, sigma, scale.shape)
 
     def _start(self, position: int, number: int) -> list[int]:
         """Let a rank start a call; return the positions that no longer wait for it."""
@@ -285,8 +296,8 @@ class Replay:
         seconds = np.diff(ends, axis=0, prepend=0.0)
         steps = self._run.steps
         computing = [
-            sum(value for kind, value in program if kind == COMPUTE) * scale.mean() / steps
-            for program, scale in zip(self._programs, self._scales, strict=True)
+            np.dot(self._run.computing(position), self._shares[position]) * scale.mean() / steps
+            for position, scale in enumerate(self._scales)
         ]
         first = [int(value) for kind, value in self._programs[0] if kind == START]
         counts = {
@@ -295,3 +306,11 @@ class Replay:
         }
         prices = ((call, price, counts[call]) for call, price in self._prices.items())
         return Played(seconds.ravel(), float(np.mean(computing)), tuple(prices))
+
+
+def _shares(seconds: list[float], even: bool) -> list[float]:
+    """Return for each step of a rank the factor that makes it as long as the median step."""
+    if not even or len(seconds) < 4:
+        return [1.0] * len(seconds)
+    middle = statistics.median(seconds)
+    return [middle / one if one else 1.0 for one in seconds]

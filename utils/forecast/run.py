@@ -53,6 +53,7 @@ class Run:
             below 1 if the rank shared its core with another program.
         cores: cores of the machine that recorded the run.
         title: what the run is, in a few words.
+        told: how many steps the run has, if somebody has told; 0 otherwise.
     """
 
     calls: tuple[Call, ...]
@@ -60,6 +61,7 @@ class Run:
     shares: tuple[float, ...] = ()
     cores: int = 0
     title: str = ""
+    told: int = 0
     format: int = field(default=_FORMAT, repr=False)
 
     @property
@@ -88,11 +90,14 @@ class Run:
 
     @functools.cached_property
     def steps(self) -> int:
-        """Return how many equal steps the run has: rank 0 starts and awaits the same calls in each.
+        """Return how many equal steps the run has.
 
-        If its waits differ from step to step, because a call sometimes ends early, only the calls
-        that it starts are compared.
+        If nobody has told, a step is what repeats: rank 0 starts and awaits the same calls. If its
+        waits differ from step to step, because a call sometimes ends early, only the calls that it
+        starts are compared. Two equal calls in a row look like two steps.
         """
+        if self.told:
+            return self.told
         events = self.events[0] if self.ranks else ()
         names = [(kind, self.calls[int(value)]) for kind, value in events if kind != COMPUTE]
         return _repeats(names) if _repeats(names) > 1 else _repeats(self._calls(0))
@@ -133,13 +138,14 @@ class Run:
     def jitter(self) -> float | None:
         """Return how much equal steps differ in computing: the standard deviation by the median.
 
-        The first step is left out, because it warms caches up. None means fewer than three steps.
+        The first and the last step are left out: one warms caches up, and the other has what comes
+        after the last call. None means fewer than four steps.
         """
-        if self.steps < 3:
+        if self.steps < 4:
             return None
         ratios = []
         for rank in range(self.ranks):
-            later = self.computing(rank)[1:]
+            later = self.computing(rank)[1:-1]
             middle = statistics.median(later)
             ratios += [seconds / middle for seconds in later if middle]
         return statistics.pstdev(ratios) if ratios else None
@@ -187,7 +193,14 @@ class Run:
                 raise ValueError(f"unknown event {kind} {value}")
             if kind != COMPUTE:
                 calls[int(value)]
-        return cls(calls, events, tuple(data["shares"]), int(data["cores"]), str(data["title"]))
+        return cls(
+            calls,
+            events,
+            tuple(data["shares"]),
+            int(data["cores"]),
+            str(data["title"]),
+            int(data["told"]),
+        )
 
 
 def _repeats(names: list[Any]) -> int:

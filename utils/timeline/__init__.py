@@ -91,22 +91,29 @@ class Timeline:
         """
         return ideal_network.seconds(self.lanes)
 
-    def run(self, title: str = "") -> Run:
+    def run(self, title: str = "", steps: int = 0) -> Run:
         """Return the cell as a run that other machines can replay.
+
+        Args:
+            title: what the run is; by default, the timeline's title.
+            steps: how many equal steps the cell has. By default, the calls that repeat tell.
 
         Raises:
             RunError: a rank did not answer, or a call never ended.
         """
         from . import recording
 
-        return recording.run(self.lanes, self._cores, title or self.title)
+        return recording.run(self.lanes, self._cores, title or self.title, steps)
 
-    def on(self, machine: Machine, ranks: int | None = None, **options: Any) -> Forecast:
-        """Return what the cell would do on another machine.
+    def on(
+        self, machine: Machine, ranks: int | None = None, *, steps: int = 0, **options: Any
+    ) -> Forecast:
+        """Return what the cell would do on another machine, see :func:`utils.forecast.forecast`.
 
         Args:
             machine: such as ``utils.forecast.machine("cluster")``.
             ranks: by default, as many as ran the cell.
+            steps: as in `run`.
             options: as in :func:`utils.forecast.forecast`.
 
         Raises:
@@ -114,7 +121,7 @@ class Timeline:
         """
         from utils.forecast import forecast
 
-        return forecast(self.run(), machine, ranks, **options)
+        return forecast(self.run(steps=steps), machine, ranks, **options)
 
     def figure(
         self, width: float = 9, since: float | None = None, until: float | None = None

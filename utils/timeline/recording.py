@@ -26,13 +26,14 @@ _OPERATIONS = {
 }
 
 
-def run(lanes: list[Lane], cores: int = 0, title: str = "") -> Run:
+def run(lanes: list[Lane], cores: int = 0, title: str = "", steps: int = 0) -> Run:
     """Return the run of a cell.
 
     Args:
         lanes: of all ranks.
         cores: of the machine; 0 if several machines took part.
         title: what the run is.
+        steps: how many steps the cell has; 0 means that the run itself finds out.
 
     Raises:
         RunError: a rank gave no answer or an error, or a call never ended.
@@ -52,7 +53,7 @@ def run(lanes: list[Lane], cores: int = 0, title: str = "") -> Run:
             "A rank of this run waits for a call that never ends. Repair the program, and record "
             "it again."
         ) from None
-    return Run(calls, events, tuple(_share(lane) for lane in lanes), cores, title)
+    return Run(calls, events, tuple(_share(lane) for lane in lanes), cores, title, steps)
 
 
 def _calls(lanes: list[Lane], places: dict[int, int]) -> tuple[tuple[Call, ...], dict[int, int]]:

@@ -1,0 +1,80 @@
+"""``ddl-labs forecast``: what would my training do on N devices?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from . import machines
+from .errors import ForecastError, MachineError
+from .forecast import Forecast, forecast
+from .machines import Machine
+from .run import Run
+
+#: A recorded run that comes with the course: ten steps of lab 04's DDP on four ranks.
+EXAMPLE = Path(__file__).with_name("example.json")
+
+
+def add_options(sub: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    sub.add_argument(
+        "run", type=Path, nargs="?", default=EXAMPLE, metavar="RUN",
+        help="what ranks.timeline().run().save(RUN) wrote; without RUN, the course's example",
+    )  # fmt: skip
+    sub.add_argument("--machine", default="cluster", help="a name of the catalog; 'list' shows it")
+    sub.add_argument("--machines", type=Path, metavar="FILE", help="your machines, as TOML")
+    sub.add_argument("--ranks", type=int, metavar="N", help="all devices of the machine")
+    sub.add_argument("--grow", metavar="0,2", help="the recorded ranks of the group that grows")
+    sub.add_argument("--strong", action="store_true", help="the ranks share the recorded work")
+    sub.add_argument("--steps", type=int, default=100_000, metavar="N", help="of the training")
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print the forecast; return the exit status, 2 if there is no answer."""
+    try:
+        known = machines.catalog() | (machines.load(options.machines) if options.machines else {})
+        if options.machine == "list":
+            print("\n".join(map(str, known.values())))
+            return 0
+        if options.machine not in known:
+            raise MachineError(
+                f"There is no machine {options.machine!r}. Choose one of: {', '.join(known)}."
+            )
+        grow = tuple(map(int, options.grow.split(","))) if options.grow else None
+        _print(Run.load(options.run), known[options.machine], options, grow)
+    except (ForecastError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _print(
+    run: Run, machine: Machine, options: argparse.Namespace, grow: tuple[int, ...] | None
+) -> None:
+    from tabulate import tabulate
+
+    most = machine.devices if options.ranks is None else options.ranks
+    told = forecast(run, machine, most, grow=grow, strong=options.strong)
+    print(f"{run.title or options.run.name}, recorded on {run.ranks} ranks, {run.steps} steps\n")
+    smaller = [n for n in (run.ranks * 4**k for k in range(8)) if n < most]
+    curve = [forecast(run, machine, n, grow=grow, strong=options.strong) for n in smaller]
+    print(tabulate([_row(one) for one in [*curve, told]], headers="keys", stralign="right"))
+    print(f"\n{told}\n")
+    cost = told.cost(options.steps)
+    print(
+        f"{options.steps:,} steps take {cost.hours:,.1f} hours with {cost.failures:,.1f} expected "
+        f"failures, {cost.kwh:,.0f} kWh and ${cost.dollars:,.0f}. Save a checkpoint every "
+        f"{cost.interval / 60:,.0f} minutes."
+    )
+
+
+def _row(told: Forecast) -> dict[str, str]:
+    low, high = told.band
+    return {
+        "ranks": f"{told.ranks:,}",
+        "ms per step": f"{told.seconds * 1e3:,.1f}",
+        "expected": f"{low * 1e3:,.1f} to {high * 1e3:,.1f}",
+        "waiting": f"{told.waiting:.0%}",
+        "mostly for": told.bottleneck,
+    }

@@ -16,13 +16,14 @@ from .address import ROOT
 IMPORT = re.compile(r"^\s*from ((?:utils|torch_mpi)[\w.]*) import (.+)$", re.MULTILINE)
 #: Modules that no cell imports, but that a notebook or its author needs.
 MORE = {"utils.labs.lab06.chunk_steps", "utils.mpi.benchmark.alpha_beta", "utils.timeline"}
+MORE |= {"utils.forecast", "utils.forecast.forecast", "utils.forecast.machines"}
 #: Modules with the checks of a lab get no page, because the notebook explains the checks.
 CHECKS = re.compile(r"utils\.labs\.lab\d\d")
 #: Titles of the list's parts. A module is in the first part that has a beginning of its name.
 GROUPS = {
     "Ranks, jobs and messages": ("utils.cluster", "utils.jobs", "torch_mpi", "utils.mpi"),
-    "Pictures and predictions": ("utils.figures", "utils.timeline"),
-    "Data, models and clocks": ("utils.data", "utils.models", "utils.labs.shared.memory", "utils.checks"),
+    "Pictures and predictions": ("utils.figures", "utils.timeline", "utils.forecast"),
+    "Data, models and clocks": ("utils.data", "utils.models", "utils.checks"),
     "Shared by several labs": ("utils.labs.shared",),
     "One lab": ("utils.labs",),
 }

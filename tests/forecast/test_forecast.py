@@ -42,7 +42,8 @@ def world(ranks: int) -> np.ndarray:
 
 def small(latency: float = 1e-3) -> Machine:
     """Nodes of four devices, racks of two nodes; each level is ten times slower than the lower."""
-    whole = machine("cluster").with_units("node", 4).with_units("rack", 2).with_units("spine", 4)
+    whole = machine("cluster").with_level("node", units=4).with_level("rack", units=2)
+    whole = whole.with_level(units=4)
     levels = tuple(
         dataclasses.replace(
             level, latency=latency, bandwidth=rate, lane=math.inf, oversubscription=1.0
@@ -105,7 +106,7 @@ def test_groups_that_use_the_same_uplink_at_the_same_time_share_it():
 
 def test_an_oversubscribed_uplink_slows_a_ring_down_by_its_factor():
     before = collectives.price(small(0.0), "all_reduce", world(32), 1e8, "ring").seconds
-    tree = small(0.0).oversubscribed(4)
+    tree = small(0.0).with_level(oversubscription=4.0)
     after = collectives.price(tree, "all_reduce", world(32), 1e8, "ring").seconds
     assert after == pytest.approx(4 * before, rel=1e-3)
 
@@ -284,7 +285,7 @@ def test_thousands_of_ranks_are_played_in_seconds_and_little_memory(tmp_path):
         "import resource, time\n"
         "from utils.forecast import Run, forecast, machine\n"
         f"run = Run.load({str(tmp_path / 'run.json')!r})\n"
-        "big = machine('cluster').with_units('spine', 128)\n"
+        "big = machine('cluster').with_level('spine', units=128)\n"
         "begin = time.process_time()\n"
         "forecast(run, big, 4096, jitter=0.1)\n"
         "print(time.process_time() - begin)\n"
@@ -311,6 +312,13 @@ def test_a_machine_without_enough_devices_says_how_many_it_has():
 def test_a_number_of_ranks_below_one_is_refused(ranks):
     with pytest.raises(MachineError, match="at least 1"):
         forecast(ddp(4), machine("cluster"), ranks)
+
+
+def test_an_impossible_level_is_refused():
+    with pytest.raises(MachineError, match=r"'cluster' has no level 'row', but node, rack, spine"):
+        machine("cluster").with_level("row", units=2)
+    with pytest.raises(MachineError, match=r"oversubscription=0\.5 is impossible"):
+        machine("cluster").with_level(oversubscription=0.5)
 
 
 def test_an_unknown_machine_is_answered_with_the_names_of_the_catalog():

@@ -47,7 +47,7 @@ FUNCTION_LINES = 60
 #: CHANGELOG.md.
 BUDGETS = {
     "__init__": 20,
-    "__main__": 310,
+    "__main__": 330,
     "checks": 1900,
     "cluster": 3220,
     "course": 2_280,

@@ -139,7 +139,7 @@ def _twice(half: Algorithm) -> Algorithm:
 
 
 def _hierarchical(across: Algorithm) -> Algorithm:
-    """Return reduce-scatter in each unit, all-reduce across the units, and all-gather in each unit.
+    """Return a ring inside each unit, and another algorithm across the units.
 
     A unit is the smallest one in which every group has equally many consecutive members, but not
     all. If there is none, the algorithm has no rounds.
@@ -149,10 +149,10 @@ def _hierarchical(across: Algorithm) -> Algorithm:
         p, k = groups.shape[1], _members_of_a_unit(machine, groups)
         if not 1 < k < p:
             return
-        yield from _twice(_ring)(machine, groups.reshape(-1, k))
+        yield from _ring(machine, groups.reshape(-1, k))
         # Member i of a unit joins the members i of the group's other units.
         peers = groups.reshape(len(groups), -1, k).swapaxes(1, 2).reshape(-1, p // k)
-        for one in _twice(across)(machine, peers):
+        for one in across(machine, peers):
             yield Round(one.cost, one.share / k, one.times)
 
     return rounds
@@ -171,17 +171,19 @@ def _members_of_a_unit(machine: Machine, groups: Devices) -> int:
     return 1
 
 
-ALL_REDUCE: dict[str, Algorithm] = {
-    "ring": _twice(_ring),
-    "direct": _twice(_direct),
-    "halving and doubling": _twice(_halving),
-    "tree": _twice(_doubling_tree),
-    "central": _twice(_to_root),
-    "recursive doubling": _doubling,
+_PART: dict[str, Algorithm] = {
+    "ring": _ring,
+    "direct": _direct,
+    "halving and doubling": _halving,
     "hierarchical": _hierarchical(_ring),
     "hierarchical halving": _hierarchical(_halving),
 }
-_PART: dict[str, Algorithm] = {"ring": _ring, "direct": _direct, "halving": _halving}
+ALL_REDUCE: dict[str, Algorithm] = {name: _twice(half) for name, half in _PART.items()}
+ALL_REDUCE |= {
+    "tree": _twice(_doubling_tree),
+    "central": _twice(_to_root),
+    "recursive doubling": _doubling,
+}
 _FROM_ROOT: dict[str, Algorithm] = {"tree": _doubling_tree, "central": _to_root}
 
 #: The algorithms of each collective, by the words of torch.distributed.

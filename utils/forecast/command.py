@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import machines
 from .errors import ForecastError, MachineError
-from .forecast import Forecast, forecast
+from .forecast import forecast
 from .machines import Machine
 from .run import Run
 
@@ -59,22 +59,11 @@ def _print(
     print(f"{run.title or options.run.name}, recorded on {run.ranks} ranks, {run.steps} steps\n")
     smaller = [n for n in (run.ranks * 4**k for k in range(8)) if n < most]
     curve = [forecast(run, machine, n, grow=grow, strong=options.strong) for n in smaller]
-    print(tabulate([_row(one) for one in [*curve, told]], headers="keys", stralign="right"))
-    print(f"\n{told}\n")
-    cost = told.cost(options.steps)
-    print(
-        f"{options.steps:,} steps take {cost.hours:,.1f} hours with {cost.failures:,.1f} expected "
-        f"failures, {cost.kwh:,.0f} kWh and ${cost.dollars:,.0f}. Save a checkpoint every "
-        f"{cost.interval / 60:,.0f} minutes."
-    )
-
-
-def _row(told: Forecast) -> dict[str, str]:
-    low, high = told.band
-    return {
-        "ranks": f"{told.ranks:,}",
-        "ms per step": f"{told.seconds * 1e3:,.1f}",
-        "expected": f"{low * 1e3:,.1f} to {high * 1e3:,.1f}",
-        "waiting": f"{told.waiting:.0%}",
-        "mostly for": told.bottleneck,
-    }
+    rows = []
+    for one in (*curve, told):
+        expected = " to ".join(f"{seconds * 1e3:,.1f}" for seconds in one.band)
+        step = f"{one.seconds * 1e3:,.1f}"
+        rows.append((f"{one.ranks:,}", step, expected, f"{one.waiting:.0%}", one.bottleneck))
+    headers = ("ranks", "ms per step", "expected", "waiting", "mostly for")
+    print(tabulate(rows, headers=headers, stralign="right", disable_numparse=True))
+    print(f"\n{told}\n\n{options.steps:,} steps take {told.cost(options.steps)}")

@@ -62,6 +62,13 @@ class Cost:
     interval: float
     share: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.hours:,.1f} hours with {self.failures:,.1f} expected failures, "
+            f"{self.kwh:,.0f} kWh and ${self.dollars:,.0f}. Save a checkpoint every "
+            f"{self.interval / 60:,.0f} minutes."
+        )
+
 
 @dataclass(frozen=True)
 class Forecast:

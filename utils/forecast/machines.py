@@ -1,8 +1,8 @@
 """Machines as data: devices at the leaves of a tree of links.
 
-    machine("rack-nvlink")                       # one of the catalog, machines.toml
-    machine("rack-nvlink").with_racks(4)         # more of the same at the top level
-    load("my-machine.toml")                      # your own, in the catalog's format
+    machine("rack-nvlink")                                   # of the catalog, machines.toml
+    machine("cluster").with_level("spine", units=128)        # more racks
+    load("my-machines.toml")                                 # yours, in the catalog's format
 
 A device is connected to a switch, this switch to a larger switch, and so on. Each connection is a
 link with a latency and a bandwidth in each direction. A fat-tree network that is *oversubscribed*
@@ -21,6 +21,7 @@ from typing import Any
 from .errors import MachineError
 
 CATALOG = Path(__file__).with_name("machines.toml")
+_LEAST = {"units": 1, "oversubscription": 1}
 
 
 @dataclass(frozen=True)
@@ -132,31 +133,23 @@ class Machine:
                 f"{ranks:,} ranks. Choose fewer ranks or a larger machine."
             )
 
-    def with_units(self, level: str, units: int) -> Machine:
-        """Return this machine with another number of units at a level, for example more racks.
+    def with_level(self, name: str = "", **fields: Any) -> Machine:
+        """Return this machine with other fields of a level, by default of the highest one.
+
+        For example, ``with_level("spine", units=128)`` has more racks, and
+        ``with_level(oversubscription=4.0)`` has slower links to the top.
 
         Raises:
-            MachineError: the machine has no such level.
+            MachineError: the machine has no such level, or a field is impossible.
         """
-        return self._with(level, units=units)
-
-    def oversubscribed(self, factor: float, level: str = "") -> Machine:
-        """Return this machine with another oversubscription, by default at its highest level.
-
-        Raises:
-            MachineError: the machine has no such level, or the factor is less than 1.
-        """
-        if not factor >= 1:
-            raise MachineError(f"An oversubscription of {factor} is impossible: choose 1 or more.")
-        return self._with(level or self.levels[-1].name, oversubscription=float(factor))
-
-    def _with(self, name: str, **fields: Any) -> Machine:
-        if name not in [level.name for level in self.levels]:
-            names = ", ".join(level.name for level in self.levels)
-            raise MachineError(f"{self.name!r} has no level {name!r}. Its levels are: {names}.")
-        levels = (
-            replace(level, **fields) if level.name == name else level for level in self.levels
-        )
+        names = [level.name for level in self.levels]
+        name = name or names[-1]
+        if name not in names:
+            raise MachineError(f"{self.name!r} has no level {name!r}, but {', '.join(names)}.")
+        if wrong := [field for field, value in fields.items() if not value >= _LEAST.get(field, 0)]:
+            raise MachineError(f"{wrong[0]}={fields[wrong[0]]} is impossible for a level.")
+        change = {name: fields}
+        levels = (replace(level, **change.get(level.name, {})) for level in self.levels)
         return replace(self, levels=tuple(levels))
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ _MOST = 1 << 18
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the ranks are, and which groups grow.
+    """The places of the ranks, and the groups that grow.
 
     Attributes:
         devices: device numbers of shape [positions in the tile, replicas].

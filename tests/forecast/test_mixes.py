@@ -11,7 +11,7 @@ from published import fit, rows
 
 from utils.forecast.errors import MachineError, MixError
 from utils.forecast.machines import Machine, machine
-from utils.forecast.mixes import Links, Mix, Transformer, estimate, plan
+from utils.forecast.mixes import ORDER, Links, Mix, Transformer, estimate, plan
 from utils.forecast.search import mixes, search
 
 GPT3 = Transformer(layers=96, width=12288, heads=96)
@@ -252,7 +252,7 @@ def test_a_plan_that_does_not_fit_says_what_to_try() -> None:
     ):
         plan(GPT3, Mix(data=8), SELENE, 64)
     with pytest.raises(MixError, match=r"activations.*Try full recomputation or a smaller"):
-        plan(GPT3, Mix(16, 8, 8, zero=1, microbatch=16, recompute="none"), SELENE, 512)
+        plan(GPT3, Mix(16, 8, 8, zero=1, microbatch=8, recompute="none"), SELENE, 2048)
     assert plan(GPT3, Mix(8, 8, 8, zero=1), SELENE, 512).fits
 
 
@@ -309,7 +309,7 @@ def test_rivals_say_why_they_lose() -> None:
     found = search(GPT3, SELENE, 2048, devices=1024)
     reasons = {rival.kind: rival.reason for rival in found.rivals}
     assert reasons["data axis only"] == "needs 3,149 GB of 80 GB: optimizer"
-    across = reasons["tensor axis across the fabric"]
+    across = reasons["tensor axis beyond the node"]
     assert "tensor axis crosses the fabric" in across
     assert "of the step is communication" in across
     assert any(reason.startswith("bubble: ") for reason in reasons.values())
@@ -343,3 +343,28 @@ def test_a_search_is_quick(devices: int, limit: float) -> None:
     begin = time.perf_counter()
     search(model, SELENE.with_units("fabric", 512), devices, devices=devices)
     assert time.perf_counter() - begin < limit
+
+
+@pytest.mark.parametrize("order", [ORDER, ("data", "context", "tensor", "pipeline")])
+@pytest.mark.parametrize("mix", [Mix(data=4, tensor=8), Mix(2, 3, 4), Mix(8, 2, 2, 2, expert=4)])
+def test_the_level_that_an_axis_crosses(order: tuple[str, ...], mix: Mix) -> None:
+    links = Links(machine("cluster"), order)
+    for axis in ("tensor", "context", "expert", "pipeline"):
+        groups = links.groups(mix, axis)
+        ends = zip(groups[:, 0].tolist(), groups[:, -1].tolist(), strict=True)
+        highest = max(links.machine.level_between(*pair) for pair in ends)
+        assert links.crossed(mix, axis) == highest
+
+
+def test_a_search_knows_that_another_order_takes_the_tensor_axis_out_of_the_node() -> None:
+    model, order = Transformer(40, 6144, 48), ("data", "context", "tensor", "pipeline")
+    found = search(model, machine("rack-nvlink"), 64, order=order)
+    kinds = {kind for rival in found.rivals for kind in rival.kind.split(", ")}
+    assert "tensor axis beyond the node" in kinds or found.winner.levels["tensor"] != "node"
+
+
+def test_a_laptop_has_mixes_too() -> None:
+    tiny = Transformer(4, 128, 4, vocabulary=256, sequence=128)
+    found = search(tiny, machine("four-nodes"), 32)
+    assert found.winner.mix.ranks == 8
+    assert found.winner.seconds > tiny.flops(32) / 8 / machine("four-nodes").device.speed

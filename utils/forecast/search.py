@@ -1,12 +1,15 @@
 """Find the fastest mix of parallelisms that fits, and say why the others lose.
 
-search(Transformer(layers=96, width=12288, heads=96), machine("selene"), batch=512, devices=512)
+    search(Transformer(layers=96, width=12288, heads=96), machine("selene"), 512, devices=512)
+
+The search estimates each mix, because an estimate takes about 50 µs and prices are used again.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tabulate import tabulate
 
@@ -131,14 +134,18 @@ def _variants(model: Transformer, axes: Mix, batch: int) -> Iterator[Mix]:
         count, rest = divmod(batch // axes.data, microbatch)
         if rest:
             continue
-        for interleave in _interleaves(model, axes.pipeline, count):
-            for expert in _divisors(axes.data, model.experts):
-                for zero in zeros:
-                    for recompute in RECOMPUTES:
-                        yield Mix(
-                            axes.data, axes.tensor, axes.pipeline, axes.context, expert,
-                            zero, microbatch, interleave, recompute,
-                        )  # fmt: skip
+        interleaves = _interleaves(model, axes.pipeline, count)
+        experts = _divisors(axes.data, model.experts)
+        for ways in itertools.product(experts, zeros, interleaves, RECOMPUTES):
+            expert, zero, interleave, recompute = ways
+            yield replace(
+                axes,
+                expert=expert,
+                zero=zero,
+                microbatch=microbatch,
+                interleave=interleave,
+                recompute=recompute,
+            )
 
 
 def _interleaves(model: Transformer, pipeline: int, count: int) -> list[int]:
@@ -163,15 +170,15 @@ def _best(estimates: list[Estimate]) -> Estimate:
     return min(estimates, key=lambda one: one.memory)
 
 
-def _kinds(winner: Estimate) -> Iterator[tuple[str, Callable[[Mix], bool]]]:
+def _kinds(winner: Estimate, links: Links) -> Iterator[tuple[str, Callable[[Mix], bool]]]:
     """Yield the kinds of mixes that the winner is compared with, by name."""
-    best, node = winner.mix, winner.machine.sizes[0]
-    outside = winner.machine.levels[min(1, len(winner.machine.levels) - 1)].name
+    best, node = winner.mix, winner.machine.levels[0].name
     yield "data axis only", lambda mix: mix.data == mix.ranks and mix.zero == 0
     yield "ZeRO-3 only", lambda mix: mix.data == mix.ranks and mix.zero == 3
     yield "no tensor axis", lambda mix: mix.tensor == 1
     yield "no pipeline", lambda mix: mix.pipeline == 1
-    yield f"tensor axis across the {outside}", lambda mix: mix.tensor > node
+    yield f"tensor axis beyond the {node}", lambda mix: links.crossed(mix, "tensor") > 0
+    yield f"tensor axis in the {node}", lambda mix: links.crossed(mix, "tensor") == 0
     for stages in sorted({best.pipeline // 2, best.pipeline * 2} - {0, 1}):
         yield f"{stages} stages", _with_stages(stages)
     yield "no ZeRO", lambda mix: mix.zero == 0
@@ -189,7 +196,7 @@ def _with_stages(stages: int) -> Callable[[Mix], bool]:
 def _rivals(winner: Estimate, estimates: list[Estimate], links: Links) -> list[Rival]:
     """Return the best mix of each kind that the winner doesn't belong to."""
     found: dict[Mix, Rival] = {}
-    for kind, belongs in _kinds(winner):
+    for kind, belongs in _kinds(winner, links):
         several = [one for one in estimates if belongs(one.mix)]
         if belongs(winner.mix) or not several:
             continue
@@ -212,8 +219,8 @@ def _reason(one: Estimate, winner: Estimate, links: Links) -> str:
         more = one.times[part] / winner.times[part] - 1
         full = one.mix.recompute == "full" != winner.mix.recompute
         return f"{'recomputation' if full else 'compute'}: {more:.0%} more time"
-    crossed, node = links.crossed(one.mix, part), winner.machine.levels[0].name
-    where = f"in the {node}" if crossed == node else f"crosses the {crossed}"
+    crossed = links.crossed(one.mix, part)
+    where = f"{'crosses' if crossed else 'in'} the {one.machine.levels[crossed].name}"
     return f"{part} axis {where}: {one.communication:.0%} of the step is communication"
 
 

@@ -24,6 +24,10 @@ from .tree import Devices, of_messages
 
 #: The axes from neighboring devices to the most distant ones, as in Megatron.
 ORDER = ("tensor", "context", "data", "pipeline")
+#: The axes whose ranks have copies of a weight, and those for the weights of split experts.
+COPIES = ("context", "expert", "replica")
+COPIES_OF_EXPERTS = ("context", "replica")
+#: Of each axis, the distance between neighbors and the number of ranks.
 Axes = tuple[tuple[int, int], ...]
 
 
@@ -55,7 +59,8 @@ class Links:
     def price(self, op: str, mix: Mix, names: tuple[str, ...], nbytes: float) -> Price:
         """Return the time of a collective, or of a message to each rank's next rank.
 
-        Half an all_reduce is the price of a reduce_scatter and of an all_gather.
+        Use half the price of an all_reduce for a reduce_scatter or an all_gather: both halves of
+        an all_reduce send equally many bytes.
         """
         key = (op, mix.ranks, self._axes(mix, names), nbytes)
         if key not in self._prices:
@@ -67,12 +72,12 @@ class Links:
                 self._prices[key] = price(self.machine, op, groups, nbytes)
         return self._prices[key]
 
-    def crossed(self, mix: Mix, axis: str) -> str:
-        """Return the name of the highest level that the messages of an axis cross."""
-        names = ("context", "expert", "replica") if axis == "data" else (axis,)
-        groups = self.groups(mix, *names)
-        spread = [(groups // size != groups[:, :1] // size).any() for size in self.machine.sizes]
-        return self.machine.levels[sum(map(bool, spread))].name
+    def crossed(self, mix: Mix, axis: str) -> int:
+        """Return the number of the highest level that the messages of an axis cross."""
+        names = COPIES if axis == "data" else (axis,)
+        span = max((stride * size for stride, size in self._axes(mix, names)), default=1)
+        inside = [size % span == 0 or mix.ranks <= size for size in self.machine.sizes]
+        return inside.index(True)
 
     def _axes(self, mix: Mix, names: tuple[str, ...]) -> Axes:
         axes, stride = [], 1
@@ -199,17 +204,17 @@ class Step:
         self.sent["pipeline"] = number * nbytes * self.count
         return number * self._collective("pipeline", "message", nbytes)
 
-    def _parameters(self) -> tuple[tuple[float, tuple[str, ...]], tuple[float, tuple[str, ...]]]:
-        """Return how many parameters each rank has, and the axes that have copies of them.
+    def _parameters(self) -> list[tuple[float, tuple[str, ...]]]:
+        """Return how many parameters the rank has, and the axes that have copies of them.
 
-        The second pair is for experts.
+        If the experts are split, they have fewer copies than other weights.
         """
         model, mix = self.model, self.mix
         shared = (self.layers * model.shared + model.embedding) / mix.tensor
         experts = self.layers * model.experts * model.expert / mix.expert / mix.tensor
         if mix.expert == 1:
-            return (shared + experts, ("context", "expert", "replica")), (0.0, ("replica",))
-        return (shared, ("context", "expert", "replica")), (experts, ("context", "replica"))
+            return [(shared + experts, COPIES)]
+        return [(shared, COPIES), (experts, COPIES_OF_EXPERTS)]
 
     def _copies(self, names: tuple[str, ...]) -> int:
         return self.mix.context * self.mix.data // (1 if "expert" in names else self.mix.expert)
@@ -225,7 +230,7 @@ class Step:
         seconds = 0.0
         for parameters, names in self._parameters():
             p = self._copies(names)
-            if p == 1 or not parameters:
+            if p == 1:
                 continue
             for number, nbytes in ((often * (1 + (zero == 0)), self.gradient), (gathers, 2)):
                 whole = nbytes * parameters

@@ -11,7 +11,7 @@ from published import fit, rows
 
 from utils.forecast.errors import MachineError, MixError
 from utils.forecast.machines import Machine, machine
-from utils.forecast.mixes import ORDER, Links, Mix, Transformer, estimate, plan
+from utils.forecast.mixes import ORDER, Prices, Mix, Transformer, estimate, plan
 from utils.forecast.search import mixes, search
 
 GPT3 = Transformer(layers=96, width=12288, heads=96)
@@ -105,16 +105,16 @@ def test_the_machine_must_hold_the_ranks() -> None:
 
 def test_neighbors_are_the_tensor_axis_and_the_pipeline_is_outermost() -> None:
     mix = Mix(data=4, tensor=2, pipeline=2, context=2, expert=2)
-    links = Links(SELENE)
-    assert links.groups(mix, "tensor")[:2].tolist() == [[0, 1], [2, 3]]
-    assert links.groups(mix, "context")[0].tolist() == [0, 2]
-    assert links.groups(mix, "expert")[0].tolist() == [0, 4]
-    assert links.groups(mix, "replica")[0].tolist() == [0, 8]
-    assert links.groups(mix, "pipeline")[0].tolist() == [0, 16]
-    data = links.groups(mix, "context", "expert", "replica")
+    prices = Prices(SELENE)
+    assert prices.groups(mix, "tensor")[:2].tolist() == [[0, 1], [2, 3]]
+    assert prices.groups(mix, "context")[0].tolist() == [0, 2]
+    assert prices.groups(mix, "expert")[0].tolist() == [0, 4]
+    assert prices.groups(mix, "replica")[0].tolist() == [0, 8]
+    assert prices.groups(mix, "pipeline")[0].tolist() == [0, 16]
+    data = prices.groups(mix, "context", "expert", "replica")
     assert data[0].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
     for name in ("tensor", "context", "expert", "replica", "pipeline"):
-        groups = links.groups(mix, name)
+        groups = prices.groups(mix, name)
         assert groups.dtype == np.int64
         assert sorted(groups.ravel()) == list(range(mix.ranks))
 
@@ -340,20 +340,21 @@ def test_a_search_without_result_says_so() -> None:
 @pytest.mark.parametrize(("devices", "limit"), [(1024, 5), (4096, 20)])
 def test_a_search_is_quick(devices: int, limit: float) -> None:
     model = Transformer(128, 25600, 160)
+    large = replace(SELENE, levels=(SELENE.levels[0], replace(SELENE.levels[1], units=512)))
     begin = time.perf_counter()
-    search(model, SELENE.with_units("fabric", 512), devices, devices=devices)
+    search(model, large, devices, devices=devices)
     assert time.perf_counter() - begin < limit
 
 
 @pytest.mark.parametrize("order", [ORDER, ("data", "context", "tensor", "pipeline")])
 @pytest.mark.parametrize("mix", [Mix(data=4, tensor=8), Mix(2, 3, 4), Mix(8, 2, 2, 2, expert=4)])
 def test_the_level_that_an_axis_crosses(order: tuple[str, ...], mix: Mix) -> None:
-    links = Links(machine("cluster"), order)
+    prices = Prices(machine("cluster"), order)
     for axis in ("tensor", "context", "expert", "pipeline"):
-        groups = links.groups(mix, axis)
+        groups = prices.groups(mix, axis)
         ends = zip(groups[:, 0].tolist(), groups[:, -1].tolist(), strict=True)
-        highest = max(links.machine.level_between(*pair) for pair in ends)
-        assert links.crossed(mix, axis) == highest
+        highest = max(prices.machine.level_between(*pair) for pair in ends)
+        assert prices.crossed(mix, axis) == highest
 
 
 def test_a_search_knows_that_another_order_takes_the_tensor_axis_out_of_the_node() -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from .errors import MixError
 from .machines import Machine
-from .steps import ORDER, Links, Step
+from .steps import ORDER, Prices, Step
 from .transformer import Mix, Transformer, check
 
-__all__ = ["ORDER", "Estimate", "Links", "Mix", "Transformer", "check", "estimate", "plan"]
+__all__ = ["ORDER", "Estimate", "Prices", "Mix", "Transformer", "check", "estimate", "plan"]
 
 #: The stage of ZeRO that shards a part of the memory.
 STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
@@ -89,7 +89,7 @@ def estimate(
     order: tuple[str, ...] = ORDER,
     gradient: int = 4,
     overlap: float = 0.8,
-    links: Links | None = None,
+    prices: Prices | None = None,
 ) -> Estimate:
     """Return the time and the memory of a training step.
 
@@ -100,7 +100,7 @@ def estimate(
         gradient: bytes of each gradient, in memory and in messages: 4 as in Megatron, 2 as in ZeRO.
         overlap: share of the computation that can hide the data axis's messages. ZeRO-3 has the
             whole step, and other stages have the backward pass of a step's last microbatch.
-        links: prices to use again, for the same machine and order.
+        prices: of messages to use again, for the same machine and order.
 
     Raises:
         MixError: the mix is impossible.
@@ -108,7 +108,7 @@ def estimate(
     """
     check(model, mix, batch)
     machine.holds(mix.ranks)
-    step = Step(model, mix, links or Links(machine, order), batch, gradient, overlap)
+    step = Step(model, mix, prices or Prices(machine, order), batch, gradient, overlap)
     return Estimate(model, mix, machine, batch, step.times(), step.held(), step.levels, step.sent)
 
 

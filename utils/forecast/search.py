@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from .errors import MixError
 from .machines import Machine
-from .mixes import ORDER, Estimate, Links, estimate
+from .mixes import ORDER, Estimate, Prices, estimate
 from .transformer import Mix, Recompute, Transformer
 
 #: Fewer tokens of a sample on each rank of the context axis aren't tried.
@@ -91,9 +91,9 @@ def search(
     """
     devices = machine.devices if devices is None else devices
     machine.holds(devices)
-    links = Links(machine, order)
+    prices = Prices(machine, order)
     estimates = [
-        estimate(model, mix, machine, batch, gradient=gradient, overlap=overlap, links=links)
+        estimate(model, mix, machine, batch, gradient=gradient, overlap=overlap, prices=prices)
         for mix in mixes(model, devices, batch)
     ]
     if not estimates:
@@ -107,7 +107,7 @@ def search(
             f"No mix fits on {devices:,} devices: the smallest one ({winner.mix}) "
             f"{_needs(winner)}. Choose more devices, or devices with more memory."
         )
-    return Search(winner, tuple(_rivals(winner, estimates, links)), len(estimates))
+    return Search(winner, tuple(_rivals(winner, estimates, prices)), len(estimates))
 
 
 def mixes(model: Transformer, devices: int, batch: int) -> Iterator[Mix]:
@@ -170,15 +170,15 @@ def _best(estimates: list[Estimate]) -> Estimate:
     return min(estimates, key=lambda one: one.memory)
 
 
-def _kinds(winner: Estimate, links: Links) -> Iterator[tuple[str, Callable[[Mix], bool]]]:
+def _kinds(winner: Estimate, prices: Prices) -> Iterator[tuple[str, Callable[[Mix], bool]]]:
     """Yield the kinds of mixes that the winner is compared with, by name."""
     best, node = winner.mix, winner.machine.levels[0].name
     yield "data axis only", lambda mix: mix.data == mix.ranks and mix.zero == 0
     yield "ZeRO-3 only", lambda mix: mix.data == mix.ranks and mix.zero == 3
     yield "no tensor axis", lambda mix: mix.tensor == 1
     yield "no pipeline", lambda mix: mix.pipeline == 1
-    yield f"tensor axis beyond the {node}", lambda mix: links.crossed(mix, "tensor") > 0
-    yield f"tensor axis in the {node}", lambda mix: links.crossed(mix, "tensor") == 0
+    yield f"tensor axis beyond the {node}", lambda mix: prices.crossed(mix, "tensor") > 0
+    yield f"tensor axis in the {node}", lambda mix: prices.crossed(mix, "tensor") == 0
     for stages in sorted({best.pipeline // 2, best.pipeline * 2} - {0, 1}):
         yield f"{stages} stages", _with_stages(stages)
     yield "no ZeRO", lambda mix: mix.zero == 0
@@ -193,20 +193,20 @@ def _with_stages(stages: int) -> Callable[[Mix], bool]:
     return lambda mix: mix.pipeline == stages
 
 
-def _rivals(winner: Estimate, estimates: list[Estimate], links: Links) -> list[Rival]:
+def _rivals(winner: Estimate, estimates: list[Estimate], prices: Prices) -> list[Rival]:
     """Return the best mix of each kind that the winner doesn't belong to."""
     found: dict[Mix, Rival] = {}
-    for kind, belongs in _kinds(winner, links):
+    for kind, belongs in _kinds(winner, prices):
         several = [one for one in estimates if belongs(one.mix)]
         if belongs(winner.mix) or not several:
             continue
         best = _best(several)
         kinds = [found[best.mix].kind, kind] if best.mix in found else [kind]
-        found[best.mix] = Rival(", ".join(kinds), best, _reason(best, winner, links))
+        found[best.mix] = Rival(", ".join(kinds), best, _reason(best, winner, prices))
     return sorted(found.values(), key=lambda one: (not one.estimate.fits, one.estimate.seconds))
 
 
-def _reason(one: Estimate, winner: Estimate, links: Links) -> str:
+def _reason(one: Estimate, winner: Estimate, prices: Prices) -> str:
     """Return why an estimate loses against the winner, in a phrase."""
     if not one.fits:
         return _needs(one)
@@ -219,7 +219,7 @@ def _reason(one: Estimate, winner: Estimate, links: Links) -> str:
         more = one.times[part] / winner.times[part] - 1
         full = one.mix.recompute == "full" != winner.mix.recompute
         return f"{'recomputation' if full else 'compute'}: {more:.0%} more time"
-    crossed = links.crossed(one.mix, part)
+    crossed = prices.crossed(one.mix, part)
     where = f"{'crosses' if crossed else 'in'} the {one.machine.levels[crossed].name}"
     return f"{part} axis {where}: {one.communication:.0%} of the step is communication"
 

@@ -31,8 +31,8 @@ COPIES_OF_EXPERTS = ("context", "replica")
 Axes = tuple[tuple[int, int], ...]
 
 
-class Links:
-    """The links between the ranks of each axis, with a memory of prices.
+class Prices:
+    """The prices of what each axis sends, remembered for the next estimate.
 
     Args:
         machine: the tree of links.
@@ -103,11 +103,11 @@ class Step:
     """The parts of one rank's step, for the busiest rank."""
 
     def __init__(
-        self, model: Transformer, mix: Mix, links: Links, batch: int, gradient: int, overlap: float
+        self, model: Transformer, mix: Mix, prices: Prices, batch: int, gradient: int, overlap: float
     ) -> None:
-        self.model, self.mix, self.links = model, mix, links
+        self.model, self.mix, self.prices = model, mix, prices
         self.gradient, self.overlap = gradient, overlap
-        self.device = links.machine.device
+        self.device = prices.machine.device
         self.levels: dict[str, str] = {}
         self.sent: dict[str, float] = {}
         self.count = mix.microbatches(batch)
@@ -155,8 +155,8 @@ class Step:
 
     def _collective(self, axis: str, op: str, nbytes: float, names: tuple[str, ...] = ()) -> float:
         """Return the seconds of a collective, and note the level that limits it."""
-        one = self.links.price(op, self.mix, names or (axis,), nbytes)
-        self.levels[axis] = self.links.machine.levels[one.level].name
+        one = self.prices.price(op, self.mix, names or (axis,), nbytes)
+        self.levels[axis] = self.prices.machine.levels[one.level].name
         return one.seconds
 
     def _tensor(self) -> float:

@@ -16,7 +16,7 @@ from .machines import Machine
 from .steps import ORDER, Prices, Step
 from .transformer import Mix, Transformer, check
 
-__all__ = ["ORDER", "Estimate", "Prices", "Mix", "Transformer", "check", "estimate", "plan"]
+__all__ = ["ORDER", "Estimate", "Mix", "Prices", "Transformer", "check", "estimate", "plan"]
 
 #: The stage of ZeRO that shards a part of the memory.
 STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}

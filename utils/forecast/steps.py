@@ -103,7 +103,13 @@ class Step:
     """The parts of one rank's step, for the busiest rank."""
 
     def __init__(
-        self, model: Transformer, mix: Mix, prices: Prices, batch: int, gradient: int, overlap: float
+        self,
+        model: Transformer,
+        mix: Mix,
+        prices: Prices,
+        batch: int,
+        gradient: int,
+        overlap: float,
     ) -> None:
         self.model, self.mix, self.prices = model, mix, prices
         self.gradient, self.overlap = gradient, overlap

@@ -272,7 +272,7 @@ def test_a_training_s_cost_follows_from_the_seconds_of_a_step():
     assert cost.kwh == pytest.approx(cost.device_hours * device.watts / 1000)
     assert cost.failures == pytest.approx(cost.device_hours / device.mtbf)
     between = device.mtbf * 3600 / 1024
-    assert cost.interval == pytest.approx(math.sqrt(2 * 60 * between) - 60)
+    assert cost.interval == pytest.approx(math.sqrt(2 * 60 * between))
     assert 0.5 < cost.share < 1
 
 

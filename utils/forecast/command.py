@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from . import machines
-from .errors import ForecastError, MachineError
+from .errors import ForecastError, MachineError, ScaleError
 from .forecast import forecast
 from .machines import Machine
 from .run import Run
@@ -41,19 +41,22 @@ def main(options: argparse.Namespace) -> int:
             raise MachineError(
                 f"There is no machine {options.machine!r}. Choose one of: {', '.join(known)}."
             )
-        grow = tuple(map(int, options.grow.split(","))) if options.grow else None
-        _print(Run.load(options.run), known[options.machine], options, grow)
-    except (ForecastError, ValueError) as error:
+        _print(Run.load(options.run), known[options.machine], options)
+    except ForecastError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-def _print(
-    run: Run, machine: Machine, options: argparse.Namespace, grow: tuple[int, ...] | None
-) -> None:
+def _print(run: Run, machine: Machine, options: argparse.Namespace) -> None:
     from tabulate import tabulate
 
+    try:
+        grow = tuple(map(int, options.grow.split(","))) if options.grow else None
+    except ValueError:
+        raise ScaleError(
+            f"--grow {options.grow}: name the ranks of a group, such as --grow 0,2"
+        ) from None
     most = machine.devices if options.ranks is None else options.ranks
     told = forecast(run, machine, most, grow=grow, strong=options.strong)
     print(f"{run.title or options.run.name}, recorded on {run.ranks} ranks, {run.steps} steps\n")

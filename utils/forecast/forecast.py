@@ -50,7 +50,7 @@ class Cost:
         kwh: energy.
         dollars: at the machine's price.
         failures: how many to expect.
-        interval: seconds between two checkpoints, by Daly's formula; infinity if nothing fails.
+        interval: seconds of work between two checkpoints, by Young's formula.
         share: the share of the hours in which the training gets ahead.
     """
 
@@ -133,9 +133,8 @@ class Forecast:
     def cost(self, steps: int, checkpoint: float = 60.0, restart: float = 600.0) -> Cost:
         """Return what a training needs, with failures and checkpoints.
 
-        The interval between checkpoints is Daly's first formula, sqrt(2 · checkpoint · MTBF) minus
-        the checkpoint (J. T. Daly, "A higher order estimate of the optimum checkpoint interval for
-        restart dumps", FGCS 22(3), 2006), as in lab 13.
+        The interval between checkpoints is Young's (J. W. Young, "A first order approximation to
+        the optimum checkpoint interval", CACM 17(9), 1974), as in lab 13.
 
         Args:
             steps: of the training.
@@ -144,7 +143,7 @@ class Forecast:
         """
         device = self.machine.device
         between = device.mtbf * 3600 / self.ranks
-        interval = max(checkpoint, math.sqrt(2 * checkpoint * between) - checkpoint)
+        interval = math.sqrt(2 * checkpoint * between)
         # A failure costs the restart and, on average, half of an interval's work.
         lost = checkpoint / (interval + checkpoint) + (restart + interval / 2) / between
         share = max(0.0, 1 - lost)

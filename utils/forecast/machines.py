@@ -175,7 +175,7 @@ def load(path: str | Path) -> dict[str, Machine]:
             )
             for name, fields in data["machines"].items()
         }
-    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+    except (OSError, tomllib.TOMLDecodeError, KeyError, TypeError) as error:
         raise MachineError(
             f"{path} does not describe machines ({error}). Compare it with {CATALOG.name}."
         ) from error

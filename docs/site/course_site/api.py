@@ -16,7 +16,7 @@ from .address import ROOT
 IMPORT = re.compile(r"^\s*from ((?:utils|torch_mpi)[\w.]*) import (.+)$", re.MULTILINE)
 #: Modules that no cell imports, but that a notebook or its author needs.
 MORE = {"utils.labs.lab06.chunk_steps", "utils.mpi.benchmark.alpha_beta", "utils.timeline"}
-MORE |= {"utils.forecast", "utils.forecast.forecast", "utils.forecast.machines"}
+MORE |= {"utils.forecast"}
 #: Modules with the checks of a lab get no page, because the notebook explains the checks.
 CHECKS = re.compile(r"utils\.labs\.lab\d\d")
 #: Titles of the list's parts. A module is in the first part that has a beginning of its name.

@@ -8,8 +8,10 @@ import numpy as np
 import psutil
 import pytest
 
+import utils.forecast
+from utils.forecast.run import Call, Run
 from utils.jobs import watchdog
-from utils.labs.lab05 import forecast, laws, runs
+from utils.labs.lab05 import forecast, laws, many_ranks, runs
 from utils.labs.shared import slurm_script
 from utils.mpi.benchmark.alpha_beta import fit_alpha_beta
 
@@ -463,3 +465,43 @@ def test_a_script_is_judged_by_the_partition_and_time_that_slurm_will_take(
 )
 def test_a_series_has_the_powers_of_two_that_fit(nodes, domains, counts):
     assert f"for ranks in {counts}; do" in slurm_script.series(nodes, domains, 1)
+
+
+# --- many ranks ----------------------------------------------------------------------------------
+
+
+def steps_by_hand(steps=6, gradients=(1_600_000, 40)) -> Run:
+    """Two ranks that compute and then reduce their gradients, in steps that differ."""
+    calls = tuple(Call("all_reduce", (0, 1), n) for _ in range(steps) for n in gradients)
+    events = []
+    for rank in range(2):
+        own = []
+        for number in range(len(calls)):
+            seconds = 3e-3 * (1 + 0.1 * ((number + rank) % 3))
+            own += [("compute", seconds), ("start", number), ("wait", number)]
+        events.append(tuple(own))
+    return Run(calls, tuple(events), (1.0, 1.0), cores=2)
+
+
+@pytest.mark.parametrize("name", many_ranks.LINKS)
+@pytest.mark.parametrize("size", [1, 100])
+def test_a_survey_says_what_a_replay_of_each_point_says(name, size):
+    run = steps_by_hand()
+    survey = many_ranks.survey(run)
+    spine = many_ranks.LINKS[name][0]
+    machine = many_ranks.machines()[name].oversubscribed(spine)
+    for k in (0, 1, 4, 10):
+        p, point = many_ranks.RANKS[k], survey.points[name, spine, size][k]
+        told = utils.forecast.forecast(many_ranks.larger(run, size), machine, p, jitter=0.0)
+        assert told.seconds == pytest.approx(survey.step[k] + point.seconds)
+        noisy = utils.forecast.forecast(many_ranks.larger(run, size), machine, p)
+        together = survey.step[k] + survey.straggling[k] + point.seconds
+        assert noisy.seconds == pytest.approx(together, rel=1e-6) or k == 0
+
+
+def test_the_bend_is_the_first_number_of_ranks_below_one_half():
+    survey = many_ranks.survey(steps_by_hand())
+    p = survey.bend("cluster", 1000)
+    efficiencies = dict(zip(many_ranks.RANKS, survey.efficiencies("cluster", 1000), strict=True))
+    assert efficiencies[p] < 0.5 <= efficiencies[p // 2]
+    assert survey.bend("NVL72 racks", 1, below=0.01) is None

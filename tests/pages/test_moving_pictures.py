@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from itertools import pairwise
@@ -12,6 +13,8 @@ from browser_tools import photograph
 from playwright.sync_api import Browser, Page
 
 from utils.figures.interactive import Interactive
+from utils.forecast.run import Call, Run
+from utils.labs.lab05 import many_ranks
 from utils.labs.lab05 import moving_pictures as lab05
 from utils.labs.lab05.forecast import fit_regimes
 from utils.labs.lab06 import chunk_pictures
@@ -25,6 +28,8 @@ from utils.labs.shared import fastest, schedules
 
 SIZES = [4, 64, 2**10, 2**13, 2**16, 2**18, 2**20, 2**21, 2**22]
 MOST_DATA = 30_000
+#: Seconds within which a picture answers a move of its slider.
+ANSWER = 0.3
 
 
 def direct_story(place: int) -> dict:
@@ -60,8 +65,29 @@ def measured_network() -> Interactive:
     return lab05.crossover(fit_regimes(SIZES, times, ranks=2))
 
 
+def recorded_steps() -> Run:
+    """Four steps of two ranks, one of which is slower in the third step."""
+    calls = tuple(Call("all_reduce", (0, 1), 2_700_000) for _ in range(4))
+    events = tuple(
+        tuple(
+            event
+            for k in range(4)
+            for seconds in [4e-3 if (rank, k) == (1, 2) else 3e-3]
+            for event in (("compute", seconds), ("start", k), ("wait", k))
+        )
+        for rank in range(2)
+    )
+    return Run(calls, events, (1.0, 1.0), cores=2)
+
+
+@functools.cache
+def surveyed() -> many_ranks.Survey:
+    return many_ranks.survey(recorded_steps())
+
+
 PICTURES = {
     "crossover-05": measured_network,
+    "many-ranks": lambda: lab05.many_ranks(surveyed()),
     "crossover-06": lambda: lab06.crossover(4, alpha=5e-3, bandwidth=12.5e6),
     "film": film,
     "bound": lab07.bound,
@@ -231,6 +257,47 @@ def test_the_best_interval_and_its_overhead_are_those_of_the_labs_formulas(
     for (*_, share), interval in zip(found, intervals, strict=True):
         expected = 100 * faults.overhead(interval, save, restart, mtbf)
         assert float(share) == pytest.approx(expected, rel=6e-3)
+
+
+# --- many ranks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", many_ranks.LINKS)
+def test_the_step_on_many_ranks_is_the_one_that_the_labs_python_computes(show, name):
+    survey = surveyed()
+    shown = show(lab05.many_ranks(survey))
+    shown.page.get_by_text(name, exact=True).first.click()
+    for k, spine, size in ((0, 1, 1), (4, 4, 100), (10, 4, 100), (12, 16, 1000)):
+        shown.set("Ranks", k)
+        shown.set("Oversubscription", many_ranks.SPINES.index(spine))
+        shown.set("Weights and speed", many_ranks.SIZES.index(size))
+        point = survey.points[name, spine, size][k]
+        seconds, unit = re.search(r"takes ([\d.]+) (\w+) ", shown.said()).groups()
+        scale = {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit]
+        assert float(seconds) * scale == pytest.approx(survey.step[k] + point.seconds, rel=6e-3)
+        efficiency = 100 * survey.efficiencies(name, size, spine)[k]
+        told = float(re.search(r"efficiency is (\d+) %", shown.said())[1])
+        assert told == pytest.approx(efficiency, abs=0.51)
+        if point.algorithm:
+            assert f"{point.algorithm} all-reduce" in shown.said()
+
+
+def test_the_picture_of_many_ranks_answers_a_move_in_time(show):
+    shown = show(lab05.many_ranks(surveyed()))
+    seconds = shown.page.evaluate("""async () => {
+        const slider = document.querySelector("input[type=range]");
+        const times = [];
+        for (let k = 0; k <= Number(slider.max); k += 1) {
+            const begin = performance.now();
+            slider.value = k;
+            slider.dispatchEvent(new Event("input", { bubbles: true }));
+            await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
+            times.push((performance.now() - begin) / 1000);
+        }
+        return times;
+    }""")
+    assert sorted(seconds)[len(seconds) // 2] < ANSWER
+    assert shown.said()
 
 
 # --- the film ------------------------------------------------------------------------------------

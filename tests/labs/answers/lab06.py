@@ -16,6 +16,7 @@ CELLS = {
     "6.8": "lab06-server-answer",
     "6.9": "lab06-halving-answer",
     "6.10": "lab06-levels-answer",
+    "6.11": "lab06-racks-answer",
 }
 RANKS = 6
 # Their checks take a moment: many messages.
@@ -671,6 +672,48 @@ _CHANGES = [
      "Use the ring or the direct all-reduce between the machines: both send"),
     ("6.10", "takes the mean", "    ring_all_gather(x, mine, node)\n",
      "    ring_all_gather(x, mine, node)\n    x /= dist.get_world_size()\n", "hold the mean"),
+    ("6.11", "a ring in one phase", '"ring": 2 * (p', '"ring": (p',
+     "You counted one of the two phases"),
+    ("6.11", "all ranks of a node send to the next one", '"ring": 2 * (p', '"ring": k * 2 * (p',
+     "Only one rank of a node sends to another node. Don't multiply by k"),
+    ("6.11", "whole tensors on the ring", '"ring": 2 * (p - 1) * n / p', '"ring": 2 * (p - 1) * n',
+     "Each message carries a chunk of n/p bytes, not the whole tensor"),
+    ("6.11", "p rounds in each phase", '"ring": 2 * (p - 1) * n / p', '"ring": 2 * n',
+     "Each of the two phases has p − 1 rounds, not p"),
+    ("6.11", "a ring of nodes", '"ring": 2 * (p - 1) * n / p', '"ring": 2 * (m - 1) * n / m',
+     "The ring joins all p ranks, so a chunk is an n/p-th"),
+    ("6.11", "forgets the single node", "    if m == 1:\n        return 0\n", "",
+     "There is one node, so no message leaves it. Return 0 if p equals k"),
+    ("6.11", "the order does not matter", '"scattered ring": k * 2', '"scattered ring": 2',
+     "In this order, each rank's neighbor is in another node. Multiply by k"),
+    ("6.11", "what comes in counts, too", '"scattered ring": k * 2', '"scattered ring": k * 4',
+     "You counted what comes in, too. Count what leaves"),
+    ("6.11", "parts for the own node leave it", "2 * k * (p - k)", "2 * k * (p - 1)",
+     "Messages to the k − 1 ranks of the same node don't leave it"),
+    ("6.11", "one rank of the node", "2 * k * (p - k) * n / p", "2 * (p - k) * n / p",
+     "You counted one rank. All k ranks of a node send to other nodes"),
+    ("6.11", "all nodes together", "2 * k * (p - k) * n / p", "2 * (p - k) * n",
+     "You counted all nodes. Count one node"),
+    ("6.11", "one direction of the direct way", "2 * k * (p - k) * n / p", "k * (p - k) * n / p",
+     "You counted one of the two phases"),
+    ("6.11", "whole tensors directly", "2 * k * (p - k) * n / p", "2 * k * (p - k) * n",
+     "Each message carries a chunk of n/p bytes, not the whole tensor"),
+    ("6.11", "one ring between the nodes", "2 * (m - 1) * n / m", "2 * (m - 1) * n / m / k",
+     "You counted one of the k rings between the nodes. Count all of them"),
+    ("6.11", "the whole tensor in each ring", "2 * (m - 1) * n / m", "2 * k * (m - 1) * n / m",
+     "Each ring between the nodes has only an n/k-th of the tensor"),
+    ("6.11", "all ranks in the ring between the nodes", "2 * (m - 1) * n / m",
+     "2 * (p - 1) * n / p", "A ring between nodes joins p/k ranks, one of each node, not p"),
+    ("6.11", "the phases in the nodes, too", "2 * (m - 1) * n / m",
+     "2 * (m - 1) * n / m + 2 * (k - 1) * n", "Messages inside a node don't leave it"),
+    ("6.11", "m rounds in each phase", "2 * (m - 1) * n / m", "2 * n",
+     "A ring of m ranks has m − 1 rounds in each phase, not m"),
+    ("6.11", "counts messages", '"ring": 2 * (p - 1) * n / p', '"ring": 2 * (p - 1)',
+     "You counted messages. Count their bytes"),
+    ("6.11", "counts float32 values", "    m = p // k", "    m, n = p // k, 4 * n",
+     "You multiplied by 4, but n is in bytes already"),
+    ("6.11", "bits", "    m = p // k", "    m, n = p // k, 8 * n", "Return bytes, not bits"),
+    ("6.11", "a list", "    }[algorithm]", "    }.values()", "Return one number"),
 ]  # fmt: skip
 
 # Right answers that look different.
@@ -949,6 +992,42 @@ RIGHT = [
                     request.wait()
 
             reduce(x, p // 2)
+        """),
+    ("6.11", "counts arrows", """
+        def uplink_bytes(p, k, n, algorithm):
+            nodes = p // k
+            node = (lambda r: r % nodes) if algorithm == "scattered ring" else (lambda r: r // k)
+            if algorithm == "direct":
+                rounds, pairs = 2, [(r, q) for r in range(p) for q in range(p) if q != r]
+            else:
+                step = k if algorithm == "hierarchical" else 1
+                rounds = 2 * (p // step - 1)
+                pairs = [(r, (r + step) % p) for r in range(p)]
+            return rounds * sum(node(r) == 0 != node(q) for r, q in pairs) * (n // p)
+        """),
+    ("6.11", "by ranks that send, and what each of them sends", """
+        def uplink_bytes(p, k, n, algorithm):
+            chunk, outside = n // p, p - k
+            if outside == 0:
+                return 0
+            if algorithm == "direct":
+                return 2 * k * outside * chunk
+            if algorithm == "hierarchical":
+                return k * 2 * (outside // k) * chunk
+            senders = k if algorithm == "scattered ring" else 1
+            return senders * 2 * (p - 1) * chunk
+        """),
+    ("6.11", "in exact fractions", """
+        def uplink_bytes(p, k, n, algorithm):
+            from fractions import Fraction
+
+            share = {
+                "ring": Fraction(2 * (p - 1), p),
+                "scattered ring": Fraction(2 * k * (p - 1), p),
+                "direct": 2 * k * (1 - Fraction(k, p)),
+                "hierarchical": 2 * (1 - Fraction(k, p)),
+            }[algorithm]
+            return int(share * n) if p > k else 0
         """),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
 
 from utils.figures import (
     BLUE,
@@ -26,10 +27,16 @@ from utils.figures import (
     RED,
     rank_color,
 )
+from utils.figures.charts import chart, finish, legend_below
 from utils.figures.shapes import cell
+
+from .many_ranks import LINKS, RANKS, Survey
 
 # Each series has its own color and its own marker.
 LOOKS = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (PINK, "D"))
+
+#: The color and the line of each machine of `many_ranks`.
+MACHINES = dict(zip(LINKS, ((RED, "-"), (BLUE, "--"), (GREEN, "-.")), strict=True))
 
 # Lowest, middle and highest value by rank count.
 Bands = Mapping[int, Sequence[float]]
@@ -218,3 +225,27 @@ def domains(axes: Axes, cores: Sequence[int], owners: Mapping[tuple[int, int], i
             cell(axes, left + core + 0.06, 0.475, 0.88, color, words, **look)
         left += count + 0.7
     axes.set(xlim=(-0.4, left - 0.3), ylim=(-0.4, 1.75))
+
+
+def many_ranks(survey: Survey, size: int) -> Figure:
+    """Draw efficiencies against the ranks, a line and the expected error for each machine."""
+    figure, axes = chart(8.5, 4.4)
+    errors = 1 + np.array(survey.errors)
+    for name, (usual, _) in LINKS.items():
+        color, line = MACHINES[name]
+        middle = np.array(survey.efficiencies(name, size))
+        band = middle / errors, (middle * errors).clip(max=1)
+        axes.fill_between(RANKS, *band, color=color, alpha=0.15)
+        label = f"{name}, spine {usual}:1" if usual > 1 else name
+        axes.plot(RANKS, middle, line, color=color, label=label)
+        if (p := survey.bend(name, size)) is not None:
+            axes.plot(p, middle[RANKS.index(p)], "o", color=color, markersize=8)
+    slow = survey.step[0] / np.add(survey.step, survey.straggling)
+    axes.plot(RANKS, slow, ":", color=GREY, label="no network, but your slow steps")
+    axes.axhline(0.5, color=INK, linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(RANKS, [f"{p:,}" for p in RANKS], fontsize=9)
+    axes.set(xlabel="ranks", ylabel="efficiency", ylim=(0, 1.05))
+    axes.set_title(f"Your step: {size} times the weights, on devices {size} times as fast")
+    legend_below(figure, axes, columns=2)
+    return finish(figure, below=0.14)

@@ -44,6 +44,7 @@ from .reducers import reduction_server as reduction_server
 from .ring import chunk_lengths
 from .ring import ring_all_gather as ring_all_gather
 from .ring import ring_reduce_scatter as ring_reduce_scatter
+from .uplinks import uplink_bytes as uplink_bytes
 
 
 @in_group

@@ -489,7 +489,7 @@ def test_a_survey_says_what_a_replay_of_each_point_says(name, size):
     run = steps_by_hand()
     survey = many_ranks.survey(run)
     spine = many_ranks.LINKS[name][0]
-    machine = many_ranks.machines()[name].oversubscribed(spine)
+    machine = many_ranks.machines()[name].with_level(oversubscription=spine)
     for k in (0, 1, 4, 10):
         p, point = many_ranks.RANKS[k], survey.points[name, spine, size][k]
         told = utils.forecast.forecast(many_ranks.larger(run, size), machine, p, jitter=0.0)

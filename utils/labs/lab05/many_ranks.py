@@ -82,8 +82,8 @@ def machines() -> dict[str, Machine]:
     rack = replace(machine("nvl72").levels[0], units=64)
     spine = Level("spine", RANKS[-1] // 64, 10e-6, 64 * 50e9, lane=50e9)
     each = (
-        machine("four-nodes").with_units("switch", RANKS[-1] // 2),
-        machine("cluster").with_units("spine", RANKS[-1] // 32),
+        machine("four-nodes").with_level("switch", units=RANKS[-1] // 2),
+        machine("cluster").with_level("spine", units=RANKS[-1] // 32),
         replace(machine("nvl72"), levels=(rack, spine)),
     )
     return dict(zip(LINKS, each, strict=True))
@@ -95,7 +95,9 @@ def survey(run: Run) -> Survey:
     calm = [forecast(run, ideal, p, jitter=0.0) for p in RANKS]
     noisy = [forecast(run, ideal, p) for p in RANKS]
     points = {
-        (name, spine, size): [_point(name, one.oversubscribed(spine), grown, p) for p in RANKS]
+        (name, spine, size): [
+            _point(name, one.with_level(oversubscription=spine), grown, p) for p in RANKS
+        ]
         for size in SIZES
         for grown in [larger(run, size)]
         for name, one in machines().items()

@@ -72,7 +72,7 @@ BUDGETS = {
     "labs/lab11": 2365,
     "labs/lab12": 1735,
     "labs/lab13": 1820,
-    "labs/lab14": 1170,
+    "labs/lab14": 1350,
     "labs/lab15": 900,
     "labs/lab16": 900,
     "labs/lab17": 900,

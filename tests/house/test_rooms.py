@@ -71,7 +71,7 @@ BUDGETS = {
     "labs/lab10": 1480,
     "labs/lab11": 2365,
     "labs/lab12": 1735,
-    "labs/lab13": 1820,
+    "labs/lab13": 1870,
     "labs/lab14": 1350,
     "labs/lab15": 900,
     "labs/lab16": 900,

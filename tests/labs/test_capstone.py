@@ -19,8 +19,8 @@ from utils.forecast import Level, Machine, MachineError, machine
 from utils.jobs.mpi_job import LATE, Ended
 from utils.labs.lab14 import capstone, entry_judge, rankings
 from utils.labs.lab14 import pictures as drawings
-from utils.labs.lab14.elsewhere import LEAST, TreeClock, of_gradient, places
 from utils.labs.lab14.entry_judge import Entry, accuracy, judged
+from utils.labs.lab14.other_machine import LEAST, TreeClock, of_gradient, places
 from utils.labs.lab14.replay import lost, replay, traffic
 from utils.labs.lab14.rules import SIZES, TEST, Rules
 

@@ -24,8 +24,8 @@ from utils.forecast.machines import Machine
 from utils.jobs import mpi_job, python_words
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
-from .elsewhere import places
 from .entry_judge import Entry, judged
+from .other_machine import places
 from .rankings import FILE, Scoreboard, enter, ranked
 from .rules import NODES, RANKS, SIZES, TRAIN, Rules
 

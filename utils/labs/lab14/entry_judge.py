@@ -16,7 +16,7 @@ from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.forecast.machines import Machine
 from utils.jobs import mpi_job
 
-from . import elsewhere
+from . import other_machine
 from .replay import Clock, lost, replay, traffic
 from .rules import RANKS, SIZES, TEST, Rules, is_slow
 
@@ -146,7 +146,7 @@ def judged(
         lost=lost(traces),
         marks=tuple(sorted(set().union(*(report.get("marks", ()) for report in reports.values())))),
         curve=curve,
-        played_on=partial(elsewhere.score, traces, rules, accuracies),
+        played_on=partial(other_machine.score, traces, rules, accuracies),
     )
     return replace(entry, exceeded=_exceeded(entry, clock, rules))
 

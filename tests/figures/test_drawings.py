@@ -26,6 +26,7 @@ from utils.labs.lab11 import pictures as meshes
 from utils.labs.lab12 import pictures as federated
 from utils.labs.lab13 import pictures as faults
 from utils.labs.lab14 import pictures as capstone
+from utils.labs.lab14.entry_judge import Entry
 from utils.labs.lab14.rules import Rules
 from utils.labs.shared import minibatch_pictures as minibatches
 from utils.labs.shared import schedules
@@ -101,7 +102,22 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "schemes": lambda: faults.schemes(
         {name: {"ring": [(0, 0.2), (1, 0.7)]} for name in "abc"}, 0.5
     ),
+    "at_scale": lambda: faults.at_scale(
+        {60: {1024: (3000.0, 0.97), 4096: (1500.0, 0.93)}}, {60: 0.94}, 2e8, {"m": 30, "lost": 5}
+    ),
     "machine": lambda: capstone.machine(Rules()),
+    "both_machines": lambda: capstone.both_machines(
+        [
+            Entry(
+                "a",
+                seconds=9.0,
+                elsewhere="toy",
+                elsewhere_seconds=3.0,
+                elsewhere_curve=((1.0, 0.7), (3.0, 0.8)),
+            )
+        ],
+        Rules(),
+    ),
     "waits": lambda: waits.picture(WAIT, 6),
 }
 

@@ -15,10 +15,12 @@ from torch_mpi.network import Network
 from utils import models
 from utils.course.notebook import SOLUTIONS, read
 from utils.figures import alt
+from utils.forecast import Level, Machine, MachineError, machine
 from utils.jobs.mpi_job import LATE, Ended
 from utils.labs.lab14 import capstone, entry_judge, rankings
 from utils.labs.lab14 import pictures as drawings
 from utils.labs.lab14.entry_judge import Entry, accuracy, judged
+from utils.labs.lab14.other_machine import LEAST, TreeClock, of_gradient, places
 from utils.labs.lab14.replay import lost, replay, traffic
 from utils.labs.lab14.rules import SIZES, TEST, Rules
 
@@ -324,6 +326,105 @@ def test_the_pictures_say_what_they_show(three: Path):
     assert "raised" not in said
     assert "No entry has submitted weights" in alt.describe(drawings.entries([], Rules()))
     assert "20 Mbit/s" in alt.describe(drawings.machine(Rules()))
+
+
+# --- a second machine ----------------------------------------------------------------------------
+
+#: As SLOW, but the two ranks of a node share its link to the other node.
+SHARED_LINK = Machine(
+    "toy", machine("four-nodes").device, (Level("node", 2, 0, 1e12), Level("switch", 2, 2.0, 100.0))
+)
+
+
+def ends_on(traces: dict, where: Machine = SHARED_LINK) -> dict[int, float]:
+    clock = replay(traces, SLOW, TreeClock(traces, SLOW, where))
+    return {rank: round(seconds, 6) for rank, seconds in clock.end.items()}
+
+
+@pytest.mark.quick
+def test_two_ranks_of_a_node_wait_for_each_other_at_the_link_that_they_share():
+    traces = {
+        0: [["send", 4, 2, 300]],
+        1: [["send", 4, 3, 300]],
+        2: [["recv", 4, 0, 300]],
+        3: [["recv", 4, 1, 300]],
+    }
+    assert ends(traces) == {0: 3, 1: 3, 2: 5, 3: 5}
+    assert ends_on(traces) == {0: 3, 1: 6, 2: 5, 3: 8}
+
+
+@pytest.mark.quick
+def test_a_shared_link_serves_the_earlier_message_first_whichever_rank_is_played_first():
+    traces = {
+        0: [["work", 10, "a"], ["send", 4, 2, 300]],
+        1: [["work", 1, "a"], ["send", 4, 3, 300]],
+        2: [["recv", 4, 0, 300]],
+        3: [["recv", 4, 1, 300]],
+    }
+    backwards = dict(reversed(traces.items()))
+    assert ends_on(traces) == ends_on(backwards) == {0: 13, 1: 4, 2: 15, 3: 6}
+
+
+@pytest.mark.quick
+def test_the_ranks_are_two_and_two_on_a_machine_that_has_two_nodes():
+    assert places(machine("four-nodes")) == places(machine("nvl72")) == [0, 1, 2, 3]
+    assert places(machine("rack-nvlink")) == [0, 1, 8, 9]
+    with pytest.raises(MachineError, match="Choose a machine with at least 4"):
+        places(machine("laptop").with_units("laptop", 3))
+
+
+@pytest.mark.quick
+def test_a_gpu_needs_a_least_time_for_a_gradient_and_a_core_the_time_of_the_rules():
+    core, gpu = machine("four-nodes").device, machine("rack-nvlink").device
+    assert of_gradient(core, 32, Rules()) == pytest.approx(0.032)
+    assert of_gradient(gpu, 32, Rules()) == LEAST
+    assert of_gradient(gpu, 10**8, Rules()) > 0.1
+
+
+@pytest.mark.quick
+def test_a_line_has_a_second_score_only_if_somebody_asks_for_it(
+    tmp_path, standin_images, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    entry = judge_of(left_behind(tmp_path, SURVIVED), replace(SLOW, target=0.1, seconds=18.5))
+    rankings.enter(entry)
+    before = (tmp_path / rankings.FILE).read_text()
+    assert "elsewhere" not in str(entry) + repr(capstone.scoreboard()) + before
+    raised = Entry("raised", problem="KeyError")
+    board = capstone.elsewhere(SHARED_LINK, entry, raised)
+    (there, unchanged), (stored,) = board.entries, capstone.scoreboard().entries
+    assert there == stored == entry.on(SHARED_LINK)
+    assert unchanged == raised
+    # The death decides on both machines: it comes after 7 s, and costs 10 s, and an image is 1 s.
+    assert (there.elsewhere, there.elsewhere_seconds, there.seconds) == ("toy", 18, 18)
+    assert there.elsewhere_curve == ((18, pytest.approx(0.1)),)
+    assert "toy 18.00" in str(stored)
+    assert "toy" in repr(board)
+    assert "toy: 18 s, and 18 s on toy" in alt.describe(board.both_machines())
+
+
+@pytest.mark.quick
+def test_a_scoreboard_from_before_the_second_score_is_still_read(three: Path):
+    path = three / rankings.FILE
+    assert "elsewhere" not in path.read_text()
+    assert [entry.elsewhere for entry in rankings.Scoreboard.read(three).entries] == [""] * 3
+    second = {"elsewhere": "four-nodes", "elsewhere_curve": ((1.0, 0.5),)}
+    rankings.enter(Entry("never", curve=((2.0, 0.5),), **second), three)
+    board = rankings.Scoreboard.read(three)
+    assert "four-nodes –" in board._repr_html_()
+    assert "never: target not reached, and target not reached" in alt.describe(
+        board.both_machines()
+    )
+    nobody = rankings.Scoreboard(board.entries[:1]).both_machines()
+    assert "No entry has a second score" in alt.describe(nobody)
+
+
+@pytest.mark.quick
+def test_a_machine_that_is_too_small_is_refused_before_the_entry_runs(tmp_path):
+    script = tmp_path / "own.py"
+    script.write_text("")
+    with pytest.raises(MachineError):
+        capstone.run(script, "own", also=machine("laptop").with_units("laptop", 1))
 
 
 # --- real entries --------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from lab_tools import ROOT, answers, source_of
 from mpi_jobs import find_mpiexec
 
 from torch_mpi.library import is_open_mpi, version
-from utils.labs.lab13 import faults
+from utils.figures import alt
+from utils.labs.lab13 import faults, pictures
 from utils.labs.lab13.checks import replay
 from utils.labs.lab13.crashes import Watched
 
@@ -220,6 +221,19 @@ def test_many_failures_cost_what_is_expected():
         faults.overhead(15.0, 1.0, 4.0, 100.0), rel=0.05
     )
     assert run["lost"] / run["failures"] == pytest.approx(7.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("guess", "marks"), [({"minutes": 30.0, "lost": 5.0}, 2), ({"minutes": None, "lost": None}, 0)]
+)
+def test_a_student_sees_the_prediction_beside_formula_and_random_failures(guess, marks):
+    formula = {save: {n: (60.0 * save, 0.9) for n in (1024, 4096)} for save in (300, 5)}
+    figure = pictures.at_scale(formula, {300: 0.91, 5: 0.96}, 1.8e8, guess)
+    said = alt.describe(figure)
+    assert "a save of 300 s: every 300 min on 4,096, useful 90.0 % of 4,096" in said
+    assert "simulated 91.0 % of 4,096" in said
+    lines = [line for axes in figure.axes for line in axes.lines]
+    assert sum(line.get_marker() == "D" for line in lines) == marks
 
 
 # --- jobs that die ----------------------------------------------------------------------------

@@ -191,6 +191,53 @@ def intervals(
     return finish(figure)
 
 
+def at_scale(
+    formula: Mapping[int, Mapping[int, tuple[float, float]]],
+    simulated: Mapping[int, float],
+    of_one: float,
+    guess: Mapping[str, float | str | None],
+    at: int = 4096,
+) -> Figure:
+    """Draw the share of useful time and the interval between saves over the number of devices.
+
+    Args:
+        formula: for each time of a save and number of devices, the interval and the share.
+        simulated: for each time of a save, the share on `at` devices with random failures.
+        of_one: MTBF of one device.
+        guess: predicted minutes between saves and percent of lost time on `at` devices, in order.
+    """
+    figure, (left, right) = panels(9, 4.0, columns=2)
+    devices = list(next(iter(formula.values())))
+    told = []
+    for k, (save, points) in enumerate(sorted(formula.items())):
+        look = {"color": CYCLE[k], "marker": ".", "label": f"a save of {save} s"}
+        left.plot(devices, [100 * points[n][1] for n in devices], **look)
+        right.plot(devices, [points[n][0] / 60 for n in devices], **look)
+        drawn = 100 * simulated[save]
+        label = "with random failures" if k == len(formula) - 1 else None
+        left.plot([at], [drawn], "o", color=CYCLE[k], markersize=9, fillstyle="none", label=label)
+        last = ", ".join(f"{100 * points[n][1]:.1f} % of {n:,}" for n in (at, devices[-1]))
+        every = f"every {points[at][0] / 60:.0f} min on {at:,}"
+        told.append(
+            f"a save of {save} s: {every}, useful {last}, simulated {drawn:.1f} % of {at:,}"
+        )
+    right.plot(devices, [of_one / n / 60 for n in devices], "--", color=GREY, label="MTBF")
+    minutes, lost = guess.values()
+    for axes, value in ((left, None if lost is None else 100 - lost), (right, minutes)):
+        if value is not None:
+            axes.plot([at], [value], "D", color=INK, markersize=8, label="your prediction")
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(devices[::2], [f"{n:,}" for n in devices[::2]], fontsize=9)
+        axes.set_xlabel("devices")
+    left.set(title="Useful time [%]", ylim=(None, 101))
+    right.set(title="Minutes between two saves", yscale="log")
+    right.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    legend_below(figure, left, columns=5, fontsize=9)
+    right.legend(*(part[-2:] for part in right.get_legend_handles_labels()), fontsize=9)
+    words = "Useful time, and minutes between two saves, over the number of devices. "
+    return finish(figure, words + "; ".join(told) + ".", below=0.09)
+
+
 def still(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     """Draw for each way to save how long training stands still, and how long the save takes."""
     figure, axes = chart(8, 2.3)

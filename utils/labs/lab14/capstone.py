@@ -20,14 +20,17 @@ from pathlib import Path
 import torch
 
 from utils import data
+from utils.forecast.machines import Machine
 from utils.jobs import mpi_job, python_words
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
 from .entry_judge import Entry, judged
-from .rankings import FILE, Scoreboard, enter
+from .other_machine import places
+from .rankings import FILE, Scoreboard, enter, ranked
 from .rules import NODES, RANKS, SIZES, TRAIN, Rules
 
-__all__ = ["FILE", "NODES", "RANKS", "SIZES", "Entry", "Rules", "check", "run", "scoreboard"]
+__all__ = ["FILE", "NODES", "RANKS", "SIZES", "Entry", "Rules"]
+__all__ += ["check", "elsewhere", "run", "scoreboard"]
 
 #: An entry is ended after so many seconds of this machine.
 DEADLINE = 90.0
@@ -44,6 +47,7 @@ def run(
     rules: Rules | None = None,
     deadline: float = DEADLINE,
     on_board: bool = True,
+    also: Machine | None = None,
 ) -> Entry:
     """Run an entry on four new ranks, judge it, and put it on the scoreboard.
 
@@ -58,6 +62,7 @@ def run(
         rules: another machine, budget or target.
         deadline: seconds of this machine after which the entry is ended.
         on_board: whether its line goes to the scoreboard.
+        also: a second machine, on which the recorded events are played, too.
 
     Returns:
         What the entry reached and used. If it raises, hangs or submits no weights, its line
@@ -66,8 +71,11 @@ def run(
     Raises:
         FileNotFoundError: the file doesn't exist.
         RanksError: this machine can't start ranks that survive a death.
+        MachineError: the second machine has fewer than four devices.
     """
     refuse_on_a_rank()
+    if also:
+        places(also)
     script, rules = Path(script), rules or Rules()
     if not script.is_file():
         raise FileNotFoundError(f"There is no {script}. Run the cell that writes it")
@@ -82,9 +90,30 @@ def run(
         if ended.out.strip():
             print(ended.out.rstrip()[-MOST_PRINTED:], flush=True)
         entry = judged(place, ended, name=name, scheme=scheme, plan=plan, rules=rules)
+    entry = entry.on(also) if also else entry
     if on_board:
         enter(entry)
     return entry
+
+
+def elsewhere(machine: Machine, *entries: Entry) -> Scoreboard:
+    """Return entries with a second score, without running them again.
+
+    Entries that are on the scoreboard get the second score there, too.
+
+    Args:
+        machine: such as ``utils.forecast.machine("four-nodes")``.
+        entries: from `run`.
+
+    Raises:
+        MachineError: the machine has fewer than four devices.
+    """
+    played = tuple(entry.on(machine) for entry in entries)
+    on_board = {entry.name for entry in Scoreboard.read(Path.cwd()).entries}
+    for entry in played:
+        if entry.name in on_board:
+            enter(entry)
+    return Scoreboard(ranked(played))
 
 
 def check(entry: Entry) -> None:

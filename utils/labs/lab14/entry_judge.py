@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from utils import data, models
 from utils.checks.verdict import STILL_OPEN, Problem, Verdict
+from utils.forecast.machines import Machine
 from utils.jobs import mpi_job
 
+from . import other_machine
 from .replay import Clock, lost, replay, traffic
 from .rules import RANKS, SIZES, TEST, Rules, is_slow
 
@@ -37,6 +40,9 @@ class Entry:
         exceeded: what the entry missed (accuracy, seconds, bytes, failure); empty within budget.
         problem: why the entry can't be judged; usually empty.
         curve: (seconds, accuracy) of all submitted weights.
+        elsewhere: name of the second machine; "" without a second score. Its seconds and its curve
+            are in `elsewhere_seconds` and `elsewhere_curve`.
+        played_on: returns these three fields for a machine; None if there are no events to play.
     """
 
     name: str
@@ -52,6 +58,17 @@ class Entry:
     exceeded: tuple[str, ...] = ()
     problem: str = ""
     curve: tuple[tuple[float, float], ...] = ()
+    elsewhere: str = ""
+    elsewhere_seconds: float | None = None
+    elsewhere_curve: tuple[tuple[float, float], ...] = ()
+    played_on: Callable[[Machine], dict] | None = field(default=None, repr=False, compare=False)
+
+    def on(self, machine: Machine) -> Entry:
+        """Return this entry with a second score: its recorded events, played on another machine.
+
+        An entry that can't be judged, or that comes from a file, stays as it is.
+        """
+        return replace(self, **self.played_on(machine)) if self.played_on else self
 
     @property
     def within(self) -> bool:
@@ -77,15 +94,19 @@ class Entry:
     def __str__(self) -> str:
         from tabulate import tabulate
 
-        return tabulate([self.cells()], headers=HEADS, tablefmt="simple", disable_numparse=True)
+        second = bool(self.elsewhere)
+        look = {"tablefmt": "simple", "disable_numparse": True}
+        return tabulate([self.cells(second)], headers=heads(second), **look)
 
-    def cells(self) -> list[str]:
-        """Return the texts of the entry's line on the scoreboard."""
+    def cells(self, second: bool = False) -> list[str]:
+        """Return the texts of the entry's line on the scoreboard, below `heads`."""
+        there = "–" if self.elsewhere_seconds is None else f"{self.elsewhere_seconds:.2f}"
         return [
             self.name,
             self.scheme,
             "–" if self.accuracy is None else f"{100 * self.accuracy:.1f} %",
             "–" if self.seconds is None else f"{self.seconds:.1f}",
+            *([f"{self.elsewhere} {there}".strip()] if second else []),
             f"{self.slow_bytes / 1e6:.1f}",
             f"{self.slow_messages:,} of {self.messages:,}",
             "–" if self.lost is None else f"{self.lost:,}",
@@ -93,10 +114,10 @@ class Entry:
         ]
 
 
-HEADS = (
-    *("name", "scheme", "accuracy", "s to target", "MB between nodes"),
-    *("messages, slow", "images lost", "verdict"),
-)
+def heads(second: bool = False) -> list[str]:
+    """Return the names of the columns, with the second score or without it."""
+    names = ["name", "scheme", "accuracy", "s to target", *(["s elsewhere"] if second else [])]
+    return [*names, "MB between nodes", "messages, slow", "images lost", "verdict"]
 
 
 def judged(
@@ -110,9 +131,10 @@ def judged(
         return replace(entry, problem=problem)
     clock = replay(traces, rules)
     try:
-        curve = tuple((seconds, accuracy(place / file)) for seconds, _, file in clock.shown)
+        accuracies = {file: accuracy(place / file) for _, _, file in clock.shown}
     except ValueError as error:
         return replace(entry, problem=str(error))
+    curve = tuple((seconds, accuracies[file]) for seconds, _, file in clock.shown)
     if not curve:
         return replace(entry, problem="The entry submitted no weights. Call job.show(model)")
     if problem := _unexplained(curve, clock):
@@ -124,6 +146,7 @@ def judged(
         lost=lost(traces),
         marks=tuple(sorted(set().union(*(report.get("marks", ()) for report in reports.values())))),
         curve=curve,
+        played_on=partial(other_machine.score, traces, rules, accuracies),
     )
     return replace(entry, exceeded=_exceeded(entry, clock, rules))
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from utils.figures import COMMUNICATING, CYCLE, GREY, INK
-from utils.figures.charts import finish, legend_beside, panels
+from utils.figures import COMMUNICATING, CYCLE, GREY, INK, SERIES
+from utils.figures.charts import finish, legend_beside, name_rows, panels
 from utils.figures.shapes import box, canvas, fit_limits, rank_box
 from utils.labs.lab14.entry_judge import Entry
 from utils.labs.lab14.rules import NODES, Rules
@@ -63,6 +63,39 @@ def entries(results: Sequence[Entry], rules: Rules) -> Figure:
     if shown:
         legend_beside(right)
     return finish(figure, _in_words(shown, rules))
+
+
+def both_machines(results: Sequence[Entry], rules: Rules) -> Figure:
+    """Draw the seconds of each entry on both machines, and its accuracy on the second one."""
+    figure, (left, right) = panels(9, 3.6, columns=2)
+    shown = [entry for entry in results if entry.elsewhere]
+    second = " and ".join(sorted({entry.elsewhere for entry in shown})) or "no second machine"
+    told = []
+    for k, entry in enumerate(shown):
+        bars = (("the rules' machine", entry.seconds), (second, entry.elsewhere_seconds))
+        for (label, seconds), offset, color in zip(bars, (-0.2, 0.2), SERIES, strict=False):
+            look = {"color": color, "edgecolor": INK, "label": label if k == 0 else None}
+            left.barh(k + offset, seconds or 0, 0.36, **look)
+            left.text(seconds or 0, k + offset, f" {_reached(seconds)}", va="center", fontsize=9)
+        at, shares = zip(*entry.elsewhere_curve, strict=True)
+        look = {"color": CYCLE[k % len(CYCLE)], "markersize": 4, "label": entry.name}
+        right.plot(at, [100 * share for share in shares], f"{_MARKS[k % len(_MARKS)]}-", **look)
+        here, there = (_reached(seconds) for _, seconds in bars)
+        told.append(f"{entry.name}: {here}, and {there} on {entry.elsewhere}")
+    name_rows(left, [entry.name for entry in shown])
+    left.invert_yaxis()
+    left.margins(x=0.25)
+    left.set(title="Until the target", xlabel="seconds")
+    right.axhline(100 * rules.target, color=GREY, linewidth=1)
+    right.set(title=f"Accuracy on {second} [%]", xlabel="seconds", xlim=(0, None))
+    for axes in (left, right) if shown else ():
+        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), fontsize=9)
+    words = "; ".join(told) or "No entry has a second score"
+    return finish(figure, f"Seconds to the target on the rules' machine and elsewhere. {words}.")
+
+
+def _reached(seconds: float | None) -> str:
+    return "target not reached" if seconds is None else f"{seconds:.3g} s"
 
 
 def _budget(axes: Axes, limit: float, rules: Rules) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .entry_judge import HEADS, Entry
+from .entry_judge import Entry, heads
 from .rules import Rules
 
 #: Next to the notebook, in the folder that its kernel works in.
@@ -21,7 +21,7 @@ def enter(entry: Entry, folder: Path | None = None) -> None:
     folder = folder or Path.cwd()
     board = Scoreboard.read(folder)
     kept = [one for one in board.entries if one.name != entry.name]
-    stored = {"format": FORMAT, "entries": [asdict(one) for one in (*kept, entry)]}
+    stored = {"format": FORMAT, "entries": [_stored(one) for one in (*kept, entry)]}
     path = folder / FILE
     if board.problem:
         path.replace(path.with_suffix(".broken"))
@@ -32,6 +32,13 @@ def enter(entry: Entry, folder: Path | None = None) -> None:
         temporary.replace(path)
     except OSError as error:
         print(f"The scoreboard {FILE} could not be written: {error.strerror}.")
+
+
+def _stored(entry: Entry) -> dict:
+    """Return an entry for the file, with the fields of a second score only if it has one."""
+    left_out = ("played_on",) if entry.elsewhere else ("played_on", "elsewhere")
+    line = asdict(replace(entry, played_on=None))
+    return {name: value for name, value in line.items() if not name.startswith(left_out)}
 
 
 #: An entry counts as equally fast if it is slower than the fastest one by at most this share.
@@ -87,9 +94,10 @@ class Scoreboard:
                 if stored["format"] != FORMAT:
                     raise ValueError(stored["format"])
                 for line in stored["entries"]:
-                    curve = tuple((seconds, found) for seconds, found in line["curve"])
                     lists = {name: tuple(line.get(name, ())) for name in ("exceeded", "marks")}
-                    entries.append(Entry(**{**line, **lists, "curve": curve}))
+                    for name in ("curve", "elsewhere_curve"):
+                        lists[name] = tuple((at, found) for at, found in line.get(name, ()))
+                    entries.append(Entry(**{**line, **lists}))
             except FileNotFoundError:
                 continue
             except (OSError, ValueError, KeyError, TypeError):
@@ -97,9 +105,9 @@ class Scoreboard:
         return cls(ranked(entries), problem)
 
     def __repr__(self) -> str:
-        shown = self._table(
-            tablefmt="simple_grid", maxcolwidths=[16, 22, None, None, None, None, None, 36]
-        )
+        widths = {"name": 16, "scheme": 22, "s elsewhere": 11, "verdict": 36}
+        columns = [widths.get(name) for name in heads(self._second)]
+        shown = self._table(tablefmt="simple_grid", maxcolwidths=columns)
         return "\n".join([shown, *([self.problem] if self.problem else [])])
 
     def _repr_html_(self) -> str:
@@ -108,14 +116,24 @@ class Scoreboard:
         shown = shown.replace("<td>", f"<td {look}>").replace("<th>", f'<th scope="col" {look}>')
         return shown + (f"<p>{html.escape(self.problem)}</p>" if self.problem else "")
 
+    @property
+    def _second(self) -> bool:
+        return any(entry.elsewhere for entry in self.entries)
+
     def _table(self, **layout) -> str:
         from tabulate import tabulate
 
-        rows = [entry.cells() for entry in self.entries]
-        return tabulate(rows, headers=HEADS, disable_numparse=True, **layout)
+        rows = [entry.cells(self._second) for entry in self.entries]
+        return tabulate(rows, headers=heads(self._second), disable_numparse=True, **layout)
 
     def picture(self, rules: Rules | None = None):
         """Draw accuracy over the bytes between the nodes, with the budget as a line."""
         from utils.labs.lab14 import pictures
 
         return pictures.entries(self.entries, rules or Rules())
+
+    def both_machines(self, rules: Rules | None = None):
+        """Draw the seconds on the rules' machine beside those on the second machine."""
+        from utils.labs.lab14 import pictures
+
+        return pictures.both_machines(self.entries, rules or Rules())

@@ -33,17 +33,22 @@ from .rules import Rules, is_slow
 Events = Sequence[Sequence]
 
 
-def replay(traces: Mapping[int, Events], rules: Rules) -> Clock:
+def replay(traces: Mapping[int, Events], rules: Rules, clock: Clock | None = None) -> Clock:
     """Return the clocks of ranks with these events, which the module describes.
 
     A message leaves when its sender reaches the send, costs the sender ``bytes / bandwidth``, and
     arrives after the latency. Messages that arrive at the same time on a rank's link come in one
     after the other. Communication in the background counts as if the rank waited for it.
+
+    The rank with the earliest clock goes on, so messages reach links that ranks share in order.
+
+    Args:
+        clock: of another machine, at the beginning; by default, of the machine of the rules.
     """
-    clock = Clock(traces, rules)
+    clock = clock or Clock(traces, rules)
     while behind := [rank for rank in traces if clock.left(rank)]:
-        moved = [rank for rank in traces if clock.advance(rank)]
-        if not moved and not clock.regroup():
+        earliest = sorted(behind, key=lambda rank: (clock.end[rank], rank))
+        if not any(map(clock.advance, earliest)) and not clock.regroup():
             # A rank that was killed from outside sent this message without recording it.
             clock.skip(min(behind, key=clock.end.__getitem__))
     clock.shown.sort(key=lambda shown: shown[:2])  # stable: keeps each rank's order
@@ -83,11 +88,11 @@ class Clock:
         return self._next[rank] < len(self.traces[rank])
 
     def advance(self, rank: int) -> bool:
-        """Replay a rank until it has to wait for another rank; return whether it advanced."""
-        before = self._next[rank]
-        while self.left(rank) and self._step(rank, *self.traces[rank][self._next[rank]]):
-            self.skip(rank)
-        return self._next[rank] > before
+        """Replay a rank's next event; return False if it has to wait for another rank."""
+        if not self._step(rank, *self.traces[rank][self._next[rank]]):
+            return False
+        self.skip(rank)
+        return True
 
     def regroup(self) -> bool:
         """Let all ranks that regroup continue together, if all of them have come this far."""
@@ -108,13 +113,12 @@ class Clock:
     def _step(self, rank: int, kind: str, *about) -> bool:
         """Replay one event; return False if it can't happen yet."""
         if kind == "work":
-            self.end[rank] += about[0] * self.rules.per_sample
+            self.end[rank] += self._computing(about[0])
             self.worked.append((self.end[rank], about[0]))
         elif kind == "send":
             size, other, nbytes = about
-            network = self._network(rank, other)
-            self.end[rank] += nbytes / network.bandwidth
-            self._on_the_way[size, rank, other].append(self.end[rank] + network.latency)
+            self.end[rank], arrival = self._send(rank, other, nbytes)
+            self._on_the_way[size, rank, other].append(arrival)
         elif kind == "recv":
             return self._receive(rank, *about)
         elif kind == "show":
@@ -127,11 +131,25 @@ class Clock:
         arrivals = self._on_the_way[size, other, rank]
         if not arrivals:
             return False
+        self.end[rank] = max(self.end[rank], self._arrival(rank, other, nbytes, arrivals.popleft()))
+        return True
+
+    def _computing(self, images: int) -> float:
+        """Return the seconds of a gradient of so many images."""
+        return images * self.rules.per_sample
+
+    def _send(self, rank: int, other: int, nbytes: int) -> tuple[float, float]:
+        """Return when a message that starts now has left its rank, and when it arrives."""
+        network = self._network(rank, other)
+        left = self.end[rank] + nbytes / network.bandwidth
+        return left, left + network.latency
+
+    def _arrival(self, rank: int, other: int, nbytes: int, arrival: float) -> float:
+        """Return when a message is there, behind earlier ones on the receiver's link."""
         link = (rank, is_slow(rank, other))
         span = nbytes / self._network(rank, other).bandwidth
-        self._link_free[link] = max(arrivals.popleft(), self._link_free[link] + span)
-        self.end[rank] = max(self.end[rank], self._link_free[link])
-        return True
+        self._link_free[link] = max(arrival, self._link_free[link] + span)
+        return self._link_free[link]
 
     def _network(self, one: int, other: int) -> Network:
         return self.rules.between if is_slow(one, other) else self.rules.inside

@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from .errors import RunError
 
 COMPUTE, START, WAIT = "compute", "start", "wait"
@@ -82,20 +85,27 @@ class Run:
         return [self.calls[int(number)] for kind, number in self.events[rank] if kind == START]
 
     @property
-    def sharded(self) -> frozenset[int]:
-        """Return the bytes of tensors that are gathered and reduce-scattered, so shards of one."""
-        return frozenset(call.nbytes for call in self.calls if call.op == "reduce_scatter")
+    def sharded(self) -> frozenset[float]:
+        """Return the bytes of tensors that are gathered and reduce-scattered, so shards of one.
+
+        The gathered weights may have another precision than the reduced gradients.
+        """
+        reduced = {call.nbytes for call in self.calls if call.op == "reduce_scatter"}
+        return frozenset(nbytes * factor for nbytes in reduced for factor in (0.25, 0.5, 1, 2, 4))
 
     @functools.cached_property
     def steps(self) -> int:
         """Return how many equal steps the run has: rank 0 starts and awaits the same calls in each.
 
         If its waits differ from step to step, because a call sometimes ends early, only the calls
-        that it starts are compared.
+        that it starts are compared. A step of several equal calls looks like several steps. Then
+        the computing between the calls tells how many of them belong together.
         """
         events = self.events[0] if self.ranks else ()
         names = [(kind, self.calls[int(value)]) for kind, value in events if kind != COMPUTE]
-        return _repeats(names) if _repeats(names) > 1 else _repeats(self._calls(0))
+        parts = _repeats(names) if _repeats(names) > 1 else _repeats(self._calls(0))
+        computed = np.array([self._computing(rank, parts) for rank in range(self.ranks)])
+        return parts // _period(computed) if parts > 1 else 1
 
     def program(self, rank: int) -> Iterator[Event]:
         """Yield the events of a rank, with ("step", 0) at the end of each step.
@@ -103,17 +113,20 @@ class Run:
         A step begins with the computing before its first call. Calls after the last step, such as
         the wait for a pending call, belong to the last step.
         """
+        return self._program(rank, self.steps)
+
+    def _program(self, rank: int, steps: int) -> Iterator[Event]:
         events = self.events[rank]
         starts = [k for k, (kind, _) in enumerate(events) if kind == START]
-        each, rest = divmod(len(starts), self.steps)
+        each, rest = divmod(len(starts), steps)
         ends = set()
         if each and not rest:
-            ends = {self._before(rank, starts[k * each]) for k in range(1, self.steps)}
+            ends = {self._before(rank, starts[k * each]) for k in range(1, steps)}
         for k, event in enumerate(events):
             if k in ends:
                 yield (STEP, 0)
             yield event
-        yield from [(STEP, 0)] * (self.steps - len(ends))
+        yield from [(STEP, 0)] * (steps - len(ends))
 
     def _before(self, rank: int, first: int) -> int:
         """Return where the computing before a call begins, or else the call."""
@@ -121,28 +134,33 @@ class Run:
 
     def computing(self, rank: int) -> list[float]:
         """Return the seconds that a rank computed in each step."""
+        return self._computing(rank, self.steps)
+
+    def _computing(self, rank: int, steps: int) -> list[float]:
         seconds = [0.0]
-        for kind, value in self.program(rank):
+        for kind, value in self._program(rank, steps):
             if kind == COMPUTE:
                 seconds[-1] += value
             elif kind == STEP:
                 seconds.append(0.0)
-        return seconds[: self.steps]
+        return seconds[:steps]
 
     @functools.cached_property
     def jitter(self) -> float | None:
-        """Return how much equal steps differ in computing: the standard deviation by the median.
+        """Return how much equal steps differ in computing, as a share of a step's computing.
 
-        The first step is left out, because it warms caches up. None means fewer than three steps.
+        It is the standard deviation of a normal distribution with the same median deviation.
+        Unlike the standard deviation of the steps, one disturbed step hardly changes it. The first
+        step is left out, because it warms caches up. None means fewer than three steps.
         """
         if self.steps < 3:
             return None
-        ratios = []
+        off = []
         for rank in range(self.ranks):
             later = self.computing(rank)[1:]
             middle = statistics.median(later)
-            ratios += [seconds / middle for seconds in later if middle]
-        return statistics.pstdev(ratios) if ratios else None
+            off += [abs(seconds / middle - 1) for seconds in later if middle]
+        return 1.4826 * statistics.median(off) if off else None
 
     @property
     def crowded(self) -> bool:
@@ -195,4 +213,26 @@ def _repeats(names: list[Any]) -> int:
     for length in range(1, len(names) // 2 + 1):
         if len(names) % length == 0 and names == names[:length] * (len(names) // length):
             return len(names) // length
+    return 1
+
+
+def _period(computed: NDArray[np.float64]) -> int:
+    """Return after how many parts of a run its computing repeats; 1 if all parts compute alike.
+
+    The parts of a period compute differently, and each part computes alike in all periods. A tenth
+    of the parts doesn't count, because other programs disturb some of them.
+
+    Args:
+        computed: seconds, of shape [ranks, parts].
+    """
+    ranks, parts = computed.shape
+    for length in range(2, parts // 3 + 1):
+        if parts % length:
+            continue
+        by_place = computed.reshape(ranks, -1, length)
+        usual = np.median(by_place, axis=1, keepdims=True)
+        differ = np.abs(usual - np.median(usual, axis=2, keepdims=True)).mean()
+        off = np.sort(np.abs(by_place - usual).ravel())
+        if differ > 0.05 * usual.mean() and off[: int(0.9 * off.size)].mean() < 0.35 * differ:
+            return length
     return 1

@@ -52,11 +52,13 @@ class Price:
         seconds: from the last rank's call to the end on the last rank.
         algorithm: the one that this time belongs to.
         level: the number of the level whose links take the most time.
+        busy: seconds for which a rank's link carries bytes.
     """
 
     seconds: float
     algorithm: str = ""
     level: int = 0
+    busy: float = 0.0
 
 
 Rounds = Iterable[Round]
@@ -101,6 +103,13 @@ def _to_root(machine: Machine, groups: Devices) -> Rounds:
     """Yield one round in which all ranks send to rank 0 of their group."""
     roots = np.repeat(groups[:, 0], groups.shape[1] - 1)
     yield Round(of_messages(machine, groups[:, 1:].ravel(), roots), 1)
+
+
+def _by_root(machine: Machine, groups: Devices) -> Iterator[Round]:
+    """Yield a tree of rounds of the whole tensor, and a round in which the root has all parts."""
+    yield from _doubling_tree(machine, groups)
+    for one in _to_root(machine, groups):
+        yield Round(one.cost, 1 / groups.shape[1])
 
 
 def _doubling_tree(machine: Machine, groups: Devices) -> Iterator[Round]:
@@ -181,7 +190,12 @@ ALL_REDUCE: dict[str, Algorithm] = {
     "hierarchical": _hierarchical(_ring),
     "hierarchical halving": _hierarchical(_halving),
 }
-_PART: dict[str, Algorithm] = {"ring": _ring, "direct": _direct, "halving": _halving}
+_PART: dict[str, Algorithm] = {
+    "ring": _ring,
+    "direct": _direct,
+    "halving": _halving,
+    "tree": _by_root,
+}
 _FROM_ROOT: dict[str, Algorithm] = {"tree": _doubling_tree, "central": _to_root}
 
 #: The algorithms of each collective, by the words of torch.distributed.
@@ -197,6 +211,28 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "barrier": {"dissemination": _dissemination},
 }
 
+#: Choices that the course's backend makes, which are not always the fastest ones: on an emulated
+#: network, and on hosts that Open MPI joins.
+EMULATED, OPEN_MPI = "emulated", "open mpi"
+CHOICES = (EMULATED, OPEN_MPI)
+# The backend's limits, see torch_mpi/group: of recursive doubling, and of MPI's own all_reduce.
+_SMALL, _LARGE = 16 * 1024, 512 * 1024  # bytes
+
+
+def _chosen(by: str, op: str, nbytes: float, ranks: int) -> str:
+    """Return the algorithm that the backend runs, as far as it is known."""
+    if by == EMULATED:
+        few_rounds = "recursive doubling" if op == "all_reduce" and nbytes <= _SMALL else ""
+        return few_rounds or next(iter(ALGORITHMS[op]))
+    # Open MPI 5's nonblocking collectives, as measured on hosts in tests/forecast/trust.py.
+    openmpi = {
+        "all_reduce": "tree" if nbytes < _LARGE else "ring",
+        "reduce_scatter": "tree",
+        "all_gather": "direct",
+        "broadcast": "central" if ranks <= 4 else "tree",
+    }
+    return openmpi.get(op) or next(iter(ALGORITHMS[op]))
+
 
 # --- the price -----------------------------------------------------------------------------------
 
@@ -211,13 +247,16 @@ def price(machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: 
         nbytes: of the tensor: what each rank contributes to an all_reduce, broadcast, or reduce;
             the input of a reduce_scatter and of an all_to_all; the output of an all_gather; one
             rank's part in a gather or scatter.
-        algorithm: by default, the fastest one for this size, as libraries choose.
+        algorithm: by default, the fastest one for this size, as libraries choose. `CHOICES` lets
+            the course's backend choose.
 
     Raises:
         ValueError: there is no such operation or algorithm.
     """
     if op not in ALGORITHMS:
         raise ValueError(f"There is no model of {op!r}. Choose one of: {', '.join(ALGORITHMS)}.")
+    if algorithm in CHOICES:
+        algorithm = _chosen(algorithm, op, nbytes, groups.shape[1])
     names = [algorithm] if algorithm else list(ALGORITHMS[op])
     if groups.shape[1] == 1:
         return Price(0.0, names[0])
@@ -236,7 +275,8 @@ def _of(machine: Machine, op: str, name: str, groups: Devices, nbytes: float) ->
         return None
     seconds = [one.times * one.cost.seconds(one.share * nbytes) for one in rounds]
     longest = rounds[int(np.argmax(seconds))]
-    return Price(sum(seconds), name, longest.cost.level)
+    busy = sum(one.times * one.cost.per_byte * one.share * nbytes for one in rounds)
+    return Price(sum(seconds), name, longest.cost.level, busy)
 
 
 @functools.lru_cache(maxsize=512)

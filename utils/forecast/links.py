@@ -68,7 +68,9 @@ class Links:
             down.append(units[target])
         return up, down
 
-    def collective(self, positions: list[int], begin: Times, seconds: float) -> Times:
+    def collective(
+        self, positions: list[int], begin: Times, seconds: float, busy: float | None = None
+    ) -> Times:
         """Run a collective of these positions; return its end.
 
         It waits for the devices' links. Its price accounts for the higher links, which the groups
@@ -78,14 +80,16 @@ class Links:
             positions: the members in a replica.
             begin: when the last member has called, of shape [samples, 1 or replicas].
             seconds: its price.
+            busy: after how many seconds the next call may begin; by default, at the end.
         """
         for position in positions:
             free = np.maximum(self._up[0], self._down[0])[:, self.devices[position]]
             begin = np.maximum(begin, _joined(free, begin.shape[1]))
         end = begin + seconds
         for position in positions:
-            self._up[0][:, self.devices[position]] = end
-            self._down[0][:, self.devices[position]] = end
+            free = end if busy is None else begin + busy
+            self._up[0][:, self.devices[position]] = free
+            self._down[0][:, self.devices[position]] = free
         return end
 
 

@@ -158,7 +158,7 @@ class Replay:
         scale: for each recorded rank, the factor of its computing.
         jitter: standard deviation of a step's computing, as a share of it.
         slow: factors of single ranks' computing, by rank.
-        algorithm: of every all_reduce; by default the fastest one for each size.
+        algorithm: of every collective that has it; by default the fastest one for each size.
     """
 
     def __init__(
@@ -250,7 +250,11 @@ class Replay:
             last = np.maximum.reduce([state.starts[member] for member in members])
             if frozenset(call.group) in self._where.grown:
                 last = last.max(axis=1, keepdims=True)
-            state.end = self._links.collective(members, last, self._price(call).seconds)
+            price = self._price(call)
+            # Calls that are pending together share the latency, except in libraries that run one
+            # call at a time, such as NCCL.
+            busy = price.busy if self._algorithm in collectives.CHOICES else None
+            state.end = self._links.collective(members, last, price.seconds, busy)
         state.starts.clear()
         woken, state.waiting = state.waiting, []
         return woken
@@ -268,7 +272,8 @@ class Replay:
 
     def _price(self, call: Call) -> Price:
         if call not in self._prices:
-            algorithm = self._algorithm if call.op == "all_reduce" else ""
+            possible = {*collectives.CHOICES, *collectives.ALGORITHMS[call.op]}
+            algorithm = self._algorithm if self._algorithm in possible else ""
             groups = self._where.groups(call)
             nbytes = call.nbytes
             if call.op == "all_gather" and nbytes not in self._run.sharded:

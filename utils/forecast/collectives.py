@@ -276,6 +276,8 @@ def _of(machine: Machine, op: str, name: str, groups: Devices, nbytes: float) ->
     seconds = [one.times * one.cost.seconds(one.share * nbytes) for one in rounds]
     longest = rounds[int(np.argmax(seconds))]
     busy = sum(one.times * one.cost.per_byte * one.share * nbytes for one in rounds)
+    if op == "all_reduce" and name in _FROM_ROOT:
+        busy /= 2  # first one direction of the links carries all bytes, then the other direction
     return Price(sum(seconds), name, longest.cost.level, busy)
 
 

@@ -86,12 +86,15 @@ class Run:
 
     @property
     def sharded(self) -> frozenset[float]:
-        """Return the bytes of tensors that are gathered and reduce-scattered, so shards of one.
+        """Return the bytes of gathered tensors whose size doesn't depend on the number of ranks.
 
-        The gathered weights may have another precision than the reduced gradients.
+        The same tensor is reduced as well. Gathered weights may have another precision than the
+        gradients that are reduced to shards.
         """
-        reduced = {call.nbytes for call in self.calls if call.op == "reduce_scatter"}
-        return frozenset(nbytes * factor for nbytes in reduced for factor in (0.25, 0.5, 1, 2, 4))
+        parts = {call.nbytes for call in self.calls if call.op == "reduce_scatter"}
+        whole = {float(call.nbytes) for call in self.calls if call.op == "all_reduce"}
+        factors = (0.25, 0.5, 1, 2, 4)
+        return frozenset(whole | {nbytes * factor for nbytes in parts for factor in factors})
 
     @functools.cached_property
     def steps(self) -> int:

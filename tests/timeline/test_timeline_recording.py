@@ -61,8 +61,8 @@ def test_a_run_knows_its_steps_and_how_much_they_differ():
             yield all_reduce(1_000_000)
 
     run = simulated(program, 2).run("two all-reduces per step")
-    assert run.steps == 12, "two equal calls in a row look like two steps"
-    assert simulated(program, 2).run(steps=6).steps == 6
+    assert run.steps == 6, "the computing tells that two equal calls belong together"
+    assert simulated(program, 2).run(steps=12).steps == 12
     run = simulated(data_parallel, 4).run()
     assert (run.steps, run.alike, run.jitter) == (2, True, None)
     # What follows the first step's last call comes before the second step's first call.

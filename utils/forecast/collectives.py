@@ -52,11 +52,13 @@ class Price:
         seconds: from the last rank's call to the end on the last rank.
         algorithm: the one that this time belongs to.
         level: the number of the level whose links take the most time.
+        busy: seconds for which a rank's link carries bytes.
     """
 
     seconds: float
     algorithm: str = ""
     level: int = 0
+    busy: float = 0.0
 
 
 Rounds = Iterable[Round]
@@ -101,6 +103,13 @@ def _to_root(machine: Machine, groups: Devices) -> Rounds:
     """Yield one round in which all ranks send to rank 0 of their group."""
     roots = np.repeat(groups[:, 0], groups.shape[1] - 1)
     yield Round(of_messages(machine, groups[:, 1:].ravel(), roots), 1)
+
+
+def _by_root(machine: Machine, groups: Devices) -> Iterator[Round]:
+    """Yield a tree of rounds of the whole tensor, and a round in which the root has all parts."""
+    yield from _doubling_tree(machine, groups)
+    for one in _to_root(machine, groups):
+        yield Round(one.cost, 1 / groups.shape[1])
 
 
 def _doubling_tree(machine: Machine, groups: Devices) -> Iterator[Round]:
@@ -189,8 +198,8 @@ _FROM_ROOT: dict[str, Algorithm] = {"tree": _doubling_tree, "central": _to_root}
 #: The algorithms of each collective, by the words of torch.distributed.
 ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "all_reduce": ALL_REDUCE,
-    "reduce_scatter": _PART,
-    "all_gather": _PART,
+    "reduce_scatter": {**_PART, "tree": _by_root},
+    "all_gather": {**_PART, "tree": _by_root},
     "all_to_all": {"direct": _direct},
     "broadcast": _FROM_ROOT,
     "reduce": _FROM_ROOT,
@@ -198,6 +207,36 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "scatter": {"central": _to_root},
     "barrier": {"dissemination": _dissemination},
 }
+
+# The course's backend and Open MPI change their algorithms at these sizes, see torch_mpi/group.
+_SMALL, _LARGE = 16 * 1024, 512 * 1024  # bytes
+
+
+def _emulated(op: str, nbytes: float, ranks: int) -> str:
+    """Return the algorithm that the backend runs on an emulated network."""
+    small = op == "all_reduce" and nbytes <= _SMALL
+    return "recursive doubling" if small else next(iter(ALGORITHMS[op]))
+
+
+def _open_mpi(op: str, nbytes: float, ranks: int) -> str:
+    """Return the algorithm of Open MPI 5's nonblocking collectives, as measured on hosts."""
+    choices = {
+        "all_reduce": "tree" if nbytes < _LARGE else "ring",
+        "reduce_scatter": "tree",
+        "all_gather": "direct",
+        "broadcast": "central" if ranks <= 4 else "tree",
+    }
+    return choices.get(op) or next(iter(ALGORITHMS[op]))
+
+
+#: Libraries whose choices are known: functions of operation, bytes, and ranks. Calls that are
+#: pending together share the latency there. Other libraries, such as NCCL, run one call at a time.
+LIBRARIES: dict[str, Callable[[str, float, int], str]] = {
+    "emulated": _emulated,
+    "open mpi": _open_mpi,
+}
+# Lab 06 teaches these, but no library that we know runs them for large tensors or many ranks.
+_FOR_LESSONS = {"direct", "central"}
 
 
 # --- the price -----------------------------------------------------------------------------------
@@ -213,18 +252,22 @@ def price(machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: 
         nbytes: of the tensor: what each rank contributes to an all_reduce, broadcast, or reduce;
             the input of a reduce_scatter and of an all_to_all; the output of an all_gather; one
             rank's part in a gather or scatter.
-        algorithm: by default, the fastest one for this size, as libraries choose.
+        algorithm: a key of `ALGORITHMS[op]`, or of `LIBRARIES`. By default, or if the operation
+            does not have it, the machine's library chooses.
 
     Raises:
-        ValueError: there is no such operation or algorithm.
+        ValueError: there is no such operation, or the groups can't run the algorithm.
     """
     if op not in ALGORITHMS:
         raise ValueError(f"There is no model of {op!r}. Choose one of: {', '.join(ALGORITHMS)}.")
-    names = [algorithm] if algorithm else list(ALGORITHMS[op])
+    if algorithm not in {*LIBRARIES, *ALGORITHMS[op]}:
+        algorithm = machine.library
+    if algorithm in LIBRARIES:
+        algorithm = LIBRARIES[algorithm](op, nbytes, groups.shape[1])
+    usual = [name for name in ALGORITHMS[op] if name not in _FOR_LESSONS]
+    names = [algorithm] if algorithm else usual or list(ALGORITHMS[op])
     if groups.shape[1] == 1:
         return Price(0.0, names[0])
-    if unknown := set(names) - ALGORITHMS[op].keys():
-        raise ValueError(f"{op} has no algorithm {unknown.pop()!r}, but {list(ALGORITHMS[op])}.")
     prices = (_of(machine, op, name, groups, nbytes) for name in names)
     possible = [one for one in prices if one is not None]
     if not possible:
@@ -238,7 +281,10 @@ def _of(machine: Machine, op: str, name: str, groups: Devices, nbytes: float) ->
         return None
     seconds = [one.times * one.cost.seconds(one.share * nbytes) for one in rounds]
     longest = rounds[int(np.argmax(seconds))]
-    return Price(sum(seconds), name, longest.cost.level)
+    busy = sum(one.times * one.cost.per_byte * one.share * nbytes for one in rounds)
+    if op == "all_reduce" and name in _FROM_ROOT:
+        busy /= 2  # first one direction of the links carries all bytes, then the other direction
+    return Price(sum(seconds), name, longest.cost.level, busy)
 
 
 @functools.lru_cache(maxsize=512)

@@ -19,12 +19,14 @@ from .machines import Machine
 from .replay import Replay, layout
 from .run import Call, Run
 
-#: Expected relative errors, as measured by the tests that compare forecasts with real runs (see
-#: docs/forecast.md): of the replay itself, and of each doubling of the ranks beyond the recorded.
-REPLAY_ERROR, DOUBLING_ERROR = 0.10, 0.03
+#: Expected relative errors, measured by tests/forecast/trust.py (see docs/forecast.md): of the replay
+#: itself, of each doubling of the ranks, and of a library whose algorithms are not known exactly.
+REPLAY_ERROR, DOUBLING_ERROR, LIBRARY_ERROR = 0.10, 0.03, 0.20
 #: Expected relative errors of computing: on a device that nobody measured, from two numbers; and
 #: on a core per rank, recorded on shared cores.
 ROOFLINE_ERROR, CROWDED_ERROR = 0.25, 0.30
+# A rank with a smaller share of CPU time did not compute all the time.
+_ASLEEP = 0.3
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ def forecast(
     played = Replay(run, machine, where, scale, noise, not as_recorded, slow, algorithm).play()
     calm = Replay(run, machine, where, scale, 0.0, True, slow, algorithm).play()
     stragglers = max(0.0, float(np.median(played.seconds) - np.median(calm.seconds)))
-    error = _error(run, ranks, work is not None, run.jitter or 0.0)
+    known = "emulated" in {algorithm, machine.library} or not run.calls
+    error = _error(run, ranks, work is not None, known)
     if run.jitter is None and jitter is None:
         told.append("The run has fewer than four equal steps, so stragglers are left out.")
     remarks = (*told, *_remarks(run, ranks, strong))
@@ -278,23 +281,30 @@ def _scale(
     by_cpu = computing == "cpu" or (not computing and run.crowded)
     if by_cpu and run.shares:
         told = "Computing counts in CPU time, because the recorded ranks shared cores."
+        if min(run.shares) < _ASLEEP:
+            told += " A rank used little of it: if it slept or read files, choose computing='wall'."
         return run.shares, [told]
     return (1.0,) * run.ranks, ["Computing takes as long as it was recorded."]
 
 
-def _error(run: Run, ranks: int, rescaled: bool, noise: float) -> float:
+def _error(run: Run, ranks: int, rescaled: bool, library_is_known: bool) -> float:
     """Return the expected relative error: independent errors add up by their squares."""
-    doublings = abs(math.log2(ranks / run.ranks))
-    computing = ROOFLINE_ERROR if rescaled else CROWDED_ERROR if run.crowded else 0.0
-    sampling = noise / math.sqrt(run.steps)
-    return math.hypot(REPLAY_ERROR, DOUBLING_ERROR * doublings, computing, sampling)
+    return math.hypot(
+        REPLAY_ERROR,
+        DOUBLING_ERROR * abs(math.log2(ranks / run.ranks)),
+        0.0 if library_is_known else LIBRARY_ERROR,
+        ROOFLINE_ERROR if rescaled else CROWDED_ERROR if run.crowded else 0.0,
+        (run.jitter or 0.0) / math.sqrt(run.steps),
+    )
 
 
 def _remarks(run: Run, ranks: int, strong: bool) -> list[str]:
-    remarks = []
-    if ranks != run.ranks:
-        kept = "share the recorded work" if strong else "each compute as much as was recorded"
-        remarks.append(f"The {ranks:,} ranks {kept}; {run.ranks} ranks were recorded.")
+    if ranks == run.ranks:
+        return []
+    kept = "share the recorded work" if strong else "each compute as much as was recorded"
+    remarks = [f"The {ranks:,} ranks {kept}; {run.ranks} ranks were recorded."]
+    if any(call.op == "message" for call in run.calls):
+        remarks.append("Messages stay within each replica of the recorded ranks.")
     return remarks
 
 

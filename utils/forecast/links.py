@@ -8,6 +8,8 @@ All times are arrays of shape [samples, …], because a replay plays several sam
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,65 +47,62 @@ class Links:
             start: when each replica's sender starts it, of shape [samples, replicas].
         """
         cost = tree.of_messages(self.machine, self.devices[source], self.devices[target])
+        path = self._path(source, target)
         span = cost.per_byte * nbytes
-        up, down = self._path(source, target)
-        begin = np.maximum(start, _latest(self._up, up))
+        begin = np.maximum(start, self._up[0][:, path[0][0]])
         left = begin + span
-        arrived = np.maximum(left + cost.latency, _latest(self._down, down) + span)
-        _keep_busy(self._up, up, left)
-        _keep_busy(self._down, down, arrived)
+        arrived = np.maximum(left + cost.latency, self._down[0][:, path[0][1]] + span)
+        for level, (up, down) in enumerate(path[1:], start=1):
+            # A higher link carries the messages of several devices at once. It delays a message
+            # only if it has more bytes to carry than it can.
+            link = nbytes * np.bincount(up).max() / self.machine.levels[level].link
+            left = np.maximum(left, _carry(self._up[level], up, begin, link))
+            arrives = _carry(self._down[level], down, begin + cost.latency, link)
+            arrived = np.maximum(arrived, arrives)
+        arrived = np.maximum(arrived, left + cost.latency)
+        self._up[0][:, path[0][0]] = left
+        self._down[0][:, path[0][1]] = arrived
         return left, arrived
 
-    def _path(self, source: int, target: int) -> tuple[list[NDArray], list[NDArray]]:
-        """Return for each level the units whose links a message crosses, by replica.
+    def _path(self, source: int, target: int) -> list[tuple[Devices, Devices]]:
+        """Return for each level the units whose links a message leaves and enters, by replica.
 
-        Replicas can differ: a message crosses a level in some replicas, and not in others. Then
-        the level counts for all replicas.
+        If a message crosses a level in some replicas only, the level counts for all replicas.
         """
-        up, down = [], []
-        for units in self._units:
-            if (units[source] == units[target]).all():
-                break
-            up.append(units[source])
-            down.append(units[target])
-        return up, down
+        pairs = ((units[source], units[target]) for units in self._units)
+        return list(itertools.takewhile(lambda pair: (pair[0] != pair[1]).any(), pairs))
 
-    def collective(self, positions: list[int], begin: Times, seconds: float) -> Times:
-        """Run a collective of these positions; return its end.
+    def collective(self, positions: list[int], begin: Times, seconds: float, busy: float) -> Times:
+        """Run a collective; return its end. It waits for the devices' links.
 
-        It waits for the devices' links. Its price accounts for the higher links, which the groups
-        of its axis share.
+        Its price accounts for the higher links, which the groups of its axis share.
 
         Args:
             positions: the members in a replica.
             begin: when the last member has called, of shape [samples, 1 or replicas].
             seconds: its price.
+            busy: after how many seconds the next call may begin.
         """
         for position in positions:
             free = np.maximum(self._up[0], self._down[0])[:, self.devices[position]]
-            begin = np.maximum(begin, _joined(free, begin.shape[1]))
-        end = begin + seconds
+            if begin.shape[1] == 1:  # all replicas act together
+                free = free.max(axis=1, keepdims=True)
+            begin = np.maximum(begin, free)
         for position in positions:
-            self._up[0][:, self.devices[position]] = end
-            self._down[0][:, self.devices[position]] = end
-        return end
+            self._up[0][:, self.devices[position]] = begin + busy
+            self._down[0][:, self.devices[position]] = begin + busy
+        return begin + seconds
 
 
-def _joined(times: Times, replicas: int) -> Times:
-    """Return times by replica, or the latest of all replicas if they act together."""
-    return times if replicas > 1 else times.max(axis=1, keepdims=True)
+def _carry(free: Times, units: Devices, begin: Times, span: float) -> Times:
+    """Let the links of some units carry bytes; return when they have carried all of them.
 
-
-def _latest(links: list[Times], units: list[NDArray]) -> Times | float:
-    """Return when all links of a path are free. The path may end below the highest levels."""
-    latest: Times | float = 0.0
-    for free, unit in zip(links, units, strict=False):
-        latest = np.maximum(latest, free[:, unit])
-    return latest
-
-
-def _keep_busy(links: list[Times], units: list[NDArray], until: Times) -> None:
-    """Mark a path's links as busy; replicas may share a link."""
-    for free, unit in zip(links, units, strict=False):
-        # Transposed, because `at` takes one index for the first axis.
-        np.maximum.at(free.T, unit, until.T)
+    Args:
+        free: when each link has carried what it got before; this is changed.
+        units: the unit of each replica. Replicas may share a unit.
+        begin: when the bytes come.
+        span: seconds for which the bytes of all replicas keep the busiest link busy.
+    """
+    ends = np.maximum(free[:, units], begin) + span
+    np.maximum.at(free.T, units, ends.T)  # transposed, because `at` indexes the first axis
+    return ends

@@ -99,12 +99,15 @@ class Machine:
         device: each of its devices.
         levels: the switches from the devices up to the root.
         sources: where the numbers come from.
+        library: which algorithms its communication library chooses, see `collectives.LIBRARIES`. By
+            default, it is the fastest one for each size.
     """
 
     name: str
     device: Device
     levels: tuple[Level, ...]
     sources: tuple[str, ...] = ()
+    library: str = ""
 
     @property
     def devices(self) -> int:
@@ -172,6 +175,7 @@ def load(path: str | Path) -> dict[str, Machine]:
                 devices[fields["device"]],
                 tuple(Level(**level) for level in fields["levels"]),
                 tuple(fields.get("sources", ())),
+                fields.get("library", ""),
             )
             for name, fields in data["machines"].items()
         }
@@ -209,6 +213,6 @@ def flat(
         devices: how many there are.
         device: each device; by default one core of the catalog's laptop.
     """
-    device = device or machine("laptop").device
+    device = device or replace(machine("laptop").device, gap=0.0)
     name = f"flat network, {latency * 1e6:g} µs, {bandwidth / 1e6:g} MB/s"
-    return Machine(name, device, (Level("switch", devices, latency, bandwidth),))
+    return Machine(name, device, (Level("switch", devices, latency, bandwidth),), (), "emulated")

@@ -161,7 +161,7 @@ class Replay:
         even: whether each rank computes equally long in all steps, namely the median. Otherwise the
             recorded differences are played, too.
         slow: factors of single ranks' computing, by rank.
-        algorithm: of every all_reduce; by default the fastest one for each size.
+        algorithm: of every collective that has it; by default, the machine's library chooses.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Replay:
         samples = math.ceil(STEPS / run.steps) if jitter else 1
         samples = max(1, min(samples, _MOST // (positions * replicas)))
         self._run, self._machine, self._where = run, machine, where
-        self._algorithm, self._jitter = algorithm, jitter
+        self._choice, self._jitter = algorithm or machine.library, jitter
         self._draw = np.random.default_rng(0)
         self._links = Links(machine, where.devices, samples)
         self._clocks = [np.zeros((samples, replicas)) for _ in range(positions)]
@@ -261,7 +261,9 @@ class Replay:
             last = np.maximum.reduce([state.starts[member] for member in members])
             if frozenset(call.group) in self._where.grown:
                 last = last.max(axis=1, keepdims=True)
-            state.end = self._links.collective(members, last, self._price(call).seconds)
+            price = self._price(call)
+            busy = price.busy if self._choice in collectives.LIBRARIES else price.seconds
+            state.end = self._links.collective(members, last, price.seconds, busy)
         state.starts.clear()
         woken, state.waiting = state.waiting, []
         return woken
@@ -279,14 +281,13 @@ class Replay:
 
     def _price(self, call: Call) -> Price:
         if call not in self._prices:
-            algorithm = self._algorithm if call.op == "all_reduce" else ""
             groups = self._where.groups(call)
             nbytes = call.nbytes
             if call.op == "all_gather" and nbytes not in self._run.sharded:
                 # Each rank contributes as much as before, so the result grows with the ranks.
                 nbytes = nbytes * groups.shape[1] // len(call.group)
             self._prices[call] = collectives.price(
-                self._machine, call.op, groups, nbytes, algorithm
+                self._machine, call.op, groups, nbytes, self._choice
             )
         return self._prices[call]
 

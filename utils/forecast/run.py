@@ -53,7 +53,7 @@ class Run:
             below 1 if the rank shared its core with another program.
         cores: cores of the machine that recorded the run.
         title: what the run is, in a few words.
-        told: how many steps the run has, if somebody has told; 0 otherwise.
+        steps: how many equal steps the run has.
     """
 
     calls: tuple[Call, ...]
@@ -61,7 +61,7 @@ class Run:
     shares: tuple[float, ...] = ()
     cores: int = 0
     title: str = ""
-    told: int = 0
+    steps: int = 1
     format: int = field(default=_FORMAT, repr=False)
 
     @property
@@ -75,32 +75,23 @@ class Run:
         world = set(range(self.ranks))
         return all(
             set(call.group) == world and call.op != "message" for call in self.calls
-        ) and all(self._calls(rank) == self._calls(0) for rank in world)
+        ) and all(self.started(rank) == self.started(0) for rank in world)
 
-    def _calls(self, rank: int) -> list[Call]:
+    def started(self, rank: int) -> list[Call]:
         """Return the calls of a rank in the order in which it started them."""
-        if not self.ranks:
-            return []
         return [self.calls[int(number)] for kind, number in self.events[rank] if kind == START]
 
     @property
-    def sharded(self) -> frozenset[int]:
-        """Return the bytes of tensors that are gathered and reduce-scattered, so shards of one."""
-        return frozenset(call.nbytes for call in self.calls if call.op == "reduce_scatter")
+    def sharded(self) -> frozenset[float]:
+        """Return the bytes of gathered tensors whose size doesn't depend on the number of ranks.
 
-    @functools.cached_property
-    def steps(self) -> int:
-        """Return how many equal steps the run has.
-
-        If nobody has told, a step is what repeats: rank 0 starts and awaits the same calls. If its
-        waits differ from step to step, because a call sometimes ends early, only the calls that it
-        starts are compared. Two equal calls in a row look like two steps.
+        The same tensor is reduced as well. Gathered weights may have another precision than the
+        gradients that are reduced to shards.
         """
-        if self.told:
-            return self.told
-        events = self.events[0] if self.ranks else ()
-        names = [(kind, self.calls[int(value)]) for kind, value in events if kind != COMPUTE]
-        return _repeats(names) if _repeats(names) > 1 else _repeats(self._calls(0))
+        parts = {call.nbytes for call in self.calls if call.op == "reduce_scatter"}
+        whole = {float(call.nbytes) for call in self.calls if call.op == "all_reduce"}
+        factors = (0.25, 0.5, 1, 2, 4)
+        return frozenset(whole | {nbytes * factor for nbytes in parts for factor in factors})
 
     def program(self, rank: int) -> Iterator[Event]:
         """Yield the events of a rank, with ("step", 0) at the end of each step.
@@ -113,16 +104,13 @@ class Run:
         each, rest = divmod(len(starts), self.steps)
         ends = set()
         if each and not rest:
-            ends = {self._before(rank, starts[k * each]) for k in range(1, self.steps)}
+            firsts = (starts[k * each] for k in range(1, self.steps))
+            ends = {first - (events[first - 1][0] == COMPUTE) for first in firsts}
         for k, event in enumerate(events):
             if k in ends:
                 yield (STEP, 0)
             yield event
         yield from [(STEP, 0)] * (self.steps - len(ends))
-
-    def _before(self, rank: int, first: int) -> int:
-        """Return where the computing before a call begins, or else the call."""
-        return first - 1 if self.events[rank][first - 1][0] == COMPUTE else first
 
     def computing(self, rank: int) -> list[float]:
         """Return the seconds that a rank computed in each step."""
@@ -136,19 +124,21 @@ class Run:
 
     @functools.cached_property
     def jitter(self) -> float | None:
-        """Return how much equal steps differ in computing: the standard deviation by the median.
+        """Return how much equal steps differ in computing, as a share of a step's computing.
 
-        The first and the last step are left out: one warms caches up, and the other has what comes
-        after the last call. None means fewer than four steps.
+        It is the standard deviation of a normal distribution with the same median deviation, which
+        one disturbed step hardly changes. The first and the last step are left out: one warms
+        caches up, and the other has what comes after the last call. None means fewer than four
+        steps.
         """
         if self.steps < 4:
             return None
-        ratios = []
+        off = []
         for rank in range(self.ranks):
             later = self.computing(rank)[1:-1]
             middle = statistics.median(later)
-            ratios += [seconds / middle for seconds in later if middle]
-        return statistics.pstdev(ratios) if ratios else None
+            off += [abs(seconds / middle - 1) for seconds in later if middle]
+        return 1.4826 * statistics.median(off) if off else None
 
     @property
     def crowded(self) -> bool:
@@ -199,13 +189,5 @@ class Run:
             tuple(data["shares"]),
             int(data["cores"]),
             str(data["title"]),
-            int(data["told"]),
+            int(data["steps"]),
         )
-
-
-def _repeats(names: list[Any]) -> int:
-    """Return how often the shortest beginning of a list repeats, if it fills the list."""
-    for length in range(1, len(names) // 2 + 1):
-        if len(names) % length == 0 and names == names[:length] * (len(names) // length):
-            return len(names) // length
-    return 1

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from utils.forecast.errors import RunError
 from utils.forecast.run import COMPUTE, START, WAIT, Call, Event, Run
@@ -33,7 +38,7 @@ def run(lanes: list[Lane], cores: int = 0, title: str = "", steps: int = 0) -> R
         lanes: of all ranks.
         cores: of the machine; 0 if several machines took part.
         title: what the run is.
-        steps: how many steps the cell has; 0 means that the run itself finds out.
+        steps: how many equal steps the cell has; 0 means that the calls tell, see `steps_of`.
 
     Raises:
         RunError: a rank gave no answer or an error, or a call never ended.
@@ -53,7 +58,59 @@ def run(lanes: list[Lane], cores: int = 0, title: str = "", steps: int = 0) -> R
             "A rank of this run waits for a call that never ends. Repair the program, and record "
             "it again."
         ) from None
-    return Run(calls, events, tuple(_share(lane) for lane in lanes), cores, title, steps)
+    shares = tuple(_share(lane) for lane in lanes)
+    made = Run(calls, events, shares, cores, title)
+    return dataclasses.replace(made, steps=steps or steps_of(made))
+
+
+def steps_of(run: Run) -> int:
+    """Return how many equal steps a run has.
+
+    A step is what repeats: rank 0 starts and awaits the same calls. If its waits differ from step
+    to step, because a call sometimes ends early, only the calls that it starts are compared. A step
+    of several equal calls looks like several steps. Then the computing between the calls tells how
+    many of them belong together.
+    """
+    events = run.events[0] if run.ranks else ()
+    names = [(kind, run.calls[int(value)]) for kind, value in events if kind != COMPUTE]
+    parts = _repeats(names)
+    if parts == 1 and run.ranks:
+        parts = _repeats(run.started(0))
+    if parts == 1:
+        return 1
+    apart = dataclasses.replace(run, steps=parts)
+    computed = np.array([apart.computing(rank) for rank in range(run.ranks)])
+    return parts // _period(computed)
+
+
+def _repeats(names: list[Any]) -> int:
+    """Return how often the shortest beginning of a list repeats, if it fills the list."""
+    for length in range(1, len(names) // 2 + 1):
+        if len(names) % length == 0 and names == names[:length] * (len(names) // length):
+            return len(names) // length
+    return 1
+
+
+def _period(computed: NDArray[np.float64]) -> int:
+    """Return after how many parts of a run its computing repeats; 1 if all parts compute alike.
+
+    The parts of a period compute differently, and each part computes alike in all periods. A tenth
+    of the parts doesn't count, because other programs disturb some of them.
+
+    Args:
+        computed: seconds, of shape [ranks, parts].
+    """
+    ranks, parts = computed.shape
+    for length in range(2, parts // 3 + 1):
+        if parts % length:
+            continue
+        by_place = computed.reshape(ranks, -1, length)
+        usual = np.median(by_place, axis=1, keepdims=True)
+        differ = np.abs(usual - np.median(usual, axis=2, keepdims=True)).mean()
+        off = np.sort(np.abs(by_place - usual).ravel())
+        if differ > 0.05 * usual.mean() and off[: int(0.9 * off.size)].mean() < 0.35 * differ:
+            return length
+    return 1
 
 
 def _calls(lanes: list[Lane], places: dict[int, int]) -> tuple[tuple[Call, ...], dict[int, int]]:

@@ -239,6 +239,10 @@ class MPIWork(Work):
             own = max(0.0, timeout.total_seconds()) if timeout else 0.0
             # If a receive gets its own timeout, the caller may try again after the timeout.
             self._block(own or self.group.timeout, not own or self.call.op != "recv")
+        elif not self.call.blocking and not self.call.waits:
+            # A slower network would have made this wait longer, so a replay needs its time.
+            now = time.perf_counter()
+            self.call.waits.append([now, now])
         if self._error is not None:
             self.group.world.unheard = False
             raise self._error

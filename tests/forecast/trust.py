@@ -27,8 +27,7 @@ if __name__ == "__main__":
 import hosts_tools  # noqa: E402
 from mpi_jobs import find_mpiexec, run_ranks  # noqa: E402
 
-from utils.forecast import ForecastError, Machine, Run, flat, forecast, machine  # noqa: E402
-from utils.forecast.collectives import EMULATED, OPEN_MPI  # noqa: E402
+from utils.forecast import ForecastError, Machine, Run, flat, forecast  # noqa: E402
 from utils.jobs.start_plan import Plan  # noqa: E402
 
 PROGRAM = HERE / "schemes.py"
@@ -75,8 +74,8 @@ class Row:
 
     Attributes:
         recorded, measured: the runs.
-        predicted: seconds of a step, with the algorithms that the backend uses.
-        usual: the same with the fastest algorithms, which is what a forecast does by itself.
+        predicted: seconds of a step, with the library's algorithms.
+        usual: the same with the fastest algorithms, if nobody names the library.
         expected: the relative error that the forecast expects.
     """
 
@@ -114,11 +113,11 @@ class Row:
 
 def to(network: str) -> Machine:
     """Return the network as a machine."""
-    device = replace(machine("laptop").device, gap=0.0)
     if network == HOSTS:
-        return flat(hosts_tools.LATENCY, hosts_tools.RATE / 8 * PAYLOAD, device=device)
+        hosts = flat(hosts_tools.LATENCY, hosts_tools.RATE / 8 * PAYLOAD)
+        return replace(hosts, library="open mpi")
     latency, bandwidth = map(float, network.split(":"))
-    return flat(latency, bandwidth, device=device)
+    return flat(latency, bandwidth)
 
 
 def measure(
@@ -177,20 +176,20 @@ def compare(recorded: Measured, measured: Measured) -> Row:
         columns = recorded.scheme in MESHES
         grow = tuple(range(0, recorded.ranks, 2)) if columns else None
 
-    def told(algorithm: str) -> tuple[float, float]:
+    def told(machine: Machine) -> tuple[float, float]:
         made = forecast(
             recorded.run,
-            to(measured.network),
+            machine,
             measured.ranks,
             grow=grow,
             strong=recorded.scheme == "tensor_parallel",
-            algorithm=algorithm,
         )
         # The forecast may count the program's steps differently.
         return made.seconds * recorded.run.steps / recorded.steps, made.error
 
-    predicted, expected = told(OPEN_MPI if measured.network == HOSTS else EMULATED)
-    return Row(recorded, measured, predicted, told("")[0], expected)
+    there = to(measured.network)
+    predicted, expected = told(there)
+    return Row(recorded, measured, predicted, told(replace(there, library=""))[0], expected)
 
 
 def rows(found: list[Measured]) -> tuple[list[Row], list[str]]:

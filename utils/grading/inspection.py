@@ -52,8 +52,7 @@ COMPUTING += " fractions itertools math numpy random re statistics time typing"
 FILES = {"io", "os", "pathlib", "tempfile"}
 #: PyTorch's words are read from its files, because importing it would be slower than inspecting.
 DECLARING = "_C/__init__.pyi _C/_Var*.pyi _tensor.py return_types.pyi functional.py linalg/*.py"
-DECLARING += " nn/functional.py nn/modules/*.py nn/parameter.py nn/utils/*.py optim/*.py"
-DECLARING += " autograd/grad_mode.py"
+DECLARING += " nn/functional.py nn/[mu]*s/*.py nn/parameter.py optim/*.py autograd/grad_mode.py"
 DECLARED = re.compile(r'^(?: {4})?(?:def |class |")?(\w+)(?:\(|: [^,\n]*$| = _add|",$)', re.M)
 OTHERS = (
     "AVG GradBucket GroupMember MAX MIN NON_GROUP_MEMBER P2POp ReduceOp SUM WORLD autograd barrier "

@@ -217,8 +217,8 @@ def forecast(
         jitter: standard deviation of a step's computing, as a share of it. By default it is what
             the recorded steps show. As many ranks as recorded play the recorded steps instead.
         slow: factors of single ranks' computing, such as {17: 2.0} for a straggler.
-        algorithm: of every all_reduce, a key of `collectives.ALL_REDUCE`. By default, it is the
-            fastest one for each size.
+        algorithm: of every collective that has it, such as "ring". By default, the machine's
+            library chooses, or else the fastest one is taken for each size.
 
     Raises:
         MachineError: the machine does not hold the ranks.

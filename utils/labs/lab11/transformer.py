@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import MixError
+from utils.forecast.errors import MixError
 
 Recompute = Literal["none", "selective", "full"]
 

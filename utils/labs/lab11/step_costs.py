@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from .collectives import Price, price
-from .errors import MixError
-from .machines import Machine
+from utils.forecast.collectives import Price, price
+from utils.forecast.errors import MixError
+from utils.forecast.machines import Machine
 from .transformer import Mix, Transformer
-from .tree import Devices, of_messages
+from utils.forecast.tree import Devices, of_messages
 
 #: The axes from neighboring devices to the most distant ones, as in Megatron.
 ORDER = ("tensor", "context", "data", "pipeline")

@@ -21,7 +21,7 @@ from typing import Any
 from tabulate import tabulate
 
 from utils.forecast.machines import Device, Level, Machine, machine
-from utils.forecast.mixes import Estimate, Mix, Transformer, estimate
+from utils.labs.lab11.mixes import Estimate, Mix, Transformer, estimate
 
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 AXES = ("tensor", "pipeline", "microbatch", "interleave")

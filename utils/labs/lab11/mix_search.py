@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from tabulate import tabulate
 
-from .errors import MixError
-from .machines import Machine
+from utils.forecast.errors import MixError
+from utils.forecast.machines import Machine
 from .mixes import ORDER, Estimate, Prices, estimate
 from .transformer import Mix, Recompute, Transformer
 

@@ -1,7 +1,7 @@
 """Compare estimates with published times of training steps.
 
-    .venv/bin/python tests/forecast/published.py            # each row: measured and predicted
-    .venv/bin/python tests/forecast/published.py --fit      # the two constants of Table 1
+    .venv/bin/python tests/labs/published.py                # each row: measured and predicted
+    .venv/bin/python tests/labs/published.py --fit          # the two constants of Table 1
 
 The fit has two constants, both in machines.toml: the efficiency of an A100, and the bandwidth of
 its memory as a share of the data sheet's. No other table had a part in the fit.

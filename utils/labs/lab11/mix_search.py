@@ -59,7 +59,6 @@ def search(model: Transformer, machine: Machine, batch: int, devices: int | None
 
     Raises:
         MixError: no mix is possible, or none fits.
-        MachineError: the machine has fewer devices.
     """
     devices = machine.devices if devices is None else devices
     machine.holds(devices)
@@ -72,16 +71,20 @@ def search(model: Transformer, machine: Machine, batch: int, devices: int | None
     return Search(winner, tuple(_rivals(winner, estimates)), len(estimates))
 
 
-def fastest(model: Transformer, machine: Machine, batch: int, devices: int) -> Estimate | None:
-    """Return what `search` finds, without rivals and therefore sooner; None if no mix fits."""
-    best, seconds = None, float("inf")
+def fastest(
+    model: Transformer, machine: Machine, batch: int, devices: int, within: float = 1.0
+) -> Estimate | None:
+    """Return the simplest kind's mix within a factor of the shortest time; None if none fits."""
+    found, least = [], float("inf")
     for mix in mixes(model, devices, batch):
         step = begin(model, mix, machine, batch)
         # Most mixes need too much memory, or compute too long even without communication.
-        if step.compute() < seconds and sum(step.held().values()) <= machine.device.memory:
-            one = estimate(model, mix, machine, batch)
-            best, seconds = (one, one.seconds) if one.seconds < seconds else (best, seconds)
-    return best
+        fits = sum(step.held().values()) <= machine.device.memory
+        if fits and step.compute() <= within * least:
+            found.append(estimate(model, mix, machine, batch))
+            least = min(least, found[-1].seconds)
+    fast = (one for one in found if one.seconds <= within * least)
+    return min(fast, key=lambda one: (KINDS.index(kind(one.mix)), one.seconds), default=None)
 
 
 def kind(mix: Mix) -> str:
@@ -118,9 +121,6 @@ def _divisors(number: int, other: int) -> list[int]:
     return [k for k in range(1, min(number, other) + 1) if number % k == other % k == 0]
 
 
-# --- winners and losers --------------------------------------------------------------------------
-
-
 def _best(estimates: list[Estimate]) -> Estimate:
     """Return the fastest estimate that fits, or the one that needs the least memory."""
     fitting = [one for one in estimates if one.fits]
@@ -155,18 +155,18 @@ def _rivals(winner: Estimate, estimates: list[Estimate]) -> list[Rival]:
             continue
         best = _best(several)
         names = [found[best.mix].kind, name] if best.mix in found else [name]
-        found[best.mix] = Rival(", ".join(names), best, _reason(best, winner))
+        found[best.mix] = Rival(", ".join(names), best, reason(best, winner))
     return sorted(found.values(), key=lambda one: (not one.estimate.fits, one.estimate.seconds))
 
 
-def _reason(one: Estimate, winner: Estimate) -> str:
+def reason(one: Estimate, winner: Estimate) -> str:
     """Return why an estimate loses against the winner, in a phrase."""
     if not one.fits:
         return _needs(one)
     if one.seconds < 1.005 * winner.seconds:
         return "less than 0.5% slower"
     part = max(one.times, key=lambda name: one.times[name] - winner.times[name])
-    more = f"{(one.times[part] - winner.times[part]):.1f} s more"
+    more = f"{one.times[part] - winner.times[part]:.1f} s more"
     if part == "compute" and one.mix.recompute == "full" != winner.mix.recompute:
         return f"recomputation: {more}"
     if part in ("compute", "bubble"):

@@ -90,7 +90,6 @@ def estimate(model: Transformer, mix: Mix, machine: Machine, batch: int, **more:
 
     Raises:
         MixError: the mix is impossible.
-        MachineError: the machine has fewer devices than the mix has ranks.
     """
     step = begin(model, mix, machine, batch, **more)
     return Estimate(model, mix, machine, batch, step.times(), step.held(), step.sent)

@@ -30,7 +30,7 @@ KEYS = ("mix", "seconds", "memory", "levels")
 LONG = {"sequence": 131072}
 TINY = {"vocabulary": 256, "sequence": 128}
 
-#: Of each rank: sizes of a transformer, a machine of the catalog, its levels' units, and batches.
+#: For each rank, sizes of a transformer, a machine of the catalog, its levels' units, and batches.
 CASES: tuple[tuple[tuple[dict, str, dict, tuple[int, ...]], ...], ...] = (
     (({"layers": 64, "width": 8192, "heads": 64}, "cluster", {}, (1024,)),),
     (({"layers": 192, "width": 20480, "heads": 160}, "cluster", {}, (2048,)),),
@@ -143,10 +143,15 @@ def _steps(case: Case, got: dict[str, Any]) -> Iterator[Step]:
     mix = Mix(**result["mix"])
     yield _possible(case, mix)
     own = estimate(case.model, mix, case.machine, case.batch)
+    # A wrong cost explains a wrong choice, so known mistakes come first.
+    seconds, needed = (f"{case}, {mix}: {key}" for key in ("seconds", "memory"))
+    if not _near(result["seconds"], own.seconds):
+        yield _known(seconds, result["seconds"], _wrong_seconds(own))
+    if not _near(result["memory"], own.memory):
+        yield _known(needed, result["memory"], _wrong_memory(own))
     yield _fast(case, own, best)
-    wrong = _wrong_seconds(own)
-    yield _near(f"{case}, {mix}: seconds", result["seconds"], own.seconds, wrong)
-    yield _near(f"{case}, {mix}: memory", result["memory"], own.memory, _wrong_memory(own))
+    yield _right(seconds, result["seconds"], own.seconds)
+    yield _right(needed, result["memory"], own.memory)
     yield _levels(case, mix, result["levels"])
 
 
@@ -191,36 +196,40 @@ def _fast(case: Case, own: Estimate, best: Estimate) -> Step:
     """Return the step that the mix fits, and that it takes little more than the shortest time."""
     largest = max(own.held, key=lambda part: own.held[part])
     needs = (
-        f"{own.memory / 1e9:.1f} GB of {case.machine.device.memory / 1e9:.0f} GB, of which the "
-        f"{largest} needs {own.held[largest] / 1e9:.1f} GB"
+        f"{own.memory / 1e9:.1f} GB of {case.machine.device.memory / 1e9:.0f} GB, and the largest "
+        f"part is {largest} ({own.held[largest] / 1e9:.1f} GB)"
     )
     slow = own.seconds > (1 + TOLERANCE) * best.seconds
     return facts({
         f"{case}: Your mix ({own.mix}) doesn't fit: it needs {needs}. Compare the memory before "
         "the seconds": not own.fits,
-        f"{case}: Your mix ({own.mix}) takes {own.seconds:.3g} s, and the fastest that fits takes "
-        f"{best.seconds:.3g} s. What you lose most with is {reason(own, best)}. Try all mixes, "
-        "and keep the fastest": slow,
+        f"{case}: Your mix ({own.mix}) takes {own.seconds:.3g} s, but the fastest that fits takes "
+        f"{best.seconds:.3g} s. It loses most here: {reason(own, best)}. Try all mixes, and keep "
+        "the fastest": slow,
     })
 
 
-def _near(what: str, got: Any, expected: float, wrong: Mapping[str, float]) -> Step:
-    """Return the step that a number is the expected number, or a known mistake."""
+def _known(what: str, got: Any, wrong: Mapping[str, float]) -> Step:
+    """Return the step that a number is not the result of a known mistake."""
+    return facts({f"{what}: {said}": _near(got, value, 0.005) for said, value in wrong.items()})
 
-    def near(value: float) -> bool:
-        return is_number(got) and abs(got - value) <= TOLERANCE * abs(value)
 
-    known = {f"{what}: {said}": near(value) for said, value in wrong.items()}
+def _right(what: str, got: Any, expected: float) -> Step:
     said = f"expected {expected:.4g}, got {got if isinstance(got, str) else format(got, '.4g')}"
-    return facts({} if near(expected) else known | {f"{what}: {said}": True})
+    return facts({f"{what}: {said}": not _near(got, expected)})
+
+
+def _near(got: Any, value: float, tolerance: float = TOLERANCE) -> bool:
+    return is_number(got) and abs(got - value) <= tolerance * abs(value)
 
 
 def _wrong_seconds(own: Estimate) -> dict[str, float]:
-    count = own.mix.microbatches(own.batch)
-    bubble = own.times["bubble"]
+    count, stages = own.mix.microbatches(own.batch), own.mix.pipeline
+    bubble = "you left out the pipeline's bubble"
     return {
         "you returned milliseconds. Return seconds": 1e3 * own.seconds,
-        "you left out the pipeline's bubble. Return what step_cost says": own.seconds - bubble,
+        f"{bubble}. Return what step_cost says": own.seconds - own.times["bubble"],
+        f"{bubble}. Don't change what step_cost says": own.seconds * count / (count + stages - 1),
         "you counted only the computing. Return what step_cost says": own.times["compute"],
         "this is the time of one microbatch. Return the step's time": own.seconds / count,
     }
@@ -237,7 +246,7 @@ def _wrong_memory(own: Estimate) -> dict[str, float]:
             total + (data - 1) * held["optimizer"]
         ),
         "you divided everything by data. ZeRO-1 divides only the optimizer": (
-            states / data + held["activations"] - held["optimizer"] * (1 / data - 1 / data)
+            9 * held["weights"] / data + held["activations"]
         ),
         "you left out the optimizer": total - held["optimizer"],
         "this is the memory of all ranks together. Return one rank's": own.mix.ranks * total,
@@ -250,7 +259,7 @@ def _levels(case: Case, mix: Mix, got: Any) -> Step:
     if not isinstance(got, dict):
         return facts({f"{case}: The entry levels is no dict. Return axis → name": True})
     unknown = sorted({str(name) for name in got.values()} - set(names))
-    wrong = [axis for axis in right if axis in got and got[axis] != right[axis]]
+    wrong = [axis for axis in right if got.get(axis) in names and got[axis] != right[axis]]
     return facts({
         f"{case}, {mix}: levels lacks {', '.join(right.keys() - got.keys())}. Name each axis "
         "that has several ranks": right.keys() - got.keys(),

@@ -28,7 +28,7 @@ from .transformer import Mix, Transformer
 ORDER = ("tensor", "context", "data", "pipeline")
 #: The axes whose ranks have copies of a weight.
 COPIES = ("context", "data")
-#: Of each axis, the distance between neighbors and the number of ranks.
+#: The distance between neighbors and the number of ranks, for each axis.
 Axes = tuple[tuple[int, int], ...]
 
 

@@ -1223,12 +1223,10 @@ CHANGES += [
      "the data axis crosses the spine, but you say rack. Its group"),
     (MAP, "the size without the stride", "(size - 1) * stride", "(size - 1)",
      "but you say"),
-    (MAP, "data fastest", '("pipeline", "data", "tensor")',
-     '("pipeline", "tensor", "data")', "but you say"),
-    (MAP, "axes of one rank", "        if size == 1:\n            continue\n", "",
+    (MAP, "data fastest", "axes(mix).items()", "sorted(axes(mix).items())", "but you say"),
+    (MAP, "axes of one rank", "if size > 1 and all(", "if all(",
      "levels has pipeline, which has one rank"),
-    (MAP, "two axes only", '("pipeline", "data", "tensor")):',
-     '("pipeline", "data", "tensor")):\n        if name == "pipeline":\n            continue',
+    (MAP, "two axes only", "axes(mix).items()", "list(axes(mix).items())[:2]",
      "levels lacks pipeline"),
     (MAP, "no levels", _RETURN, "return best", "The key levels is missing"),
     (MAP, "the mix as a dict", _RETURN,
@@ -1241,16 +1239,13 @@ CHANGES += [
 RIGHT += [
     (
         MAP,
-        "a list of all, the memory from the estimate, levels from lines",
+        "a list of all, levels from lines",
         """
-from utils.labs.lab11.mixes import estimate
-
-
 def levels(mix, machine):
     shape, found = (mix.pipeline, mix.data, mix.tensor), {}
     for k, axis in enumerate(("pipeline", "data", "tensor")):
         lines = [line(r, shape, k) for r in range(mix.ranks)]
-        for size, level in zip(machine.sizes[::-1], machine.levels[::-1]):
+        for size, level in list(zip(machine.sizes, machine.levels))[::-1]:
             if shape[k] > 1 and all(len({r // size for r in one}) == 1 for one in lines):
                 found[axis] = level.name
     return found
@@ -1266,15 +1261,16 @@ def map_model(model, machine, batch):
                         d = machine.devices // t // p
                         mix = Mix(d, t, p, zero=1, microbatch=b, recompute=r)
                         try:
-                            every.append(estimate(model, mix, machine, batch))
+                            seconds, kept = step_cost(model, mix, machine, batch)
                         except MixError:
                             pass
-    every = [one for one in every if one.memory <= machine.device.memory]
+                        else:
+                            every.append((seconds, memory(model, mix, kept), mix))
+    every = [one for one in every if one[1] <= machine.device.memory]
     if not every:
         return None
-    best = min(every, key=lambda one: one.seconds)
-    return dict(mix=best.mix, seconds=best.seconds, memory=best.memory,
-                levels=levels(best.mix, machine))
+    seconds, needed, mix = min(every, key=lambda one: one[0])
+    return dict(mix=mix, seconds=seconds, memory=needed, levels=levels(mix, machine))
 """,
     ),
     (
@@ -1297,10 +1293,10 @@ def map_model(model, machine, batch):
         """
 def levels(mix, machine):
     found, span = {}, 1
-    for axis in ("tensor", "data", "pipeline"):
-        span *= getattr(mix, axis)
-        if getattr(mix, axis) > 1:
-            whole = [k for k, size in enumerate(machine.sizes) if size % span == 0]
+    for axis, size in axes(mix).items():
+        span *= size
+        if size > 1:
+            whole = [k for k, below in enumerate(machine.sizes) if below % span == 0]
             found[axis] = machine.levels[whole[0]].name
     return found
 

@@ -15,14 +15,15 @@ from matplotlib.text import Text
 from PIL import Image
 
 from utils.figures import forms, waits
+from utils.forecast import machine
 from utils.labs.lab04 import pictures as replicas
 from utils.labs.lab06 import pictures as allreduces
 from utils.labs.lab07 import pictures as servers
 from utils.labs.lab08 import pictures as averaging
 from utils.labs.lab09 import pictures as layers
 from utils.labs.lab10 import pictures as pipelines
-from utils.labs.lab11 import mixes
 from utils.labs.lab11 import pictures as meshes
+from utils.labs.lab11.mixes import Mix
 from utils.labs.lab12 import pictures as federated
 from utils.labs.lab13 import pictures as faults
 from utils.labs.lab14 import pictures as capstone
@@ -88,7 +89,10 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
     "offload_replicas": lambda: meshes.offload_replicas(
         {"weights": 4e6, "gradients": 2e6, "averaged": 2e6}, model=2e6
     ),
-    "mixes": lambda: meshes.mixes(mixes.Machine()),
+    "mixes": lambda: meshes.mixes(machine("rack-nvlink")),
+    "mapping": lambda: meshes.mapping(
+        {name: Mix(data=4, tensor=8) for name in ("7 B", "52 B")}, machine("rack-nvlink")
+    ),
     "phases": federated.phases,
     "holdings": lambda: federated.holdings({name: [[3, 0, 5]] for name in ("IID", "shards")}),
     "gallery": lambda: federated.gallery(IMAGES, dict.fromkeys(IMAGES, ["mse < 1e-5"] * 8)),

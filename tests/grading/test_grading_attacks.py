@@ -396,6 +396,7 @@ TOLD = {
     ("lab07", "7.6", "all_reduce for a barrier"): "a collective in a lab of messages",
     ("lab07", "7.7", "receives before it sends"): "a name of a given cell that no solution needs",
     ("lab09", "9.4", "PyTorch's attention"): "getattr with a name that is not in the code",
+    ("lab11", "11.8", "more kinds of mixes than the task names"): "the lab's own search",
     ("lab13", "13.3", "place 0 clears the folder first"): "what is in a folder",
     ("lab15", "15.4", "a new Function in each call, try/finally"): "the generator's state",
     ("lab15", "15.4", "a plain class does both runs"): "attributes of a class without a base",

@@ -35,7 +35,9 @@ def test_a_question_and_its_choices_are_read_from_the_cell():
     assert (asked.text, asked.names, asked.unit) == ("How many?", ["a", "b"], "ms")
     (asked,) = questions("g = predict('q', {'a': ..., 'b': ...}, choices=['x', 'y'])")
     assert form("cell", [asked]).count('class="choices"') == 2
-    module = "from utils.labs.lab11 import mixes\ng = predict('q', ..., choices=mixes.NAMES)"
+    module = (
+        "from utils.labs.lab11 import mix_search\ng = predict('q', ..., choices=mix_search.KINDS)"
+    )
     assert "ZeRO-2" in questions(module)[0].choices
 
 

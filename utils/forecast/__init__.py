@@ -9,7 +9,7 @@ run.save("run.json")                                     # for `ddl-labs forecas
 
 from __future__ import annotations
 
-from .errors import ForecastError, MachineError, MixError, RunError, ScaleError
+from .errors import ForecastError, MachineError, RunError, ScaleError
 from .forecast import Forecast, Work, forecast
 from .machines import Device, Level, Machine, catalog, flat, load, machine
 from .run import Run
@@ -21,7 +21,6 @@ __all__ = [
     "Level",
     "Machine",
     "MachineError",
-    "MixError",
     "Run",
     "RunError",
     "ScaleError",

@@ -17,7 +17,3 @@ class RunError(ForecastError):
 
 class ScaleError(ForecastError):
     """The run doesn't say how it would grow to this number of ranks."""
-
-
-class MixError(ForecastError):
-    """A mix of parallelisms is impossible, or it does not fit into the devices' memory."""

@@ -35,7 +35,7 @@ MOVED = {
     "utils.five_metrics": "utils.labs.shared.five_metrics",
     "utils.memory": "utils.labs.shared.memory",
     "utils.limited": "utils.labs.lab11.memory_limit",
-    "utils.mixes": "utils.labs.lab11.mixes",
+    "utils.mixes": "utils.labs.lab11.mix_search",
     "utils.no_ranks": "utils.cluster.no_ranks",
     "utils.offload": "utils.labs.lab11.layers",
     "utils.pipeline": "utils.labs.lab11.pipeline",

@@ -13,9 +13,11 @@ CELLS = {
     "11.5": "lab11-two-answer",
     "11.6": "lab11-three-answer",
     "11.7": "lab11-offload-answer",
+    "11.8": "lab11-map-answer",
 }
-BEFORE = "\n".join(source_of(NOTEBOOK, cell) for cell in ("ranks-join", "zero-define"))
-MESH, HYBRID, TENSOR, ONE, TWO, THREE, OFFLOAD = CELLS
+GIVEN = ("ranks-join", "zero-define", "map-define")
+BEFORE = "\n".join(source_of(NOTEBOOK, cell) for cell in GIVEN)
+MESH, HYBRID, TENSOR, ONE, TWO, THREE, OFFLOAD, MAP = CELLS
 
 
 #: Wrong answers that are tried on real ranks as well.
@@ -1118,3 +1120,207 @@ CHANGES += [
      "            sends.append(dist.isend(weights[order[n]].detach(), group_dst=0, group=group, "
      "tag=n))\n", "before you receive a gradient"),
 ]  # fmt: skip
+
+
+# --- 11.8: a model on a machine -------------------------------------------------------------------
+
+WRONG += [
+    (
+        MAP,
+        "hard-coded for the first model",
+        """
+def map_model(model, machine, batch):
+    mix = Mix(data=128, tensor=8, zero=1, microbatch=8, recompute="none")
+    return {"mix": mix, "seconds": 3.676, "memory": 76.5e9,
+            "levels": {"tensor": "node", "data": "spine"}}
+""",
+        "doesn't fit: it needs 1011.2 GB of 80 GB",
+    ),
+    (
+        MAP,
+        "more tensor ranks than heads",
+        """
+def map_model(model, machine, batch):
+    mix = Mix(tensor=machine.devices, zero=1)
+    layers = model.layers * model.layer / machine.devices
+    return {"mix": mix, "seconds": 1.0, "memory": 18 * layers, "levels": levels(mix, machine)}
+""",
+        "The tensor axis (1,024) does not divide the heads (64). Leave out such mixes",
+    ),
+    (
+        MAP,
+        "microbatches that don't divide the batch",
+        """
+def map_model(model, machine, batch):
+    mix = Mix(data=machine.devices // 8, tensor=8, zero=1, microbatch=7)
+    return {"mix": mix, "seconds": 1.0, "memory": 1e9, "levels": levels(mix, machine)}
+""",
+        "data axis × microbatch (896) does not divide the batch (1,024)",
+    ),
+    (
+        MAP,
+        "only the mix",
+        """
+def map_model(model, machine, batch):
+    return Mix(data=machine.devices, zero=1)
+""",
+        "You returned a Mix. Return a dict with the keys mix, seconds, memory, levels",
+    ),
+]
+_KEEP = "if needed > machine.device.memory or (best and"
+_RETURN = 'return best and best | {"levels": levels(best["mix"], machine)}'
+_COST = "seconds, activations = step_cost(model, mix, machine, batch)\n"
+_SPLITS = 'splits = {"data": data, "tensor": tensor, "pipeline": pipeline, "zero": 1}'
+_FIRSTS = "firsts = [r for r in range(mix.ranks) if r // stride % size == 0]"
+CHANGES += [
+    (MAP, "ignores memory", _KEEP, "if (best and",
+     "doesn't fit: it needs 115.5 GB of 80 GB, and the largest part is gradients"),
+    (MAP, "the data axis only", "itertools.product(divisors, divisors,",
+     "itertools.product((1,), (1,),", "You returned None, but this mix fits"),
+    (MAP, "a tensor axis across the nodes", "        if rest:\n",
+     "        if rest or tensor <= machine.sizes[0] < n:\n",
+     "tensor axis crosses the rack"),
+    (MAP, "forgets the bubble", _COST,
+     _COST + "            count = batch // (data * microbatch)\n"
+     "            seconds *= count / (count + pipeline - 1)\n",
+     "you left out the pipeline's bubble. Don't change what step_cost says"),
+    (MAP, "uses half of the devices", "n, best = machine.devices, None",
+     "n, best = machine.devices // 2, None", "and the machine has 1,024 devices. Choose data"),
+    (MAP, "a divisor that is a float", "            continue\n        splits",
+     "            continue\n        data = n / (tensor * pipeline)\n        splits",
+     "'float' object cannot be interpreted as an integer"),
+    (MAP, "the first that fits", "(best and seconds >= best[\"seconds\"])", "best",
+     "It loses most here: "),
+    (MAP, "the least memory", "seconds >= best[\"seconds\"]", "needed >= best[\"memory\"]",
+     "It loses most here: "),
+    (MAP, "the slowest that fits", "seconds >= best", "seconds <= best",
+     "It loses most here: "),
+    (MAP, "microbatches of one sample", "(1, 2, 4, 8)", "(1,)", "It loses most here: "),
+    (MAP, "always recomputes", '("none", "full")', '("full",)',
+     "It loses most here: recomputation"),
+    (MAP, "never recomputes", '("none", "full")', '("none",)',
+     "You returned None, but this mix fits"),
+    (MAP, "a mix although nothing fits", _RETURN,
+     'best = best or {"mix": Mix(data=n, zero=1), "seconds": 1.0, "memory": 1e12}\n    '
+     'return best | {"levels": levels(best["mix"], machine)}',
+     "but no mix fits on these devices. Return None"),
+    (MAP, "milliseconds", _RETURN,
+     'return best and best | {"levels": levels(best["mix"], machine), '
+     '"seconds": 1e3 * best["seconds"]}', "you returned milliseconds. Return seconds"),
+    (MAP, "gigabytes", _RETURN,
+     'return best and best | {"levels": levels(best["mix"], machine), '
+     '"memory": best["memory"] / 1e9}', "you returned GB. Return bytes"),
+    (MAP, "no activations", "+ activations\n", "\n", "you left out the activations"),
+    (MAP, "the optimizer whole on each rank", "12 / mix.data", "12",
+     "every rank has the whole optimizer. With ZeRO-1, divide it by data"),
+    (MAP, "everything divided by data", "(2 + 4 + 12 / mix.data)", "(2 + 4 + 12) / mix.data",
+     "you divided everything by data. ZeRO-1 divides only the optimizer"),
+    (MAP, "numbers of levels", "= level.name", "= machine.levels.index(level)",
+     "Use the names of machine.levels"),
+    (MAP, "names of its own", "= level.name", '= level.name + "s"',
+     "The machine has no level nodes, spines, but node, rack, spine"),
+    (MAP, "the group of rank 0 only", _FIRSTS, "firsts = [0]",
+     "the data axis crosses the spine, but you say rack. Its group"),
+    (MAP, "the size without the stride", "(size - 1) * stride", "(size - 1)",
+     "but you say"),
+    (MAP, "data fastest", "axes(mix).items()", "sorted(axes(mix).items())", "but you say"),
+    (MAP, "axes of one rank", "if size > 1 and all(", "if all(",
+     "levels has pipeline, which has one rank"),
+    (MAP, "two axes only", "axes(mix).items()", "list(axes(mix).items())[:2]",
+     "levels lacks pipeline"),
+    (MAP, "no levels", _RETURN, "return best", "The key levels is missing"),
+    (MAP, "the mix as a dict", _RETURN,
+     'return best and best | {"levels": levels(best["mix"], machine), "mix": vars(best["mix"])}',
+     "The entry mix is a dict"),
+    (MAP, "the model changed", "n, best = machine.devices, None",
+     'vars(model)["layers"] *= 2\n    n, best = machine.devices, None',
+     "You changed the model or the machine. Only read them"),
+]  # fmt: skip
+RIGHT += [
+    (
+        MAP,
+        "a list of all, levels from lines",
+        """
+def levels(mix, machine):
+    shape, found = (mix.pipeline, mix.data, mix.tensor), {}
+    for k, axis in enumerate(("pipeline", "data", "tensor")):
+        lines = [line(r, shape, k) for r in range(mix.ranks)]
+        for size, level in list(zip(machine.sizes, machine.levels))[::-1]:
+            if shape[k] > 1 and all(len({r // size for r in one}) == 1 for one in lines):
+                found[axis] = level.name
+    return found
+
+
+def map_model(model, machine, batch):
+    every = []
+    for t in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32):
+        for p in range(1, model.layers + 1):
+            for b in (1, 2, 4, 8):
+                for r in ("none", "full"):
+                    if machine.devices % (t * p) == 0:
+                        d = machine.devices // t // p
+                        mix = Mix(d, t, p, zero=1, microbatch=b, recompute=r)
+                        try:
+                            seconds, kept = step_cost(model, mix, machine, batch)
+                        except MixError:
+                            pass
+                        else:
+                            every.append((seconds, memory(model, mix, kept), mix))
+    every = [one for one in every if one[1] <= machine.device.memory]
+    if not every:
+        return None
+    seconds, needed, mix = min(every, key=lambda one: one[0])
+    return dict(mix=mix, seconds=seconds, memory=needed, levels=levels(mix, machine))
+""",
+    ),
+    (
+        MAP,
+        "more kinds of mixes than the task names",
+        """
+from utils.labs.lab11.mix_search import fastest
+
+
+def map_model(model, machine, batch):
+    best = fastest(model, machine, batch, machine.devices)
+    if best:
+        return {"mix": best.mix, "seconds": best.seconds, "memory": best.memory,
+                "levels": dict(best.levels)}
+""",
+    ),
+    (
+        MAP,
+        "levels from the span of an axis, sorted by time",
+        """
+def levels(mix, machine):
+    found, span = {}, 1
+    for axis, size in axes(mix).items():
+        span *= size
+        if size > 1:
+            whole = [k for k, below in enumerate(machine.sizes) if below % span == 0]
+            found[axis] = machine.levels[whole[0]].name
+    return found
+
+
+def map_model(model, machine, batch):
+    n, found = machine.devices, []
+    for t, p in itertools.product(range(1, model.heads + 1), range(1, model.layers + 1)):
+        if n % (t * p) or model.heads % t or model.layers % p:
+            continue
+        for b, r in itertools.product((8, 4, 2, 1), ("none", "full")):
+            mix = Mix(n // (t * p), t, p, zero=1, microbatch=b, recompute=r)
+            if batch % (mix.data * b) == 0:
+                seconds, activations = step_cost(model, mix, machine, batch)
+                found.append((seconds, memory(model, mix, activations), mix))
+    found.sort(key=lambda one: one[0])
+    for seconds, needed, mix in found:
+        if needed <= machine.device.memory:
+            return {"mix": mix, "seconds": seconds, "memory": needed,
+                    "levels": levels(mix, machine)}
+    return None
+""",
+    ),
+]
+CHANGES_THAT_ARE_RIGHT += [
+    (MAP, "no ZeRO if there are no replicas", '"zero": 1}', '"zero": int(data > 1)}'),
+    (MAP, "four per cent more memory, to be safe", '"memory": needed}', '"memory": 1.04 * needed}'),
+]

@@ -25,6 +25,7 @@ from utils.labs.shared.reference_pipeline import Piece, drawn, twin
 from utils.labs.shared.replicas import gradient_of
 from utils.labs.shared.schedules import one_f_one_b
 
+from .mapping import whole_machine as whole_machine
 from .meshes import mesh as mesh
 from .offloading import offload as offload
 from .reference_models import BYTES

@@ -1,128 +1,101 @@
-"""Formulas that say which mixes of parallelisms fit a model, and which of these is the fastest.
+"""How long a training step takes with a mix of parallelisms, and whether it fits into memory.
 
-A model of P parameters is a transformer with P = 12 · layers · width² and width = 128 · layers.
-Training needs 16 bytes per parameter: weights and gradients in 16 bit, and weights and Adam's two
-moments in 32 bit. A step needs 6 operations per parameter and token. Computation hides whatever
-communication it can. Activations don't count, because they are recomputed. A replica has at least
-one sample.
+    model = Transformer(layers=96, width=12288, heads=96)
+    estimate(model, Mix(data=8, tensor=8, pipeline=8, zero=1), machine("selene"), batch=512)
 
-Sources: S. Rajbhandari et al., "ZeRO" (2020), for memory and communication; D. Narayanan et al.,
-"Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM" (2021), for tensor
-parallelism and the bubble.
+The formulas and their sources are in `step_costs.py`.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-_TENSOR = "tensor × data"
-_PIPELINE = "pipeline × tensor × data"
-NAMES = ("replicas", "ZeRO-2", "ZeRO-3", _TENSOR, _PIPELINE, "offload")
-DOES_NOT_FIT = "does not fit"
+from utils.forecast.machines import Machine
 
+from .step_costs import Prices, Step, levels
+from .transformer import Mix, MixError, Transformer, check
 
-#: Name → bytes on a device, and seconds of a step.
-Mixes = dict[str, tuple[float, float]]
+__all__ = ["Estimate", "Mix", "MixError", "Transformer", "begin", "check", "estimate"]
+__all__ += ["levels", "step_cost"]
 
 
 @dataclass(frozen=True)
-class Machine:
-    """A machine that a model is trained on.
+class Estimate:
+    """A step's time and memory on the busiest rank.
 
-    Attributes:
-        memory, host: bytes of a device, and of the host's memory for each device.
-        speed: operations per second of a device.
-        node: devices of a node.
-        inside, between, bus: bytes per second and device: within a node, between nodes, to the
-        host.
-        tokens, sequence: tokens of a step over all devices, and of one sample.
+    `times` has the seconds of computing, of the bubble, and of each axis. `held` has the bytes of
+    weights, gradients, optimizer, and activations. `sent` has the bytes that each axis sends.
     """
 
-    memory: float = 80e9
-    host: float = 250e9
-    speed: float = 400e12
-    node: int = 8
-    inside: float = 300e9
-    between: float = 50e9
-    bus: float = 50e9
-    tokens: float = 4e6
-    sequence: float = 4096
+    model: Transformer
+    mix: Mix
+    machine: Machine
+    batch: int
+    times: Mapping[str, float]
+    held: Mapping[str, float]
+    sent: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of a step."""
+        return sum(self.times.values())
+
+    @property
+    def memory(self) -> float:
+        """Return the bytes on a device."""
+        return sum(self.held.values())
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the device has enough memory."""
+        return self.memory <= self.machine.device.memory
+
+    @property
+    def levels(self) -> Mapping[str, str]:
+        """Return, for each axis with several ranks, the highest level that it crosses."""
+        return levels(self.mix, self.machine)
+
+    @property
+    def mfu(self) -> float:
+        """Return the model FLOPs utilization: useful operations as a share of the peak."""
+        peak = self.mix.ranks * self.machine.device.flops
+        return self.model.flops(self.batch) / (self.seconds * peak)
+
+    def __str__(self) -> str:
+        memory = f"{self.memory / 1e9:,.0f} of {self.machine.device.memory / 1e9:,.0f} GB"
+        return f"{self.mix}: {self.seconds:.3g} s per step, MFU {self.mfu:.0%}, {memory}"
 
 
-def estimates(parameters: float, devices: int, machine: Machine) -> Mixes:
-    """Return for each mix the bytes on a device, and the seconds of a step.
+def begin(model: Transformer, mix: Mix, machine: Machine, batch: int, **more: float) -> Step:
+    """Return the costs of a step, of which nothing is computed yet; as for :func:`estimate`."""
+    check(model, mix, batch)
+    machine.holds(mix.ranks)
+    step = Step(model, mix, _prices(machine), batch)
+    vars(step).update(more)
+    return step
+
+
+_prices = functools.lru_cache(maxsize=8)(Prices)
+
+
+def estimate(model: Transformer, mix: Mix, machine: Machine, batch: int, **more: float) -> Estimate:
+    """Return the time and the memory of a training step.
+
+    Args:
+        model, mix, machine: what is trained, how, and where.
+        batch: samples of a step (the global batch).
+        more: another `gradient` or `overlap`, see :class:`Step`.
 
     Raises:
-        ValueError: no parameters or no devices.
+        MixError: the mix is impossible.
     """
-    if parameters <= 0 or devices < 1:
-        raise ValueError(f"expected a model and a device, got {parameters} and {devices}")
-    weights = 2.0 * parameters
-    layers = max(1.0, (parameters / (12 * 128**2)) ** (1 / 3))
-    work = 6 * parameters * machine.tokens / (devices * machine.speed)
-    sizes = (weights, layers, work, devices, machine)
-    mixes = _data_mixes(*sizes) | _tensor_mixes(*sizes)
-    return {name: mixes[name] for name in NAMES if name in mixes}
+    step = begin(model, mix, machine, batch, **more)
+    return Estimate(model, mix, machine, batch, step.times(), step.held(), step.sent)
 
 
-def _data_mixes(weights: float, layers: float, work: float, n: int, m: Machine) -> Mixes:
-    """Return the mixes in which each device has its own samples."""
-    if n > m.tokens / m.sequence:
-        return {}
-    # A line longer than a node uses the slow network.
-    wide = m.between if n > m.node else m.inside
-    two_layers = 2 * weights / layers  # the weights of a layer and of the next one
-    share = (n - 1) / n
-    averaging = max(work, work / 3 + 2 * weights * share / wide)
-    gathering = max(work, 3 * weights * share / wide)
-    return {
-        "replicas": (8 * weights, averaging),
-        "ZeRO-2": (weights + 7 * weights / n + two_layers, averaging),
-        "ZeRO-3": (8 * weights / n + 2 * two_layers, gathering),
-        # Each device keeps its shard in the host's memory, and gets the other shards by network.
-        "offload": (4 * two_layers, max(gathering, 3 * weights / n / m.bus)),
-    }
-
-
-def _tensor_mixes(weights: float, layers: float, work: float, n: int, m: Machine) -> Mixes:
-    """Return the mixes in which the devices of a node share each layer."""
-    mixes: Mixes = {}
-    samples = m.tokens / m.sequence
-    t = min(n, m.node)  # the tensor axis is a node
-    width = 128 * layers
-    replicas = n / t
-    cut = 8 * layers * m.tokens / replicas * width * 2 * (t - 1) / t / m.inside
-    data = 2 * weights / t / m.between if replicas > 1 else 0.0
-    if replicas <= samples:
-        mixes[_TENSOR] = _sharded(weights / t, replicas), max(work, work / 3 + data) + cut
-
-    def pipelined(stages: int) -> tuple[float, float]:
-        # One sample is a microbatch. Computation hides a stage's messages.
-        microbatches = samples / (replicas / stages)
-        full = (work + cut) * (microbatches + stages - 1) / microbatches
-        held = _sharded(weights / t / stages, replicas / stages)
-        return held, full + 2 * weights / t / stages / m.between / 3
-
-    numbers = [stages for stages in (2, 4, 8, 16, 32, 64) if stages <= min(replicas, layers)]
-    pipelines = [pipelined(stages) for stages in numbers if replicas / stages <= samples]
-    if pipelines:
-        # The best pipeline is the fastest that fits, or else the fastest of all.
-        mixes[_PIPELINE] = max(pipelines, key=lambda mix: (mix[0] <= m.memory, -mix[1]))
-    return mixes
-
-
-def _sharded(weights: float, replicas: float) -> float:
-    """Return the bytes of weights and gradients, and of the optimizer state that replicas share."""
-    return 2 * weights + 6 * weights / replicas
-
-
-def fastest(parameters: float, devices: int, machine: Machine) -> str:
-    """Return the fastest mix that fits; the simplest comes first if several are equally fast."""
-    mixes = estimates(parameters, devices, machine)
-    if 16 * parameters / devices > machine.host:
-        mixes.pop("offload", None)
-    fitting = {name: seconds for name, (held, seconds) in mixes.items() if held <= machine.memory}
-    if not fitting:
-        return DOES_NOT_FIT
-    least = min(fitting.values())
-    return next(name for name, seconds in fitting.items() if seconds <= 1.01 * least)
+def step_cost(model: Transformer, mix: Mix, machine: Machine, batch: int) -> tuple[float, float]:
+    """Return the seconds of a step, and the bytes of activations on the busiest rank."""
+    one = estimate(model, mix, machine, batch)
+    return one.seconds, one.held["activations"]

@@ -22,15 +22,22 @@ from utils.figures import (
     SERIES,
     SKY,
     YELLOW,
+    tint,
 )
 from utils.figures.charts import add_lanes, chart, finish, keys, legend_beside, panels
 from utils.figures.shapes import arrow, canvas, cell, frame, link, rank_box
-from utils.labs.lab11 import mixes as formulas
+from utils.forecast.machines import Machine
+
+from . import mix_search
+from .mix_chart import BATCH, best_kind
+from .step_costs import axes_of, groups, levels
+from .transformer import Mix
 
 #: Kinds of bytes on a rank, and their colors.
 KINDS = dict(zip(("parameters", "gradients", "optimizer state"), SERIES, strict=False))
-#: One color for each mix.
-MIXES = dict(zip(formulas.NAMES, (SKY, GREEN, BLUE, YELLOW, ORANGE, PINK), strict=True))
+#: One color for each kind of mix.
+COLORS = (SKY, tint(GREEN, 0.35), tint(GREEN, 0.65), GREEN, YELLOW, BLUE, ORANGE, PINK)
+MIXES = dict(zip(mix_search.KINDS, COLORS, strict=True))
 
 
 def mesh(shape: tuple[int, int], names: tuple[str, str]) -> Figure:
@@ -227,28 +234,56 @@ def _limits(title: str, lanes: Mapping[str, Sequence[Sequence[float]]]) -> tuple
     return min(start for start, _ in spans), max(end for _, end in spans)
 
 
-def mixes(machine: formulas.Machine) -> Figure:
+def mixes(machine: Machine, batch: int = BATCH, sequence: int = 2048) -> Figure:
     """Draw a chart over model size and number of devices: the fastest mix that fits."""
-    sizes = np.logspace(8, 12.5, 91)
-    devices = [2**k for k in range(13)]
-    names = [*MIXES, formulas.DOES_NOT_FIT]
-    best = [[names.index(formulas.fastest(p, n, machine)) for p in sizes] for n in devices]
+    sizes = np.logspace(8, 13, 21)
+    devices = [2**k for k in range(machine.devices.bit_length())]
+    names = [*MIXES, mix_search.DOES_NOT_FIT]
+    best = [
+        [names.index(best_kind(float(p), n, machine, batch, sequence)) for p in sizes]
+        for n in devices
+    ]
     figure, axes = chart(9, 4.6)
     colors = ListedColormap([*MIXES.values(), PALE])
-    edges = [2 ** (k - 0.5) for k in range(14)]
-    across = np.logspace(8 - 0.025, 12.5 + 0.025, 92)
+    edges = [2 ** (k - 0.5) for k in range(len(devices) + 1)]
+    across = np.logspace(8 - 0.125, 13 + 0.125, 22)
     axes.pcolormesh(across, edges, best, cmap=colors, vmin=-0.5, vmax=len(names) - 0.5)
     axes.set_xscale("log")
     axes.set_yscale("log", base=2)
     axes.set_yticks(devices[::2], [str(n) for n in devices[::2]])
     axes.set(xlabel="parameters of the model", ylabel="devices")
-    axes.set_title(f"The fastest mix that fits · devices of {machine.memory / 1e9:.0f} GB")
+    axes.set_title(f"The fastest mix that fits · {machine.device.name}, machine {machine.name!r}")
     axes.grid(visible=False)
     used = sorted({k for row in best for k in row})
     legend_beside(axes, handles=keys({names[k]: colors(k) for k in used}, edgecolor=GREY))
     words = []
-    for k in (0, 3, 6, 10):
-        largest = dict(zip(best[k], sizes, strict=True))  # the last size of each mix
+    for n, row in list(zip(devices, best, strict=True))[::3]:
+        largest = dict(zip(row, sizes, strict=True))  # the last size of each mix
         ranges = ", ".join(f"{names[mix]} up to {size:.0e}" for mix, size in largest.items())
-        words.append(f"{devices[k]} devices: {ranges} parameters.")
+        words.append(f"{n} devices: {ranges} parameters.")
     return finish(figure, f"The fastest mix that fits. {' '.join(words)}")
+
+
+def mapping(mixes: Mapping[str, Mix], machine: Machine) -> Figure:
+    """Draw which devices are the group of rank 0 on each axis: a row is a unit below the top."""
+    columns = ("tensor", "data", "pipeline")
+    figure, all_axes = panels(9, 2.5 * len(mixes) + 0.3, rows=len(mixes), columns=3)
+    node, row = machine.sizes[0], [1, *machine.sizes][-2]
+    unit, words = machine.levels[-2].name if len(machine.levels) > 1 else "device", []
+    for (name, mix), line in zip(mixes.items(), np.reshape(all_axes, (-1, 3)), strict=True):
+        crossed = levels(mix, machine)
+        for axis, axes in zip(columns, line, strict=True):
+            members = groups(mix.ranks, axes_of(mix, (axis,)))[0].tolist()
+            grid = np.zeros(machine.devices)
+            grid[members] = 1
+            axes.pcolormesh(grid.reshape(-1, row), cmap=ListedColormap([PALE, COMMUNICATING]))
+            axes.vlines(range(node, row, node), 0, machine.devices // row, color=GREY, linewidth=1)
+            axes.set(xticks=[], yticks=[], xlabel=f"devices of a {unit}")
+            axes.set_ylabel(f"{name}\none row: a {unit}" if axis == "tensor" else "")
+            axes.invert_yaxis()
+            axes.grid(visible=False)
+            level = f"{len(members)} ranks: {crossed[axis]}" if axis in crossed else "1 rank"
+            axes.set_title(f"{axis}, {level}", fontsize=11)
+            first = ", ".join(map(str, members[:3])) + (" and so on" if len(members) > 3 else "")
+            words.append(f"{name}: {axis}, {level}, numbers {first}.")
+    return finish(figure, f"The group of rank 0 on each axis. {' '.join(words)}")

@@ -10,22 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import MixError
-
 Recompute = Literal["none", "selective", "full"]
+
+
+class MixError(ValueError):
+    """A mix of parallelisms is impossible, or none fits into the devices' memory."""
 
 
 @dataclass(frozen=True)
 class Transformer:
     """A decoder such as GPT or Llama.
 
-    Attributes:
-        layers, width, heads: of the decoder; each head has width / heads channels.
-        vocabulary: rows of the embedding, which is also the output's matrix.
-        sequence: tokens of a sample.
-        experts, top_k: MLPs of each layer, and how many of them a token visits.
-        kv_heads: heads of keys and values; 0 means as many as `heads`.
-        mlp: weights of one MLP, in units of width². GPT's two matrices have 8.
+    The embedding, of `vocabulary` rows, is also the output's matrix. A sample has `sequence`
+    tokens. `kv_heads` are the heads of keys and values (0: as many as `heads`), and `mlp` counts
+    the weights of a layer's MLP in units of width² (GPT's two matrices have 8).
     """
 
     layers: int
@@ -33,15 +31,8 @@ class Transformer:
     heads: int
     vocabulary: int = 51200
     sequence: int = 2048
-    experts: int = 1
-    top_k: int = 1
     kv_heads: int = 0
     mlp: float = 8.0
-
-    def __post_init__(self) -> None:
-        least = min(self.layers, self.width, self.heads, self.vocabulary, self.sequence)
-        if least < 1 or not 1 <= self.top_k <= self.experts:
-            raise MixError(f"{self} is impossible: use sizes of at least 1, and top_k ≤ experts.")
 
     @property
     def keys(self) -> int:
@@ -49,15 +40,9 @@ class Transformer:
         return self.width * (self.kv_heads or self.heads) // self.heads
 
     @property
-    def shared(self) -> float:
-        """Return a layer's parameters outside its MLPs: attention, layer norms, router."""
-        router = self.experts if self.experts > 1 else 0
-        return self.width * (2 * self.width + 2 * self.keys + 8 + router)
-
-    @property
-    def expert(self) -> float:
-        """Return the parameters of one MLP."""
-        return self.width * (self.mlp * self.width + 5)
+    def layer(self) -> float:
+        """Return the parameters of a layer: attention, MLP, and layer norms."""
+        return self.width * (2 * self.width + 2 * self.keys + self.mlp * self.width + 13)
 
     @property
     def embedding(self) -> float:
@@ -67,7 +52,7 @@ class Transformer:
     @property
     def parameters(self) -> float:
         """Return the parameters of the model (SC'21, equation 2, without position embeddings)."""
-        return self.layers * (self.shared + self.experts * self.expert) + self.embedding
+        return self.layers * self.layer + self.embedding
 
     @property
     def core(self) -> float:
@@ -77,18 +62,12 @@ class Transformer:
     @property
     def products(self) -> float:
         """Return a token's forward operations with a layer's weights."""
-        attention = 2 * self.width + 2 * self.keys
-        return 2 * self.width * (attention + self.top_k * self.mlp * self.width)
+        return 2 * self.width * (2 * self.width + 2 * self.keys + self.mlp * self.width)
 
-    def flops(self, batch: int, recompute: Recompute = "none") -> float:
-        """Return the operations of a step (SC'21, equation 3, for full recomputation).
-
-        Without recomputation the result is the *model FLOPs*, which MFU counts.
-        """
-        layer = (4 if recompute == "full" else 3) * (self.products + self.core)
-        again = self.core if recompute == "selective" else 0.0
-        output = 6 * self.width * self.vocabulary
-        return batch * self.sequence * (self.layers * (layer + again) + output)
+    def flops(self, batch: int) -> float:
+        """Return a step's operations without recomputation (SC'21, equation 3, has 4 for 3)."""
+        layers = 3 * self.layers * (self.products + self.core)
+        return batch * self.sequence * (layers + 6 * self.width * self.vocabulary)
 
 
 @dataclass(frozen=True)
@@ -97,9 +76,7 @@ class Mix:
 
     Attributes:
         data, tensor, pipeline, context: ranks of each axis.
-        expert: how many ranks of the data axis share the experts.
-        zero: stage of ZeRO over the data and context axes: 1 shards the optimizer, 2 gradients
-            too, 3 weights too.
+        zero: stage of ZeRO: 1 shards the optimizer, 2 gradients too, 3 weights too.
         microbatch: samples of a microbatch.
         interleave: parts of the model on each stage.
         recompute: what the backward pass computes again. "selective" is the attention matrix.
@@ -111,7 +88,6 @@ class Mix:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
-    expert: int = 1
     zero: int = 0
     microbatch: int = 1
     interleave: int = 1
@@ -129,7 +105,7 @@ class Mix:
         return batch // (self.data * self.microbatch)
 
     def __str__(self) -> str:
-        axes = ("tensor", "context", "pipeline", "data", "expert")
+        axes = ("tensor", "context", "pipeline", "data")
         sizes = [f"{axis} {getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
         more = [f"ZeRO-{self.zero}"] * (self.zero > 0) + [f"microbatch {self.microbatch}"]
         more += [f"interleave {self.interleave}"] * (self.interleave > 1)
@@ -142,25 +118,19 @@ def check(model: Transformer, mix: Mix, batch: int) -> None:
     Raises:
         MixError: a number is out of range, or doesn't divide what it splits.
     """
-    axes = (mix.data, mix.tensor, mix.pipeline, mix.context, mix.expert)
+    axes = (mix.data, mix.tensor, mix.pipeline, mix.context)
     if min(*axes, mix.microbatch, mix.interleave, batch) < 1 or mix.zero not in range(4):
         raise MixError(f"{mix} is impossible: use sizes of at least 1, and ZeRO stages 0 to 3.")
-    if mix.interleave > 1 and mix.pipeline == 1:
-        raise MixError("A pipeline of one stage can't interleave. Use interleave=1.")
     divisions = [
         ("tensor axis", mix.tensor, "heads", model.heads),
         ("context axis", mix.context, "sequence", model.sequence),
         ("pipeline × interleave", mix.pipeline * mix.interleave, "layers", model.layers),
-        ("expert axis", mix.expert, "experts", model.experts),
-        ("expert axis", mix.expert, "data axis", mix.data),
         ("data axis × microbatch", mix.data * mix.microbatch, "batch", batch),
     ]
     if mix.interleave > 1:
-        count = mix.microbatches(batch)
-        divisions.append(("interleaved pipeline", mix.pipeline, "microbatches", count))
+        divisions += [
+            ("interleaved pipeline", mix.pipeline, "microbatches", mix.microbatches(batch))
+        ]
     for name, divisor, whole, number in divisions:
         if number % divisor:
-            raise MixError(
-                f"The {name} ({divisor:,}) does not divide the {whole} ({number:,}). "
-                f"Choose a divisor of {number:,}."
-            )
+            raise MixError(f"The {name} ({divisor:,}) does not divide the {whole} ({number:,}).")

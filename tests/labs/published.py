@@ -1,7 +1,7 @@
 """Compare estimates with published times of training steps.
 
-    .venv/bin/python tests/forecast/published.py            # each row: measured and predicted
-    .venv/bin/python tests/forecast/published.py --fit      # the two constants of Table 1
+    .venv/bin/python tests/labs/published.py                # each row: measured and predicted
+    .venv/bin/python tests/labs/published.py --fit          # the two constants of Table 1
 
 The fit has two constants, both in machines.toml: the efficiency of an A100, and the bandwidth of
 its memory as a share of the data sheet's. No other table had a part in the fit.
@@ -21,7 +21,7 @@ from typing import Any
 from tabulate import tabulate
 
 from utils.forecast.machines import Device, Level, Machine, machine
-from utils.forecast.mixes import Estimate, Mix, Transformer, estimate
+from utils.labs.lab11.mixes import Estimate, Mix, Transformer, estimate
 
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 AXES = ("tensor", "pipeline", "microbatch", "interleave")

@@ -1,0 +1,286 @@
+"""Check of a mapping in lab 11: a mix for a model on a machine, with its time, memory and levels.
+
+Each rank answers for other models and machines. The answers are numbers of given formulas, so no
+verdict depends on a measured time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from utils.checks.comparison import is_number
+from utils.checks.probe import kind_of, number, reading_answer, told
+from utils.checks.task import Report, Step, facts, task, to_each
+from utils.checks.trials import enough
+from utils.cluster.questions import Ranks
+from utils.forecast.machines import Machine, machine
+
+from .mix_search import RECOMPUTES, reason
+from .mixes import Estimate, Mix, MixError, Transformer, check, estimate
+from .sharding import WORLD
+from .step_costs import axes_of, groups, levels
+
+#: How far an answer may be from the best time, and from the formulas.
+TOLERANCE = 0.05
+MICROBATCHES = (1, 2, 4, 8)
+KEYS = ("mix", "seconds", "memory", "levels")
+LONG = {"sequence": 131072}
+TINY = {"vocabulary": 256, "sequence": 128}
+
+#: For each rank, sizes of a transformer, a machine of the catalog, its levels' units, and batches.
+CASES: tuple[tuple[tuple[dict, str, dict, tuple[int, ...]], ...], ...] = (
+    (({"layers": 64, "width": 8192, "heads": 64}, "cluster", {}, (1024,)),),
+    (({"layers": 192, "width": 20480, "heads": 160}, "cluster", {}, (2048,)),),
+    (
+        ({"layers": 48, "width": 6144, "heads": 48}, "rack-nvlink", {"node": 16}, (256, 512)),
+        ({"layers": 96, "width": 12288, "heads": 96}, "rack-nvlink", {}, (64, 128)),  # fits nowhere
+    ),
+    (
+        ({"layers": 48, "width": 4096, "heads": 32}, "selene", {"node": 4, "fabric": 16}, (128,)),
+        ({"layers": 40, "width": 5120, "heads": 40}, "rack-pcie", {}, (32, 128)),
+    ),
+    (
+        # Eight ranks of the data axis don't divide a rack of twelve devices.
+        (
+            {"layers": 36, "width": 6144, "heads": 48},
+            "cluster",
+            {"node": 4, "rack": 3, "spine": 2},
+            (128,),
+        ),
+        ({"layers": 40, "width": 5120, "heads": 40} | LONG, "selene", {"fabric": 2}, (16, 32)),
+    ),
+    (
+        ({"layers": 8, "width": 256, "heads": 4} | TINY, "four-nodes", {}, (32, 64)),
+        ({"layers": 12, "width": 768, "heads": 12} | TINY, "laptop", {}, (24, 40)),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a machine, and a batch."""
+
+    model: Transformer
+    machine: Machine
+    batch: int
+
+    @classmethod
+    def of(cls, sizes: dict[str, int], name: str, units: dict[str, int], batch: int) -> Case:
+        """Return a case from numbers and names, which a rank gets as JSON."""
+        target = machine(name)
+        for level, count in units.items():
+            target = target.with_level(level, units=count)
+        return cls(Transformer(**sizes), target, batch)
+
+    def __str__(self) -> str:
+        model = f"{self.model.layers} layers of width {self.model.width:,}"
+        return f"{model}, batch {self.batch:,}, {self.machine.devices:,} devices"
+
+
+def optimum(case: Case) -> Estimate | None:
+    """Return the fastest mix that fits, of those that the task names; None if none fits."""
+    n, model = case.machine.devices, case.model
+    tensors = [k for k in range(1, n + 1) if n % k == model.heads % k == 0]
+    pipelines = [k for k in range(1, n + 1) if n % k == model.layers % k == 0]
+    found = []
+    for tensor, pipeline, b, recompute in itertools.product(
+        tensors, pipelines, MICROBATCHES, RECOMPUTES
+    ):
+        data, rest = divmod(n, tensor * pipeline)
+        if rest == 0 and case.batch % (data * b) == 0:
+            mix = Mix(data, tensor, pipeline, zero=1, microbatch=b, recompute=recompute)
+            found.append(estimate(model, mix, case.machine, case.batch))
+    return min((one for one in found if one.fits), key=lambda one: one.seconds, default=None)
+
+
+def probe_mapping(user_ns: dict, *, rank: int, cases: list) -> list:
+    """Call `map_model` in each case, and note whether it changed its arguments."""
+    answers = []
+    for given in cases:
+        case, function = Case.of(*given), reading_answer(user_ns, "map_model")
+        result = function(case.model, case.machine, case.batch)
+        answers.append({"changed": case != Case.of(*given), "result": _listed(result)})
+    return answers
+
+
+def _listed(result: Any) -> Any:
+    if not isinstance(result, dict):
+        return None if result is None else kind_of(result)
+    mix = result.get("mix")
+    made = asdict(mix) if isinstance(mix, Mix) else kind_of(mix)
+    numbers = {key: number(result[key]) for key in ("seconds", "memory") if key in result}
+    return {key: told(value) for key, value in result.items()} | numbers | {"mix": made}
+
+
+@task("11.8", "map a model onto a machine", points=3)
+def whole_machine(ranks: Ranks, report: Report) -> None:
+    """Judge whether each mix is possible, fits, and is fast, and what is said about it."""
+    if not enough(ranks, report, WORLD):
+        return
+    cases = [
+        [(*about, batches[report.seed % len(batches)]) for *about, batches in of_rank]
+        for of_rank in CASES
+    ]
+    for answer in report.answers(ranks, probe_mapping, each=to_each(cases=cases)):
+        for given, got in zip(cases[answer.rank], answer.value, strict=True):
+            if not report.follow(answer.rank, _steps(Case.of(*given), got)):
+                break
+
+
+def _steps(case: Case, got: dict[str, Any]) -> Iterator[Step]:
+    result, best = got["result"], optimum(case)
+    yield facts({f"{case}: You changed the model or the machine. Only read them": got["changed"]})
+    if best is None:
+        shown = _mix_in(result)
+        said = f"You returned {shown}, but no mix fits on these devices. Return None"
+        yield facts({f"{case}: {said}": result is not None})
+        return
+    yield facts({f"{case}: You returned None, but this mix fits: {best.mix}": result is None})
+    yield _form(case, result)
+    mix = Mix(**result["mix"])
+    yield _possible(case, mix)
+    own = estimate(case.model, mix, case.machine, case.batch)
+    # A wrong cost explains a wrong choice, so known mistakes come first.
+    seconds, needed = (f"{case}, {mix}: {key}" for key in ("seconds", "memory"))
+    if not _near(result["seconds"], own.seconds):
+        yield _known(seconds, result["seconds"], _wrong_seconds(own))
+    if not _near(result["memory"], own.memory):
+        yield _known(needed, result["memory"], _wrong_memory(own))
+    yield _fast(case, own, best)
+    yield _right(seconds, result["seconds"], own.seconds)
+    yield _right(needed, result["memory"], own.memory)
+    yield _levels(case, mix, result["levels"])
+
+
+def _mix_in(result: Any) -> str:
+    made = result.get("mix") if isinstance(result, dict) else result
+    return str(Mix(**made)) if isinstance(made, dict) else f"a {made}"
+
+
+def _form(case: Case, result: Any) -> Step:
+    """Return the step that the result has the form that the task asks for."""
+    wanted = "Return a dict with the keys " + ", ".join(KEYS)
+    if not isinstance(result, dict):
+        return facts({f"You returned a {result}. {wanted}": True})
+    missing = [key for key in KEYS if key not in result]
+    mix = result["mix"]
+    sizes = {} if isinstance(mix, str) else {f.name: mix[f.name] for f in fields(Mix)}
+    broken = [name for name, size in sizes.items() if not isinstance(size, int | str)]
+    return facts({
+        f"The key {' and '.join(missing)} is missing. {wanted}": missing,
+        f"The entry mix is a {mix}. Make it a Mix, such as Mix(data=4, tensor=8)": not sizes,
+        f"{case}: {' and '.join(broken)} of your mix is not an int. Divide with //": broken,
+    })
+
+
+def _possible(case: Case, mix: Mix) -> Step:
+    n = case.machine.devices
+    problem = ""
+    try:
+        check(case.model, mix, case.batch)
+    except MixError as error:
+        problem = str(error).removesuffix(".")
+    return facts({
+        f"{case}: Your mix has {mix.ranks:,} ranks ({mix}), and the machine has {n:,} devices. "
+        "Choose data so that data × tensor × pipeline is the number of devices": mix.ranks != n,
+        f"{case}: {problem}. Leave out such mixes": problem,
+        f"{case}: recompute={mix.recompute!r} does not exist. Choose one of "
+        f"{', '.join(RECOMPUTES)}": mix.recompute not in (*RECOMPUTES, "selective"),
+    })
+
+
+def _fast(case: Case, own: Estimate, best: Estimate) -> Step:
+    """Return the step that the mix fits, and that it takes little more than the shortest time."""
+    largest = max(own.held, key=lambda part: own.held[part])
+    needs = (
+        f"{own.memory / 1e9:.1f} GB of {case.machine.device.memory / 1e9:.0f} GB, and the largest "
+        f"part is {largest} ({own.held[largest] / 1e9:.1f} GB)"
+    )
+    slow = own.seconds > (1 + TOLERANCE) * best.seconds
+    return facts({
+        f"{case}: Your mix ({own.mix}) doesn't fit: it needs {needs}. Compare the memory before "
+        "the seconds": not own.fits,
+        f"{case}: Your mix ({own.mix}) takes {own.seconds:.3g} s, but the fastest that fits takes "
+        f"{best.seconds:.3g} s. It loses most here: {reason(own, best)}. Try all mixes, and keep "
+        "the fastest": slow,
+    })
+
+
+def _known(what: str, got: Any, wrong: Mapping[str, float]) -> Step:
+    """Return the step that a number is not the result of a known mistake."""
+    return facts({f"{what}: {said}": _near(got, value, 0.005) for said, value in wrong.items()})
+
+
+def _right(what: str, got: Any, expected: float) -> Step:
+    said = f"expected {expected:.4g}, got {got if isinstance(got, str) else format(got, '.4g')}"
+    return facts({f"{what}: {said}": not _near(got, expected)})
+
+
+def _near(got: Any, value: float, tolerance: float = TOLERANCE) -> bool:
+    return is_number(got) and abs(got - value) <= tolerance * abs(value)
+
+
+def _wrong_seconds(own: Estimate) -> dict[str, float]:
+    count, stages = own.mix.microbatches(own.batch), own.mix.pipeline
+    bubble = "you left out the pipeline's bubble"
+    return {
+        "you returned milliseconds. Return seconds": 1e3 * own.seconds,
+        f"{bubble}. Return what step_cost says": own.seconds - own.times["bubble"],
+        f"{bubble}. Don't change what step_cost says": own.seconds * count / (count + stages - 1),
+        "you counted only the computing. Return what step_cost says": own.times["compute"],
+        "this is the time of one microbatch. Return the step's time": own.seconds / count,
+    }
+
+
+def _wrong_memory(own: Estimate) -> dict[str, float]:
+    total, held, data = own.memory, own.held, own.mix.data
+    states = total - held["activations"]
+    return {
+        "you returned GB. Return bytes": total / 1e9,
+        "you left out the activations. Add what step_cost says": states,
+        "these are only the activations. Add weights, gradients, and optimizer": total - states,
+        "every rank has the whole optimizer. With ZeRO-1, divide it by data": (
+            total + (data - 1) * held["optimizer"]
+        ),
+        "you divided everything by data. ZeRO-1 divides only the optimizer": (
+            9 * held["weights"] / data + held["activations"]
+        ),
+        "you left out the optimizer": total - held["optimizer"],
+        "this is the memory of all ranks together. Return one rank's": own.mix.ranks * total,
+    }
+
+
+def _levels(case: Case, mix: Mix, got: Any) -> Step:
+    """Return the step that each axis has the name of its highest level."""
+    right, names = levels(mix, case.machine), [level.name for level in case.machine.levels]
+    if not isinstance(got, dict):
+        return facts({f"{case}: The entry levels is no dict. Return axis → name": True})
+    unknown = sorted({str(name) for name in got.values()} - set(names))
+    wrong = [axis for axis in right if got.get(axis) in names and got[axis] != right[axis]]
+    return facts({
+        f"{case}, {mix}: levels lacks {', '.join(right.keys() - got.keys())}. Name each axis "
+        "that has several ranks": right.keys() - got.keys(),
+        f"{case}, {mix}: levels has {', '.join(got.keys() - right.keys())}, which has one rank. "
+        "Leave out such axes": got.keys() - right.keys(),
+        f"{case}: The machine has no level {', '.join(unknown)}, but {', '.join(names)}. Use the "
+        "names of machine.levels": unknown,
+        **{f"{case}, {mix}: {_crossing(case, mix, axis, got[axis])}": True for axis in wrong[:1]},
+    })
+
+
+def _crossing(case: Case, mix: Mix, axis: str, got: Any) -> str:
+    """Return why an axis has another level, with a group that shows it."""
+    right, sizes = levels(mix, case.machine)[axis], case.machine.sizes
+    size = sizes[[level.name for level in case.machine.levels].index(got)]
+    members = groups(mix.ranks, axes_of(mix, (axis,)))
+    crossing = next((row for row in members.tolist() if len({r // size for r in row}) > 1), None)
+    if crossing is None:
+        return f"the {axis} axis stays within the {right}, but you say {got}"
+    ends = f"{crossing[0]}, {crossing[1]}, … {crossing[-1]}" if len(crossing) > 2 else f"{crossing}"
+    return (
+        f"the {axis} axis crosses the {right}, but you say {got}. Its group {ends} is in "
+        f"different units of {size} devices"
+    )

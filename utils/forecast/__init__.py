@@ -1,10 +1,11 @@
 """What a recorded run would do on another machine with more ranks.
 
-from utils.forecast import machine
+    from utils.forecast import machine
 
-ranks.timeline().on(machine("cluster"), ranks=1024)      # the last cell, elsewhere
-run = ranks.timeline().run()                             # the last cell as data
-run.save("run.json")                                     # for `ddl-labs forecast run.json`
+    ranks.timeline().on(machine("cluster"), ranks=1024)      # the last cell, elsewhere
+    ranks.timeline().run().save("run.json")                  # for `ddl-labs forecast run.json`
+
+The docstring of :func:`forecast` lists what you may ask.
 """
 
 from __future__ import annotations
@@ -14,20 +15,5 @@ from .forecast import Forecast, Work, forecast
 from .machines import Device, Level, Machine, catalog, flat, load, machine
 from .run import Run
 
-__all__ = [
-    "Device",
-    "Forecast",
-    "ForecastError",
-    "Level",
-    "Machine",
-    "MachineError",
-    "Run",
-    "RunError",
-    "ScaleError",
-    "Work",
-    "catalog",
-    "flat",
-    "forecast",
-    "load",
-    "machine",
-]
+__all__ = ["Device", "Forecast", "ForecastError", "Level", "Machine", "MachineError", "Run"]
+__all__ += ["RunError", "ScaleError", "Work", "catalog", "flat", "forecast", "load", "machine"]

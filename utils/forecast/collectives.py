@@ -20,12 +20,15 @@ in MPICH", IJHPCA 19(1), 2005; for hierarchical: M. Cho et al., "BlueConnect", M
 from __future__ import annotations
 
 import functools
+import math
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from .machines import Machine
+from .machines import CATALOG, Machine
 from .tree import Cost, Devices, of_all_pairs, of_messages
 
 
@@ -208,33 +211,21 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
     "barrier": {"dissemination": _dissemination},
 }
 
-# The course's backend and Open MPI change their algorithms at these sizes, see torch_mpi/group.
-_SMALL, _LARGE = 16 * 1024, 512 * 1024  # bytes
+#: Libraries whose choices are known, from machines.toml: for each operation, rules in order. Calls
+#: that are pending together share the latency there. Others, such as NCCL, run one call at a time.
+LIBRARIES: dict[str, dict[str, list[dict[str, Any]]]] = tomllib.loads(CATALOG.read_text())[
+    "libraries"
+]
 
 
-def _emulated(op: str, nbytes: float, ranks: int) -> str:
-    """Return the algorithm that the backend runs on an emulated network."""
-    small = op == "all_reduce" and nbytes <= _SMALL
-    return "recursive doubling" if small else next(iter(ALGORITHMS[op]))
+def _chosen(library: str, op: str, nbytes: float, ranks: int) -> str:
+    """Return the algorithm that a library chooses; without a rule, it is the first one."""
+    for rule in LIBRARIES[library].get(op, []):
+        if nbytes <= rule.get("bytes", math.inf) and ranks <= rule.get("ranks", math.inf):
+            return str(rule["algorithm"])
+    return next(iter(ALGORITHMS[op]))
 
 
-def _open_mpi(op: str, nbytes: float, ranks: int) -> str:
-    """Return the algorithm of Open MPI 5's nonblocking collectives, as measured on hosts."""
-    choices = {
-        "all_reduce": "tree" if nbytes < _LARGE else "ring",
-        "reduce_scatter": "tree",
-        "all_gather": "direct",
-        "broadcast": "central" if ranks <= 4 else "tree",
-    }
-    return choices.get(op) or next(iter(ALGORITHMS[op]))
-
-
-#: Libraries whose choices are known: functions of operation, bytes, and ranks. Calls that are
-#: pending together share the latency there. Other libraries, such as NCCL, run one call at a time.
-LIBRARIES: dict[str, Callable[[str, float, int], str]] = {
-    "emulated": _emulated,
-    "open mpi": _open_mpi,
-}
 # Lab 06 teaches these, but no library that we know runs them for large tensors or many ranks.
 _FOR_LESSONS = {"direct", "central"}
 
@@ -263,7 +254,7 @@ def price(machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: 
     if algorithm not in {*LIBRARIES, *ALGORITHMS[op]}:
         algorithm = machine.library
     if algorithm in LIBRARIES:
-        algorithm = LIBRARIES[algorithm](op, nbytes, groups.shape[1])
+        algorithm = _chosen(algorithm, op, nbytes, groups.shape[1])
     usual = [name for name in ALGORITHMS[op] if name not in _FOR_LESSONS]
     names = [algorithm] if algorithm else usual or list(ALGORITHMS[op])
     if groups.shape[1] == 1:

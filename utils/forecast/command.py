@@ -18,10 +18,8 @@ EXAMPLE = Path(__file__).with_name("example.json")
 
 def add_options(sub: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    sub.add_argument(
-        "run", type=Path, nargs="?", default=EXAMPLE, metavar="RUN",
-        help="what ranks.timeline().run().save(RUN) wrote; without RUN, the course's example",
-    )  # fmt: skip
+    what = "what ranks.timeline().run().save(RUN) wrote; without RUN, the course's example"
+    sub.add_argument("run", type=Path, nargs="?", default=EXAMPLE, metavar="RUN", help=what)
     sub.add_argument("--machine", default="cluster", help="a name of the catalog; 'list' shows it")
     sub.add_argument("--machines", type=Path, metavar="FILE", help="your machines, as TOML")
     sub.add_argument("--ranks", type=int, metavar="N", help="all devices of the machine")

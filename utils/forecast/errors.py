@@ -1,4 +1,4 @@
-"""The errors of a forecast, by kind. Each message is one sentence or two, and says what to do."""
+"""The errors of a forecast, by kind. Each message says what was wrong and what to do."""
 
 from __future__ import annotations
 

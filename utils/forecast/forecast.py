@@ -19,8 +19,8 @@ from .machines import Machine
 from .replay import Replay, layout
 from .run import Call, Run
 
-#: Expected relative errors, measured by tests/forecast/trust.py (see docs/forecast.md): of the replay
-#: itself, of each doubling of the ranks, and of a library whose algorithms are not known exactly.
+#: Expected relative errors, see docs/forecast.md: of the replay itself, of each doubling of the
+#: ranks, and of a library whose algorithms are not known exactly.
 REPLAY_ERROR, DOUBLING_ERROR, LIBRARY_ERROR = 0.10, 0.03, 0.20
 #: Expected relative errors of computing: on a device that nobody measured, from two numbers; and
 #: on a core per rank, recorded on shared cores.
@@ -178,7 +178,7 @@ class Forecast:
         for call, price, times in sorted(self.calls, key=lambda row: -row[1].seconds * row[2])[:4]:
             level = self.machine.levels[price.level].name
             what = f"{price.algorithm}, {_seconds(price.seconds)}, most of it at the {level}"
-            rows.append((f"{times:.3g} × {call.op} of {_bytes(call.nbytes)}", what))
+            rows.append((f"{times:.3g} × {call.op} of {call.nbytes / 1e6:,.3g} MB", what))
         return rows
 
     def __repr__(self) -> str:
@@ -221,9 +221,7 @@ def forecast(
             library chooses, or else the fastest one is taken for each size.
 
     Raises:
-        MachineError: the machine does not hold the ranks.
-        RunError: the run is empty, or it can't be replayed.
-        ScaleError: the run doesn't say how it grows.
+        ForecastError: there is no answer; the kind of error and its message say why.
     """
     ranks = run.ranks if ranks is None else ranks
     if not run.ranks or not any(run.events):
@@ -244,17 +242,8 @@ def forecast(
     if run.jitter is None and jitter is None:
         told.append("The run has fewer than four equal steps, so stragglers are left out.")
     remarks = (*told, *_remarks(run, ranks, strong))
-    return Forecast(
-        machine=machine,
-        ranks=ranks,
-        steps=played.seconds,
-        computing=played.computing,
-        stragglers=stragglers,
-        error=error,
-        calls=played.prices,
-        work=work,
-        remarks=remarks,
-    )
+    found = (played.seconds, played.computing, stragglers, error, played.prices)
+    return Forecast(machine, ranks, *found, work, remarks)
 
 
 def _noise(run: Run, ranks: int, jitter: float | None) -> tuple[float, bool]:
@@ -309,14 +298,4 @@ def _remarks(run: Run, ranks: int, strong: bool) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    if value >= 1:
-        return f"{value:.3g} s"
-    return f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} µs"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
+    return f"{value:,.3g} s" if value >= 1 else f"{value * 1e3:,.3g} ms"

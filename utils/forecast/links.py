@@ -41,10 +41,7 @@ class Links:
     def message(self, source: int, target: int, nbytes: float, start: Times) -> tuple[Times, Times]:
         """Send a message in every replica; return when it has left, and when it has arrived.
 
-        Args:
-            source, target: positions.
-            nbytes: of the message.
-            start: when each replica's sender starts it, of shape [samples, replicas].
+        ``start``, of shape [samples, replicas], says when the senders start it.
         """
         cost = tree.of_messages(self.machine, self.devices[source], self.devices[target])
         path = self._path(source, target)
@@ -75,13 +72,9 @@ class Links:
     def collective(self, positions: list[int], begin: Times, seconds: float, busy: float) -> Times:
         """Run a collective; return its end. It waits for the devices' links.
 
-        Its price accounts for the higher links, which the groups of its axis share.
-
-        Args:
-            positions: the members in a replica.
-            begin: when the last member has called, of shape [samples, 1 or replicas].
-            seconds: its price.
-            busy: after how many seconds the next call may begin.
+        Its price accounts for the higher links, which the groups of its axis share. ``begin``, of
+        shape [samples, 1 or replicas], says when the last member has called. The next call may
+        begin after ``busy`` seconds.
         """
         for position in positions:
             free = np.maximum(self._up[0], self._down[0])[:, self.devices[position]]
@@ -95,13 +88,10 @@ class Links:
 
 
 def _carry(free: Times, units: Devices, begin: Times, span: float) -> Times:
-    """Let the links of some units carry bytes; return when they have carried all of them.
+    """Let the links of some units carry bytes for ``span`` seconds; return when they have done so.
 
-    Args:
-        free: when each link has carried what it got before; this is changed.
-        units: the unit of each replica. Replicas may share a unit.
-        begin: when the bytes come.
-        span: seconds for which the bytes of all replicas keep the busiest link busy.
+    ``free`` says when each link has carried what it got before, and is changed. Replicas may share
+    a unit; then the span counts the bytes of all of them.
     """
     ends = np.maximum(free[:, units], begin) + span
     np.maximum.at(free.T, units, ends.T)  # transposed, because `at` indexes the first axis

@@ -63,11 +63,8 @@ class Layout:
 def layout(run: Run, ranks: int, grow: tuple[int, ...] | None) -> Layout:
     """Return where the ranks of the larger run are.
 
-    Args:
-        run: the recorded run.
-        ranks: of the larger run.
-        grow: a recorded group that grows, together with its parallel groups. By default all groups
-            grow if every rank made the same collectives with all ranks.
+    The named group grows, together with its parallel groups. By default all groups grow if every
+    rank made the same collectives with all ranks.
 
     Raises:
         ScaleError: the run doesn't say how it grows, or the number of ranks is no multiple.
@@ -134,17 +131,10 @@ class Played:
 
 @dataclass
 class _State:
-    """A call in the replay: when its members have started it, and when it ends.
+    """A call in the replay: when its members have started it, and when it ends."""
 
-    Attributes:
-        starts: by position.
-        left: when a message has left its sender.
-        end: when a collective ends, or a message arrives; None before.
-        waiting: the positions that wait for it.
-    """
-
-    starts: dict[int, Times] = field(default_factory=dict)
-    left: Times | None = None
+    starts: dict[int, Times] = field(default_factory=dict)  # by position
+    left: Times | None = None  # when a message has left its sender
     end: Times | None = None
     waiting: list[int] = field(default_factory=list)
 
@@ -153,15 +143,12 @@ class Replay:
     """A replay of a run on a machine.
 
     Args:
-        run: the recorded run.
-        machine: the other machine.
+        run, machine, slow, algorithm: as in :func:`utils.forecast.forecast`.
         where: the ranks' places.
         scale: for each recorded rank, the factor of its computing.
         jitter: standard deviation of a step's computing, as a share of it.
         even: whether each rank computes equally long in all steps, namely the median. Otherwise the
             recorded differences are played, too.
-        slow: factors of single ranks' computing, by rank.
-        algorithm: of every collective that has it; by default, the machine's library chooses.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from published import fit, rows
 
 from utils.forecast.errors import MachineError
 from utils.forecast.machines import Machine, machine
+from utils.labs.lab11.mapping import Case, drawn, optimum
 from utils.labs.lab11.mix_search import KINDS, fastest, kind, mixes, search
 from utils.labs.lab11.mixes import Mix, MixError, Transformer, estimate, levels, plan, step_cost
 from utils.labs.lab11.step_costs import axes_of, groups
@@ -433,3 +434,16 @@ def test_a_laptop_has_mixes_too() -> None:
     found = search(tiny, machine("four-nodes"), 32)
     assert found.winner.mix.ranks == 8
     assert found.winner.seconds > tiny.flops(32) / 8 / machine("four-nodes").device.speed
+
+
+# --- task 11.8 -----------------------------------------------------------------------------------
+
+
+def test_a_check_draws_models_that_fit() -> None:
+    several = [drawn(seed) for seed in range(8)]
+    assert several[0] == drawn(0)
+    assert len({str(of_ranks) for of_ranks in several}) == len(several)
+    assert {sum(map(len, of_ranks)) for of_ranks in several} == {12}
+    for of_ranks in several:
+        cases = [Case.of(*case) for of_rank in of_ranks for case in of_rank]
+        assert [case.model.width for case in cases if optimum(case) is None] == [12288]

@@ -124,8 +124,8 @@ def plan(model: Transformer, mix: Mix, machine: Machine, batch: int, **more: flo
     }
     raise MixError(
         f"The mix needs {one.memory / 1e9:,.1f} GB on each device, which has {has / 1e9:,.1f} GB, "
-        f"and the largest part is the {part} ({one.held[part] / 1e9:,.1f} GB), so try one of these: "
-        f"{', '.join(tip for tip, helps in tips.items() if helps)}."
+        f"and the largest part is the {part} ({one.held[part] / 1e9:,.1f} GB), so try one of "
+        f"these: {', '.join(tip for tip, helps in tips.items() if helps)}."
     )
 
 

@@ -11,12 +11,14 @@ from published import fit, rows
 
 from utils.forecast.errors import MachineError
 from utils.forecast.machines import Machine, machine
+from utils.labs.lab11.mapping import Case, drawn, optimum
 from utils.labs.lab11.mix_search import KINDS, fastest, kind, mixes, search
-from utils.labs.lab11.mixes import Mix, MixError, Transformer, estimate, levels, step_cost
+from utils.labs.lab11.mixes import Mix, MixError, Transformer, estimate, levels, plan, step_cost
 from utils.labs.lab11.step_costs import axes_of, groups
 
 GPT3 = Transformer(layers=96, width=12288, heads=96)
 SMALL = Transformer(layers=8, width=1024, heads=16)
+SPARSE = Transformer(layers=32, width=4096, heads=32, experts=8, top_k=2)
 SELENE = machine("selene")
 
 
@@ -56,6 +58,20 @@ def test_llama_has_its_parameters() -> None:
     assert llama.parameters / 1e9 == pytest.approx(405, rel=0.02)
 
 
+def test_mixtral_has_its_parameters_and_uses_two_of_eight_experts() -> None:
+    mixtral = Transformer(32, 4096, 32, 32000, 8192, kv_heads=8, mlp=10.5, experts=8, top_k=2)
+    assert mixtral.parameters / 1e9 == pytest.approx(46.7, rel=0.01)
+    active = replace(mixtral, experts=2)
+    assert active.parameters / 1e9 == pytest.approx(12.9, rel=0.02)
+    assert active.flops(1) == mixtral.flops(1)
+
+
+@pytest.mark.parametrize("sizes", [{"layers": 0}, {"experts": 2, "top_k": 3}, {"experts": 0}])
+def test_an_impossible_model_is_explained(sizes: dict[str, int]) -> None:
+    with pytest.raises(MixError, match=r"impossible: use sizes of at least 1, and top_k ≤ experts"):
+        replace(SMALL, **sizes)
+
+
 @pytest.mark.parametrize(
     ("mix", "batch", "message"),
     [
@@ -66,6 +82,8 @@ def test_llama_has_its_parameters() -> None:
         (Mix(context=3), 8, "context axis .* sequence"),
         (Mix(data=3), 8, "data axis × microbatch .* batch"),
         (Mix(data=2, microbatch=3), 8, "data axis × microbatch"),
+        (Mix(data=2, expert=2), 8, r"expert axis \(2\) does not divide the experts \(1\)"),
+        (Mix(expert=0), 8, "at least 1"),
         (Mix(zero=4), 8, "ZeRO stages 0 to 3"),
         (Mix(tensor=0), 8, "at least 1"),
     ],
@@ -73,6 +91,11 @@ def test_llama_has_its_parameters() -> None:
 def test_impossible_mixes_are_explained(mix: Mix, batch: int, message: str) -> None:
     with pytest.raises(MixError, match=message):
         estimate(SMALL, mix, SELENE, batch)
+
+
+def test_the_experts_are_shared_on_the_data_axis() -> None:
+    with pytest.raises(MixError, match=r"expert axis \(4\) does not divide the data axis \(2\)"):
+        estimate(SPARSE, Mix(data=2, expert=4), SELENE, 8)
 
 
 def test_the_machine_must_hold_the_ranks() -> None:
@@ -84,7 +107,7 @@ def test_the_machine_must_hold_the_ranks() -> None:
 
 
 def test_neighbors_are_the_tensor_axis_and_the_pipeline_is_outermost() -> None:
-    mix = Mix(data=4, tensor=2, pipeline=2, context=2)
+    mix = Mix(data=4, tensor=2, pipeline=2, context=2, expert=2)
 
     def of(*names: str) -> np.ndarray:
         return groups(mix.ranks, axes_of(mix, names))
@@ -92,14 +115,16 @@ def test_neighbors_are_the_tensor_axis_and_the_pipeline_is_outermost() -> None:
     assert of("tensor")[:2].tolist() == [[0, 1], [2, 3]]
     assert of("context")[0].tolist() == [0, 2]
     assert of("data")[0].tolist() == [0, 4, 8, 12]
+    assert of("expert")[0].tolist() == [0, 4]
+    assert of("replica")[0].tolist() == [0, 8]
     assert of("pipeline")[0].tolist() == [0, 16]
     assert of("context", "data")[0].tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
-    for name in ("tensor", "context", "data", "pipeline"):
+    for name in ("tensor", "context", "expert", "replica", "data", "pipeline"):
         assert of(name).dtype == np.int64
         assert sorted(of(name).ravel()) == list(range(mix.ranks))
 
 
-@pytest.mark.parametrize("mix", [Mix(data=4, tensor=8), Mix(2, 3, 4), Mix(8, 2, 2)])
+@pytest.mark.parametrize("mix", [Mix(data=4, tensor=8), Mix(2, 3, 4), Mix(8, 2, 2, expert=4)])
 def test_the_level_that_an_axis_crosses(mix: Mix) -> None:
     cluster = machine("cluster")
     for axis, name in levels(mix, cluster).items():
@@ -154,6 +179,22 @@ def test_bytes_that_each_axis_sends() -> None:
     assert sent["pipeline"] == microbatches * 2 * tensor / 2
 
 
+def test_bytes_of_an_expert_axis() -> None:
+    mix = Mix(8, 2, 2, expert=4, microbatch=2, recompute="none")
+    one = estimate(SPARSE, mix, SELENE, 32)
+    tokens, microbatches, layers = 2 * 2048, 2, 16
+    all_to_all = 2 * tokens * SPARSE.width * SPARSE.top_k / 2
+    assert one.sent["expert"] == microbatches * layers * 4 * all_to_all * 3 / 4
+    assert one.times["expert"] > 0
+    # Experts have two copies, other weights eight: ZeRO-0 sends 2 (n - 1) / n of each gradient.
+    experts = layers * SPARSE.mlps / 4 / 2
+    others = (layers * (SPARSE.layer - SPARSE.mlps) + SPARSE.embedding) / 2
+    assert one.sent["data"] == pytest.approx(2 * 4 * (others * 7 / 8 + experts * 1 / 2))
+    dense = estimate(SPARSE, replace(mix, expert=1), SELENE, 32)
+    assert "expert" not in dense.sent
+    assert dense.times["compute"] == one.times["compute"]
+
+
 def test_long_blocks_hide_the_messages_of_ring_attention() -> None:
     mix = Mix(context=16, tensor=8)
     short = estimate(replace(GPT3, sequence=16384), mix, SELENE, 1)
@@ -202,6 +243,51 @@ def test_zero_keeps_the_bytes_of_its_paper() -> None:
     layers = 4 * model.layer  # two whole layers, which the figure leaves out
     states = held["weights"] - layers + held["gradients"] + held["optimizer"]
     assert states * scale / 1e9 == pytest.approx(1.9, rel=0.02)
+
+
+@pytest.mark.parametrize("zero", range(4))
+def test_an_expert_axis_divides_the_experts_and_their_copies(zero: int) -> None:
+    whole, split = (
+        estimate(SPARSE, Mix(data=8, expert=e, zero=zero), SELENE, 8).held for e in (1, 4)
+    )
+    mlps = SPARSE.layers * SPARSE.mlps
+    for part, stage, nbytes in (("optimizer", 1, 12), ("gradients", 2, 4)):
+        saved = 0 if zero >= stage else nbytes * mlps * 3 / 4  # sharded eight times either way
+        assert whole[part] - split[part] == pytest.approx(saved, abs=1)
+    layers = 4 * SPARSE.mlps if zero == 3 else 2 * mlps
+    assert whole["weights"] - split["weights"] == pytest.approx(layers * 3 / 4)
+    assert whole["activations"] == split["activations"]
+
+
+def test_a_plan_fits() -> None:
+    mix = Mix(8, 8, 8, zero=1)
+    assert plan(GPT3, mix, SELENE, 512) == estimate(GPT3, mix, SELENE, 512)
+
+
+@pytest.mark.parametrize(
+    ("model", "mix", "message"),
+    [
+        (GPT3, Mix(data=8), "optimizer .2,095.1 GB., so try one of these: ZeRO-1, a larger tensor"),
+        (GPT3, Mix(data=8, zero=1), "gradients .* ZeRO-2, a larger tensor axis, more pipeline st"),
+        (SPARSE, Mix(data=8), "optimizer .* ZeRO-1, a larger expert axis, a larger tensor axis"),
+        (SPARSE, Mix(expert=1), "optimizer .* these: a larger expert axis, a larger tensor axis"),
+        (
+            GPT3,
+            Mix(8, 8, 16, zero=1, microbatch=8, recompute="none"),
+            "activations .* these: full recomputation, a smaller microbatch, a larger tensor axis",
+        ),
+    ],
+)
+def test_a_mix_that_does_not_fit_is_explained_in_a_sentence(
+    model: Transformer, mix: Mix, message: str
+) -> None:
+    with pytest.raises(MixError, match=message) as error:
+        plan(model, mix, SELENE, 1024)
+    needed = estimate(model, mix, SELENE, 1024).memory / 1e9
+    told = str(error.value)
+    assert told.startswith(f"The mix needs {needed:,.1f} GB on each device, which has 80.0 GB, and")
+    assert ". " not in told
+    assert told.endswith(".")
 
 
 def test_activations_are_those_of_korthikanti() -> None:
@@ -312,6 +398,19 @@ def test_long_sequences_use_the_context_axis() -> None:
     assert search(long, SELENE, 16, devices=256).winner.mix.context > 1
 
 
+def test_experts_get_an_axis_and_rivals_say_which_link_theirs_crosses() -> None:
+    cluster = machine("cluster")
+    found = search(SPARSE, cluster, 2048)
+    assert found.winner.mix.expert > 1
+    assert found.winner.levels["expert"] == "node"
+    reasons = {kind: rival.reason for rival in found.rivals for kind in rival.kind.split(", ")}
+    assert reasons["expert axis beyond the node"].startswith("expert axis crosses the rack: ")
+    assert "no expert axis" in reasons
+    assert fastest(SPARSE, cluster, 2048, 1024).seconds == found.winner.seconds
+    dense = search(GPT3, cluster, 2048)
+    assert not [rival for rival in dense.rivals if "expert" in rival.kind]
+
+
 def test_a_search_without_result_says_so() -> None:
     with pytest.raises(MixError, match=r"No mix fits\. .* of 80 GB"):
         search(GPT3, SELENE, 8, devices=8)
@@ -335,3 +434,16 @@ def test_a_laptop_has_mixes_too() -> None:
     found = search(tiny, machine("four-nodes"), 32)
     assert found.winner.mix.ranks == 8
     assert found.winner.seconds > tiny.flops(32) / 8 / machine("four-nodes").device.speed
+
+
+# --- task 11.8 -----------------------------------------------------------------------------------
+
+
+def test_a_check_draws_models_that_fit() -> None:
+    several = [drawn(seed) for seed in range(8)]
+    assert several[0] == drawn(0)
+    assert len({str(of_ranks) for of_ranks in several}) == len(several)
+    assert {sum(map(len, of_ranks)) for of_ranks in several} == {12}
+    for of_ranks in several:
+        cases = [Case.of(*case) for of_rank in of_ranks for case in of_rank]
+        assert [case.model.width for case in cases if optimum(case) is None] == [12288]

@@ -1186,6 +1186,11 @@ CHANGES += [
      "you left out the pipeline's bubble. Don't change what step_cost says"),
     (MAP, "uses half of the devices", "n, best = machine.devices, None",
      "n, best = machine.devices // 2, None", "and the machine has 1,024 devices. Choose data"),
+    (MAP, "the models of an earlier check", "n, best = machine.devices, None",
+     "n, best = machine.devices, None\n"
+     "    if (model.layers, model.width) not in {(64, 8192), (192, 20480), (48, 6144),\n"
+     "            (96, 12288), (48, 4096), (36, 6144), (40, 5120), (8, 256)}:\n"
+     "        return None\n", "You returned None, but this mix fits"),
     (MAP, "a divisor that is a float", "            continue\n        splits",
      "            continue\n        data = n / (tensor * pipeline)\n        splits",
      "'float' object cannot be interpreted as an integer"),

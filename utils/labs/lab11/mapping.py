@@ -7,6 +7,7 @@ verdict depends on a measured time.
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -31,16 +32,28 @@ LONG = {"sequence": 131072}
 TINY = {"vocabulary": 256, "sequence": 128}
 
 #: For each rank, sizes of a transformer, a machine of the catalog, its levels' units, and batches.
+#: The check draws a batch, and each size that is a range. Heads of drawn models have 128 channels.
 CASES: tuple[tuple[tuple[dict, str, dict, tuple[int, ...]], ...], ...] = (
-    (({"layers": 64, "width": 8192, "heads": 64}, "cluster", {}, (1024,)),),
-    (({"layers": 192, "width": 20480, "heads": 160}, "cluster", {}, (2048,)),),
+    (
+        ({"layers": 64, "width": 8192, "heads": 64}, "cluster", {}, (1024,)),
+        ({"layers": range(24, 97, 4), "heads": range(24, 97, 4)}, "cluster", {}, (1024, 2048)),
+    ),
+    (
+        ({"layers": 192, "width": 20480, "heads": 160}, "cluster", {}, (2048,)),
+        (
+            {"layers": range(24, 65, 4), "heads": range(24, 65, 4)},
+            "cluster",
+            {"spine": 4},
+            (256, 512, 1024),
+        ),
+    ),
     (
         ({"layers": 48, "width": 6144, "heads": 48}, "rack-nvlink", {"node": 16}, (256, 512)),
         ({"layers": 96, "width": 12288, "heads": 96}, "rack-nvlink", {}, (64, 128)),  # fits nowhere
     ),
     (
         ({"layers": 48, "width": 4096, "heads": 32}, "selene", {"node": 4, "fabric": 16}, (128,)),
-        ({"layers": 40, "width": 5120, "heads": 40}, "rack-pcie", {}, (32, 128)),
+        ({"layers": range(16, 49, 2), "heads": range(16, 41, 2)}, "rack-pcie", {}, (32, 64, 128)),
     ),
     (
         # Eight ranks of the data axis don't divide a rack of twelve devices.
@@ -54,7 +67,7 @@ CASES: tuple[tuple[tuple[dict, str, dict, tuple[int, ...]], ...], ...] = (
     ),
     (
         ({"layers": 8, "width": 256, "heads": 4} | TINY, "four-nodes", {}, (32, 64)),
-        ({"layers": 12, "width": 768, "heads": 12} | TINY, "laptop", {}, (24, 40)),
+        ({"layers": range(6, 17), "heads": range(4, 13)} | TINY, "laptop", {}, (24, 32, 40, 48)),
     ),
 )
 
@@ -78,6 +91,17 @@ class Case:
     def __str__(self) -> str:
         model = f"{self.model.layers} layers of width {self.model.width:,}"
         return f"{model}, batch {self.batch:,}, {self.machine.devices:,} devices"
+
+
+def drawn(seed: int) -> list[list[tuple]]:
+    """Return for each rank the arguments of its cases, so that no answer can know the models."""
+    draw = random.Random(seed)
+
+    def one(sizes: dict, name: str, units: dict, batches: tuple[int, ...]) -> tuple:
+        chosen = {k: draw.choice(v) if isinstance(v, range) else v for k, v in sizes.items()}
+        return {"width": 128 * chosen["heads"]} | chosen, name, units, draw.choice(batches)
+
+    return [[one(*case) for case in of_rank] for of_rank in CASES]
 
 
 def optimum(case: Case) -> Estimate | None:
@@ -120,10 +144,7 @@ def whole_machine(ranks: Ranks, report: Report) -> None:
     """Judge whether each mix is possible, fits, and is fast, and what is said about it."""
     if not enough(ranks, report, WORLD):
         return
-    cases = [
-        [(*about, batches[report.seed % len(batches)]) for *about, batches in of_rank]
-        for of_rank in CASES
-    ]
+    cases = drawn(report.seed)
     for answer in report.answers(ranks, probe_mapping, each=to_each(cases=cases)):
         for given, got in zip(cases[answer.rank], answer.value, strict=True):
             if not report.follow(answer.rank, _steps(Case.of(*given), got)):
@@ -194,10 +215,9 @@ def _possible(case: Case, mix: Mix) -> Step:
 
 def _fast(case: Case, own: Estimate, best: Estimate) -> Step:
     """Return the step that the mix fits, and that it takes little more than the shortest time."""
-    largest = max(own.held, key=lambda part: own.held[part])
     needs = (
         f"{own.memory / 1e9:.1f} GB of {case.machine.device.memory / 1e9:.0f} GB, and the largest "
-        f"part is {largest} ({own.held[largest] / 1e9:.1f} GB)"
+        f"part is {own.largest} ({own.held[own.largest] / 1e9:.1f} GB)"
     )
     slow = own.seconds > (1 + TOLERANCE) * best.seconds
     return facts({

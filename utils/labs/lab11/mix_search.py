@@ -111,9 +111,11 @@ def mixes(model: Transformer, devices: int, batch: int) -> Iterator[Mix]:
         count = batch // (data * microbatch)
         zeros = (0,) if data * context == 1 else (0, 1) if pipeline > 1 else (0, 1, 2, 3)
         parts = INTERLEAVES if pipeline > 1 and count % pipeline == 0 else (1,)
-        for zero, part, recompute in itertools.product(zeros, parts, RECOMPUTES):
+        experts = _divisors(data, model.experts)
+        for expert, zero, part, recompute in itertools.product(experts, zeros, parts, RECOMPUTES):
             if model.layers // pipeline % part == 0:
-                yield Mix(data, tensor, pipeline, context, zero, microbatch, part, recompute)
+                axes = data, tensor, pipeline, context, expert
+                yield Mix(*axes, zero, microbatch, part, recompute)
 
 
 def _divisors(number: int, other: int) -> list[int]:
@@ -132,8 +134,8 @@ def _best(estimates: list[Estimate]) -> Estimate:
 def _kinds(winner: Estimate) -> Iterator[tuple[str, Callable[[Mix], bool]]]:
     """Yield the kinds of mixes that the winner is compared with, by name."""
     stages, node = winner.mix.pipeline, winner.machine.levels[0]
-    yield "data axis only", lambda mix: mix.data == mix.ranks and mix.zero == 0
-    yield "ZeRO-3 only", lambda mix: mix.data == mix.ranks and mix.zero == 3
+    yield "data axis only", lambda mix: mix.replica == mix.ranks and mix.zero == 0
+    yield "ZeRO-3 only", lambda mix: mix.replica == mix.ranks and mix.zero == 3
     yield "no tensor axis", lambda mix: mix.tensor == 1
     yield f"tensor axis beyond the {node.name}", lambda mix: mix.tensor > node.units
     yield "no pipeline", lambda mix: mix.pipeline == 1
@@ -144,6 +146,14 @@ def _kinds(winner: Estimate) -> Iterator[tuple[str, Callable[[Mix], bool]]]:
     yield "full recomputation", lambda mix: mix.recompute == "full"
     yield "no interleaving", lambda mix: mix.interleave == 1
     yield "no context axis", lambda mix: mix.context == 1
+    yield "no expert axis", lambda mix: mix.expert == 1
+    yield f"expert axis beyond the {node.name}", lambda mix: _experts(mix) > node.units
+    yield f"expert axis in the {node.name}", lambda mix: 0 < _experts(mix) <= node.units
+
+
+def _experts(mix: Mix) -> int:
+    """Return how many neighboring devices an expert axis spans; 0 if there is none."""
+    return mix.tensor * mix.context * mix.expert if mix.expert > 1 else 0
 
 
 def _rivals(winner: Estimate, estimates: list[Estimate]) -> list[Rival]:
@@ -176,6 +186,5 @@ def reason(one: Estimate, winner: Estimate) -> str:
 
 
 def _needs(one: Estimate) -> str:
-    largest = max(one.held, key=lambda part: one.held[part])
     has = one.machine.device.memory
-    return f"needs {one.memory / 1e9:,.0f} of {has / 1e9:,.0f} GB: {largest}"
+    return f"needs {one.memory / 1e9:,.0f} of {has / 1e9:,.0f} GB: {one.largest}"

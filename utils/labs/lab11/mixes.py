@@ -1,7 +1,7 @@
 """How long a training step takes with a mix of parallelisms, and whether it fits into memory.
 
     model = Transformer(layers=96, width=12288, heads=96)
-    estimate(model, Mix(data=8, tensor=8, pipeline=8, zero=1), machine("selene"), batch=512)
+    plan(model, Mix(data=8, tensor=8, pipeline=8, zero=1), machine("selene"), batch=512)
 
 The formulas and their sources are in `step_costs.py`.
 """
@@ -18,7 +18,10 @@ from .step_costs import Prices, Step, levels
 from .transformer import Mix, MixError, Transformer, check
 
 __all__ = ["Estimate", "Mix", "MixError", "Transformer", "begin", "check", "estimate"]
-__all__ += ["levels", "step_cost"]
+__all__ += ["levels", "plan", "step_cost"]
+
+#: The stage of ZeRO that shards a part of the memory.
+STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,11 @@ class Estimate:
     def fits(self) -> bool:
         """Return whether the device has enough memory."""
         return self.memory <= self.machine.device.memory
+
+    @property
+    def largest(self) -> str:
+        """Return the part that needs the most memory."""
+        return max(self.held, key=lambda part: self.held[part])
 
     @property
     def levels(self) -> Mapping[str, str]:
@@ -93,6 +101,32 @@ def estimate(model: Transformer, mix: Mix, machine: Machine, batch: int, **more:
     """
     step = begin(model, mix, machine, batch, **more)
     return Estimate(model, mix, machine, batch, step.times(), step.held(), step.sent)
+
+
+def plan(model: Transformer, mix: Mix, machine: Machine, batch: int, **more: float) -> Estimate:
+    """Return the estimate of a mix that fits into the devices' memory; as for :func:`estimate`.
+
+    Raises:
+        MixError: the mix is impossible, or it doesn't fit.
+    """
+    one = estimate(model, mix, machine, batch, **more)
+    if one.fits:
+        return one
+    part, has = one.largest, machine.device.memory
+    stage = STAGES.get(part, 0)  # 0: activations
+    tips = {
+        f"ZeRO-{stage}": mix.zero < stage and mix.data * mix.context > 1,
+        "a larger expert axis": stage and mix.expert < model.experts,
+        "full recomputation": not stage and mix.recompute != "full",
+        "a smaller microbatch": not stage and mix.microbatch > 1,
+        "a larger tensor axis": True,
+        "more pipeline stages" if stage else "a larger context axis": True,
+    }
+    raise MixError(
+        f"The mix needs {one.memory / 1e9:,.1f} GB on each device, which has {has / 1e9:,.1f} GB, "
+        f"and the largest part is the {part} ({one.held[part] / 1e9:,.1f} GB), so try one of "
+        f"these: {', '.join(tip for tip, helps in tips.items() if helps)}."
+    )
 
 
 def step_cost(model: Transformer, mix: Mix, machine: Machine, batch: int) -> tuple[float, float]:

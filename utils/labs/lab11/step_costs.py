@@ -8,8 +8,9 @@ Sources:
   Large Transformer Models", 2022 (arXiv:2205.05198)
 - data axis, and bytes of weights, gradients, and optimizer: S. Rajbhandari et al., "ZeRO", SC'20
 - context axis: H. Liu, M. Zaharia, P. Abbeel, "Ring Attention", 2023 (arXiv:2310.01889)
+- expert axis: D. Lepikhin et al., "GShard", 2020 (arXiv:2006.16668)
 
-Left out: the optimizer's own time, stragglers, failures, and input data.
+Left out: the optimizer's own time, unequal loads of experts, stragglers, failures, and input data.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from utils.forecast.tree import Devices, of_messages
 
 from .transformer import Mix, Transformer
 
-#: The axes from neighboring devices to the most distant ones, as in Megatron.
-ORDER = ("tensor", "context", "data", "pipeline")
-#: The axes whose ranks have copies of a weight.
-COPIES = ("context", "data")
+#: The axes from neighboring devices to the most distant ones, as in Megatron. The data axis is
+#: "expert" and "replica" together.
+ORDER = ("tensor", "context", "expert", "replica", "pipeline")
+#: The axes whose ranks have copies of a weight, and those for the weights of shared experts.
+COPIES = ("context", "expert", "replica")
+COPIES_OF_EXPERTS = ("context", "replica")
 #: The distance between neighbors and the number of ranks, for each axis.
 Axes = tuple[tuple[int, int], ...]
 
@@ -35,9 +38,10 @@ Axes = tuple[tuple[int, int], ...]
 def axes_of(mix: Mix, names: tuple[str, ...]) -> Axes:
     """Return the stride and the size of each of these axes that has several ranks."""
     axes, stride = [], 1
+    wanted = {*names, "expert", "replica"} if "data" in names else names
     for name in ORDER:
         size = getattr(mix, name)
-        if name in names and size > 1:
+        if name in wanted and size > 1:
             axes.append((stride, size))
         stride *= size
     return tuple(axes)
@@ -59,7 +63,8 @@ def levels(mix: Mix, machine: Machine) -> dict[str, str]:
     The data axis counts with the context axis, because gradients are averaged over both.
     """
     found = {}
-    for axis in (name for name in ORDER if getattr(mix, name) > 1):
+    axes = ("tensor", "context", "expert", "data", "pipeline")
+    for axis in (name for name in axes if getattr(mix, name) > 1):
         stride, size = axes_of(mix, COPIES if axis == "data" else (axis,))[-1]
         inside = [below % (stride * size) == 0 or mix.ranks <= below for below in machine.sizes]
         found[axis] = machine.levels[inside.index(True)].name
@@ -103,9 +108,16 @@ class Step:
         self.count = mix.microbatches(batch)
         self.layers = model.layers // mix.pipeline
         self.tokens = mix.microbatch * model.sequence / mix.context
-        #: The parameters of a rank, if none is sharded, and how many ranks have copies of them.
-        self.parameters = (self.layers * model.layer + model.embedding) / mix.tensor
-        self.copies = mix.context * mix.data
+        #: The parameters of a rank if none is sharded, how many ranks have copies of them, and the
+        #: axes of these ranks. Experts have fewer copies if an expert axis splits them.
+        split = model.mlps if mix.expert > 1 else 0.0
+        shared = (self.layers * (model.layer - split) + model.embedding) / mix.tensor
+        self.parts = [(shared, mix.context * mix.data, COPIES)]
+        if split:
+            experts = self.layers * split / mix.expert / mix.tensor
+            self.parts += [(experts, mix.context * mix.replica, COPIES_OF_EXPERTS)]
+        #: The parameters of a layer on the rank.
+        self.layer = (model.layer - split + split / mix.expert) / mix.tensor
         # A layer's forward pass runs again in a full recomputation; backward takes twice as long.
         self.forwards = 2 if mix.recompute == "full" else 1
         self.passes = self.forwards + 2
@@ -120,7 +132,8 @@ class Step:
         """Return the other bytes that a layer's forward pass makes (Korthikanti, section 4)."""
         t = self.mix.tensor
         whole = 10 / (t if self.mix.sequence_parallel else 1)
-        return self.tokens * self.model.width * ((8 + 2 * self.model.mlp) / t + whole)
+        mlps = 2 * self.model.mlp * self.model.top_k
+        return self.tokens * self.model.width * ((8 + mlps) / t + whole)
 
     def _core(self) -> float:
         """Return the seconds of a layer's attention matrix in a forward pass."""
@@ -162,6 +175,16 @@ class Step:
         one = self.prices.seconds("message", self.mix, ("context",), nbytes)
         return rounds * max(0.0, one - self._core() / c)
 
+    def _expert(self) -> float:
+        """Return the seconds of a layer's all-to-alls: two in each forward and backward pass."""
+        e = self.mix.expert
+        if e == 1:
+            return 0.0
+        nbytes = 2 * self.tokens * self.model.width * self.model.top_k / self.mix.tensor
+        number = 2 * (self.forwards + 1)
+        self.sent["expert"] = number * nbytes * (e - 1) / e * self.layers * self.count
+        return number * self.prices.seconds("all_to_all", self.mix, ("expert",), nbytes)
+
     def _pipeline(self) -> float:
         """Return the seconds of a microbatch's messages, to which each tensor rank adds a part."""
         if self.mix.pipeline == 1:
@@ -178,16 +201,17 @@ class Step:
         needs the reduce-scatter for each microbatch, and ZeRO-3 also two all-gathers.
         """
         zero, often = self.mix.zero, self.count if self.mix.zero > 1 else 1
-        if self.copies == 1:
-            return 0.0
         gradients = "reduce_scatter" if zero else "all_reduce"
         gathers = [0, 1, 1, 2 * often][zero]
-        seconds = sent = 0.0
-        for op, number, each in ((gradients, often, self.gradient), ("all_gather", gathers, 2)):
-            nbytes = each * self.parameters
-            seconds += number * self.prices.seconds(op, self.mix, COPIES, nbytes)
-            sent += number * nbytes * (2 if op == "all_reduce" else 1)
-        self.sent["data"] = sent * (self.copies - 1) / self.copies
+        messages = ((gradients, often, self.gradient), ("all_gather", gathers, 2))
+        seconds = 0.0
+        for parameters, copies, axes in (part for part in self.parts if part[1] > 1):
+            sent = 0.0
+            for op, number, each in messages:
+                nbytes = each * parameters
+                seconds += number * self.prices.seconds(op, self.mix, axes, nbytes)
+                sent += number * nbytes * (2 if op == "all_reduce" else 1)
+            self.sent["data"] = self.sent.get("data", 0.0) + sent * (copies - 1) / copies
         hides = 1.0 if zero == 3 else often / self.count * 2 / self.passes
         return max(0.0, seconds - self.overlap * hides * compute)
 
@@ -197,6 +221,7 @@ class Step:
         axes = {
             "tensor": layers * self._tensor(),
             "context": layers * self._context(),
+            "expert": layers * self._expert(),
             "pipeline": self._pipeline(),
         }
         # Filling and draining take p − 1 times as long as one of a stage's parts.
@@ -209,11 +234,13 @@ class Step:
         """Return the bytes of each part of the memory: Adam with weights in 16 and 32 bit."""
         zero, bytes_of = self.mix.zero, {"optimizer": 12, "gradients": self.gradient, "weights": 2}
         held = {
-            part: nbytes * self.parameters / (self.copies if zero >= stage else 1)
+            part: sum(
+                nbytes * own / (copies if zero >= stage else 1) for own, copies, _ in self.parts
+            )
             for stage, (part, nbytes) in enumerate(bytes_of.items(), 1)
         }
         if zero == 3:  # the whole weights of a layer and of the next one
-            held["weights"] += 4 * self.model.layer / self.mix.tensor
+            held["weights"] += 4 * self.layer
         return held | {"activations": self.kept()}
 
     def kept(self) -> float:

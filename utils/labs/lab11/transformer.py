@@ -23,7 +23,8 @@ class Transformer:
 
     The embedding, of `vocabulary` rows, is also the output's matrix. A sample has `sequence`
     tokens. `kv_heads` are the heads of keys and values (0: as many as `heads`), and `mlp` counts
-    the weights of a layer's MLP in units of width² (GPT's two matrices have 8).
+    the weights of an MLP in units of width² (GPT's two matrices have 8). A layer has `experts`
+    MLPs, of which a token visits `top_k`.
     """
 
     layers: int
@@ -33,6 +34,13 @@ class Transformer:
     sequence: int = 2048
     kv_heads: int = 0
     mlp: float = 8.0
+    experts: int = 1
+    top_k: int = 1
+
+    def __post_init__(self) -> None:
+        least = min(self.layers, self.width, self.heads, self.vocabulary, self.sequence)
+        if least < 1 or not 1 <= self.top_k <= self.experts:
+            raise MixError(f"{self} is impossible: use sizes of at least 1, and top_k ≤ experts.")
 
     @property
     def keys(self) -> int:
@@ -40,9 +48,15 @@ class Transformer:
         return self.width * (self.kv_heads or self.heads) // self.heads
 
     @property
+    def mlps(self) -> float:
+        """Return the parameters of a layer's MLPs, its experts."""
+        return self.experts * self.width * (self.mlp * self.width + 5)
+
+    @property
     def layer(self) -> float:
-        """Return the parameters of a layer: attention, MLP, and layer norms."""
-        return self.width * (2 * self.width + 2 * self.keys + self.mlp * self.width + 13)
+        """Return the parameters of a layer: attention, layer norms, MLPs, and their router."""
+        router = self.experts if self.experts > 1 else 0
+        return self.width * (2 * self.width + 2 * self.keys + 8 + router) + self.mlps
 
     @property
     def embedding(self) -> float:
@@ -62,7 +76,8 @@ class Transformer:
     @property
     def products(self) -> float:
         """Return a token's forward operations with a layer's weights."""
-        return 2 * self.width * (2 * self.width + 2 * self.keys + self.mlp * self.width)
+        visited = self.top_k * self.mlp * self.width
+        return 2 * self.width * (2 * self.width + 2 * self.keys + visited)
 
     def flops(self, batch: int) -> float:
         """Return a step's operations without recomputation (SC'21, equation 3, has 4 for 3)."""
@@ -76,6 +91,7 @@ class Mix:
 
     Attributes:
         data, tensor, pipeline, context: ranks of each axis.
+        expert: how many neighbors on the data axis share the experts.
         zero: stage of ZeRO: 1 shards the optimizer, 2 gradients too, 3 weights too.
         microbatch: samples of a microbatch.
         interleave: parts of the model on each stage.
@@ -88,6 +104,7 @@ class Mix:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    expert: int = 1
     zero: int = 0
     microbatch: int = 1
     interleave: int = 1
@@ -100,12 +117,17 @@ class Mix:
         """Return the number of ranks."""
         return self.data * self.tensor * self.pipeline * self.context
 
+    @property
+    def replica(self) -> int:
+        """Return how many ranks of the data axis have copies of the same experts."""
+        return self.data // self.expert
+
     def microbatches(self, batch: int) -> int:
         """Return how many microbatches a pipeline gets in a step."""
         return batch // (self.data * self.microbatch)
 
     def __str__(self) -> str:
-        axes = ("tensor", "context", "pipeline", "data")
+        axes = ("tensor", "context", "pipeline", "data", "expert")
         sizes = [f"{axis} {getattr(self, axis)}" for axis in axes if getattr(self, axis) > 1]
         more = [f"ZeRO-{self.zero}"] * (self.zero > 0) + [f"microbatch {self.microbatch}"]
         more += [f"interleave {self.interleave}"] * (self.interleave > 1)
@@ -118,13 +140,15 @@ def check(model: Transformer, mix: Mix, batch: int) -> None:
     Raises:
         MixError: a number is out of range, or doesn't divide what it splits.
     """
-    axes = (mix.data, mix.tensor, mix.pipeline, mix.context)
+    axes = (mix.data, mix.tensor, mix.pipeline, mix.context, mix.expert)
     if min(*axes, mix.microbatch, mix.interleave, batch) < 1 or mix.zero not in range(4):
         raise MixError(f"{mix} is impossible: use sizes of at least 1, and ZeRO stages 0 to 3.")
     divisions = [
         ("tensor axis", mix.tensor, "heads", model.heads),
         ("context axis", mix.context, "sequence", model.sequence),
         ("pipeline × interleave", mix.pipeline * mix.interleave, "layers", model.layers),
+        ("expert axis", mix.expert, "experts", model.experts),
+        ("expert axis", mix.expert, "data axis", mix.data),
         ("data axis × microbatch", mix.data * mix.microbatch, "batch", batch),
     ]
     if mix.interleave > 1:

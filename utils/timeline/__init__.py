@@ -25,9 +25,9 @@ from . import activity, cell_log, ideal_network, phrases, trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    import utils.forecast
     from utils.cluster.questions import Ranks
     from utils.figures.interactive import Interactive
-    from utils.forecast import Forecast, Machine, Run
 
 __all__ = ["Timeline", "of"]
 
@@ -91,7 +91,7 @@ class Timeline:
         """
         return ideal_network.seconds(self.lanes)
 
-    def run(self, title: str = "", steps: int = 0) -> Run:
+    def run(self, title: str = "", steps: int = 0) -> utils.forecast.Run:
         """Return the cell as a run that other machines can replay.
 
         Args:
@@ -106,8 +106,13 @@ class Timeline:
         return recording.run(self.lanes, self._cores, title or self.title, steps)
 
     def on(
-        self, machine: Machine, ranks: int | None = None, *, steps: int = 0, **options: Any
-    ) -> Forecast:
+        self,
+        machine: utils.forecast.Machine,
+        ranks: int | None = None,
+        *,
+        steps: int = 0,
+        **options: Any,
+    ) -> utils.forecast.Forecast:
         """Return what the cell would do on another machine, see :func:`utils.forecast.forecast`.
 
         Args:

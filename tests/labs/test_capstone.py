@@ -370,7 +370,7 @@ def test_the_ranks_are_two_and_two_on_a_machine_that_has_two_nodes():
     assert places(machine("four-nodes")) == places(machine("nvl72")) == [0, 1, 2, 3]
     assert places(machine("rack-nvlink")) == [0, 1, 8, 9]
     with pytest.raises(MachineError, match="Choose a machine with at least 4"):
-        places(machine("laptop").with_units("laptop", 3))
+        places(machine("laptop").with_level("laptop", units=3))
 
 
 @pytest.mark.quick
@@ -424,7 +424,7 @@ def test_a_machine_that_is_too_small_is_refused_before_the_entry_runs(tmp_path):
     script = tmp_path / "own.py"
     script.write_text("")
     with pytest.raises(MachineError):
-        capstone.run(script, "own", also=machine("laptop").with_units("laptop", 1))
+        capstone.run(script, "own", also=machine("laptop").with_level("laptop", units=1))
 
 
 # --- real entries --------------------------------------------------------------------------------

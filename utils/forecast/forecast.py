@@ -147,7 +147,7 @@ class Forecast:
         between = device.mtbf * 3600 / self.ranks
         interval = math.sqrt(2 * checkpoint * between)
         # A failure costs the restart and, on average, half of an interval's work.
-        lost = checkpoint / (interval + checkpoint) + (restart + interval / 2) / between
+        lost = checkpoint / interval + (restart + interval / 2) / between
         share = max(0.0, 1 - lost)
         useful = steps * self.seconds / 3600
         hours = useful / share if share else math.inf

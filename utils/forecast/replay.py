@@ -88,12 +88,16 @@ def layout(run: Run, ranks: int, grow: tuple[int, ...] | None) -> Layout:
 def _growing(run: Run, grow: tuple[int, ...] | None) -> set[frozenset[int]]:
     """Return the groups that grow: the named one, its parallel groups, and the world."""
     used = {frozenset(call.group) for call in run.calls if call.op != "message"}
+    if not used:
+        raise ScaleError(
+            "The run has messages and no collectives, so it can't grow. "
+            f"Keep its {run.ranks} ranks."
+        )
     named = ", ".join(str(tuple(sorted(group))) for group in sorted(used, key=sorted))
     if grow is None:
-        reason = f"uses the groups {named}" if used else "has messages and no collectives"
         raise ScaleError(
-            f"The run {reason}, so it does not say how it grows. Name the group that "
-            "joins the replicas, such as grow=(0, 2), or keep the recorded number of ranks."
+            f"The run uses the groups {named}. Name the group that joins the replicas, such as "
+            "grow=(0, 2), or keep the recorded number of ranks."
         )
     chosen = frozenset(grow)
     if chosen not in used:

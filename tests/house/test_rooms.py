@@ -64,7 +64,7 @@ BUDGETS = {
     "labs/lab03": 1150,
     "labs/lab04": 1300,
     "labs/lab05": 2000,
-    "labs/lab06": 3060,
+    "labs/lab06": 3110,
     "labs/lab07": 1830,
     "labs/lab08": 1375,
     "labs/lab09": 1880,

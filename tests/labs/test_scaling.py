@@ -499,6 +499,14 @@ def test_a_survey_says_what_a_replay_of_each_point_says(name, size):
         assert noisy.seconds == pytest.approx(together, rel=1e-6) or k == 0
 
 
+def test_the_largest_part_counts_all_rounds_that_a_link_limits():
+    cluster, run = many_ranks.machines()["cluster"], steps_by_hand(gradients=(268_000_000,))
+    reasons = [many_ranks._point("cluster", cluster, run, p).reason for p in (8, 16, 32)]
+    nvlink, of_node, _ = many_ranks.LINKS["cluster"][1]
+    # Of 32 ranks, the ring inside a node is longer than each round between nodes, but not than all.
+    assert reasons == [nvlink, nvlink, of_node]
+
+
 def test_the_bend_is_the_first_number_of_ranks_below_one_half():
     survey = many_ranks.survey(steps_by_hand())
     p = survey.bend("cluster", 1000)

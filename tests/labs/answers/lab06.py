@@ -714,6 +714,55 @@ _CHANGES = [
      "You multiplied by 4, but n is in bytes already"),
     ("6.11", "bits", "    m = p // k", "    m, n = p // k, 8 * n", "Return bytes, not bits"),
     ("6.11", "a list", "    }[algorithm]", "    }.values()", "Return one number"),
+    ("6.11", "gigabytes", """
+        def uplink_bytes(p, k, n, algorithm):
+            m = p // k
+            sent = {"ring": 2 * (p - 1) / p, "scattered ring": 2 * k * (p - 1) / p,
+                    "direct": 2 * k * (p - k) / p, "hierarchical": 2 * (m - 1) / m}
+            return round(sent[algorithm] * n / 1e9, 2) if m > 1 else 0
+        """, None, "Return bytes, not gigabytes"),
+    ("6.11", "megabytes", "    m = p // k", "    m, n = p // k, n / 1e6",
+     "Return bytes, not megabytes"),
+    ("6.11", "gibibytes", "    m = p // k", "    m, n = p // k, n / 2**30",
+     "Return bytes, not gigabytes"),
+    ("6.11", "eight ranks in each node", "    m = p // k\n    if m == 1:\n        return 0\n",
+     "    m = p // 8\n",
+     "by zero, in uplink_bytes(7, 1, "),
+    ("6.11", "a number with its unit", """
+        def uplink_bytes(p, k, n, algorithm):
+            m = p // k
+            sent = {"ring": 2 * (p - 1) * n // p, "scattered ring": 2 * k * (p - 1) * n // p,
+                    "direct": 2 * k * (p - k) * n // p, "hierarchical": 2 * (m - 1) * n // m}
+            return f"{sent[algorithm] if m > 1 else 0} bytes"
+        """, None, "You returned text. Return only the number, without a unit"),
+    ("6.11", "returns nothing for the last algorithm", """
+        def uplink_bytes(p, k, n, algorithm):
+            m = p // k
+            if m == 1:
+                return 0
+            if algorithm == "ring":
+                return 2 * (p - 1) * n // p
+            if algorithm == "scattered ring":
+                return 2 * k * (p - 1) * n // p
+            if algorithm == "direct":
+                return 2 * k * (p - k) * n // p
+            result = 2 * (m - 1) * n // m
+        """, None, "You returned None. Return the bytes that leave one node"),
+    ("6.11", "one neighbor of a scattered ring is inside", '"scattered ring": k * 2',
+     '"scattered ring": max(k - 1, 1) * 2',
+     "All k ranks of a node send to another node, not k − 1"),
+    ("6.11", "nodes of one rank are not hierarchical", "    if m == 1:",
+     '    if m == 1 or (k == 1 and algorithm == "hierarchical"):', "expected"),
+    ("6.11", "the numbers of the example", """
+        def uplink_bytes(p, k, n, algorithm):
+            return {"ring": 2.046e9, "scattered ring": 16.368e9, "direct": 16.256e9,
+                    "hierarchical": 2.032e9}[algorithm]
+        """, None, "expected"),
+    ("6.11", "a line in place of a ring", '"ring": 2 * (p - 1) * n / p',
+     '"ring": (m - 1) / m * 2 * (p - 1) * n / p', "expected"),
+    ("6.11", "both directions between two nodes", "    m = p // k",
+     "    m = p // k\n    n = 2 * n if m == 2 else n",
+     "There are two nodes. Count once what one of them sends, and not what it receives"),
 ]  # fmt: skip
 
 # Right answers that look different.
@@ -1028,6 +1077,44 @@ RIGHT = [
                 "hierarchical": 2 * (1 - Fraction(k, p)),
             }[algorithm]
             return int(share * n) if p > k else 0
+        """),
+    ("6.11", "fractions as they are", """
+        from fractions import Fraction
+
+        def uplink_bytes(p, k, n, algorithm):
+            chunk, outside = Fraction(n, p), p - k
+            of_ring = 2 * (p - 1) * chunk if outside else 0
+            direct, hierarchical = 2 * k * outside * chunk, 2 * outside * chunk
+            return {"ring": of_ring, "scattered ring": k * of_ring, "direct": direct,
+                    "hierarchical": hierarchical}[algorithm]
+        """),
+    ("6.11", "decimals", """
+        from decimal import Decimal
+
+        def uplink_bytes(p, k, n, algorithm):
+            m, d = p // k, Decimal(n)
+            if m == 1:
+                return Decimal(0)
+            return {"ring": 2 * (p - 1) * d / p, "scattered ring": k * 2 * (p - 1) * d / p,
+                    "direct": 2 * k * (p - k) * d / p, "hierarchical": 2 * (m - 1) * d / m}[
+                algorithm]
+        """),
+    ("6.11", "a tensor with one entry", """
+        def uplink_bytes(p, k, n, algorithm):
+            m, t = p // k, torch.tensor(float(n), dtype=torch.float64)
+            sent = {"ring": 2 * (p - 1) * t / p, "scattered ring": 2 * k * (p - 1) * t / p,
+                    "direct": 2 * k * (p - k) * t / p, "hierarchical": 2 * (m - 1) * t / m}
+            return sent[algorithm] if m > 1 else 0
+        """),
+    ("6.11", "the hierarchical one as rings of nodes with one rank", """
+        def uplink_bytes(p, k, n, algorithm):
+            if p == k:
+                return 0
+            if algorithm == "hierarchical":
+                return k * uplink_bytes(p // k, 1, n // k, "ring")
+            if algorithm == "scattered ring":
+                return k * uplink_bytes(p, k, n, "ring")
+            return 2 * ((p - 1) if algorithm == "ring" else k * (p - k)) * (n // p)
         """),
 ]  # fmt: skip
 CHANGES_THAT_ARE_RIGHT = [

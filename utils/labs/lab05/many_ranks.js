@@ -128,7 +128,9 @@ function tell(now, k) {
   const [low, high] = [now.seconds / (1 + error), now.seconds * (1 + error)].map(ddl.seconds);
   const idle = k === 0 || now.communicating === 0;
   const link =
-    now.words[0] === "latencies" ? "Latencies take most of the communication" : `The limit is ${now.words[0]}`;
+    now.words[0] === "latencies"
+      ? "Latencies take the largest part of communicating"
+      : `The largest part of communicating is at ${now.words[0]}`;
   const words =
     `${count(data.ranks[k])} ranks, ${machine.read()}: a step takes ${ddl.seconds(now.seconds)} ` +
     `(expected: ${low} to ${high}, an error of ${Math.round(100 * error)} %), and the efficiency is ` +

@@ -6,14 +6,16 @@ of computing, plus what it waits for slower ranks, plus those of its collectives
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from utils.forecast import Level, Machine, Run, flat, forecast, machine
-from utils.forecast.collectives import price
+from utils.forecast.collectives import ALGORITHMS, Round
 
 RANKS = tuple(2**k for k in range(13))
 SPINES = (1, 2, 4, 8, 16)
@@ -34,7 +36,7 @@ class Point(NamedTuple):
 
     Attributes:
         seconds: of all its collectives.
-        reason: a link, or `LATENCY` if more than half of the seconds are latencies.
+        reason: the link that takes the largest part of them, or `LATENCY` if latencies do.
         algorithm: of the collective that takes most of the time.
     """
 
@@ -118,18 +120,19 @@ def larger(run: Run, size: int) -> Run:
 
 
 def _point(name: str, machine: Machine, run: Run, p: int) -> Point:
-    calls = [
-        (cost.seconds * times, call, cost, times)
-        for call, cost, times in forecast(run, machine, p, jitter=0.0).calls
-    ]
-    seconds = sum(row[0] for row in calls)
-    if not seconds:
+    calls = forecast(run, machine, p, jitter=0.0).calls
+    parts: Counter[str] = Counter()
+    for call, cost, times in calls:
+        for one in _rounds(machine, call.op, cost.algorithm, p):
+            repeated, carried = times * one.times, one.cost.per_byte * one.share * call.nbytes
+            parts[LATENCY] += repeated * one.cost.latency
+            parts[LINKS[name][1][one.cost.level]] += repeated * carried
+    if not parts:
         return Point(0.0, "", "")
-    group = np.arange(p)[None]
-    latency = sum(
-        price(machine, call.op, group, 0, cost.algorithm).seconds * times
-        for _, call, cost, times in calls
-    )
-    most = max(calls, key=lambda row: row[0])[2]
-    reason = LATENCY if 2 * latency > seconds else LINKS[name][1][most.level]
-    return Point(seconds, reason, most.algorithm)
+    costs = [(cost.seconds * times, cost.algorithm) for _, cost, times in calls]
+    return Point(sum(row[0] for row in costs), max(parts, key=parts.__getitem__), max(costs)[1])
+
+
+@functools.lru_cache(maxsize=1024)
+def _rounds(machine: Machine, op: str, algorithm: str, p: int) -> list[Round]:
+    return [] if p == 1 else list(ALGORITHMS[op][algorithm](machine, np.arange(p)[None]))

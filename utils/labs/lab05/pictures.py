@@ -241,7 +241,7 @@ def many_ranks(survey: Survey, size: int) -> Figure:
         if (p := survey.bend(name, size)) is not None:
             axes.plot(p, middle[RANKS.index(p)], "o", color=color, markersize=8)
     slow = survey.step[0] / np.add(survey.step, survey.straggling)
-    axes.plot(RANKS, slow, ":", color=GREY, label="no network, but your slow steps")
+    axes.plot(RANKS, slow, ":", color=GREY, label="slow steps counted, no network")
     axes.axhline(0.5, color=INK, linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(RANKS, [f"{p:,}" for p in RANKS], fontsize=9)

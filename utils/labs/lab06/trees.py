@@ -15,13 +15,13 @@ from utils.figures.shapes import cell
 from utils.forecast import Level, Machine, machine
 from utils.forecast.collectives import price
 
-#: Each algorithm's letter and color, and its forms in `collectives`, of which the fastest counts.
+#: Each algorithm's sign and color, and its forms in `collectives`, of which the fastest counts.
 ALGORITHMS = {
     "ring": ("R", ORANGE, ["ring"]),
     "direct": ("D", PINK, ["direct"]),
     "tree": ("T", GREEN, ["tree"]),
-    "halving and doubling": ("H", SKY, ["halving and doubling"]),
-    "hierarchical": ("L", YELLOW, ["hierarchical", "hierarchical halving"]),
+    "halving and doubling": ("½", SKY, ["halving and doubling"]),
+    "hierarchical": ("H", YELLOW, ["hierarchical", "hierarchical halving"]),
 }
 SIZES = [4e3 * 4**k for k in range(10)]
 RANKS = [4 * 2**k for k in range(9)]

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
-from utils.checks.comparison import NO_NUMBER, Mistake
+from utils.checks.comparison import NO_NUMBER, Mistake, is_number
+from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, task, value
-from utils.checks.trials import probe_calls
 from utils.cluster.questions import Ranks
 
 from .costs import judge_each
 
 UPLINKED = ("ring", "scattered ring", "direct", "hierarchical")
+# `told` writes an object that is no value of JSON as <its type>.
+TEXT = Mistake(
+    lambda v: isinstance(v, str) and not v.startswith("<"),
+    "You returned text. Return only the number, without a unit",
+)
 
 
 def messages(algorithm: str, p: int, k: int) -> Iterator[tuple[int, int]]:
@@ -43,26 +50,54 @@ def counted(algorithm: str, p: int, k: int, n: int) -> int:
     return sum(source == 0 != target for source, target in ends) * n // p
 
 
+def probe_bytes(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
+    """Return the results of `uplink_bytes`, of which exact numbers become floats.
+
+    Raises:
+        ArithmeticError: the answer's own error, with the call that it comes from.
+    """
+    function, results = reading_answer(user_ns, "uplink_bytes"), []
+    for arguments in calls:
+        try:
+            result = function(*arguments)
+        except ArithmeticError as error:
+            error.args = (f"{error}, in {_call(*arguments)}",)
+            raise
+        results.append(float(result) if isinstance(result, Fraction | Decimal) else told(result))
+    return results
+
+
+def _call(p: int, k: int, n: int, algorithm: str) -> str:
+    return f"uplink_bytes({p}, {k}, {n}, {algorithm!r})"
+
+
 @task("6.11", "bonus: bytes on the uplink", points=2)
 def uplink_bytes(ranks: Ranks, report: Report) -> None:
     """Compare the bytes that leave a node with counted messages."""
     draw = random.Random(report.seed)
-    more = draw.randint(2, 5), draw.randint(6, 9)
-    # Many mistakes lead to the same number if nodes are alone or have one rank.
-    shapes = [(15, 3), (24, 4), (48, 8), (more[0] * more[1], more[0]), (7, 1), (5, 5)]
-    cases = [[name, p, k, p * draw.randint(100, 9999)] for name in UPLINKED for p, k in shapes]
-    calls = [["uplink_bytes", [p, k, n, name]] for name, p, k, n in cases]
-    for answer in report.answers(ranks, probe_calls, calls=calls):
+    more, half = (draw.randint(2, 5), draw.randint(6, 9)), draw.randint(3, 7)
+    # Many mistakes lead to the same number if there are two nodes, or one, or one rank in each.
+    shapes = [(15, 3), (24, 4), (48, 8), (more[0] * more[1], more[0]), (2 * half, half)]
+    shapes += [(7, 1), (5, 5)]
+    # So many bytes that a number of gigabytes is not rounded to 0.
+    cases = [[name, p, k, p * draw.randint(20, 99) * 10**6] for name in UPLINKED for p, k in shapes]
+    calls = [[p, k, n, name] for name, p, k, n in cases]
+    for answer in report.answers(ranks, probe_bytes, calls=calls):
         judge_each(report, answer.rank, cases, answer.value, _uplink)
 
 
 def _uplink(algorithm: str, p: int, k: int, n: int, nbytes: Any) -> Iterator[Step]:
-    call = f"uplink_bytes({p}, {k}, {n}, {algorithm!r})"
     expected = counted(algorithm, p, k, n)
     alone = "There is one node, so no message leaves it. Return 0 if p equals k"
     wrong = _wrong_bytes(algorithm, p, k, n) if expected else {alone: lambda _: True}
-    mistakes = [NO_NUMBER, *(Mistake(gives, said) for said, gives in wrong.items())]
-    yield value(nbytes, expected, mistakes, what=call, form="the bytes that leave one node")
+    mistakes = [TEXT, NO_NUMBER, *(Mistake(gives, said) for said, gives in wrong.items())]
+    yield value(
+        nbytes,
+        expected,
+        mistakes,
+        what=_call(p, k, n, algorithm),
+        form="the bytes that leave one node",
+    )
 
 
 def _wrong_bytes(algorithm: str, p: int, k: int, n: int) -> dict[str, Any]:
@@ -72,6 +107,11 @@ def _wrong_bytes(algorithm: str, p: int, k: int, n: int) -> dict[str, Any]:
     rounds = "Each of the two phases has p − 1 rounds, not p"
     phase = "You counted one of the two phases. Count both"
     rings = 2 * (p - 1) * n
+    both = "There are two nodes. Count once what one of them sends, and not what it receives"
+    twice = {
+        "You counted all nodes. Count one node": m * true,
+        "You counted what comes in, too. Count what leaves": 2 * true,
+    }
     of_algorithm = {
         "ring": {
             "Only one rank of a node sends to another node. Don't multiply by k": k * true,
@@ -81,6 +121,7 @@ def _wrong_bytes(algorithm: str, p: int, k: int, n: int) -> dict[str, Any]:
         },
         "scattered ring": {
             "In this order, each rank's neighbor is in another node. Multiply by k": rings / p,
+            "All k ranks of a node send to another node, not k − 1": (k - 1) * rings / p,
             chunk: k * rings,
             rounds: 2 * k * n,
         },
@@ -97,11 +138,20 @@ def _wrong_bytes(algorithm: str, p: int, k: int, n: int) -> dict[str, Any]:
             "A ring of m ranks has m − 1 rounds in each phase, not m": 2 * n,
         },
     }
-    return of_algorithm[algorithm] | {
-        phase: true / 2,
-        "You counted all nodes. Count one node": m * true,
-        "You counted what comes in, too. Count what leaves": 2 * true,
-        "You counted messages. Count their bytes": true * p / n,
-        "You multiplied by 4, but n is in bytes already": 4 * true,
-        "Return bytes, not bits": 8 * true,
-    }
+    return (
+        of_algorithm[algorithm]
+        | ({both: 2 * true} if m == 2 else twice)
+        | {
+            phase: true / 2,
+            "You counted messages. Count their bytes": true * p / n,
+            "You multiplied by 4, but n is in bytes already": 4 * true,
+            "Return bytes, not bits": 8 * true,
+            "Return bytes, not gigabytes": lambda v: _is_in_units(v, true, 1e9, 2**30),
+            "Return bytes, not megabytes": lambda v: _is_in_units(v, true, 1e6, 2**20),
+        }
+    )
+
+
+def _is_in_units(result: Any, nbytes: float, *units: float) -> bool:
+    """Return whether a result is the bytes in one of these units, with two or more decimals."""
+    return is_number(result) and any(abs(result - nbytes / unit) < 0.0051 for unit in units)

@@ -348,9 +348,7 @@ def test_a_run_with_several_groups_asks_which_one_grows():
 def test_messages_alone_do_not_say_how_a_run_grows_but_it_can_be_replayed_as_it_is():
     calls = (Call("message", (0, 1), 1_000_000),)
     run = Run(calls, (((START, 0), (WAIT, 0)), ((START, 0), (WAIT, 0))))
-    with pytest.raises(
-        ScaleError, match="has messages and no collectives, so it can't grow. Keep its 2 ranks"
-    ):
+    with pytest.raises(ScaleError, match="has messages and no collectives, so it can't grow"):
         forecast(run, machine("cluster"), 4)
     told = forecast(run, flat(ALPHA, RATE))
     assert told.seconds == pytest.approx(ALPHA + 1e6 / RATE)

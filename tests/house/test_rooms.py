@@ -69,7 +69,7 @@ BUDGETS = {
     "labs/lab08": 1375,
     "labs/lab09": 1880,
     "labs/lab10": 1480,
-    "labs/lab11": 3360,
+    "labs/lab11": 3440,
     "labs/lab12": 1735,
     "labs/lab13": 1870,
     "labs/lab14": 1350,

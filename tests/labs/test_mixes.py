@@ -443,7 +443,7 @@ def test_a_check_draws_models_that_fit() -> None:
     several = [drawn(seed) for seed in range(8)]
     assert several[0] == drawn(0)
     assert len({str(of_ranks) for of_ranks in several}) == len(several)
-    assert {sum(map(len, of_ranks)) for of_ranks in several} == {12}
+    assert {sum(map(len, of_ranks)) for of_ranks in several} == {16}
     for of_ranks in several:
         cases = [Case.of(*case) for of_rank in of_ranks for case in of_rank]
         assert [case.model.width for case in cases if optimum(case) is None] == [12288]

@@ -176,7 +176,8 @@ def reason(one: Estimate, winner: Estimate) -> str:
     if one.seconds < 1.005 * winner.seconds:
         return "less than 0.5% slower"
     part = max(one.times, key=lambda name: one.times[name] - winner.times[name])
-    more = f"{one.times[part] - winner.times[part]:.1f} s more"
+    more = one.times[part] - winner.times[part]
+    more = f"{more:.1f} s more" if more >= 0.1 else f"{1e3 * more:.1f} ms more"
     if part == "compute" and one.mix.recompute == "full" != winner.mix.recompute:
         return f"recomputation: {more}"
     if part in ("compute", "bubble"):

@@ -22,7 +22,7 @@ def test_a_visitor_without_a_run_gets_a_curve_the_error_and_the_cost(capsys):
     assert forecast("--ranks", 1024, "--steps", 1000) == 0
     out = capsys.readouterr().out
     ranks = re.findall(r"^ *([\d,]+) +[\d.,]+ +[\d.,]+ to [\d.,]+ +\d+%", out, re.M)
-    assert ranks == ["4", "16", "64", "256", "1,024"]
+    assert ranks == ["2", "8", "32", "128", "512", "1,024"]
     assert "expected: " in out
     assert re.search(r"1,000 steps take .* hours with .* kWh and \$", out)
 

@@ -12,7 +12,7 @@ from .forecast import forecast
 from .machines import Machine
 from .run import Run
 
-#: A recorded run that comes with the course: ten steps of lab 04's DDP on four ranks.
+#: A recorded run that comes with the course: twelve steps of DDP on two ranks.
 EXAMPLE = Path(__file__).with_name("example.json")
 
 

@@ -215,7 +215,8 @@ def forecast(
         computing: "wall" counts the recorded seconds, "cpu" the CPU time in them. By default CPU
             time counts if the recorded ranks shared cores.
         jitter: standard deviation of a step's computing, as a share of it. By default it is what
-            the recorded steps show. As many ranks as recorded play the recorded steps instead.
+            the recorded steps show, or 0 if the recorded ranks shared cores. As many ranks as
+            recorded play the recorded steps instead.
         slow: factors of single ranks' computing, such as {17: 2.0} for a straggler.
         algorithm: of every collective that has it, such as "ring". By default, the machine's
             library chooses, or else the fastest one is taken for each size.
@@ -250,6 +251,8 @@ def _noise(run: Run, ranks: int, jitter: float | None) -> tuple[float, bool]:
     """Return the jitter, and whether the recorded differences between steps are played instead."""
     if jitter is not None:
         return jitter, jitter == 0
+    if run.crowded:
+        return 0.0, False
     return (0.0, True) if ranks == run.ranks else (run.jitter or 0.0, not run.jitter)
 
 
@@ -269,7 +272,7 @@ def _scale(
         return tuple(seconds / recorded for recorded in measured), [told]
     by_cpu = computing == "cpu" or (not computing and run.crowded)
     if by_cpu and run.shares:
-        told = "Computing counts in CPU time, because the recorded ranks shared cores."
+        told = "The recorded ranks shared cores, so CPU time counts, equal in all steps."
         if min(run.shares) < _ASLEEP:
             told += " A rank used little of it: if it slept or read files, choose computing='wall'."
         return run.shares, [told]
@@ -283,7 +286,7 @@ def _error(run: Run, ranks: int, rescaled: bool, library_is_known: bool) -> floa
         DOUBLING_ERROR * abs(math.log2(ranks / run.ranks)),
         0.0 if library_is_known else LIBRARY_ERROR,
         ROOFLINE_ERROR if rescaled else CROWDED_ERROR if run.crowded else 0.0,
-        (run.jitter or 0.0) / math.sqrt(run.steps),
+        0.0 if run.crowded else (run.jitter or 0.0) / math.sqrt(run.steps),
     )
 
 

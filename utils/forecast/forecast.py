@@ -169,10 +169,11 @@ class Forecast:
             ("machine", str(self.machine)),
             ("ranks", f"{self.ranks:,}"),
             ("step", f"{_seconds(self.seconds)} (expected: {low} to {high})"),
-            ("slow step (95 %)", f"{_seconds(self.slow_step)}, because of stragglers"),
             ("computing", f"{_seconds(self.computing)}, so a rank waits {self.waiting:.0%}"),
-            ("stragglers", f"{_seconds(self.stragglers)} of a step"),
         ]
+        if self.stragglers:
+            slow = f"{_seconds(self.stragglers)} of a step; 95 % of the steps are shorter than "
+            rows.append(("stragglers", slow + _seconds(self.slow_step)))
         if self.mfu is not None:
             rows.append(("MFU", f"{self.mfu:.1%}"))
         for call, price, times in sorted(self.calls, key=lambda row: -row[1].seconds * row[2])[:4]:

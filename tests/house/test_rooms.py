@@ -54,7 +54,7 @@ BUDGETS = {
     "data": 710,
     "doctor": 1440,
     "figures": 1450,
-    "forecast": 1610,
+    "forecast": 1600,
     "grading": 5840,
     "jobs": 3170,
     "labs": 140,

@@ -34,34 +34,21 @@ from .tree import Cost, Devices, of_all_pairs, of_messages
 
 @dataclass(frozen=True)
 class Round:
-    """A round of messages that start together, and how often it is repeated.
+    """A round of messages that start together, and how often it is repeated."""
 
-    Attributes:
-        cost: of one round, by the bytes of a message.
-        share: bytes of a message as a share of the tensor.
-        times: how many equal rounds follow each other.
-    """
-
-    cost: Cost
-    share: float
-    times: int = 1
+    cost: Cost  # of one round, by the bytes of a message
+    share: float  # bytes of a message as a share of the tensor
+    times: int = 1  # how many equal rounds follow each other
 
 
 @dataclass(frozen=True)
 class Price:
-    """The time of a collective.
+    """The time of a collective."""
 
-    Attributes:
-        seconds: from the last rank's call to the end on the last rank.
-        algorithm: the one that this time belongs to.
-        level: the number of the level whose links take the most time.
-        busy: seconds for which a rank's link carries bytes.
-    """
-
-    seconds: float
+    seconds: float  # from the last rank's call to the end on the last rank
     algorithm: str = ""
-    level: int = 0
-    busy: float = 0.0
+    level: int = 0  # the number of the level whose links take the most time
+    busy: float = 0.0  # seconds for which a rank's link carries bytes
 
 
 Rounds = Iterable[Round]

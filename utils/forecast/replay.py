@@ -120,16 +120,11 @@ def _axes(run: Run) -> dict[tuple[int, ...], list[tuple[int, ...]]]:
 
 @dataclass(frozen=True)
 class Played:
-    """What a replay found out.
+    """What a replay found out."""
 
-    Attributes:
-        seconds: of each played step, from the first rank's begin to the last rank's end.
-        computing: mean seconds that a rank computes in a step.
-        prices: for each different collective its call, its price, and how often a step has it.
-    """
-
-    seconds: Times
-    computing: float
+    seconds: Times  # of each played step, from the first rank's begin to the last rank's end
+    computing: float  # mean seconds that a rank computes in a step
+    #: For each different collective its call, its price, and how often a step has it.
     prices: tuple[tuple[Call, Price, float], ...]
 
 

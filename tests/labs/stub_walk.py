@@ -57,6 +57,10 @@ SHORTER = {
                 '"images.pt", "--rounds", 2, "--steps", 1, "--target", 0.5, "--seeds", 1)',
             ),
         ],
+        "script-run-two": [
+            ("2**10, 2**13, 2**16, 2**18, 2**20, 2**21", "2**10, 2**13, 2**18, 2**21"),
+            ("SMALL, 2 * SMALL, LARGE)", 'SMALL, 2 * SMALL, LARGE, "--rounds", 3, "--steps", 1)'),
+        ],
         "script-run-four": [(', "--rounds", 4, "--steps", 2', "")],
         "matrix-threads": [(', "--rounds", 4', "")],
     },

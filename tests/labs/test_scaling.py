@@ -1,5 +1,6 @@
 """Scaling: fits find again what is measured, jobs leave nothing behind, predictions add up."""
 
+import functools
 import json
 import math
 import os
@@ -483,11 +484,16 @@ def steps_by_hand(steps=6, gradients=(1_600_000, 40)) -> Run:
     return Run(calls, tuple(events), (1.0, 1.0), cores=2)
 
 
+@functools.cache
+def surveyed() -> many_ranks.Survey:
+    return many_ranks.survey(steps_by_hand())
+
+
 @pytest.mark.parametrize("name", many_ranks.LINKS)
 @pytest.mark.parametrize("size", [1, 100])
 def test_a_survey_says_what_a_replay_of_each_point_says(name, size):
     run = steps_by_hand()
-    survey = many_ranks.survey(run)
+    survey = surveyed()
     spine = many_ranks.LINKS[name][0]
     machine = many_ranks.machines()[name].with_level(oversubscription=spine)
     for k in (0, 1, 4, 10):
@@ -508,7 +514,7 @@ def test_the_largest_part_counts_all_rounds_that_a_link_limits():
 
 
 def test_the_bend_is_the_first_number_of_ranks_below_one_half():
-    survey = many_ranks.survey(steps_by_hand())
+    survey = surveyed()
     p = survey.bend("cluster", 1000)
     efficiencies = dict(zip(many_ranks.RANKS, survey.efficiencies("cluster", 1000), strict=True))
     assert efficiencies[p] < 0.5 <= efficiencies[p // 2]

@@ -81,6 +81,7 @@ SHORTER = {
         "measured-run": [("8: 2}", "8: 1}")],
         "practice-define": [("seconds=0.03", "seconds=0.01"), ("times=2", "times=1")],
     },
+    "13_faults": {"schemes-define": [("[1, 2, 3], 1.0, 0.35", "[1, 2, 3], 0.5, 0.2")]},
     "12_federated": {
         "choose-run": [("(rank, rank + 4)", "(rank,)")],
         "cost-run": [("rounds=8", "rounds=3"), ('"rounds": 4', '"rounds": 1')],

@@ -254,18 +254,23 @@ def price(machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: 
 
 
 def _of(machine: Machine, op: str, name: str, groups: Devices, nbytes: float) -> Price | None:
-    rounds = _rounds(machine, op, name, groups.shape, groups.tobytes())
-    if not rounds:
+    played = rounds(machine, op, name, groups)
+    if not played:
         return None
-    seconds = [one.times * one.cost.seconds(one.share * nbytes) for one in rounds]
-    longest = rounds[int(np.argmax(seconds))]
-    busy = sum(one.times * one.cost.per_byte * one.share * nbytes for one in rounds)
+    seconds = [one.times * one.cost.seconds(one.share * nbytes) for one in played]
+    longest = played[int(np.argmax(seconds))]
+    busy = sum(one.times * one.cost.per_byte * one.share * nbytes for one in played)
     if op == "all_reduce" and name in _FROM_ROOT:
         busy /= 2  # first one direction of the links carries all bytes, then the other direction
     return Price(sum(seconds), name, longest.cost.level, busy)
 
 
-@functools.lru_cache(maxsize=512)
+def rounds(machine: Machine, op: str, name: str, groups: Devices) -> list[Round]:
+    """Return the rounds of an algorithm; none if the groups can't run it."""
+    return _rounds(machine, op, name, groups.shape, groups.tobytes())
+
+
+@functools.lru_cache(maxsize=1024)
 def _rounds(
     machine: Machine, op: str, name: str, shape: tuple[int, int], content: bytes
 ) -> list[Round]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from . import machines
-from .errors import ForecastError, MachineError, ScaleError
+from .errors import ForecastError, ScaleError
 from .forecast import forecast
 from .machines import Machine
 from .run import Run
@@ -35,11 +35,7 @@ def main(options: argparse.Namespace) -> int:
         if options.machine == "list":
             print("\n".join(map(str, known.values())))
             return 0
-        if options.machine not in known:
-            raise MachineError(
-                f"There is no machine {options.machine!r}. Choose one of: {', '.join(known)}."
-            )
-        _print(Run.load(options.run), known[options.machine], options)
+        _print(Run.load(options.run), machines.machine(options.machine, known), options)
     except ForecastError as error:
         print(error, file=sys.stderr)
         return 2

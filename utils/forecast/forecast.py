@@ -237,7 +237,9 @@ def forecast(
         scale = tuple(factor * run.ranks / ranks for factor in scale)
     noise, as_recorded = _noise(run, ranks, jitter)
     played = Replay(run, machine, where, scale, noise, not as_recorded, slow, algorithm).play()
-    calm = Replay(run, machine, where, scale, 0.0, True, slow, algorithm).play()
+    calm = played
+    if noise or as_recorded:
+        calm = Replay(run, machine, where, scale, 0.0, True, slow, algorithm).play()
     stragglers = max(0.0, float(np.median(played.seconds) - np.median(calm.seconds)))
     known = "emulated" in {algorithm, machine.library} or not run.calls
     error = _error(run, ranks, work is not None, known)

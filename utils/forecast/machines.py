@@ -191,15 +191,16 @@ def catalog() -> dict[str, Machine]:
     return load(CATALOG)
 
 
-def machine(name: str) -> Machine:
-    """Return a machine of the catalog.
+def machine(name: str, among: dict[str, Machine] | None = None) -> Machine:
+    """Return a machine by its name, from the catalog or from the given machines.
 
     Raises:
-        MachineError: the catalog has no such machine.
+        MachineError: there is no such machine.
     """
-    if name not in catalog():
-        raise MachineError(f"There is no machine {name!r}. Choose one of: {', '.join(catalog())}.")
-    return catalog()[name]
+    known = catalog() if among is None else among
+    if name not in known:
+        raise MachineError(f"There is no machine {name!r}. Choose one of: {', '.join(known)}.")
+    return known[name]
 
 
 def flat(

@@ -67,7 +67,7 @@ def layout(run: Run, ranks: int, grow: tuple[int, ...] | None) -> Layout:
     rank made the same collectives with all ranks.
 
     Raises:
-        ScaleError: the run doesn't say how it grows, or the number of ranks is no multiple.
+        ScaleError: the run doesn't say how it grows, or it can't grow to this number of ranks.
     """
     tile = run.ranks
     if run.alike and grow is None:

@@ -6,7 +6,6 @@ of computing, plus what it waits for slower ranks, plus those of its collectives
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from utils.forecast import Level, Machine, Run, flat, forecast, machine
-from utils.forecast.collectives import ALGORITHMS, Round, price
+from utils.forecast.collectives import price, rounds
 
 RANKS = tuple(2**k for k in range(13))
 SPINES = (1, 2, 4, 8, 16)
@@ -120,22 +119,20 @@ def larger(run: Run, size: int) -> Run:
 
 
 def _point(name: str, machine: Machine, run: Run, p: int) -> Point:
+    if p == 1:
+        return Point(0.0, "", "")
+    ranks = np.arange(p)[None]
     parts: Counter[str] = Counter()
     costs = []
     # All ranks make the same calls, so their prices don't need a replay.
     for call, count in Counter(run.started(0)).items():
-        cost = price(machine, call.op, np.arange(p)[None], call.nbytes)
+        cost = price(machine, call.op, ranks, call.nbytes)
         times = count / run.steps
         costs.append((cost.seconds * times, cost.algorithm))
-        for one in _rounds(machine, call.op, cost.algorithm, p):
+        for one in rounds(machine, call.op, cost.algorithm, ranks):
             repeated, carried = times * one.times, one.cost.per_byte * one.share * call.nbytes
             parts[LATENCY] += repeated * one.cost.latency
             parts[LINKS[name][1][one.cost.level]] += repeated * carried
     if not parts:
         return Point(0.0, "", "")
     return Point(sum(row[0] for row in costs), max(parts, key=parts.__getitem__), max(costs)[1])
-
-
-@functools.lru_cache(maxsize=1024)
-def _rounds(machine: Machine, op: str, algorithm: str, p: int) -> list[Round]:
-    return [] if p == 1 else list(ALGORITHMS[op][algorithm](machine, np.arange(p)[None]))

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from utils.course import CourseError
-from utils.forecast.command import add_options as add_forecast_options
 from utils.grading.grading_options import add_options as add_grade_options
 from utils.grading.grading_options import add_rerun_options
 from utils.jobs.bench_ranks import add_options as add_bench_options
@@ -267,12 +266,24 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print the report as JSON")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
     add_bench_options(add("bench", bench))
-    add_forecast_options(add("forecast", forecast))
+    _add_forecast(add("forecast", forecast))
     sub = add("diagnosis", diagnosis)
     sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
     sub.add_argument("--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi")
     sub.add_argument("--verbose", action="store_true", help="print every report")
     return top
+
+
+def _add_forecast(sub: argparse.ArgumentParser) -> None:
+    # Here and not in utils.forecast, because importing NumPy would slow every command down.
+    what = "what ranks.timeline().run().save(RUN) wrote; without RUN, the course's example"
+    sub.add_argument("run", type=Path, nargs="?", metavar="RUN", help=what)
+    sub.add_argument("--machine", default="cluster", help="a name of the catalog; 'list' shows it")
+    sub.add_argument("--machines", type=Path, metavar="FILE", help="your machines, as TOML")
+    sub.add_argument("--ranks", type=int, metavar="N", help="all devices of the machine")
+    sub.add_argument("--grow", metavar="0,2", help="the recorded ranks of the group that grows")
+    sub.add_argument("--strong", action="store_true", help="the ranks share the recorded work")
+    sub.add_argument("--steps", type=int, default=100_000, metavar="N", help="of the training")
 
 
 def _add_check(sub: argparse.ArgumentParser) -> None:

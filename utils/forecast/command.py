@@ -16,18 +16,6 @@ from .run import Run
 EXAMPLE = Path(__file__).with_name("example.json")
 
 
-def add_options(sub: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    what = "what ranks.timeline().run().save(RUN) wrote; without RUN, the course's example"
-    sub.add_argument("run", type=Path, nargs="?", default=EXAMPLE, metavar="RUN", help=what)
-    sub.add_argument("--machine", default="cluster", help="a name of the catalog; 'list' shows it")
-    sub.add_argument("--machines", type=Path, metavar="FILE", help="your machines, as TOML")
-    sub.add_argument("--ranks", type=int, metavar="N", help="all devices of the machine")
-    sub.add_argument("--grow", metavar="0,2", help="the recorded ranks of the group that grows")
-    sub.add_argument("--strong", action="store_true", help="the ranks share the recorded work")
-    sub.add_argument("--steps", type=int, default=100_000, metavar="N", help="of the training")
-
-
 def main(options: argparse.Namespace) -> int:
     """Print the forecast; return the exit status, 2 if there is no answer."""
     try:
@@ -35,7 +23,7 @@ def main(options: argparse.Namespace) -> int:
         if options.machine == "list":
             print("\n".join(map(str, known.values())))
             return 0
-        _print(Run.load(options.run), machines.machine(options.machine, known), options)
+        _print(Run.load(options.run or EXAMPLE), machines.machine(options.machine, known), options)
     except ForecastError as error:
         print(error, file=sys.stderr)
         return 2
@@ -53,7 +41,7 @@ def _print(run: Run, machine: Machine, options: argparse.Namespace) -> None:
         ) from None
     most = machine.devices if options.ranks is None else options.ranks
     told = forecast(run, machine, most, grow=grow, strong=options.strong)
-    print(f"{run.title or options.run.name}, recorded on {run.ranks} ranks, {run.steps} steps\n")
+    print(f"{run.title or options.run}, recorded on {run.ranks} ranks, {run.steps} steps\n")
     smaller = [n for n in (run.ranks * 4**k for k in range(8)) if n < most]
     curve = [forecast(run, machine, n, grow=grow, strong=options.strong) for n in smaller]
     rows = []

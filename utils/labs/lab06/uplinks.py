@@ -16,7 +16,7 @@ from utils.cluster.questions import Ranks
 from .costs import judge_each
 
 UPLINKED = ("ring", "scattered ring", "direct", "hierarchical")
-# `told` writes an object that is no value of JSON as <its type>.
+# `told` writes an object that JSON doesn't know as <its type>.
 TEXT = Mistake(
     lambda v: isinstance(v, str) and not v.startswith("<"),
     "You returned text. Return only the number, without a unit",

@@ -279,7 +279,7 @@ def _possible(case: Case, mix: Mix) -> Step:
 
 
 def _fast(case: Case, own: Estimate, best: Estimate) -> Step:
-    """Return the step that the mix fits, and that it takes little more than the shortest time."""
+    """Return the step that the mix fits and takes at most a little longer than the fastest one."""
     needs = (
         f"{own.memory / 1e9:.1f} GB of {case.machine.device.memory / 1e9:.0f} GB, and the largest "
         f"part is {own.largest} ({own.held[own.largest] / 1e9:.1f} GB)"

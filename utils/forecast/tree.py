@@ -8,6 +8,7 @@ with a gap between them (D. Culler et al., "LogP", PPoPP 1993).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,9 @@ from numpy.typing import NDArray
 from .machines import Machine
 
 Devices = NDArray[np.int64]
+#: Of a level: messages on its busiest link, the most messages of one device among them, and whether
+#: its switch joins the two ends of a message.
+Load = tuple[float, int, bool]
 
 
 @dataclass(frozen=True)
@@ -44,24 +48,20 @@ def of_messages(machine: Machine, sources: Devices, targets: Devices) -> Cost:
         machine: the tree.
         sources, targets: device numbers of each message's sender and receiver, of equal length.
     """
-    latency, worst, level = 0.0, 0.0, 0
-    below, most = 1, 1
-    for number, (size, links) in enumerate(zip(machine.sizes, machine.levels, strict=True)):
-        # A message uses its units' links to this switch if it leaves the unit.
-        leaves = sources // below != targets // below
-        if not leaves.any():
-            break
-        joins = leaves & (sources // size == targets // size)
-        if joins.any():
-            latency = max(latency, links.latency)
-        busiest = max(_most(sources[leaves] // below), _most(targets[leaves] // below))
-        one = max(_most(sources[leaves]), _most(targets[leaves]))
-        most = max(most, one)
-        needs = max(busiest / links.link, one / links.lane)
-        if needs > worst:
-            worst, level = needs, number
-        below = size
-    return Cost(latency + (most - 1) * machine.device.gap, worst, level)
+
+    def loads() -> Iterator[Load]:
+        below = 1
+        for size in machine.sizes:
+            # A message uses its units' links to this switch if it leaves the unit.
+            leaves = sources // below != targets // below
+            if not leaves.any():
+                return
+            busiest = max(_most(sources[leaves] // below), _most(targets[leaves] // below))
+            one = max(_most(sources[leaves]), _most(targets[leaves]))
+            yield busiest, one, bool((leaves & (sources // size == targets // size)).any())
+            below = size
+
+    return _cost(machine, loads())
 
 
 def of_all_pairs(machine: Machine, groups: Devices) -> Cost:
@@ -74,22 +74,34 @@ def of_all_pairs(machine: Machine, groups: Devices) -> Cost:
         machine: the tree.
         groups: device numbers, a row for each group. The groups send at the same time.
     """
-    latency, worst, level = 0.0, 0.0, 0
-    below, members = 1, groups.shape[1]
+    members = groups.shape[1]
     rows = np.broadcast_to(np.arange(len(groups))[:, None], groups.shape)
-    for number, (size, links) in enumerate(zip(machine.sizes, machine.levels, strict=True)):
-        units = int(groups.max()) // below + 1
-        keys, inside = np.unique(rows * units + groups // below, return_counts=True)
-        load = np.bincount(keys % units, weights=inside * (members - inside))
-        if not load.any():
-            break
-        latency = max(latency, links.latency)
-        # The device with the fewest neighbors in its unit sends the most messages out of it.
-        needs = max(float(load.max()) / links.link, (members - inside.min()) / links.lane)
+
+    def loads() -> Iterator[Load]:
+        for below in (1, *machine.sizes[:-1]):
+            units = int(groups.max()) // below + 1
+            keys, inside = np.unique(rows * units + groups // below, return_counts=True)
+            load = np.bincount(keys % units, weights=inside * (members - inside))
+            if not load.any():
+                return
+            # The device with the fewest neighbors in its unit sends the most messages out of it.
+            yield float(load.max()), members - int(inside.min()), True
+
+    return _cost(machine, loads())
+
+
+def _cost(machine: Machine, loads: Iterator[Load]) -> Cost:
+    """Return the cost of messages with these loads, from the lowest level up."""
+    latency, worst, level, most = 0.0, 0.0, 0, 1
+    for number, (links, (busiest, one, joins)) in enumerate(
+        zip(machine.levels, loads, strict=False)
+    ):
+        latency = max(latency, links.latency if joins else 0.0)
+        most = max(most, one)
+        needs = max(busiest / links.link, one / links.lane)
         if needs > worst:
             worst, level = needs, number
-        below = size
-    return Cost(latency + (members - 2) * machine.device.gap, worst, level)
+    return Cost(latency + (most - 1) * machine.device.gap, worst, level)
 
 
 def _most(numbers: Devices) -> int:

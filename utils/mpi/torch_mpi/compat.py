@@ -7,6 +7,7 @@ process group is made. ``CONTRIBUTING.md`` has the matrix of versions that the t
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import warnings
 from collections.abc import Iterable
@@ -104,6 +105,31 @@ def timeout_of_the_caller() -> float | None:
     return None if asked in (None, default_pg_timeout) else asked.total_seconds()
 
 
+def check_request() -> None:
+    """Refuse a mixed group, and warn if the program wants PyTorch to check for NaN.
+
+    PyTorch drops the other backends of a mixed group without a word, because an mpi group is a
+    whole process group. See docs/upstream/py_backend.md in the course.
+
+    Raises:
+        ValueError: the program asked for a group such as ``cpu:mpi,cuda:nccl``.
+    """
+    asked = str(_locals_of(_MAKER).get("backend", "mpi"))
+    others = {part.rpartition(":")[2] for part in asked.split(",")} - {"mpi"}
+    if others:
+        raise ValueError(
+            f"You asked for the backend {asked!r}, but mpi can't share a process group with "
+            f"{' and '.join(sorted(others))}. Make two groups: init_process_group"
+            f"({min(others)!r}), and new_group(backend='mpi') for tensors on the CPU."
+        )
+    if os.environ.get("TORCH_DIST_NAN_CHECK") == "1":
+        warnings.warn(
+            "TORCH_DIST_NAN_CHECK=1 has no effect on groups of mpi: PyTorch's check can't see "
+            "their calls. Check your tensors with torch.isnan, or use gloo.",
+            stacklevel=2,
+        )
+
+
 def asked_of_pytorch() -> Announcement | None:
     """Return the rank and the world size that the program gave to PyTorch; ``None`` without any.
 
@@ -148,10 +174,16 @@ def leave_out_flight_recorder() -> None:
 
     The recorder hooks into the C++ methods of ``ProcessGroup``, which this backend's groups replace
     in Python and never call. PyTorch leaves out the backends whose names are in the set.
+    ``flight_recorder.py`` writes dumps in the recorder's format.
     """
     names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(names, set):
         names.add("mpi")
+
+
+def analyzer_knows_any_backend() -> bool:
+    """Return whether ``torchfrtrace`` reads calls of any backend, and receives from any rank."""
+    return minor(torch.__version__) >= (2, 15)
 
 
 def never_compile(*classes: type) -> None:

@@ -69,6 +69,7 @@ class Call:
             ``None`` if MPI moves them, because MPI doesn't say.
         thread: name of the calling thread, if it isn't the main thread.
         parts: elements of each rank's part, for a collective that moves parts.
+        group_name: PyTorch's name of the process group, which is equal on all its ranks.
     """
 
     op: str
@@ -95,6 +96,7 @@ class Call:
     moved_in: int | None = None
     thread: str = ""
     parts: tuple[int, ...] = ()
+    group_name: str = ""
 
     @property
     def partner(self) -> int | None:

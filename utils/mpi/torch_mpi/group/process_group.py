@@ -43,9 +43,10 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     ``init_process_group("mpi")`` and ``new_group`` call this function.
 
     Raises:
-        ValueError: ``ranks`` has a rank that doesn't exist.
+        ValueError: ``ranks`` has a rank that doesn't exist, or the group would be a mixed one.
         CommunicationTimeout: a rank of the group did not come.
     """
+    compat.check_request()
     compat.leave_out_flight_recorder()
     timeout = compat.timeout_of_the_caller()
     if timeout is None:
@@ -310,6 +311,7 @@ class ProcessGroupMPI(ProcessGroup):
             reduce_op,
             blocking,
             place=users_place(),
+            group_name=self._name,
         )
         if threading.get_ident() != _MAIN_THREAD:
             call.thread = threading.current_thread().name

@@ -168,7 +168,8 @@ class MPIWork(Work):
     def _complete(self) -> None:
         self.call.end = time.perf_counter()
         self._due = self._steps.time if self._steps is not None else self.call.end
-        self.call.matched = self.call.matched or self.call.end
+        if self._error is None:
+            self.call.matched = self.call.matched or self.call.end
         try:
             if self._error is None and self._finish is not None:
                 with torch.inference_mode(self._for_inference):

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from .. import library, mpi, settings
+from .. import flight_recorder, library, mpi, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
@@ -179,6 +179,7 @@ class World(Statuses):
     def ended(self, **more: object) -> None:
         """Note that this rank's program is over; :mod:`~.protocol.program_end` gives ``more``."""
         self.write(**{**self.own, **more, "state": "ended"})
+        flight_recorder.write_if_asked(self.rank)
 
     def raised(self, error: BaseException, where: str) -> None:
         """Begin an incident, because the user's code ended with an error on this rank."""
@@ -254,6 +255,7 @@ class World(Statuses):
             self.unheard = self.unheard or not heard
             status = self.write(**record, **more)
             self.join_incident()
+        flight_recorder.write_if_asked(self.rank)
         return status
 
     def join_incident(self) -> None:

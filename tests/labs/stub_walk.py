@@ -77,9 +77,25 @@ SHORTER = {
         "race-functions": [("SECONDS = 1.6", "SECONDS = 0.8")],
         "cap-run": [("lasting(0.6)", "lasting(0.2)")],
     },
+    "08_elastic_averaging": {
+        "time-run": [
+            (
+                "eta, rho = 0.1, 3.0\n",
+                "eta, rho = 0.1, 3.0\nplan = {name: n // 5 for name, n in plan.items()}\n",
+            ),
+        ],
+    },
     "10_pipeline": {
         "measured-run": [("8: 2}", "8: 1}")],
         "practice-define": [("seconds=0.03", "seconds=0.01"), ("times=2", "times=1")],
+    },
+    "11_hybrid": {
+        "data-load": [
+            (
+                "data.fashion_mnist(train=True)",
+                "torch.utils.data.Subset(data.fashion_mnist(train=True), range(240))",
+            ),
+        ],
     },
     "13_faults": {"schemes-define": [("[1, 2, 3], 1.0, 0.35", "[1, 2, 3], 0.5, 0.2")]},
     "12_federated": {

@@ -1,8 +1,8 @@
-"""The pairs of the set, class by class: what `read_pairs` reads."""
+"""Pairs with wrong calls, class by class: what `read_pairs` reads."""
 
 from .programs import read_pairs
 
-PAIRS = read_pairs(r"""
+CALLS = read_pairs(r"""
 # call matching
 
 ## a barrier on one rank only

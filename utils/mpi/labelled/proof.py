@@ -1,8 +1,8 @@
 """Shows that a wrong program does something wrong, without looking at a clock.
 
 The label of a pair has the line ``proof: MANNER: EXPRESSION``. Each rank evaluates the expression
-at the end of the program, wrong and right, in its namespace and with the functions of :data:`BEGIN`.
-The manner says how the values of the wrong program (w) and of the right one (r) have to compare:
+at the end of the program, wrong and right, among its names and the functions of :data:`BEGIN`. The
+manner says how the values of the wrong program (w) and of the right one (r) have to compare:
 
 =========  =======================================================================
 `differ`   r is the same on all ranks, and w is not

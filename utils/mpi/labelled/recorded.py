@@ -3,7 +3,7 @@
 At the end of the program, or after an error, each rank writes the recorder's entries to the folder
 ``LABELLED_DUMPS``, as NCCL's watchdog does, for ``torchfrtrace`` to read. It then waits until all
 ``LABELLED_RANKS`` have written theirs, because ``mpiexec`` ends all ranks when the first one fails.
-A rank that hangs for longer than twice ``LABELLED_TIMEOUT`` writes its entries and ends.
+A rank that runs for longer than twice ``LABELLED_TIMEOUT`` writes its entries and ends.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pickle
 import runpy
+import signal
 import sys
 import threading
 import time
@@ -25,11 +26,11 @@ RANKS = int(os.environ["LABELLED_RANKS"])
 LIMIT = float(os.environ["LABELLED_TIMEOUT"])
 #: A rank's number, as Open MPI, MPICH and Slurm give it to a process.
 NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-#: Begins the names of the files; the rank follows.
-PREFIX = "rank_"
 
 #: What `torchfrtrace` wants to know of each group, by its name.
 groups: dict[str, dict[str, str]] = {}
+#: Signals of mpiexec and of the timer, which say that the program won't end by itself.
+ENDS = {signal.SIGTERM, signal.SIGALRM}
 destroy_process_group = dist.destroy_process_group
 lock = threading.Lock()
 
@@ -62,24 +63,29 @@ def complete(dump: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_dump() -> None:
-    """Write the entries of this rank, once, and wait for the other ranks."""
+    """Write the entries of this rank, once."""
     with lock:
         rank = next(os.environ[name] for name in NUMBERS if name in os.environ)
-        path = FOLDER / f"{PREFIX}{rank}"
-        if not path.exists():
-            remember_groups()
-            dump = complete(pickle.loads(torch._C._distributed_c10d._dump_fr_trace()))
-            part = FOLDER / f"part_{rank}"
-            part.write_bytes(pickle.dumps(dump))
-            part.rename(path)
-        end = time.monotonic() + LIMIT
-        while len(list(FOLDER.glob(f"{PREFIX}*"))) < RANKS and time.monotonic() < end:
-            time.sleep(0.02)
+        path = FOLDER / f"rank_{rank}"
+        if path.exists():
+            return
+        remember_groups()
+        dump = complete(pickle.loads(torch._C._distributed_c10d._dump_fr_trace()))
+        part = Path(f"{FOLDER}.{rank}")  # outside, because `torchfrtrace` reads all files
+        part.write_bytes(pickle.dumps(dump))
+        part.rename(path)
 
 
-def end_late() -> None:
-    """End a rank that hangs."""
-    time.sleep(2 * LIMIT)
+def wait_for_other_dumps() -> None:
+    """Wait until all ranks have written theirs, but not forever."""
+    end = time.monotonic() + LIMIT
+    while len(list(FOLDER.iterdir())) < RANKS and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def end_on_signal() -> None:
+    """Write the dump of a rank that hangs, or that mpiexec ends because another rank was killed."""
+    signal.sigwait(ENDS)
     write_dump()
     os._exit(1)
 
@@ -88,12 +94,16 @@ def main() -> None:
     """Run the program that the command line names, and write the dump."""
     FOLDER.mkdir(exist_ok=True)
     dist.destroy_process_group = destroy_and_remember
-    threading.Thread(target=end_late, daemon=True).start()
+    # Blocked here, so that they reach the thread even while the program waits inside a library.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
+    threading.Thread(target=end_on_signal, daemon=True).start()
+    signal.setitimer(signal.ITIMER_REAL, 2 * LIMIT)
     sys.argv = sys.argv[1:]
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
     finally:
         write_dump()
+        wait_for_other_dumps()
 
 
 if __name__ == "__main__":

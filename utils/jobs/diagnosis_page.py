@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import statistics
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -28,7 +29,9 @@ SHOWN = (
     "a barrier between send and receive",
 )
 #: A frame of `torchfrtrace` that is neither the program's nor the call's, and mpiexec's message.
-FRAME = re.compile(rf"^.* at (?!.*(?:{NAME}|distributed_c10d\.py):\d+$).*:\d+\n?", re.MULTILINE)
+FRAME = re.compile(
+    rf"^ ?[\w<>]+ at (?!.*(?:{NAME}|distributed_c10d\.py):\d+$).*:\d+\n?", re.MULTILINE
+)
 MPIEXEC = re.compile(r"^-{60,}\n.*?^-{60,}\n?", re.MULTILINE | re.DOTALL)
 
 
@@ -102,17 +105,27 @@ def _how(trial: Trial) -> str:
 # --- the page -------------------------------------------------------------------------------------
 
 
-def write(page: Path, trials: Trials, patience: float, minutes: float) -> None:
-    """Replace the measured part of a page.
+def around(page: Path) -> tuple[str, str]:
+    """Return what a page has before and after its measured part.
 
     Raises:
         ValueError: the page has no such part.
     """
     text = page.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{page} needs the lines {BEGIN.strip()} and {END.strip()}, once each")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} needs the lines {BEGIN.strip()} and {END.strip()}. Add them")
+    return before, after
+
+
+def write(page: Path, trials: Trials, patience: float, minutes: float) -> None:
+    """Replace the measured part of a page; `trials` has our backend first, the recorder last.
+
+    Raises:
+        ValueError: the page has no such part.
+    """
+    before, after = around(page)
     measured = "\n\n".join(_measured(trials, patience, minutes))
     page.write_text(f"{before}{BEGIN}\n{measured}\n\n{END}{after}", encoding="utf-8")
 
@@ -120,32 +133,56 @@ def write(page: Path, trials: Trials, patience: float, minutes: float) -> None:
 def _measured(trials: Trials, patience: float, minutes: float) -> list[str]:
     ours, *_ = trials.values()
     missed = [trial for trial in ours if not trial.right and not trial.reported]
-    false = [
-        f"- {title}: *{t.pair.name}*"
-        for title, each in trials.items()
-        for t in each
-        if t.right and t.reported
-    ]
     rows = [[t.pair.kind, t.pair.name, t.pair.instead or "not reported"] for t in missed]
     return [
-        f"We measured with PyTorch {torch.__version__.partition('+')[0]} on {os.cpu_count()} "
-        f"cores. The command took {minutes:.0f} minutes.",
+        _text(
+            f"We measured with PyTorch {torch.__version__.partition('+')[0]} on {os.cpu_count()} "
+            f"cores. The command took {minutes:.1f} minutes. A wait may last {patience:.0f} s with "
+            "each tool, so a median above this time means that the timeout found the mistake."
+        ),
         tabulate([summary(title, each) for title, each in trials.items()], HEADS, "github"),
-        f"A wait may last {patience:.0f} s in each tool. If a report comes after this time, the "
-        "timeout has found the mistake.",
         "## Class by class",
-        "Each cell has two numbers: how many wrong programs the tool reports, and how many of "
-        "these reports name a rank, a marked line, and the mistake.",
+        _text(
+            "Each cell has two numbers: how many wrong programs the tool reports, and how many of "
+            "these reports name a rank, a marked line, and the mistake."
+        ),
         tabulate(classes(trials), ("class", "programs", *trials), "github"),
-        "Right programs that a tool reports:" if false else "No tool reports a right program.",
-        *(["\n".join(false)] if false else []),
+        *_false_alarms(trials),
         "## What our diagnosis does not find",
-        f"Our diagnosis is silent about {len(missed)} wrong programs, because all their calls "
-        "match. The last column says how you can find the mistake.",
+        _text(
+            f"Our diagnosis is silent about {len(missed)} wrong programs, because all their calls "
+            "match. The last column says how you can find the mistake."
+        ),
         tabulate(rows, ("class", "program", "how to find the mistake"), "github"),
+        _only_others(trials),
         "## Three reports side by side",
         *(part for name in SHOWN for part in _reports(name, trials)),
     ]
+
+
+def _text(words: str) -> str:
+    return textwrap.fill(words, 100)
+
+
+def _false_alarms(trials: Trials) -> list[str]:
+    lines = [
+        f"- {title}: *{trial.pair.name}*"
+        for title, each in trials.items()
+        for trial in each
+        if trial.right and trial.reported
+    ]
+    if not lines:
+        return ["No tool reports a right program."]
+    return ["These right programs are reported:", "\n".join(lines)]
+
+
+def _only_others(trials: Trials) -> str:
+    """Say which wrong programs are found by another tool only."""
+    told = [{t.pair.name for t in each if t.reported and not t.right} for each in trials.values()]
+    names = sorted(set().union(*told[1:]) - told[0])
+    if names:
+        return _text(f"Another tool reports some that ours does not: {', '.join(names)}.")
+    return _text("The two other tools report none of them either.")
 
 
 def _reports(name: str, trials: Trials) -> list[str]:
@@ -174,7 +211,7 @@ def numbered(pair: Pair) -> str:
 def shortened(report: str) -> str:
     """Return a report without temporary folders, frames of the harness, and mpiexec's words."""
     text = MPIEXEC.sub("", FRAME.sub("", report))
-    return re.sub(r"/\S+/(?=torch/|program\.py)", "", text).strip()
+    return re.sub(r"/\S+/(?=torch/|program\.py)", "", text).strip("\n")
 
 
 def _block(text: str, language: str) -> str:

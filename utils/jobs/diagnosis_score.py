@@ -62,32 +62,45 @@ TOOLS = {
     "gloo-detail": Tool("gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL", "gloo", "DETAIL", GLOO),
     "recorder": Tool("flight recorder with torchfrtrace", "gloo", "OFF", RECORDER, recorded=True),
 }
+#: The tools of docs/diagnosis.md.
+PUBLISHED = ("mpi", "gloo-detail", "recorder")
 
 
 def main(options: argparse.Namespace) -> int:
     """Run the programs with each requested tool, and print or write the tables."""
-    pairs = chosen(options.only)
+    pairs = chosen("" if options.page else options.only)
     if not pairs:
         print(f"No program has {options.only!r} in its name or class.", file=sys.stderr)
         return 2
-    names = ["mpi", "gloo-detail", "recorder"] if options.page else options.tools
+    try:
+        trials = _measure(pairs, options)
+    except (RanksError, ValueError, OSError) as error:
+        print(f"diagnosis: {error}", file=sys.stderr)
+        return 2
+    print(diagnosis_page.tables(trials))
+    ours = trials.get(diagnosis_page.OURS, [])
+    return int(any(trial.right and trial.reported for trial in ours))
+
+
+def _measure(pairs: list[Pair], options: argparse.Namespace) -> diagnosis_page.Trials:
+    """Run the programs with each tool, and write the page if there is one.
+
+    Raises:
+        RanksError, ValueError, OSError: no ranks can be started, or the page can't be written.
+    """
     begin = time.monotonic()
-    trials: diagnosis_page.Trials = {}
-    for name in names:
+    if options.page:
+        diagnosis_page.around(options.page)
+    trials = {}
+    for name in PUBLISHED if options.page else options.tools:
         tool = TOOLS[name]
         if tool.recorded:
             tool = dataclasses.replace(tool, backend=options.recorded)
-        try:
-            trials[tool.title] = _run(pairs, tool, options.verbose)
-        except (RanksError, ValueError, OSError) as error:
-            print(f"diagnosis: {error}", file=sys.stderr)
-            return 2
-    print(diagnosis_page.tables(trials))
+        trials[tool.title] = _run(pairs, tool, options.verbose)
     if options.page:
         minutes = (time.monotonic() - begin) / 60
         diagnosis_page.write(options.page, trials, PATIENCE, minutes)
-    ours = trials.get(TOOLS["mpi"].title, [])
-    return int(any(trial.right and trial.reported for trial in ours))
+    return trials
 
 
 def chosen(words: str) -> list[Pair]:

@@ -26,20 +26,25 @@ proof: differ: weights(model)
           for parameter in model.parameters():
               parameter -= 0.1 * parameter.grad
 
-## the mean that DDP has made is divided again
+## the mean of the gradients is divided again
 instead: Compare a digest of the weights with those of one rank that has the whole minibatch.
 proof: other: weights(model)
+  def average_gradients(model):
+      for parameter in model.parameters():
+          dist.all_reduce(parameter.grad)
+          parameter.grad /= size
+
   torch.manual_seed(0)
   model = torch.nn.Linear(4, 2)
-  replica = torch.nn.parallel.DistributedDataParallel(model)
   torch.manual_seed(1 + rank)
   for step in range(3):
       model.zero_grad()
-      replica(torch.randn(8, 4)).square().mean().backward()
+      model(torch.randn(8, 4)).square().mean().backward()
+      average_gradients(model)
       with torch.no_grad():
           for parameter in model.parameters():
--             parameter.grad /= size  #!
-              parameter -= 0.1 * parameter.grad
+-             parameter -= 0.1 * parameter.grad / size  #!
++             parameter -= 0.1 * parameter.grad
 
 ## only rank 0 loads the checkpoint
 instead: Compare a digest of the weights across the ranks after each step.

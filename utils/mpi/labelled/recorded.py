@@ -78,14 +78,14 @@ def write_dump() -> None:
 
 def wait_for_other_dumps() -> None:
     """Wait until all ranks have written theirs, but not forever."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + 2 * LIMIT
     while len(list(FOLDER.iterdir())) < RANKS and time.monotonic() < end:
         time.sleep(0.02)
 
 
-def end_on_signal() -> None:
+def end_on_signal(wake: int) -> None:
     """Write the dump of a rank that hangs, or that mpiexec ends because another rank was killed."""
-    signal.sigwait(ENDS)
+    os.read(wake, 1)
     write_dump()
     os._exit(1)
 
@@ -94,9 +94,13 @@ def main() -> None:
     """Run the program that the command line names, and write the dump."""
     FOLDER.mkdir(exist_ok=True)
     dist.destroy_process_group = destroy_and_remember
-    # Blocked here, so that they reach the thread even while the program waits inside a library.
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-    threading.Thread(target=end_on_signal, daemon=True).start()
+    # A handler would wait until the program has left the library. The descriptor works at once.
+    wake, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    for number in ENDS:
+        signal.signal(number, lambda number, frame: None)
+    threading.Thread(target=end_on_signal, args=(wake,), daemon=True).start()
     signal.setitimer(signal.ITIMER_REAL, 2 * LIMIT)
     sys.argv = sys.argv[1:]
     try:

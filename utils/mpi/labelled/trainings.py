@@ -102,9 +102,9 @@ proof: other: weights(model)
 instead: In the timeline, rank 1 waits for rank 0 in every all_reduce.
 proof: more: len(mine)
   torch.manual_seed(0)
-  model, data = torch.nn.Linear(64, 64), torch.randn(64, 64)
-- mine = data.split([48, 16])[rank]  #!
-+ mine = data.split([32, 32])[rank]
+  model, data = torch.nn.Linear(256, 256), torch.randn(4096, 256)
+- mine = data.split([3072, 1024])[rank]  #!
++ mine = data.split([2048, 2048])[rank]
   for step in range(3):
       model.zero_grad()
       (model(mine).square().sum() / len(data)).backward()

@@ -198,9 +198,9 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def diagnosis(options: argparse.Namespace) -> int:
-    """Run right and wrong programs, and say which of them a backend reports, and how well.
+    """Run right and wrong programs, and say which of them a tool reports, and how well.
 
-    Status 0: no right program was reported. Status 1: a right program was reported. Status 2: the
+    Status 0: our backend reported no right program. Status 1: it reported one. Status 2: the
     programs can't be run.
     """
     from utils.jobs.diagnosis_score import main
@@ -268,10 +268,18 @@ def parser() -> argparse.ArgumentParser:
     add_bench_options(add("bench", bench))
     _add_forecast(add("forecast", forecast))
     sub = add("diagnosis", diagnosis)
-    sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
-    sub.add_argument("--backends", nargs="+", default=["mpi"], choices=["mpi", "gloo"], help="mpi")
-    sub.add_argument("--verbose", action="store_true", help="print every report")
+    _add_diagnosis(sub)
     return top
+
+
+def _add_diagnosis(sub: argparse.ArgumentParser) -> None:
+    tools = ["mpi", "gloo", "gloo-detail", "recorder"]
+    sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
+    sub.add_argument("--tools", nargs="+", default=["mpi"], choices=tools, help="mpi")
+    sub.add_argument("--recorded", default="gloo", metavar="BACKEND", help="for the recorder: gloo")
+    sub.add_argument("--verbose", action="store_true", help="print every report")
+    what = "all programs with mpi, gloo-detail and recorder; write the tables into this page"
+    sub.add_argument("--page", type=Path, metavar="FILE", help=what)
 
 
 def _add_forecast(sub: argparse.ArgumentParser) -> None:

@@ -1,35 +1,46 @@
-"""The labelled set: what it says of a report, and the faults that only it has."""
+"""The labelled set: how it judges a report, its proofs, and the faults that only it has."""
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import pytest
 import torch
+from places import ROOT
 
 from torch_mpi.errors import CommunicationError
 from torch_mpi.group.messages import Seal
 from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
-from utils.jobs.diagnosis_score import rows, run
+from utils.jobs import diagnosis_page
+from utils.jobs.diagnosis_score import TOOLS, found, run
 from utils.mpi.labelled import PAIRS
-from utils.mpi.labelled.judge import Trial, judged, marked_lines
+from utils.mpi.labelled.judge import GLOO, RECORDER, Trial, judged, marked_lines
 from utils.mpi.labelled.programs import KINDS, Pair
+from utils.mpi.labelled.proof import proven, script, shows
 
 NAMES = [pair.name for pair in PAIRS]
 #: Faults that no other test has: what runs through by luck, and what is left behind.
 BY_LUCK = [p for p in PAIRS if p.kind in ("buffer and wait", "buffering hazard")]
 LEFT = [p for p in PAIRS if p.kind == "unmatched at the end"]
+PROVEN = [p for p in PAIRS if p.proof]
+SILENT = [p for p in PAIRS if p.instead]
+OURS = TOOLS["mpi"]
+
+
+def named(name: str) -> Pair:
+    return next(pair for pair in PAIRS if pair.name == name)
 
 
 def test_the_set_is_in_pairs_of_all_classes_and_each_wrong_program_has_a_marked_line():
-    assert len(set(NAMES)) == len(NAMES) >= 30
+    assert len(set(NAMES)) == len(NAMES) >= 60
     assert {pair.kind for pair in PAIRS} == set(KINDS)
     for pair in PAIRS:
         assert marked_lines(pair.text(right=False)), pair.name
         assert not marked_lines(pair.text(right=True)), pair.name
         assert pair.text(right=False) != pair.text(right=True)
-        assert pair.says, pair.name
+        assert bool(pair.says) != bool(pair.instead), f"{pair.name} needs one of the two"
         for right in (False, True):
             compile(pair.text(right), pair.name, "exec")
         for words in pair.says:
@@ -41,7 +52,7 @@ def told(pair: Pair, right: bool, err: str, status: int = 1) -> Trial:
 
 
 def test_a_report_counts_only_with_a_rank_the_line_and_what_is_wrong():
-    pair = next(p for p in PAIRS if p.name == "both receive first")
+    pair = named("both receive first")
     line = min(marked_lines(pair.text(right=False)))
     whole = f"Deadlock: rank 0 waits at program.py:{line}\n  cycle 0 → 1 → 0"
     for text, good in (
@@ -57,25 +68,176 @@ def test_a_report_counts_only_with_a_rank_the_line_and_what_is_wrong():
     assert not told(pair, True, "a warning", 0).is_good
 
 
-def test_the_table_counts_wrong_ones_reported_and_right_ones_silent():
-    pair = PAIRS[0]
-    trials = [told(pair, False, "", 0), told(pair, True, "", 0)]
-    assert rows(trials)[-1] == ["all", 1, 0, 0, "1 of 1", "0.5"]
+def test_a_wrong_program_that_the_backend_cannot_see_counts_as_not_found():
+    pair = SILENT[0]
+    silent, loud = told(pair, False, "", 0), told(pair, False, "rank 0 at program.py:1", 1)
+    assert silent.is_as_labelled
+    assert not silent.is_good
+    assert not loud.is_as_labelled
+    assert not loud.is_good, "no words of the label say what is wrong"
+
+
+@pytest.mark.parametrize(
+    ("reading", "whole", "lacking"),
+    [
+        (
+            GLOO,
+            '[rank0]:   File "/tmp/program.py", line {line}, in <module>\n'
+            "[rank0]: RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 4000 ms",
+            "failed to pass monitoredBarrier",
+        ),
+        (
+            RECORDER,
+            "Not all ranks joining collective, sequence number: 1\nmissing ranks: {{1}}\n"
+            "collective stack trace: \n barrier at /torch/distributed_c10d.py:9\n"
+            "<module> at /tmp/program.py:{line}",
+            "missing ranks",
+        ),
+    ],
+    ids=["gloo", "recorder"],
+)
+def test_the_reports_of_pytorchs_tools_are_read_in_their_own_words(reading, whole, lacking):
+    pair = named("a barrier on one rank only")
+    (line,) = marked_lines(pair.text(right=False))
+    text = whole.format(line=line)
+    assert judged(pair, False, 1, text, 0.5, reading).is_good
+    assert not judged(pair, False, 1, text.replace(lacking, "?"), 0.5, reading).is_good
+    assert not judged(pair, False, 1, whole.format(line=line + 1), 0.5, reading).is_good
+    late = "[rank0]: RuntimeError: Timed out waiting 4000ms for recv operation to complete"
+    assert not judged(pair, False, 1, late, 0.5, reading).named_class
 
 
 @pytest.mark.parametrize("pair", BY_LUCK + LEFT, ids=lambda pair: pair.name.replace(" ", "-"))
 def test_a_fault_that_runs_through_by_luck_is_told_and_its_right_twin_is_not(pair):
     for right in (False, True):
-        trial = run(pair, right, "mpi")
+        trial = run(pair, right, OURS)
         assert trial.is_good, trial.text or "nothing was said"
 
 
 @pytest.mark.often
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name.replace(" ", "-"))
 def test_every_program_of_the_set_is_told_apart(pair):
-    wrong, right = (run(pair, right, "mpi") for right in (False, True))
-    assert wrong.reported, "nothing was said"
+    wrong, right = (run(pair, right, OURS) for right in (False, True))
+    assert wrong.reported != bool(pair.instead), wrong.text or "nothing was said"
     assert not right.reported, right.text
+
+
+# -- programs whose calls match -----------------------------------------------------------------
+
+
+def test_a_wrong_program_without_wrong_calls_misbehaves_and_its_right_twin_does_not(mpiexec):
+    done = mpiexec(2, script(PROVEN))
+    assert proven(PROVEN, done.stdout) == {pair.name: True for pair in PROVEN}
+    # Of all of them, the backend reports one: the list of requests.
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("Left behind: rank 1 never waited for isend")
+
+
+def test_each_manner_of_a_proof_needs_what_it_says():
+    assert shows("differ", [1, 2], [1, 1])
+    assert not shows("differ", [1, 2], [1, 2])
+    assert shows("equal", [1, 1], [1, 2])
+    assert not shows("equal", [1, 1], [1, 1])
+    assert shows("other", [2, 2], [1, 1])
+    assert not shows("other", [1, 1], [1, 1])
+    assert not shows("other", [1, 2], [1, 1])
+    assert shows("more", [1, 3], [2, 2])
+    assert not shows("more", [2, 2], [2, 2])
+    with pytest.raises(ValueError, match="is not a manner"):
+        shows("less", [1], [2])
+
+
+# -- the flight recorder ------------------------------------------------------------------------
+
+
+def test_torchfrtrace_reads_our_dumps_and_finds_a_rank_that_is_missing():
+    pair = named("an asynchronous sum that the others never begin")
+    wrong, right = (run(pair, right, TOOLS["recorder"]) for right in (False, True))
+    assert wrong.is_good, wrong.text
+    assert "missing ranks: {1}" in wrong.text
+    assert not right.reported, right.text
+
+
+def test_a_dump_of_gloo_gets_the_groups_that_torchfrtrace_looks_for(monkeypatch, tmp_path):
+    for name, value in (("DUMPS", str(tmp_path)), ("RANKS", "2"), ("TIMEOUT", "4")):
+        monkeypatch.setenv(f"LABELLED_{name}", value)
+    recorded = importlib.import_module("utils.mpi.labelled.recorded")
+    monkeypatch.setattr(recorded, "groups", {"0": {"ranks": "[0, 1]"}})
+    entries = [{"process_group": ("0", "default_pg")}]
+    nameless = {"entries": entries, "pg_config": {"": {"ranks": "[0, 1]"}}}
+    assert recorded.complete(nameless) == {"entries": entries, "pg_config": recorded.groups}
+    whole = {"entries": entries, "pg_config": {"0": {"ranks": "[0, 1]", "desc": "mine"}}}
+    assert recorded.complete(whole) is whole
+
+
+def test_torchfrtraces_words_for_nothing_are_not_a_report():
+    nothing = "No errors found for this collective entry, There could be some other reasons"
+    assert found(f"tabulate is not installed. Proceeding without it.\n{nothing}") == ""
+    assert found(f"missing ranks: {{1}}\n{nothing}") == "missing ranks: {1}"
+
+
+# -- the tables ---------------------------------------------------------------------------------
+
+
+def test_the_table_counts_wrong_ones_reported_and_right_ones_silent():
+    pair = PAIRS[0]
+    trials = [told(pair, False, "", 0), told(pair, True, "", 0)]
+    empty = ["tool", "0 of 1 (0%)", "0 of 1 (0%)", "–", "–"]
+    assert diagnosis_page.summary("tool", trials) == empty
+    alarms = [told(pair, False, "an error"), told(pair, True, "an error")]
+    one = ["tool", "1 of 1 (100%)", "0 of 1 (0%)", "1 of 2 (50%)", "0.5"]
+    assert diagnosis_page.summary("tool", alarms) == one
+    assert diagnosis_page.classes({"a": trials, "b": alarms}) == [
+        [pair.kind, 1, "0 / 0", "1 / 0"],
+        ["all", 1, "0 / 0", "1 / 0"],
+    ]
+
+
+def test_the_command_says_what_our_diagnosis_does_not_find():
+    trials = [told(pair, right, "", 0) for pair in SILENT for right in (False, True)]
+    printed = diagnosis_page.tables({diagnosis_page.OURS: trials})
+    for pair in SILENT:
+        assert f"- wrong: {pair.name}: not reported. {pair.instead}" in printed
+
+
+def test_the_page_is_written_between_its_marks(tmp_path):
+    trials = [told(pair, right, "an error", 0) for pair in PAIRS for right in (False, True)]
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+    for _ in range(2):
+        diagnosis_page.write(page, {diagnosis_page.OURS: trials, "b": trials}, 4, 5)
+        text = page.read_text()
+        assert text.startswith("before\n<!-- measured -->\n")
+        assert text.endswith("<!-- /measured -->\nafter\n")
+        assert "old" not in text
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="Add them"):
+        diagnosis_page.around(page)
+
+
+def test_a_report_on_the_page_keeps_the_program_and_loses_the_harness():
+    report = (
+        " all_reduce at /home/me/torch/distributed/distributed_c10d.py:3245\n"
+        "wrapper at /home/me/torch/distributed/c10d_logger.py:83\n"
+        "<module> at /tmp/x1/program.py:21\n_run_code at <frozen runpy>:88\n"
+        "main at /home/me/recorded.py:103\n"
+        "rank 0 calls barrier() at /tmp/x1/program.py:7, but rank 1 waits at /tmp/x1/program.py:9\n"
+    )
+    assert diagnosis_page.shortened(report).splitlines() == [
+        " all_reduce at torch/distributed/distributed_c10d.py:3245",
+        "<module> at program.py:21",
+        "rank 0 calls barrier() at program.py:7, but rank 1 waits at program.py:9",
+    ]
+
+
+@pytest.mark.quick
+def test_the_published_page_has_all_programs_and_names_those_that_are_not_found():
+    text = (ROOT / "docs" / "diagnosis.md").read_text()
+    assert f"of {len(PAIRS)} (" in text
+    assert all(f"| {pair.name} " in text for pair in SILENT)
+    counts = dict(re.findall(r"^\| ([a-z ]+?) +\| +(\d+) \|", text, re.MULTILINE))
+    kinds = [pair.kind for pair in PAIRS]
+    assert counts == {k: str(kinds.count(k)) for k in KINDS} | {"all": str(len(PAIRS))}
 
 
 # -- what is left behind, without ranks ---------------------------------------------------------

@@ -1,51 +1,106 @@
-"""``ddl-labs diagnosis``: measures which wrong programs the diagnosis finds, class by class."""
+"""``ddl-labs diagnosis``: measures which wrong programs a tool finds, class by class."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
+import contextlib
+import dataclasses
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-from tabulate import tabulate
 from tqdm import tqdm
 
-from utils.jobs import RanksError, mpi_job
+from utils.jobs import RanksError, diagnosis_page, mpi_job
 from utils.jobs.start_plan import Plan
+from utils.mpi import labelled
 from utils.mpi.labelled import PAIRS
-from utils.mpi.labelled.judge import NAME, Trial, judged
-from utils.mpi.labelled.programs import BY_LUCK, KINDS, Pair
+from utils.mpi.labelled.judge import BACKEND, GLOO, NAME, RECORDER, Reading, Trial, judged
+from utils.mpi.labelled.programs import BY_LUCK, Pair
 
 #: Seconds that a wait may last. A report after that time was found only by the timeout.
-PATIENCE = 10.0
+PATIENCE = 4.0
 #: Seconds after which a job is stopped that does not end by itself.
-DEADLINE = 60.0
+DEADLINE = 30.0
+#: Programs that run at the same time. Most of the time, the ranks of a wrong one wait.
+AT_ONCE = 2
+#: Entries that the flight recorder keeps, PyTorch's default.
+ENTRIES = "2000"
 
-HEADS = ("class", "wrong programs", "reported", "rank, line, class named", "right, silent", "s")
+#: `torchfrtrace` as a module, and what it prints although it has found nothing.
+ANALYZER = "torch.distributed.flight_recorder.fr_trace"
+NOTHING = ("No errors found for this collective entry", "tabulate is not installed")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool that reports mistakes.
+
+    Attributes:
+        title: how the tables call it.
+        backend: what the programs run on.
+        debug: ``TORCH_DISTRIBUTED_DEBUG``; "" is DETAIL for the classes `BY_LUCK` only.
+        reading: how to read its reports.
+        recorded: the report is what ``torchfrtrace`` prints, not the job's stderr.
+    """
+
+    title: str
+    backend: str
+    debug: str
+    reading: Reading
+    recorded: bool = False
+
+
+TOOLS = {
+    "mpi": Tool(diagnosis_page.OURS, "mpi", "", BACKEND),
+    "gloo": Tool("gloo", "gloo", "OFF", GLOO),
+    "gloo-detail": Tool("gloo with TORCH_DISTRIBUTED_DEBUG=DETAIL", "gloo", "DETAIL", GLOO),
+    "recorder": Tool("flight recorder with torchfrtrace", "gloo", "OFF", RECORDER, recorded=True),
+}
+#: The tools of docs/diagnosis.md.
+PUBLISHED = ("mpi", "gloo-detail", "recorder")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the programs on each requested backend; return 1 if a right program was reported."""
-    pairs = chosen(options.only)
+    """Run the programs with each requested tool, and print or write the tables."""
+    pairs = chosen("" if options.page else options.only)
     if not pairs:
         print(f"No program has {options.only!r} in its name or class.", file=sys.stderr)
         return 2
-    status = 0
-    for backend in options.backends:
-        try:
-            trials = _run(pairs, backend, options.verbose)
-        except (RanksError, ValueError) as error:
-            print(f"diagnosis: {error}", file=sys.stderr)
-            return 2
-        print(f"\n{backend}\n\n{tabulate(rows(trials), HEADS, 'github')}")
-        failed = [trial for trial in trials if not trial.is_good]
-        for trial in failed:
-            print(f"- {'right' if trial.right else 'wrong'}: {trial.pair.name}: {_how(trial)}")
-        if any(trial.right for trial in failed):
-            status = 1
-    return status
+    try:
+        trials = _measure(pairs, options)
+    except (RanksError, ValueError, OSError) as error:
+        print(f"diagnosis: {error}", file=sys.stderr)
+        return 2
+    print(diagnosis_page.tables(trials))
+    ours = trials.get(diagnosis_page.OURS, [])
+    return int(any(trial.right and trial.reported for trial in ours))
+
+
+def _measure(pairs: list[Pair], options: argparse.Namespace) -> diagnosis_page.Trials:
+    """Run the programs with each tool, and write the page if there is one.
+
+    Raises:
+        RanksError, ValueError, OSError: no ranks can be started, or the page can't be written.
+    """
+    begin = time.monotonic()
+    if options.page:
+        diagnosis_page.around(options.page)
+    trials = {}
+    for name in PUBLISHED if options.page else options.tools:
+        tool = TOOLS[name]
+        if tool.recorded:
+            tool = dataclasses.replace(tool, backend=options.recorded)
+        trials[tool.title] = _run(pairs, tool, options.verbose)
+    if options.page:
+        minutes = (time.monotonic() - begin) / 60
+        diagnosis_page.write(options.page, trials, PATIENCE, minutes)
+    return trials
 
 
 def chosen(words: str) -> list[Pair]:
@@ -53,47 +108,18 @@ def chosen(words: str) -> list[Pair]:
     return [pair for pair in PAIRS if words in pair.name or words in pair.kind]
 
 
-def _run(pairs: list[Pair], backend: str, verbose: bool) -> list[Trial]:
-    trials = []
-    programs = [(pair, right) for pair in pairs for right in (False, True)]
-    for pair, right in tqdm(programs, backend, unit="program", disable=None):
-        trials.append(run(pair, right, backend))
-        if verbose:
-            print(f"\n=== {pair.name}, {'right' if right else 'wrong'}\n{trials[-1].text}")
+def _run(pairs: list[Pair], tool: Tool, verbose: bool) -> list[Trial]:
+    wanted = [pair for pair in pairs for _ in (False, True)]
+    sides = [False, True] * len(pairs)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        coming = pool.map(run, wanted, sides, [tool] * len(sides))
+        trials = list(tqdm(coming, tool.title, len(sides), unit="program", disable=None))
+    for trial in trials if verbose else ():
+        print(f"\n=== {trial.pair.name}, {'right' if trial.right else 'wrong'}\n{trial.text}")
     return trials
 
 
-def rows(trials: Iterable[Trial]) -> list[list[object]]:
-    """Return a row per class and one for all: counts, and the wrong programs' median seconds."""
-    trials = list(trials)
-    classes = {kind: [trial for trial in trials if trial.pair.kind == kind] for kind in KINDS}
-    filled = {kind: members for kind, members in classes.items() if members}
-    return [_row(name, members) for name, members in {**filled, "all": trials}.items()]
-
-
-def _row(name: str, trials: list[Trial]) -> list[object]:
-    wrong = [trial for trial in trials if not trial.right]
-    right = [trial.is_good for trial in trials if trial.right]
-    return [
-        name,
-        len(wrong),
-        sum(trial.reported for trial in wrong),
-        sum(trial.is_good for trial in wrong),
-        f"{sum(right)} of {len(right)}",
-        f"{statistics.median(trial.seconds for trial in wrong):.1f}",
-    ]
-
-
-def _how(trial: Trial) -> str:
-    if trial.right:
-        return "reported, although it is right"
-    if not trial.reported:
-        return "not reported"
-    parts = (("rank and line", trial.named_rank_and_line), ("what is wrong", trial.named_class))
-    return f"the report lacks {' and '.join(part for part, named in parts if not named)}"
-
-
-def run(pair: Pair, right: bool, backend: str) -> Trial:
+def run(pair: Pair, right: bool, tool: Tool) -> Trial:
     """Run one program of a pair on fresh ranks.
 
     Raises:
@@ -104,11 +130,65 @@ def run(pair: Pair, right: bool, backend: str) -> Trial:
         program = Path(folder) / NAME
         program.write_text(pair.text(right))
         environment = {
-            "LABELLED_BACKEND": backend,
+            "LABELLED_BACKEND": tool.backend,
             "LABELLED_TIMEOUT": str(PATIENCE),
             "LABELLED_STORE": str(Path(folder) / "store"),
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            "TORCH_DISTRIBUTED_DEBUG": "DETAIL" if pair.kind in BY_LUCK else "OFF",
+            "TORCH_DISTRIBUTED_DEBUG": tool.debug or ("DETAIL" if pair.kind in BY_LUCK else "OFF"),
         }
+        if tool.recorded:
+            return _recorded(pair, right, plan, program, environment)
         ended = mpi_job.run_on(plan, [str(program)], DEADLINE, environment)
-    return judged(pair, right, ended.status, ended.err, ended.seconds)
+    # If we had to end a job, its status is no report.
+    status = 0 if ended.status == mpi_job.LATE and not right else ended.status
+    return judged(pair, right, status, ended.err, ended.seconds, tool.reading)
+
+
+# --- the flight recorder --------------------------------------------------------------------------
+
+
+def _recorded(
+    pair: Pair, right: bool, plan: Plan, program: Path, environment: dict[str, str]
+) -> Trial:
+    """Run a program with the flight recorder, and judge what ``torchfrtrace`` prints."""
+    dumps = program.parent / "dumps"
+    environment = environment | {
+        "LABELLED_DUMPS": str(dumps),
+        "LABELLED_RANKS": str(pair.ranks),
+        "TORCH_FR_BUFFER_SIZE": ENTRIES,
+    }
+    recorder = Path(labelled.__file__).with_name("recorded.py")
+    ended = mpi_job.run_on(plan, [str(recorder), str(program)], DEADLINE, environment)
+    begin = time.monotonic()
+    report = analyzed(plan, dumps)
+    seconds = ended.seconds + time.monotonic() - begin
+    if right and ended.status:
+        return judged(pair, right, ended.status, report + ended.err, seconds, RECORDER)
+    return judged(pair, right, 0, report, seconds, RECORDER)
+
+
+def analyzed(plan: Plan, dumps: Path) -> str:
+    """Return what ``torchfrtrace`` prints about a folder of dumps; "" if it finds nothing or fails.
+
+    If it fails, maybe because a rank was killed before it could write its dump, it gets a second
+    chance with ``--allow-incomplete-ranks``.
+    """
+    with contextlib.closing(mpi_job.Python(plan)) as python:
+        for more in ([], ["--allow-incomplete-ranks"]):
+            done = subprocess.run(
+                [*python.command, "-m", ANALYZER, str(dumps), *more],
+                env=os.environ | plan.environment | python.outside_mpiexec(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=DEADLINE,
+                check=False,
+            )
+            if not done.returncode:
+                return found(done.stdout + done.stderr)
+    return ""
+
+
+def found(text: str) -> str:
+    """Return the lines of ``torchfrtrace`` that describe a mistake."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith(NOTHING))

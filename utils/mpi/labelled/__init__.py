@@ -5,9 +5,12 @@ course. ``ddl-labs diagnosis`` runs the programs on ranks and counts.
 
 The classes follow those of the MPI Bugs Initiative, as far as they apply to ``torch.distributed``:
 M. Laurent, E. Saillard, M. Quinson, "The MPI Bugs Initiative: a Framework for MPI Verification
-Tools Evaluation" (Correctness 2021).
+Tools Evaluation" (Correctness 2021). Four more classes are about programs whose calls match.
 """
 
-from .pairs import PAIRS
+from .pairs import CALLS
+from .trainings import TRAININGS
+
+PAIRS = CALLS + TRAININGS
 
 __all__ = ["PAIRS"]

@@ -12,6 +12,38 @@ NAME = "program.py"
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How to read a tool's report: a regular expression for each thing that a label asks for.
+
+    Attributes:
+        rank: the number of a rank.
+        line: the number of a line of the program, as its group.
+        mistake: words for what is wrong. ``None`` stands for the words of the label, which we have
+            written for our backend, so that other tools are judged by words of theirs.
+    """
+
+    rank: str
+    line: str
+    mistake: str | None
+
+
+BACKEND = Reading(r"\branks? \d", rf"{NAME}:(\d+)", None)
+#: Gloo has a traceback, in which PyTorch writes ``[rank0]:``. Any message counts as the mistake,
+#: except that time is up or a connection was lost, because neither says what is wrong.
+GLOO = Reading(
+    r"(?i)\branks? ?\d",
+    rf'{NAME}", line (\d+)',
+    r"mismatch|failed to pass monitoredBarrier|expected|nonnegative|not part of group",
+)
+#: What ``torchfrtrace`` prints of a call without a match, or with one that differs.
+RECORDER = Reading(
+    r"missing ranks: \{\d|Culprit rank \d|dumps from ranks \(\{\d",
+    rf"{NAME}:(\d+)",
+    r"missing ranks|Error type|Input/output mismatch",
+)
+
+
+@dataclass(frozen=True)
 class Trial:
     """What came of a program.
 
@@ -38,13 +70,23 @@ class Trial:
             return not self.reported
         return self.reported and self.named_rank_and_line and self.named_class
 
+    @property
+    def is_as_labelled(self) -> bool:
+        """What the label expects of our backend: `is_good`, or silence if it says `instead`."""
+        if self.pair.instead and not self.right:
+            return not self.reported
+        return self.is_good
 
-def judged(pair: Pair, right: bool, status: int, err: str, seconds: float) -> Trial:
+
+def judged(
+    pair: Pair, right: bool, status: int, err: str, seconds: float, reading: Reading = BACKEND
+) -> Trial:
     """Compare what a job has said with the label: exit status, stderr, and how long it took."""
     marked = marked_lines(pair.text(right))
-    named = {int(line) for line in re.findall(rf"{NAME}:(\d+)", err)}
-    says = all(re.search(words, err) for words in pair.says)
-    ranks = re.search(r"\branks? \d", err) is not None
+    named = {int(line) for line in re.findall(reading.line, err)}
+    words = pair.says if reading.mistake is None else (reading.mistake,)
+    says = bool(words) and all(re.search(word, err) for word in words)
+    ranks = re.search(reading.rank, err) is not None
     reported = bool(status or err.strip())
     return Trial(pair, right, reported, bool(named & marked) and ranks, says, seconds, err)
 

@@ -1,8 +1,8 @@
-"""The pairs of the set, class by class: what `read_pairs` reads."""
+"""Pairs with wrong calls, class by class: what `read_pairs` reads."""
 
 from .programs import read_pairs
 
-PAIRS = read_pairs(r"""
+CALLS = read_pairs(r"""
 # call matching
 
 ## a barrier on one rank only
@@ -43,7 +43,7 @@ says: rank 0 waits for rank 1, which has ended
 +     small.zero_()
 + dist.all_reduce(small)
 
-## the checkpoint of rank 0 has a barrier of its own
+## the checkpoint of rank 0 has a barrier
 says: rank 0 calls barrier\(\)
 says: rank 1 calls all_reduce\(SUM\)
   def save():
@@ -297,7 +297,7 @@ says: 0 → 1 → 0
 says: Deadlock
 says: 0 → 1 → 0
 - work = dist.irecv(torch.zeros(4), src=1 - rank)  #!
-- work.wait()
+- work.wait()  #!
 - dist.isend(small, dst=1 - rank).wait()
 + works = [dist.irecv(torch.zeros(4), src=1 - rank), dist.isend(small, dst=1 - rank)]
 + for work in works:
@@ -309,7 +309,7 @@ says: 0 → 1 → 0
   if rank == 0:
       work = dist.all_reduce(small, async_op=True)  #!
 +     dist.send(large[:4], dst=1)
-      work.wait()
+      work.wait()  #!
 -     dist.send(small, dst=1)
   else:
       dist.recv(torch.zeros(4), src=0)  #!
@@ -320,7 +320,7 @@ says: Deadlock
 says: 0 → 1 → 0
 - other = torch.zeros(4)
 - works = {tag: dist.irecv(other, src=1 - rank, tag=tag) for tag in (1, 2)}  #!
-- works[1 + rank].wait()
+- works[1 + rank].wait()  #!
 - dist.send(small, dst=1 - rank, tag=1 + rank)
 + others = {tag: torch.zeros(4) for tag in (1, 2)}
 + works = {tag: dist.irecv(others[tag], src=1 - rank, tag=tag) for tag in (1, 2)}

@@ -28,6 +28,7 @@ if backend != "mpi":
 
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     store = dist.FileStore(os.environ["LABELLED_STORE"], size)
+    dist.distributed_c10d.default_pg_timeout = limit["timeout"]  # of new groups
     limit |= {"store": store, "rank": rank, "world_size": size}
 dist.init_process_group(backend, **limit)
 rank, size = dist.get_rank(), dist.get_world_size()
@@ -49,6 +50,10 @@ KINDS = {
     "buffering hazard": "right only while the library buffers small messages",
     "group misuse": "the wrong process group, or one that is gone",
     "unmatched at the end": "something was sent, or begun, that nobody takes",
+    "wrong numbers": "all calls match, and the ranks compute something else than they should",
+    "too slow": "the numbers are right, and the ranks wait more than they need to",
+    "memory leak": "each step leaves something behind",
+    "silent corruption": "the hardware changes a bit, here by a line of the program",
 }
 
 
@@ -61,6 +66,8 @@ class Pair:
         diff: their text after the prelude: lines of the wrong one begin with ``-``, those of the
             right one with ``+``, those of both with a blank.
         says: regular expressions, of which each has to be found in a report of the wrong one.
+        instead: "", or how to find the mistake, because the backend can't see it and is silent.
+        proof: "", or what shows that the wrong one does something wrong, see `proof.py`.
         ranks: how many it needs.
     """
 
@@ -68,6 +75,8 @@ class Pair:
     kind: str
     diff: str
     says: tuple[str, ...]
+    instead: str = ""
+    proof: str = ""
     ranks: int = 2
 
     def text(self, right: bool) -> str:
@@ -79,23 +88,29 @@ class Pair:
         return PRELUDE + "\n".join([*program, ""])
 
 
-#: Begins a line with what a report says.
-SAYS = "says: "
+#: Begin the lines of a label, above the diff.
+LABELS = ("says: ", "instead: ", "proof: ")
 
 
 def read_pairs(text: str) -> list[Pair]:
     """Return the pairs of a text.
 
-    A line ``# KIND`` begins a class, and ``## NAME`` or ``## NAME [3 ranks]`` a pair. Below it is
-    what a report says, a regular expression in each line that begins with ``says:``, then the diff.
+    A line ``# KIND`` begins a class, and ``## NAME`` or ``## NAME [3 ranks]`` a pair. Below it are
+    the lines of its label, which begin with one of :data:`LABELS`, then the diff. ``says:`` is
+    there once for each regular expression.
     """
     pairs = []
     for of_a_kind in text.split("\n# ")[1:]:
         kind, *blocks = of_a_kind.split("\n## ")
-        for block in blocks:
-            head, *lines = block.rstrip().splitlines()
-            name, _, ranks = head.removesuffix(" ranks]").partition(" [")
-            says = tuple(line[len(SAYS) :] for line in lines if line.startswith(SAYS))
-            diff = "\n".join(lines[len(says) :])
-            pairs.append(Pair(name, kind.strip(), diff, says, int(ranks or 2)))
+        pairs += [_pair(kind.strip(), block) for block in blocks]
     return pairs
+
+
+def _pair(kind: str, block: str) -> Pair:
+    head, *lines = block.rstrip().splitlines()
+    name, _, ranks = head.removesuffix(" ranks]").partition(" [")
+    says, instead, proof = (
+        [line.removeprefix(begin) for line in lines if line.startswith(begin)] for begin in LABELS
+    )
+    diff = "\n".join(line for line in lines if not line.startswith(LABELS))
+    return Pair(name, kind, diff, tuple(says), "".join(instead), "".join(proof), int(ranks or 2))

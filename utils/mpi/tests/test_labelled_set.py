@@ -10,8 +10,10 @@ import pytest
 from labelled import PAIRS
 from labelled.judge import NAME, judged
 from labelled.programs import BY_LUCK, Pair
+from labelled.proof import proven, script
 
 BACKEND = os.environ.get("LABELLED_BACKEND", "mpi")
+PROVEN = [pair for pair in PAIRS if pair.proof]
 PATIENCE = 10  # seconds that a wait may last
 # Of each class the first one; the others on demand.
 FIRST = {pair.kind: pair for pair in reversed(PAIRS)}.values()
@@ -37,7 +39,7 @@ def tell_apart(pair: Pair, mpiexec, folder) -> None:
         done = mpiexec(pair.ranks, program, timeout=60, check=False, env=environment)
         seconds = time.monotonic() - begin
         trial = judged(pair, right, done.returncode, done.stderr, seconds)
-        assert trial.is_good, trial.text or "nothing was said"
+        assert trial.is_as_labelled, trial.text or "nothing was said"
 
 
 @pytest.mark.parametrize("pair", FIRST, ids=names)
@@ -51,3 +53,11 @@ def test_a_wrong_program_is_reported_with_rank_and_line_and_its_right_twin_is_no
 @pytest.mark.parametrize("pair", PAIRS, ids=names)
 def test_every_program_of_the_set_is_told_apart(pair, mpiexec, tmp_path):
     tell_apart(pair, mpiexec, tmp_path)
+
+
+def test_a_wrong_program_without_wrong_calls_misbehaves_and_its_right_twin_does_not(
+    mpiexec, tmp_path
+):
+    environment = {"LABELLED_BACKEND": BACKEND, "LABELLED_STORE": str(tmp_path / "store")}
+    done = mpiexec(2, script(PROVEN), timeout=60, env=environment)
+    assert proven(PROVEN, done.stdout) == {pair.name: True for pair in PROVEN}

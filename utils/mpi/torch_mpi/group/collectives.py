@@ -35,11 +35,17 @@ class Operation:
     key: tuple[object, ...]
     result: Sequence[torch.Tensor]
     algorithm: Callable[[algorithms.Ranks], Generator]
-    mpi: Callable[[], list[MPICall]] | None = None
+    mpi: Callable[[Sequence[int]], list[MPICall]] | None = None
+    memory: Sequence[torch.Tensor] = ()
     finish: Callable[[], None] | None = None
-    keep: object = None
     inputs: Sequence[torch.Tensor] | None = None
     messages_from: float = math.inf
+    repeatable: bool = False
+
+    def mpi_calls(self) -> list[MPICall]:
+        """Return the calls of MPI for the memory of this operation."""
+        assert self.mpi is not None
+        return self.mpi([tensor.data_ptr() for tensor in self.memory])
 
 
 # -- one to all, all to one -------------------------------------------------------------------
@@ -60,13 +66,16 @@ def broadcast(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> O
         if not is_root:
             tensors.deliver(tensor, memory)
 
+    message = tensors.message_like(memory)
     return Operation(
         call,
         (tuple(tensor.shape),),
         [tensor],
         lambda ranks: algorithms.broadcast(ranks, memory.view(-1), root),
-        mpi=lambda: [("Bcast", (tensors.message(memory), root))],
+        mpi=lambda at: [("Bcast", (message(at[0]), root))],
+        memory=[memory],
         finish=finish,
+        repeatable=_same([memory], [tensor]),
     )
 
 
@@ -165,42 +174,87 @@ def _all_gather(
     call.received = tensors.nbytes(*parts)
     counts = [part.numel() for part in parts]
     call.parts = tuple(counts)
-    if whole is not None:
-        stage = tensors.writable(whole, op).view(-1)
-    else:
-        stage = torch.empty(sum(counts), dtype=tensor.dtype, device="cpu")
+    homes, pieces = _places(parts, whole, op)
 
-    def deliver() -> None:
-        if whole is not None:
-            tensors.deliver(whole, stage)
-            return
-        for part, piece in zip(parts, stage.split(counts), strict=True):
-            part.detach().copy_(piece.view(part.shape))
+    def finish() -> None:
+        for output, memory in zip(outputs, pieces if whole is None else homes, strict=True):
+            tensors.deliver(output, memory)
 
-    if stage.numel() > tensors.MAX_COUNT:
+    if sum(counts) > tensors.MAX_COUNT:
         sends = [(rank, tensor) for rank in range(len(parts))]
-        receives = list(enumerate(stage.split(counts)))
-        operation = _exchange(group, call, call.parts, sends, receives, deliver)
+        operation = _exchange(group, call, call.parts, sends, list(enumerate(pieces)), finish)
         return replace(operation, result=outputs)
-    memory = tensors.readable(tensor)
-    if tensors.overlap(memory, stage):
-        memory = memory.clone()
-
-    def mpi() -> list[MPICall]:
-        carrier = tensors.CARRIERS[tensor.element_size()]
-        if len(set(counts)) == 1:
-            receive = [tensors.address(stage), counts[0], carrier]
-            return [("Allgather", (tensors.message(memory), receive))]
-        offsets = list(itertools.accumulate(counts[:-1], initial=0))
-        receive = [tensors.address(stage), (counts, offsets), carrier]
-        return [("Allgatherv", (tensors.message(memory), receive))]
+    source = tensors.readable(tensor)
+    if any(tensors.overlap(source, piece) for piece in pieces):
+        source = source.clone()
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
-        chunks = list(stage.split(counts))
-        chunks[ranks.rank].copy_(memory.view(-1))
+        chunks = [piece.view(-1) for piece in pieces]
+        chunks[ranks.rank].copy_(source.view(-1))
         yield from algorithms.all_gather(ranks, chunks)
 
-    return Operation(call, call.parts, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
+    memory = [*homes, source]
+    return Operation(
+        call,
+        call.parts,
+        outputs,
+        algorithm,
+        _gathering(counts, source),
+        memory,
+        finish,
+        inputs=[tensor],
+        repeatable=_same(memory, [*outputs, tensor]),
+    )
+
+
+def _places(
+    parts: Tensors, whole: torch.Tensor | None, op: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the plain tensors that an all_gather fills, and a piece of them for each part.
+
+    MPI fills the parts themselves if it can. Otherwise, it fills one tensor.
+    """
+    counts = [part.numel() for part in parts]
+    if whole is not None:
+        table = tensors.writable(whole, op)
+    else:
+        starts = [part.data_ptr() for part in parts]
+        lengths = [tensors.nbytes(part) for part in parts]
+        if (
+            all(tensors.is_plain(part) for part in parts)
+            and not tensors.any_overlap(starts, lengths)
+            and tensors.offsets(starts, counts, parts[0].element_size()) is not None
+        ):
+            own = [part.detach() for part in parts]
+            return own, own
+        table = torch.empty(sum(counts), dtype=parts[0].dtype, device="cpu")
+    return [table], list(table.view(-1).split(counts))
+
+
+def _gathering(counts: list[int], source: torch.Tensor) -> Callable[[Sequence[int]], list[MPICall]]:
+    """Return a function of the addresses of all places, or of one place for all, and the source."""
+    message = tensors.message_like(source)
+    itemsize = source.element_size()
+    carrier = tensors.CARRIERS[itemsize]
+    in_a_row = list(itertools.accumulate(counts[:-1], initial=0))
+    all_equal = len(set(counts)) == 1
+
+    def mpi(at: Sequence[int]) -> list[MPICall]:
+        starts = at[:-1]
+        offsets = in_a_row
+        if len(starts) > 1:
+            found = tensors.offsets(starts, counts, itemsize)
+            if found is None:
+                return []
+            offsets = found
+        first = min((start for start in starts if start), default=0)
+        length = max(offset + count for offset, count in zip(offsets, counts, strict=True))
+        room = MPI.buffer.fromaddress(first, length * itemsize)
+        if all_equal and offsets == in_a_row:
+            return [("Allgather", (message(at[-1]), [room, counts[0], carrier]))]
+        return [("Allgatherv", (message(at[-1]), [room, (counts, offsets), carrier]))]
+
+    return mpi
 
 
 def all_to_all(
@@ -250,7 +304,9 @@ def all_to_all_single(
 def barrier(group: ProcessGroupMPI, opts: object = None) -> Operation:
     """Wait until every rank of the group has called the barrier."""
     call = group.record("barrier", [], opts)
-    return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
+    return Operation(
+        call, (), [], algorithms.barrier, mpi=lambda _: [("Barrier", ())], repeatable=True
+    )
 
 
 def _exchange(
@@ -297,8 +353,8 @@ def _exchange(
         key,
         [tensor for _, tensor in receives],
         lambda ranks: algorithms.exchange(ranks, outgoing, incoming),
+        memory=[memory for _, memory in outgoing],
         finish=finish,
-        keep=outgoing,
         inputs=[tensor for _, tensor in sends],
     )
 
@@ -319,18 +375,27 @@ def reduce(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Oper
     call = group.record("reduce", [tensor], opts, peer=root, reduce_op=name)
     call.received = call.nbytes if is_root else 0
 
-    def mpi() -> list[MPICall]:
-        blocks = _blocks(memory, datatype)
+    blocks = _blocks_like(memory, datatype)
+
+    def mpi(at: Sequence[int]) -> list[MPICall]:
         if is_root:
-            return [("Reduce", (MPI.IN_PLACE, block, op, root)) for block in blocks]
-        return [("Reduce", (block, None, op, root)) for block in blocks]
+            return [("Reduce", (MPI.IN_PLACE, block, op, root)) for block in blocks(at[0])]
+        return [("Reduce", (block, None, op, root)) for block in blocks(at[0])]
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
         flat = memory.view(-1) if is_root else memory.view(-1).clone()
         return algorithms.reduce(ranks, flat, combine(tensor.dtype, name), root)
 
-    finish = _reduced(group, name, [(tensor, memory)] if is_root else [])
-    return Operation(call, (tuple(tensor.shape),), [tensor], algorithm, mpi, finish, memory)
+    return Operation(
+        call,
+        (tuple(tensor.shape),),
+        [tensor],
+        algorithm,
+        mpi,
+        [memory],
+        _reduced(group, name, [(tensor, memory)] if is_root else []),
+        repeatable=_same([memory], [tensor]) and _is_mpis_own(op, name),
+    )
 
 
 def all_reduce(
@@ -358,20 +423,33 @@ def _all_reduce(group: ProcessGroupMPI, op: str, inputs: Tensors, opts: object) 
     call = group.record(op, inputs, opts, reduce_op=name)
     call.received = call.nbytes
 
-    def mpi() -> list[MPICall]:
+    blocks = [
+        _blocks_like(memory, datatype)
+        for memory, (datatype, _) in zip(memories, kinds, strict=True)
+    ]
+
+    def mpi(at: Sequence[int]) -> list[MPICall]:
         return [
             ("Allreduce", (MPI.IN_PLACE, block, mpi_op))
-            for memory, (datatype, mpi_op) in zip(memories, kinds, strict=True)
-            for block in _blocks(memory, datatype)
+            for blocks_at, address, (_, mpi_op) in zip(blocks, at, kinds, strict=True)
+            for block in blocks_at(address)
         ]
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
         for memory in memories:
             yield from algorithms.all_reduce(ranks, memory.view(-1), combine(memory.dtype, name))
 
-    finish = _reduced(group, name, list(zip(inputs, memories, strict=True)))
-    key = tuple((tensors.dtype_name(t.dtype), tuple(t.shape)) for t in inputs)
-    return Operation(call, key, inputs, algorithm, mpi, finish, memories, messages_from=RING_FROM)
+    return Operation(
+        call,
+        tuple((tensors.dtype_name(t.dtype), tuple(t.shape)) for t in inputs),
+        inputs,
+        algorithm,
+        mpi,
+        memories,
+        _reduced(group, name, list(zip(inputs, memories, strict=True))),
+        messages_from=RING_FROM,
+        repeatable=_same(memories, inputs) and all(_is_mpis_own(o, name) for _, o in kinds),
+    )
 
 
 def reduce_scatter(
@@ -395,12 +473,18 @@ def reduce_scatter_single(
     """Split each rank's tensor into equal parts, and reduce all r-th parts to rank r."""
     op = "reduce_scatter_tensor"
     output = tensors.check(output, op)
-    parts = tensors.equal_parts(group, tensors.check(tensor, op), output, op)
-    return _reduce_scatter(group, op, output, parts, opts)
+    tensor = tensors.check(tensor, op)
+    parts = tensors.equal_parts(group, tensor, output, op)
+    return _reduce_scatter(group, op, output, parts, opts, whole=tensor)
 
 
 def _reduce_scatter(
-    group: ProcessGroupMPI, op: str, output: torch.Tensor, parts: Tensors, opts: object
+    group: ProcessGroupMPI,
+    op: str,
+    output: torch.Tensor,
+    parts: Tensors,
+    opts: object,
+    whole: torch.Tensor | None = None,
 ) -> Operation:
     name = tensors.op_name(opts)
     tensors.check_alike([output, *parts], op)
@@ -414,20 +498,33 @@ def _reduce_scatter(
     if tensors.overlap(memory, stage):
         memory = torch.empty_like(memory)
 
-    def mpi() -> list[MPICall]:
-        if stage.numel() > tensors.MAX_COUNT:
-            return _reduce_each(stage.split(counts), memory, datatype, mpi_op, group.rank())
-        send = [tensors.address(stage), stage.numel(), datatype]
-        receive = [tensors.address(memory), memory.numel(), datatype]
+    send_like, receive_like = _blocks_like(stage, datatype), _blocks_like(memory, datatype)
+
+    def mpi(at: Sequence[int]) -> list[MPICall]:
+        (receive,), (send,) = receive_like(at[0]), send_like(at[1])
         return [("Reduce_scatter", (send, receive, counts, mpi_op))]
+
+    def mpi_for_each(_at: Sequence[int]) -> list[MPICall]:
+        return _reduce_each(stage.split(counts), memory, datatype, mpi_op, group.rank())
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
         chunks = list(stage.clone().split(counts))
         yield from algorithms.reduce_scatter(ranks, chunks, combine(stage.dtype, name))
         memory.view(-1).copy_(chunks[ranks.rank])
 
-    finish = _reduced(group, name, [(output, memory)])
-    return Operation(call, call.parts, [output], algorithm, mpi, finish, stage, inputs=parts)
+    fits = stage.numel() <= tensors.MAX_COUNT
+    own = fits and whole is not None and _same([memory, stage], [output, whole])
+    return Operation(
+        call,
+        call.parts,
+        [output],
+        algorithm,
+        mpi if fits else mpi_for_each,
+        [memory, whole if own and whole is not None else stage],
+        _reduced(group, name, [(output, memory)]),
+        inputs=parts,
+        repeatable=own and _is_mpis_own(mpi_op, name),
+    )
 
 
 def _reduce_each(
@@ -443,9 +540,33 @@ def _reduce_each(
 
 
 def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
+    return _blocks_like(memory, datatype)(memory.data_ptr())
+
+
+def _blocks_like(memory: torch.Tensor, datatype: MPI.Datatype) -> Callable[[int], list[list[Any]]]:
+    """Return a function of an address, which returns MPI's blocks for as many elements there."""
     # MPI's ops work only on its own datatypes, and not on a big element as in `tensors.message`.
-    pieces = memory.view(-1).split(tensors.MAX_COUNT)
-    return [[tensors.address(piece), piece.numel(), datatype] for piece in pieces]
+    numel, itemsize, most = memory.numel(), memory.element_size(), tensors.MAX_COUNT
+    spans = [(first, min(most, numel - first)) for first in range(0, numel, most)] or [(0, 0)]
+
+    def blocks(at: int) -> list[list[Any]]:
+        return [
+            [MPI.buffer.fromaddress(at + first * itemsize, n * itemsize), n, datatype]
+            for first, n in spans
+        ]
+
+    return blocks
+
+
+def _is_mpis_own(op: MPI.Op, name: str) -> bool:
+    """Return whether MPI computes the result alone: :func:`_reduced` has nothing left to do."""
+    return bool(op.is_predefined) and name not in ("AVG", "PREMUL_SUM")
+
+
+def _same(memory: Tensors, tensors_: Tensors) -> bool:
+    """Return whether MPI works on the memory of the user's tensors themselves."""
+    pairs = zip(memory, tensors_, strict=False)
+    return len(memory) == len(tensors_) and all(a.data_ptr() == b.data_ptr() for a, b in pairs)
 
 
 def _reduced(

@@ -26,9 +26,10 @@ from ..protocol.progress import guard, progress
 from ..protocol.recovery import Flush, Standing, Unreceived
 from ..protocol.status import Side
 from ..record import Call, recorder
-from . import collectives, messages, tensors
-from .collective_work import CollectiveWork, FastPath, JoinedWork, enqueue
+from . import collectives, fast_path, messages, tensors
+from .collective_work import CollectiveWork, JoinedWork, enqueue
 from .collectives import Operation
+from .fast_path import FastPath
 from .messages import Channels
 from .tensors import Tensors
 from .work import DONE, DoneWork, MPIWork
@@ -65,12 +66,40 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
-def _collective(prepare: Callable[..., Operation]) -> Callable[..., CollectiveWork]:
-    """Return a method that calls a collective, whose tensors ``prepare`` checks."""
+def _collective(
+    prepare: Callable[..., Operation],
+    op: str = "",
+    parts: Callable[..., fast_path.Parts] | None = None,
+) -> Callable[..., CollectiveWork | DoneWork]:
+    """Return a method that calls a collective, whose tensors ``prepare`` checks.
+
+    Args:
+        op: the operation's name in the record, if it has a fast path.
+        parts: see :mod:`~.fast_path`; ``None`` if it has no fast path.
+    """
 
     @functools.wraps(prepare)
-    def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
+    def long_way(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
         return self.run(prepare(self, *arguments, **options))
+
+    if parts is None:
+        return long_way
+
+    @functools.wraps(prepare)
+    def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork | DoneWork:
+        known = self._fast_path.find(op, parts, arguments, options)
+        # Another thread must not call a collective before this one is in the queue.
+        if known is None or not self.handshake.lock.acquire(blocking=False):
+            return long_way(self, *arguments, **options)
+        try:
+            return DONE if self._fast_path.begin(known) else long_way(self, *arguments, **options)
+        except MPI.Exception as error:
+            raise self.error_in_words(error, known.call) from None
+        finally:
+            try:
+                self.handshake.end_fast_path()
+            finally:  # even after a Ctrl-C in end_fast_path
+                self.handshake.lock.release()
 
     return method
 
@@ -211,42 +240,26 @@ class ProcessGroupMPI(ProcessGroup):
 
     # -- collectives --------------------------------------------------------------------------
 
-    _all_reduce = _collective(collectives.all_reduce)
+    allreduce = _collective(collectives.all_reduce, "all_reduce", fast_path.of_reduction)
     allreduce_coalesced = _collective(collectives.all_reduce_coalesced)
-    reduce = _collective(collectives.reduce)
+    reduce = _collective(collectives.reduce, "reduce", fast_path.of_reduction_to_root)
     reduce_scatter = _collective(collectives.reduce_scatter)
-    reduce_scatter_single = _collective(collectives.reduce_scatter_single)
+    reduce_scatter_single = _collective(
+        collectives.reduce_scatter_single, "reduce_scatter_tensor", fast_path.of_reduced_pair
+    )
     reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
-    broadcast = _collective(collectives.broadcast)
+    broadcast = _collective(collectives.broadcast, "broadcast", fast_path.of_copy_from_root)
     gather = _collective(collectives.gather)
     scatter = _collective(collectives.scatter)
-    allgather = _collective(collectives.all_gather)
+    allgather = _collective(collectives.all_gather, "all_gather", fast_path.of_gathering)
     allgather_coalesced = _collective(collectives.all_gather_coalesced)
-    all_gather_single = _collective(collectives.all_gather_single)
+    all_gather_single = _collective(
+        collectives.all_gather_single, "all_gather_into_tensor", fast_path.of_pair
+    )
     all_gather_single_coalesced = _coalesced(all_gather_single)
     alltoall = _collective(collectives.all_to_all)
     all_to_all_single = _collective(collectives.all_to_all_single)
-    barrier = _collective(collectives.barrier)
-
-    def allreduce(
-        self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
-    ) -> CollectiveWork | DoneWork:
-        """Reduce the tensors of all ranks, on the fast path if possible."""
-        known = self._fast_path.find(tensors)
-        # Another thread must not call a collective before this one is in the queue.
-        if known is None or not self.handshake.lock.acquire(blocking=False):
-            return self._all_reduce(tensors, opts)
-        try:
-            if self._fast_path.all_reduce(tensors[0], opts, known):
-                return DONE
-            return self._all_reduce(tensors, opts)
-        except MPI.Exception as error:
-            raise self.error_in_words(error, known.call) from None
-        finally:
-            try:
-                self.handshake.end_fast_path()
-            finally:  # even after a Ctrl-C in end_fast_path
-                self.handshake.lock.release()
+    barrier = _collective(collectives.barrier, "barrier", fast_path.of_nothing)
 
     # PyTorch used these names before, and its C++ still asks for them.
     _allgather_base = all_gather_single

@@ -17,7 +17,7 @@ from torch.distributed import ReduceOp
 from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
-from ..protocol.handshake import Handshake
+from ..protocol.handshake import Handshake, unnumbered
 from ..protocol.progress import guard
 from ..record import Call, recorder
 from . import tensors
@@ -27,50 +27,64 @@ from .tensors import Tensors
 # A group remembers at most so many kinds of calls for its fast path.
 _MOST = 4096
 _SUM = ReduceOp.SUM
+_SUMMED = ("SUM", None)
+_PLAIN = ("", None)
 _now = time.perf_counter
+_Tensor = torch.Tensor
 _thread = threading.get_ident
 _profiling = torch.autograd._profiler_enabled
 _MAIN_THREAD = threading.main_thread().ident
 
-#: The tensors of a call in the order of ``Operation.memory``, and its reduction and its root.
-Parts = tuple[Sequence[torch.Tensor], str, int | None]
+#: The tensors of a call in the order of ``Operation.memory``, and its reduction and root.
+Parts = tuple[Sequence[torch.Tensor], object]
 
 
-def of_reduction(inputs: Tensors, opts: Any) -> Parts:
+def _of_reduction(inputs: Tensors, opts: Any) -> Parts:
     """Return the parts of an ``all_reduce``."""
     op = opts.reduceOp
-    return inputs, "SUM" if op == _SUM else tensors.op_name(op), None
+    return inputs, _SUMMED if op == _SUM else (tensors.op_name(op), None)
 
 
-def of_reduction_to_root(inputs: Tensors, opts: Any) -> Parts:
+def _of_reduction_to_root(inputs: Tensors, opts: Any) -> Parts:
     """Return the parts of a ``reduce``."""
-    return inputs, tensors.op_name(opts), opts.rootRank
+    return inputs, (tensors.op_name(opts), opts.rootRank)
 
 
-def of_copy_from_root(inputs: Tensors, opts: Any) -> Parts:
+def _of_copy_from_root(inputs: Tensors, opts: Any) -> Parts:
     """Return the parts of a ``broadcast``."""
-    return inputs, "", opts.rootRank
+    return inputs, ("", opts.rootRank)
 
 
-def of_gathering(outputs: Sequence[Tensors], inputs: Tensors, opts: Any) -> Parts:
+def _of_gathering(outputs: Sequence[Tensors], inputs: Tensors, _opts: Any) -> Parts:
     """Return the parts of an ``all_gather`` into one list."""
     (each,) = outputs
-    return [*each, *inputs], "", None
+    return [*each, *inputs], _PLAIN
 
 
-def of_pair(output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Parts:
+def _of_pair(output: torch.Tensor, tensor: torch.Tensor, _opts: Any) -> Parts:
     """Return the parts of an ``all_gather_into_tensor``."""
-    return [output, tensor], "", None
+    return [output, tensor], _PLAIN
 
 
-def of_reduced_pair(output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Parts:
+def _of_reduced_pair(output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Parts:
     """Return the parts of a ``reduce_scatter_tensor``."""
-    return [output, tensor], tensors.op_name(opts), None
+    return [output, tensor], (tensors.op_name(opts), None)
 
 
-def of_nothing(opts: Any) -> Parts:
+def _of_nothing(_opts: Any) -> Parts:
     """Return the parts of a ``barrier``."""
-    return [], "", None
+    return [], _PLAIN
+
+
+_PARTS: dict[str, Callable[..., Parts]] = {
+    "all_reduce": _of_reduction,
+    "reduce": _of_reduction_to_root,
+    "broadcast": _of_copy_from_root,
+    "all_gather": _of_gathering,
+    "all_gather_into_tensor": _of_pair,
+    "reduce_scatter_tensor": _of_reduced_pair,
+    "barrier": _of_nothing,
+}
 
 
 @dataclass(slots=True)
@@ -78,7 +92,7 @@ class Known:
     """A prepared blocking collective for tensors of certain dtypes and shapes.
 
     Attributes:
-        code: its signature.
+        word: its announcement, see :func:`~torch_mpi.protocol.handshake.unnumbered`.
         call: the record of the earlier call.
         mpi: see ``Operation.mpi``.
         nbytes: bytes of each tensor.
@@ -87,7 +101,7 @@ class Known:
         arguments: its arguments.
     """
 
-    code: int
+    word: int
     call: Call
     mpi: Callable[[Sequence[int]], list[MPICall]]
     nbytes: list[int]
@@ -120,48 +134,49 @@ class FastPath:
             return
         if any(not tensor.numel() or tensor.is_complex() for tensor in memory):
             return
-        key: list[object] = [call.op, call.reduce_op, call.peer]
+        key: tuple = (call.op, (call.reduce_op, call.peer))
         for tensor in memory:
-            key += (tensor.dtype, tensor.shape)
+            key = (key, tensor.dtype, tensor.shape)
         nbytes = [tensors.nbytes(tensor) for tensor in memory]
-        known = Known(code, call, operation.mpi, nbytes)
+        known = Known(unnumbered(code), call, operation.mpi, nbytes)
         if self._prepare(known, [tensor.data_ptr() for tensor in memory]):
-            self.known[tuple(key)] = known
+            self.known[key] = known
 
     def find(
         self,
         op: str,
-        parts: Callable[..., Parts],
         arguments: tuple[Any, ...],
         options: dict[str, Any],
     ) -> Known | None:
         """Return the prepared call for these arguments; ``None`` if it must take the long way."""
+        if options:
+            arguments = (*arguments, *options.values())  # PyTorch passes some options by name
         try:
             if (
-                getattr(options.get("opts", arguments and arguments[-1]), "asyncOp", True)
+                arguments[-1].asyncOp
                 or link.network is not None
                 or _thread() != _MAIN_THREAD
                 or _profiling()
             ):
                 return None
-            given, reduction, root = parts(*arguments, **options)
-            key = [op, reduction, root]
+            given, how = _PARTS[op](*arguments)
+            key: tuple = (op, how)
             addresses = []
             for tensor in given:
                 # A tensor with a grad_fn may need a warning, which only the long way gives.
                 if (
-                    type(tensor) is not torch.Tensor
+                    type(tensor) is not _Tensor
                     or tensor.grad_fn is not None
                     or not tensor.is_cpu
                     or not tensor.is_contiguous()
                     or tensor.is_neg()
                 ):
                     return None
-                key += (tensor.dtype, tensor.shape)
+                key = (key, tensor.dtype, tensor.shape)
                 addresses.append(tensor.data_ptr())
-            known = self.known.get(tuple(key))
-        except (RuntimeError, TypeError, ValueError):
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None  # unusual arguments or tensors, which the long way accepts or refuses
+        known = self.known.get(key)
         if known is None or (addresses != known.addresses and not self._prepare(known, addresses)):
             return None
         return known
@@ -186,12 +201,10 @@ class FastPath:
         """
         start = _now()
         handshake = self._handshake
-        coming = handshake.announcements.number + 1
         number = 0
         guard.on += 1
         try:
-            if handshake.idle:
-                number = handshake.meet(known.code)
+            number = handshake.meet(known.word)
             if number:
                 matched = _now()
                 known.method(*known.arguments)
@@ -199,8 +212,9 @@ class FastPath:
         finally:
             guard.on -= 1
         if not number:
-            place = users_place()
-            handshake.fast_call = replace(known.call, sequence=coming, place=place, blocking=True)
+            handshake.fast_call = replace(
+                known.call, sequence=handshake.coming, place=users_place(), blocking=True
+            )
         if guard.late:
             guard.release()
         return number > 0

@@ -26,7 +26,7 @@ from ..protocol.progress import guard, progress
 from ..protocol.recovery import Flush, Standing, Unreceived
 from ..protocol.status import Side
 from ..record import Call, recorder
-from . import collectives, fast_path, messages, tensors
+from . import collectives, messages, reductions, tensors
 from .collective_work import CollectiveWork, JoinedWork, enqueue
 from .collectives import Operation
 from .fast_path import FastPath
@@ -67,29 +67,22 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
 
 
 def _collective(
-    prepare: Callable[..., Operation],
-    op: str = "",
-    parts: Callable[..., fast_path.Parts] | None = None,
+    prepare: Callable[..., Operation], fast: str = ""
 ) -> Callable[..., CollectiveWork | DoneWork]:
     """Return a method that calls a collective, whose tensors ``prepare`` checks.
 
-    Args:
-        op: the operation's name in the record, if it has a fast path.
-        parts: see :mod:`~.fast_path`; ``None`` if it has no fast path.
+    ``fast`` is the operation's name in the record, if it has a fast path.
     """
 
     @functools.wraps(prepare)
     def long_way(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
         return self.run(prepare(self, *arguments, **options))
 
-    if parts is None:
-        return long_way
-
     @functools.wraps(prepare)
     def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork | DoneWork:
-        known = self._fast_path.find(op, parts, arguments, options)
+        known = self._fast_path.find(fast, arguments, options)
         # Another thread must not call a collective before this one is in the queue.
-        if known is None or not self.handshake.lock.acquire(blocking=False):
+        if known is None or not self.handshake.lock.acquire(False):
             return long_way(self, *arguments, **options)
         try:
             return DONE if self._fast_path.begin(known) else long_way(self, *arguments, **options)
@@ -101,7 +94,7 @@ def _collective(
             finally:  # even after a Ctrl-C in end_fast_path
                 self.handshake.lock.release()
 
-    return method
+    return method if fast else long_way
 
 
 def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWork]:
@@ -240,26 +233,22 @@ class ProcessGroupMPI(ProcessGroup):
 
     # -- collectives --------------------------------------------------------------------------
 
-    allreduce = _collective(collectives.all_reduce, "all_reduce", fast_path.of_reduction)
-    allreduce_coalesced = _collective(collectives.all_reduce_coalesced)
-    reduce = _collective(collectives.reduce, "reduce", fast_path.of_reduction_to_root)
-    reduce_scatter = _collective(collectives.reduce_scatter)
-    reduce_scatter_single = _collective(
-        collectives.reduce_scatter_single, "reduce_scatter_tensor", fast_path.of_reduced_pair
-    )
+    allreduce = _collective(reductions.all_reduce, "all_reduce")
+    allreduce_coalesced = _collective(reductions.all_reduce_coalesced)
+    reduce = _collective(reductions.reduce, "reduce")
+    reduce_scatter = _collective(reductions.reduce_scatter)
+    reduce_scatter_single = _collective(reductions.reduce_scatter_single, "reduce_scatter_tensor")
     reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
-    broadcast = _collective(collectives.broadcast, "broadcast", fast_path.of_copy_from_root)
+    broadcast = _collective(collectives.broadcast, "broadcast")
     gather = _collective(collectives.gather)
     scatter = _collective(collectives.scatter)
-    allgather = _collective(collectives.all_gather, "all_gather", fast_path.of_gathering)
+    allgather = _collective(collectives.all_gather, "all_gather")
     allgather_coalesced = _collective(collectives.all_gather_coalesced)
-    all_gather_single = _collective(
-        collectives.all_gather_single, "all_gather_into_tensor", fast_path.of_pair
-    )
+    all_gather_single = _collective(collectives.all_gather_single, "all_gather_into_tensor")
     all_gather_single_coalesced = _coalesced(all_gather_single)
     alltoall = _collective(collectives.all_to_all)
     all_to_all_single = _collective(collectives.all_to_all_single)
-    barrier = _collective(collectives.barrier, "barrier", fast_path.of_nothing)
+    barrier = _collective(collectives.barrier, "barrier")
 
     # PyTorch used these names before, and its C++ still asks for them.
     _allgather_base = all_gather_single

@@ -59,6 +59,11 @@ def fingerprint(number: int, code: int, blocking: bool) -> int:
     return _CALLED | (_BLOCKING if blocking else 0) | (number & NUMBER) << _NUMBER_AT | code
 
 
+def unnumbered(code: int) -> int:
+    """Return the word of a blocking call without its number, for :meth:`Handshake.meet`."""
+    return fingerprint(0, code, blocking=True)
+
+
 def _is_there(word: int, number: int, mine: int) -> bool:
     """Return whether a rank has announced the collective, and has not refused the call ``mine``."""
     return bool(
@@ -257,11 +262,6 @@ class Handshake:
         # A fingerprint that the fast path could not remove. The next call takes it over; 0 if none.
         self._promised = 0
 
-    @property
-    def idle(self) -> bool:
-        """Return whether all calls have begun."""
-        return not self._queue
-
     def call(self, entry: Entry) -> None:
         """Number a collective, and queue it. The caller holds :attr:`lock`."""
         announcements = self.announcements
@@ -376,18 +376,26 @@ class Handshake:
 
     # -- the fast path: a blocking call that is like an earlier one -----------------------------
 
-    def meet(self, code: int) -> int:
+    @property
+    def coming(self) -> int:
+        """Return the number of the collective that :meth:`meet` didn't begin."""
+        return self.announcements.number + (not self._promised)
+
+    def meet(self, word: int) -> int:
         """Announce the next collective as a blocking call; return its number if it may begin now.
 
         Otherwise, return 0: nothing has begun, and the call has to take the long way. If other
         ranks rely on the announcement, it stays, and :meth:`call` takes it over. The caller holds
-        :attr:`lock` and :data:`guard`, and :attr:`idle` is true.
+        :attr:`lock` and :data:`guard`.
+
+        Args:
+            word: see :func:`unnumbered`.
         """
         announcements = self.announcements
         number = announcements.number + 1
-        if number > announcements.limit and not announcements.may_announce(number):
-            return 0
-        mine = fingerprint(number, code, True)
+        if self._queue or (number > announcements.limit and not announcements.may_announce(number)):
+            return 0  # it must not overtake a call in the queue
+        mine = word | (number & NUMBER) << _NUMBER_AT
         announcements.announce(number, mine)
         if announcements.agree(number, mine) or self._find_all(number, mine):
             announcements.number = number

@@ -534,7 +534,10 @@ unusual = {
     "call": lambda: dist.all_reduce(tensor),
     "gather": lambda: dist.all_gather(parts, tensor),
 }
-(unusual[sys.argv[1]] if rank else usual)()
+try:
+    (unusual[sys.argv[1]] if rank else usual)()
+except RuntimeError as error:
+    print(type(error).__name__, error, flush=True)
 """
 SIDES = {
     "root": "broadcast(root=1) of float32[3] (12 bytes)",
@@ -547,6 +550,5 @@ SIDES = {
 @pytest.mark.parametrize("what", SIDES)
 def test_a_mismatch_of_two_fast_calls_names_both_ranks_calls_and_lines(what, mpiexec):
     done = mpiexec(2, WARM, what, check=False)
-    assert "rank 0 calls broadcast(root=0) of float32[3] (12 bytes) at" in done.stderr
-    assert f"but rank 1 calls {SIDES[what]} at" in done.stderr
-    assert "CommunicationMismatch" in done.stderr
+    assert "CommunicationMismatch rank 0 calls broadcast(root=0) of float32[3] (12" in done.stdout
+    assert f"<string>:6, but rank 1 calls {SIDES[what]} at <string>:1" in done.stdout

@@ -202,7 +202,7 @@ def case_each_fast_call_is_on_record_with_its_times():
     assert (gathered.op, gathered.sent, gathered.received) == ("all_gather", 20, 20 * size())
     assert barrier.sequence == gathered.sequence + 1
     assert 0 < gathered.start <= gathered.matched <= gathered.end <= barrier.start
-    assert "in case_each_fast_call" in gathered.where
+    assert gathered.place[2] == "case_each_fast_call_is_on_record_with_its_times"
     assert gathered.blocking
     assert gathered.waits == [[gathered.start, gathered.end]]
 

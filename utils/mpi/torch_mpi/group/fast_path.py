@@ -149,8 +149,10 @@ class FastPath:
         options: dict[str, Any],
     ) -> Known | None:
         """Return the prepared call for these arguments; ``None`` if it must take the long way."""
-        if options:
-            arguments = (*arguments, *options.values())  # PyTorch passes some options by name
+        if options:  # PyTorch passes only the options of a barrier by name
+            if options.keys() != {"opts"}:
+                return None
+            arguments = (*arguments, options["opts"])
         try:
             if (
                 arguments[-1].asyncOp

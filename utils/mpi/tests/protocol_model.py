@@ -20,12 +20,9 @@ from types import SimpleNamespace
 from unittest import mock
 
 import greenlet
-import torch
-from torch.distributed import ReduceOp
 
 from torch_mpi import record
-from torch_mpi.group.collective_work import FastPath, Known
-from torch_mpi.mpi import MPI
+from torch_mpi.group.fast_path import FastPath, Known
 from torch_mpi.protocol import handshake
 from torch_mpi.protocol.handshake import WORDS, Entry, Handshake, State
 
@@ -48,7 +45,7 @@ class SimulatedBoard:
 
     def __init__(self, run: Run, rank: int, size: int):
         self._run, self.rank, self.size = run, rank, size
-        self.words = self
+        self.rows = [SimulatedRow(self, index) for index in range(WORDS)]
 
     def refresh(self) -> None:
         pass
@@ -56,22 +53,35 @@ class SimulatedBoard:
     def fence(self) -> None:
         self._run.fence()
 
-    def place(self, index: int) -> int:
-        return index * self.size + self.rank
+    def place(self, index: int, rank: int) -> int:
+        return index * self.size + rank
 
     def set(self, index: int, value: int) -> None:
-        self._run.store(self.rank, self.place(index), value)
+        self.rows[index][self.rank] = value
 
     def of_all(self, index: int) -> list[int]:
-        places = range(index * self.size, (index + 1) * self.size)
-        return [self._run.load(self.rank, place) for place in places]
+        return self.rows[index].tolist()
 
-    def __getitem__(self, part: slice) -> SimpleNamespace:
-        found = [self._run.load(self.rank, place) for place in range(part.start, part.stop)]
-        return SimpleNamespace(tolist=lambda: found)
+    def load(self, index: int, rank: int) -> int:
+        return self._run.load(self.rank, self.place(index, rank))
 
-    def __setitem__(self, place: int, value: int) -> None:
-        self._run.store(self.rank, place, value)
+    def store(self, index: int, rank: int, value: int) -> None:
+        self._run.store(self.rank, self.place(index, rank), value)
+
+
+@dataclass
+class SimulatedRow:
+    """The words of all ranks for one index, as one simulated rank sees them."""
+
+    board: SimulatedBoard
+    index: int
+
+    def tolist(self) -> list[int]:
+        return [self.board.load(self.index, rank) for rank in range(self.board.size)]
+
+    def __setitem__(self, rank: int, value: int) -> None:
+        assert rank == self.board.rank, "a rank writes its own words only"
+        self.board.store(self.index, rank, value)
 
 
 @dataclass
@@ -282,33 +292,26 @@ def two_asynchronous(last_first: bool = False, may_leave: bool = True) -> Callab
     return program
 
 
-def fast(may_leave: bool = True) -> Callable:
-    """The fast path of ``all_reduce``, and the long way where it gives up."""
+def fast(code: int = SUM, may_leave: bool = True) -> Callable:
+    """A call on the fast path, and the long way where it gives up."""
 
     def program(run: Run, rank: Rank) -> None:
-        path, rank.code = FastPath(rank.handshake, None), SUM
+        path, rank.code = FastPath(rank.handshake, None), code
 
-        def all_reduce(*_) -> None:
+        def in_mpi() -> None:
             number = rank.handshake.announcements.number
             rank.began[number] = "blocking"
             run.enter_mpi(rank, number)
 
-        known = Known(
-            handshake.fingerprint(0, SUM, blocking=True),
-            record.Call("all_reduce", (0,)),
-            1,
-            4,
-            MPI.FLOAT,
-            all_reduce,
-        )
-        options = SimpleNamespace(asyncOp=False, reduceOp=ReduceOp.SUM)
-        if path.all_reduce(torch.ones(1), options, known):
+        call = record.Call("all_reduce", (0,))
+        known = Known(handshake.unnumbered(code), call, mpi=None, nbytes=[], method=in_mpi)
+        if path.begin(known):
             return
         if may_leave and run.pick(rank, "goes on", "has an error") == "has an error":
             rank.handshake.end_fast_path()
             rank.ended[rank.handshake.announcements.number] = "error"
             return
-        call = Call(run, rank, SUM)
+        call = Call(run, rank, code)
         rank.handshake.call(call.entry)
         rank.handshake.hasten()
         rank.handshake.end_fast_path()

@@ -46,6 +46,7 @@ from torch_mpi.protocol.handshake import (
     State,
     fingerprint,
     signature,
+    unnumbered,
 )
 from torch_mpi.protocol.interfaces import Waitable
 from torch_mpi.protocol.progress import Progress, Threads
@@ -213,11 +214,12 @@ def test_a_mismatch_names_a_rank_with_another_call_not_one_that_has_refused_this
 
 def test_after_an_error_on_the_fast_path_a_rank_begins_nothing_before_recovery():
     here, there = (Handshake(board) for board in boards(2, text=False))
-    mine, theirs = (fingerprint(1, SUM, blocking) for blocking in (True, False))
-    here.announcements.announce(1, mine)
+    theirs = fingerprint(1, SUM, blocking=False)
+    here.announcements.announce(1, fingerprint(1, SUM, blocking=True))
     there.announcements.announce(1, theirs)
     assert there.announcements.acknowledge(1, theirs).complete
-    assert not here.find_all(1, mine)  # the other is in no blocking call, and relies on this rank
+    # The other is in no blocking call, and relies on this rank.
+    assert not here.meet(unnumbered(SUM))
     here.end_fast_path()
     entry = Entry(SUM, Call("all_reduce", (0, 1)), None, may_block=True)
     here.call(entry)

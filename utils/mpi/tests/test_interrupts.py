@@ -442,3 +442,113 @@ print(free, flush=True)
 
 def test_a_ctrl_c_at_the_end_of_the_fast_path_leaves_the_group_to_other_threads(mpiexec):
     assert mpiexec(1, ENDS_FAST_PATH, timeout=60).stdout.split() == ["[True]"]
+
+
+ALONE_ON_FAST_PATH = """
+import threading
+
+tensor, parts = torch.ones(4), [torch.ones(4), torch.ones(4)]
+calls = {
+    "broadcast": lambda: dist.broadcast(tensor, 1),
+    "all_gather": lambda: dist.all_gather(parts, tensor),
+    "barrier": dist.barrier,
+}
+for name, call in calls.items():
+    for _ in range(20):
+        call()
+    if rank == 0:  # rank 1 does not come
+        threading.Timer(0.3, interrupt).start()
+        try:
+            call()
+            print("rank 0 was not interrupted")
+        except KeyboardInterrupt as error:
+            tell(error)
+            print(name, "interrupted", flush=True)
+    else:
+        while not world.current().incident():
+            time.sleep(1e-2)
+        tell(RuntimeError("rank 0 has left"))
+    again()
+"""
+
+
+def test_ctrl_c_frees_a_rank_whose_fast_call_finds_no_other_rank(mpiexec):
+    done = mpiexec(2, START + ALONE_ON_FAST_PATH, timeout=90)
+    names = ("broadcast", "all_gather", "barrier")
+    assert done.stdout.splitlines() == [f"{name} interrupted" for name in names]
+
+
+AT_ANY_MOMENT = """
+import random, threading
+
+stop, calls = threading.Event(), 0
+
+def many():
+    draw = random.Random(f"{rank} {sys.argv[1]}")
+    while not stop.is_set():
+        time.sleep(draw.uniform(1e-4, 3e-3))
+        if rank == 0 and calls > 50:
+            interrupt()
+            return
+
+tensor, parts = torch.ones(4), [torch.ones(4), torch.ones(4)]
+thread = threading.Thread(target=many)
+thread.start()
+try:
+    while True:
+        dist.broadcast(tensor, calls % 2)
+        dist.all_gather(parts, tensor)
+        dist.all_reduce(tensor)
+        tensor.fill_(1)
+        calls += 1
+except (KeyboardInterrupt, RuntimeError) as error:
+    tell(error)
+stop.set()
+thread.join()
+again()
+print("WORKED", flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_ctrl_c_at_any_moment_of_fast_calls_ends_both_ranks_calls(seed, mpiexec):
+    done = mpiexec(2, START + AT_ANY_MOMENT, seed, timeout=90)
+    assert done.stdout.split() == ["WORKED"] * 2
+
+
+WARM = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("mpi")
+rank, tensor, other = dist.get_rank(), torch.ones(3), torch.ones(4)
+parts = [torch.ones(3), torch.ones(3)]
+usual = lambda: dist.broadcast(tensor, 0)
+for _ in range(50):
+    usual()
+    dist.broadcast(tensor, 1)
+    dist.broadcast(other, 0)
+    dist.all_reduce(tensor)
+    dist.all_gather(parts, tensor)
+unusual = {
+    "root": lambda: dist.broadcast(tensor, 1),
+    "shape": lambda: dist.broadcast(other, 0),
+    "call": lambda: dist.all_reduce(tensor),
+    "gather": lambda: dist.all_gather(parts, tensor),
+}
+try:
+    (unusual[sys.argv[1]] if rank else usual)()
+except RuntimeError as error:
+    print(type(error).__name__, error, flush=True)
+"""
+SIDES = {
+    "root": "broadcast(root=1) of float32[3] (12 bytes)",
+    "shape": "broadcast(root=0) of float32[4] (16 bytes)",
+    "call": "all_reduce(SUM) of float32[3] (12 bytes)",
+    "gather": "all_gather() of float32[3] (12 bytes)",
+}
+
+
+@pytest.mark.parametrize("what", SIDES)
+def test_a_mismatch_of_two_fast_calls_names_both_ranks_calls_and_lines(what, mpiexec):
+    done = mpiexec(2, WARM, what, check=False)
+    assert "CommunicationMismatch rank 0 calls broadcast(root=0) of float32[3] (12" in done.stdout
+    assert f"<string>:6, but rank 1 calls {SIDES[what]} at <string>:1" in done.stdout

@@ -17,10 +17,12 @@ import pytest
 CASES = Path(__file__).parent / "mpi_cases"
 # Sizes, and the files that run in one job; a board of messages is chosen when a process begins.
 JOBS = [
-    (1, ("point_to_point", "collectives", "groups", "pytorch", "chunks")),
+    (1, ("point_to_point", "collectives", "fast_path", "groups", "pytorch", "chunks")),
     (2, ("point_to_point", "collectives", "groups", "pytorch", "slow_network", "recovery")),
     (3, ("collectives", "groups", "chunks", "slow_network", "recovery")),
     (4, ("point_to_point", "collectives", "groups", "pytorch", "slow_network")),
+    (2, ("fast_path",)),
+    (3, ("fast_path",)),
     (2, ("message_board",)),
     (3, ("message_board",)),
     (2, ("large",)),

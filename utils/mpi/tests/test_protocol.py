@@ -34,6 +34,7 @@ PROGRAMS = {
     "one on the fast path, one does not wait": [fast(), asynchronous()],
     "different calls": [blocking(), blocking(MAX)],
     "different calls, one on the fast path": [fast(), blocking(MAX)],
+    "different calls, both on the fast path": [fast(), fast(MAX)],
     "three, and one may leave": [blocking(), blocking(**STAYS), blocking()],
     "three on the fast path": [fast(), fast(), fast()],
     "three, one with another call": [blocking(), fast(), blocking(MAX)],
@@ -97,6 +98,31 @@ def test_without_the_second_look_a_rank_would_begin_what_another_one_has_taken_b
 
     monkeypatch.setattr(Announcements, "acknowledge", acknowledge)
     assert "stuck inside MPI" in found([blocking(**STAYS), blocking()])
+
+
+def test_without_the_second_look_the_usual_steps_would_begin_what_another_rank_has_taken_back(
+    monkeypatch,
+):
+    def agree(self: Announcements, number: int, mine: int) -> bool:
+        board = self.board
+        if board.of_all(number % 64) != [mine] * board.size:
+            return False
+        board.set(64, number)
+        return True
+
+    monkeypatch.setattr(Announcements, "agree", agree)
+    for other in (blocking(), fast()):
+        assert "stuck inside MPI" in found([blocking(**STAYS), other])
+
+
+def test_without_an_acknowledgement_in_the_usual_steps_who_leaves_would_not_know_of_it(monkeypatch):
+    def agree(self: Announcements, number: int, mine: int) -> bool:
+        board = self.board
+        return board.of_all(number % 64) == [mine] * board.size
+
+    monkeypatch.setattr(Announcements, "agree", agree)
+    for other in (blocking(), fast()):
+        assert "stuck inside MPI" in found([blocking(**STAYS), other])
 
 
 def test_without_the_fence_a_store_that_is_still_in_its_buffer_would_be_missed(monkeypatch):

@@ -136,7 +136,7 @@ class Log:
     """A log that keeps the last :data:`CAPACITY` calls of this process."""
 
     def __init__(self):
-        # Calls, or tuples (pattern, start, matched, end, sequence), which cost less to make.
+        # Calls, or tuples (pattern, start, matched, end, sequence, place), which cost less to make.
         self._calls: deque = deque(maxlen=CAPACITY)
         self._seen = 0
 
@@ -146,10 +146,16 @@ class Log:
         self._seen += 1
 
     def add_like(
-        self, pattern: Call, start: float, matched: float, end: float, sequence: int
+        self,
+        pattern: Call,
+        start: float,
+        matched: float,
+        end: float,
+        sequence: int,
+        place: tuple[str, int, str] | None = None,
     ) -> None:
-        """Append a completed blocking collective that differs from ``pattern`` only in time."""
-        self._calls.append((pattern, start, matched, end, sequence))
+        """Append a completed blocking collective like ``pattern``, at another time and place."""
+        self._calls.append((pattern, start, matched, end, sequence, place))
         self._seen += 1
 
     def mark(self) -> int:
@@ -164,7 +170,14 @@ class Log:
         return [entry if isinstance(entry, Call) else _filled(*entry) for entry in entries]
 
 
-def _filled(pattern: Call, start: float, matched: float, end: float, sequence: int) -> Call:
+def _filled(
+    pattern: Call,
+    start: float,
+    matched: float,
+    end: float,
+    sequence: int,
+    place: tuple[str, int, str] | None,
+) -> Call:
     return replace(
         pattern,
         blocking=True,
@@ -173,7 +186,7 @@ def _filled(pattern: Call, start: float, matched: float, end: float, sequence: i
         matched=matched,
         end=end,
         waits=[[start, end]],
-        place=None,
+        place=place,
         sequence=sequence,
         moved_out=None,
         moved_in=None,

@@ -1,39 +1,21 @@
-"""Pending collectives: one that begins when all ranks have announced it, or several as one work.
-
-The *fast path* is for a blocking ``all_reduce`` with SUM of a plain tensor like an earlier one.
-Each microsecond counts there, so this module repeats the usual case of the handshake in short. All
-unusual cases go through the handshake.
-"""
+"""Pending collectives: one that begins when all ranks have announced it, or several as one work."""
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import ReduceOp
 
-from ..errors import CommunicationMismatch, users_place
+from ..errors import CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
-from ..protocol.handshake import (
-    ACKNOWLEDGED,
-    DEPTH,
-    Entry,
-    Handshake,
-    alike,
-    fingerprint,
-    numbered,
-    signature,
-)
+from ..protocol.handshake import Entry, signature
 from ..protocol.progress import guard, progress
 from ..protocol.status import Side
 from ..protocol.wait_monitor import is_true_within
-from ..record import Call, recorder
-from . import algorithms, tensors
+from . import algorithms
 from .step_runner import Steps
 from .work import MPIWork, WorkState
 
@@ -54,15 +36,6 @@ _THREADS = (
     " Two threads make their calls in no fixed order, so give each thread its own group with "
     "dist.new_group()."
 )
-
-# A group remembers at most so many kinds of tensors for its fast path.
-_MOST = 4096
-_SUM = ReduceOp.SUM
-_now = time.perf_counter
-_thread = threading.get_ident
-_profiling = torch.autograd._profiler_enabled
-_address = MPI.buffer.fromaddress
-_MAIN_THREAD = threading.main_thread().ident
 
 
 def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
@@ -115,7 +88,7 @@ class CollectiveWork(MPIWork):
             operation.call,
             list(operation.result),
             operation.finish,
-            operation.keep,
+            operation.memory,
             operation.inputs,
         )
         self._operation = operation
@@ -142,7 +115,7 @@ class CollectiveWork(MPIWork):
         self.call.matched = time.perf_counter()
         try:
             if blocking and self.may_block:
-                for name, arguments in self._operation.mpi():
+                for name, arguments in self._operation.mpi_calls():
                     getattr(self.group.channels.data, name)(*arguments)
             else:
                 # A small message leaves before its receiver is there.
@@ -189,7 +162,7 @@ def _steps(operation: Operation, channels: Channels) -> Generator:
     if not own_network or operation.call.nbytes >= operation.messages_from:
         yield from operation.algorithm(algorithms.Ranks(channels, operation.call))
         return
-    calls = operation.mpi()
+    calls = operation.mpi_calls()
     yield [getattr(channels.data, f"I{name[0].lower()}{name[1:]}")(*args) for name, args in calls]
 
 
@@ -253,128 +226,3 @@ class JoinedWork(MPIWork):
             self.poll()
             if any(left) and self.is_over:
                 self.state = WorkState.CANCELLED
-
-
-# -- the fast path ------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Known:
-    """A prepared blocking all_reduce for tensors of one dtype and shape.
-
-    Attributes:
-        unnumbered: its fingerprint as collective 0.
-        call: the record of the earlier call.
-        all_reduce: MPI's call.
-    """
-
-    unnumbered: int
-    call: Call
-    count: int
-    nbytes: int
-    datatype: MPI.Datatype
-    all_reduce: Callable
-
-
-class FastPath:
-    """The memory of one group's calls of ``all_reduce``, which makes the next ones fast.
-
-    Args:
-        data: the communicator of the group's collectives.
-
-    Attributes:
-        known: prepared calls by dtype and shape. Without one, a call checks everything again.
-    """
-
-    def __init__(self, handshake: Handshake, data: MPI.Intracomm):
-        self._handshake = handshake
-        self._board = handshake.announcements.board
-        self._acknowledged = self._board.place(ACKNOWLEDGED)
-        self._data = data
-        self.known: dict[tuple, Known] = {}
-
-    def find(self, inputs: object) -> Known | None:
-        """Return the prepared call for these tensors; ``None`` if the fast path can't take them."""
-        if type(inputs) is not list or len(inputs) != 1 or type(inputs[0]) is not torch.Tensor:
-            return None
-        tensor = inputs[0]
-        try:
-            known = self.known.get((tensor.dtype, tensor.shape))
-        except RuntimeError:  # a nested tensor has no shape, and is refused later
-            return None
-        # A tensor with a grad_fn may need a warning, which only the long way gives.
-        return known if tensor.grad_fn is None and self._handshake.idle else None
-
-    def remember(self, operation: Operation, code: int) -> None:
-        """Have the next call like this blocking one take the fast path, if possible."""
-        call = operation.call
-        if (call.op, call.reduce_op) != ("all_reduce", "SUM") or len(self.known) >= _MOST:
-            return
-        tensor = operation.result[0]
-        if type(tensor) is not torch.Tensor or tensor.is_complex():
-            return
-        if tensor.layout is not torch.strided or not 0 < tensor.numel() <= tensors.MAX_COUNT:
-            return
-        datatype, op = tensors.reduction(tensor.dtype, "SUM")
-        if op != MPI.SUM:
-            return
-        self.known[tensor.dtype, tensor.shape] = Known(
-            fingerprint(0, code, blocking=True),
-            call,
-            tensor.numel(),
-            call.nbytes,
-            datatype,
-            self._data.Allreduce,
-        )
-
-    def all_reduce(self, tensor: torch.Tensor, opts: Any, known: Known) -> bool:
-        """Reduce under the handshake's lock; return False if the call has to take the long way.
-
-        Raises:
-            MPI.Exception: MPI reported an error.
-        """
-        start = _now()
-        if not (
-            link.network is None
-            and not getattr(opts, "asyncOp", True)
-            and opts.reduceOp == _SUM
-            and tensor.is_cpu
-            and tensor.is_contiguous()
-            and not tensor.is_neg()
-            and not _profiling()
-            and _thread() == _MAIN_THREAD
-        ):
-            return False
-        handshake = self._handshake
-        announcements = handshake.announcements
-        number = announcements.number + 1
-        if number > announcements.limit and not announcements.may_announce(number):
-            return False
-        block = [_address(tensor.data_ptr(), known.nbytes), known.count, known.datatype]
-        mine = numbered(known.unnumbered, number)
-        board = self._board
-        first = number % DEPTH * board.size
-        end = first + board.size
-        words = board.words
-        everybody = alike(mine, board.size)
-        matched = 0.0
-        guard.on += 1
-        try:
-            words[first + board.rank] = mine
-            if words[first:end].tolist() == everybody or handshake.find_all(number, mine):
-                # This is Announcements.acknowledge in short.
-                words[self._acknowledged] = number
-                if words[first:end].tolist() == everybody or handshake.find_all_again(number, mine):
-                    announcements.number = number
-                    matched = _now()
-                    known.all_reduce(MPI.IN_PLACE, block)
-                    recorder.add_like(known.call, start, matched, _now(), number)
-        finally:
-            guard.on -= 1
-        if not matched:
-            place = users_place()
-            call = replace(known.call, sequence=number, place=place, blocking=True)
-            handshake.fast_call = call
-        if guard.late:
-            guard.release()
-        return matched > 0

@@ -13,7 +13,6 @@ import torch
 from ..mpi import MPI
 from ..record import Call
 from . import algorithms, tensors
-from .arithmetic import combine
 from .tensors import Tensors
 
 if TYPE_CHECKING:
@@ -21,10 +20,6 @@ if TYPE_CHECKING:
 
 #: The name of a method of ``MPI.Intracomm``, and its arguments.
 MPICall = tuple[str, tuple[Any, ...]]
-
-# From this size on, Open MPI's Iallreduce needs two to four times as long as Allreduce. A ring of
-# messages that PyTorch adds up doesn't.
-RING_FROM = 512 * 1024  # bytes
 
 
 @dataclass(slots=True)
@@ -35,11 +30,23 @@ class Operation:
     key: tuple[object, ...]
     result: Sequence[torch.Tensor]
     algorithm: Callable[[algorithms.Ranks], Generator]
-    mpi: Callable[[], list[MPICall]] | None = None
+    mpi: Callable[[Sequence[int]], list[MPICall]] | None = None
+    memory: Sequence[torch.Tensor] = ()
     finish: Callable[[], None] | None = None
-    keep: object = None
     inputs: Sequence[torch.Tensor] | None = None
     messages_from: float = math.inf
+    repeatable: bool = False
+
+    def mpi_calls(self) -> list[MPICall]:
+        """Return the calls of MPI for the memory of this operation."""
+        assert self.mpi is not None
+        return self.mpi([tensor.data_ptr() for tensor in self.memory])
+
+
+def same(memory: Tensors, tensors_: Tensors) -> bool:
+    """Return whether MPI works on the memory of the user's tensors themselves."""
+    pairs = zip(memory, tensors_, strict=False)
+    return len(memory) == len(tensors_) and all(a.data_ptr() == b.data_ptr() for a, b in pairs)
 
 
 # -- one to all, all to one -------------------------------------------------------------------
@@ -60,13 +67,16 @@ def broadcast(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> O
         if not is_root:
             tensors.deliver(tensor, memory)
 
+    message = tensors.message_like(memory)
     return Operation(
         call,
         (tuple(tensor.shape),),
         [tensor],
         lambda ranks: algorithms.broadcast(ranks, memory.view(-1), root),
-        mpi=lambda: [("Bcast", (tensors.message(memory), root))],
+        mpi=lambda at: [("Bcast", (message(at[0]), root))],
+        memory=[memory],
         finish=finish,
+        repeatable=same([memory], [tensor]),
     )
 
 
@@ -165,42 +175,85 @@ def _all_gather(
     call.received = tensors.nbytes(*parts)
     counts = [part.numel() for part in parts]
     call.parts = tuple(counts)
-    if whole is not None:
-        stage = tensors.writable(whole, op).view(-1)
-    else:
-        stage = torch.empty(sum(counts), dtype=tensor.dtype, device="cpu")
+    homes, pieces = _places(parts, whole, op)
 
-    def deliver() -> None:
-        if whole is not None:
-            tensors.deliver(whole, stage)
-            return
-        for part, piece in zip(parts, stage.split(counts), strict=True):
-            part.detach().copy_(piece.view(part.shape))
+    def finish() -> None:
+        for output, memory in zip(outputs, pieces if whole is None else homes, strict=True):
+            tensors.deliver(output, memory)
 
-    if stage.numel() > tensors.MAX_COUNT:
+    if sum(counts) > tensors.MAX_COUNT:
         sends = [(rank, tensor) for rank in range(len(parts))]
-        receives = list(enumerate(stage.split(counts)))
-        operation = _exchange(group, call, call.parts, sends, receives, deliver)
+        operation = _exchange(group, call, call.parts, sends, list(enumerate(pieces)), finish)
         return replace(operation, result=outputs)
-    memory = tensors.readable(tensor)
-    if tensors.overlap(memory, stage):
-        memory = memory.clone()
-
-    def mpi() -> list[MPICall]:
-        carrier = tensors.CARRIERS[tensor.element_size()]
-        if len(set(counts)) == 1:
-            receive = [tensors.address(stage), counts[0], carrier]
-            return [("Allgather", (tensors.message(memory), receive))]
-        offsets = list(itertools.accumulate(counts[:-1], initial=0))
-        receive = [tensors.address(stage), (counts, offsets), carrier]
-        return [("Allgatherv", (tensors.message(memory), receive))]
+    source = tensors.readable(tensor)
+    if any(tensors.overlap(source, piece) for piece in pieces):
+        source = source.clone()
 
     def algorithm(ranks: algorithms.Ranks) -> Generator:
-        chunks = list(stage.split(counts))
-        chunks[ranks.rank].copy_(memory.view(-1))
+        chunks = [piece.view(-1) for piece in pieces]
+        chunks[ranks.rank].copy_(source.view(-1))
         yield from algorithms.all_gather(ranks, chunks)
 
-    return Operation(call, call.parts, outputs, algorithm, mpi, deliver, memory, inputs=[tensor])
+    memory = [*homes, source]
+    return Operation(
+        call,
+        call.parts,
+        outputs,
+        algorithm,
+        _gathering(counts, source),
+        memory,
+        finish,
+        inputs=[tensor],
+        repeatable=same(memory, [*outputs, tensor]),
+    )
+
+
+def _places(
+    parts: Tensors, whole: torch.Tensor | None, op: str
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return the plain tensors that an all_gather fills, and a piece of them for each part.
+
+    MPI fills the parts themselves if it can. Otherwise, it fills one tensor.
+    """
+    counts = [part.numel() for part in parts]
+    if whole is not None:
+        table = tensors.writable(whole, op)
+    else:
+        starts = [part.data_ptr() for part in parts]
+        lengths = [tensors.nbytes(part) for part in parts]
+        if (
+            all(tensors.is_plain(part) for part in parts)
+            and not tensors.any_overlap(starts, lengths)
+            and tensors.offsets(starts, counts, parts[0].element_size()) is not None
+        ):
+            own = [part.detach() for part in parts]
+            return own, own
+        table = torch.empty(sum(counts), dtype=parts[0].dtype, device="cpu")
+    return [table], list(table.view(-1).split(counts))
+
+
+def _gathering(counts: list[int], source: torch.Tensor) -> Callable[[Sequence[int]], list[MPICall]]:
+    """Return a function of the addresses of all places, or of one place for all, and the source.
+
+    On some ranks, the places may be apart, and on other ranks in a row. But all ranks must make the
+    same call, so it is never Allgather.
+    """
+    message = tensors.message_like(source)
+    itemsize = source.element_size()
+    in_a_row = list(itertools.accumulate(counts[:-1], initial=0))
+
+    def mpi(at: Sequence[int]) -> list[MPICall]:
+        places = at[:-1]
+        offsets = tensors.offsets(places, counts, itemsize) if len(places) > 1 else in_a_row
+        if offsets is None:
+            return []
+        first = min((place for place in places if place), default=0)
+        end = max(offset + count for offset, count in zip(offsets, counts, strict=True))
+        room = MPI.buffer.fromaddress(first, end * itemsize)
+        receive = [room, (counts, offsets), tensors.CARRIERS[itemsize]]
+        return [("Allgatherv", (message(at[-1]), receive))]
+
+    return mpi
 
 
 def all_to_all(
@@ -250,7 +303,9 @@ def all_to_all_single(
 def barrier(group: ProcessGroupMPI, opts: object = None) -> Operation:
     """Wait until every rank of the group has called the barrier."""
     call = group.record("barrier", [], opts)
-    return Operation(call, (), [], algorithms.barrier, mpi=lambda: [("Barrier", ())])
+    return Operation(
+        call, (), [], algorithms.barrier, mpi=lambda _: [("Barrier", ())], repeatable=True
+    )
 
 
 def _exchange(
@@ -297,167 +352,7 @@ def _exchange(
         key,
         [tensor for _, tensor in receives],
         lambda ranks: algorithms.exchange(ranks, outgoing, incoming),
+        memory=[memory for _, memory in outgoing],
         finish=finish,
-        keep=outgoing,
         inputs=[tensor for _, tensor in sends],
     )
-
-
-# -- reductions ---------------------------------------------------------------------------------
-
-
-def reduce(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
-    """Reduce the tensors of all ranks into the root's tensor; the other ranks keep theirs."""
-    tensor = tensors.single(inputs, "reduce")
-    root = tensors.root(group, "reduce", opts)
-    is_root = root == group.rank()
-    name = tensors.op_name(opts)
-    datatype, op = tensors.reduction(tensor.dtype, name)
-    if is_root:
-        tensors.check_writable(tensor, "reduce")
-    memory = tensors.premultiplied(tensors.readable(tensor), opts, name)
-    call = group.record("reduce", [tensor], opts, peer=root, reduce_op=name)
-    call.received = call.nbytes if is_root else 0
-
-    def mpi() -> list[MPICall]:
-        blocks = _blocks(memory, datatype)
-        if is_root:
-            return [("Reduce", (MPI.IN_PLACE, block, op, root)) for block in blocks]
-        return [("Reduce", (block, None, op, root)) for block in blocks]
-
-    def algorithm(ranks: algorithms.Ranks) -> Generator:
-        flat = memory.view(-1) if is_root else memory.view(-1).clone()
-        return algorithms.reduce(ranks, flat, combine(tensor.dtype, name), root)
-
-    finish = _reduced(group, name, [(tensor, memory)] if is_root else [])
-    return Operation(call, (tuple(tensor.shape),), [tensor], algorithm, mpi, finish, memory)
-
-
-def all_reduce(
-    group: ProcessGroupMPI, inputs: Tensors | torch.Tensor, opts: object = None
-) -> Operation:
-    """Reduce the tensors of all ranks in place on every rank.
-
-    ``opts`` may be a ``ReduceOp``; the default is SUM.
-    """
-    return _all_reduce(group, "all_reduce", [tensors.single(inputs, "all_reduce")], opts)
-
-
-def all_reduce_coalesced(group: ProcessGroupMPI, inputs: Tensors, opts: object = None) -> Operation:
-    """Reduce several tensors in one call, as :func:`all_reduce` reduces one."""
-    op = "all_reduce_coalesced"
-    return _all_reduce(group, op, [tensors.check(tensor, op) for tensor in inputs], opts)
-
-
-def _all_reduce(group: ProcessGroupMPI, op: str, inputs: Tensors, opts: object) -> Operation:
-    name = tensors.op_name(opts)
-    for tensor in inputs:
-        tensors.check_writable(tensor, op)
-    kinds = [tensors.reduction(tensor.dtype, name) for tensor in inputs]
-    memories = [tensors.premultiplied(tensors.readable(tensor), opts, name) for tensor in inputs]
-    call = group.record(op, inputs, opts, reduce_op=name)
-    call.received = call.nbytes
-
-    def mpi() -> list[MPICall]:
-        return [
-            ("Allreduce", (MPI.IN_PLACE, block, mpi_op))
-            for memory, (datatype, mpi_op) in zip(memories, kinds, strict=True)
-            for block in _blocks(memory, datatype)
-        ]
-
-    def algorithm(ranks: algorithms.Ranks) -> Generator:
-        for memory in memories:
-            yield from algorithms.all_reduce(ranks, memory.view(-1), combine(memory.dtype, name))
-
-    finish = _reduced(group, name, list(zip(inputs, memories, strict=True)))
-    key = tuple((tensors.dtype_name(t.dtype), tuple(t.shape)) for t in inputs)
-    return Operation(call, key, inputs, algorithm, mpi, finish, memories, messages_from=RING_FROM)
-
-
-def reduce_scatter(
-    group: ProcessGroupMPI, outputs: Tensors, inputs: Sequence[Tensors], opts: object = None
-) -> Operation:
-    """Reduce the r-th tensor of all ranks to rank r; sizes may differ from one r to another."""
-    output = tensors.single(outputs, "reduce_scatter")
-    parts = tensors.check_count(group, inputs[0], "reduce_scatter")
-    numel = parts[group.rank()].numel()
-    if numel != output.numel():
-        raise ValueError(
-            f"reduce_scatter: your output has {output.numel()} elements, but input {group.rank()} "
-            f"(this rank's) has {numel}"
-        )
-    return _reduce_scatter(group, "reduce_scatter", output, parts, opts)
-
-
-def reduce_scatter_single(
-    group: ProcessGroupMPI, output: torch.Tensor, tensor: torch.Tensor, opts: object = None
-) -> Operation:
-    """Split each rank's tensor into equal parts, and reduce all r-th parts to rank r."""
-    op = "reduce_scatter_tensor"
-    output = tensors.check(output, op)
-    parts = tensors.equal_parts(group, tensors.check(tensor, op), output, op)
-    return _reduce_scatter(group, op, output, parts, opts)
-
-
-def _reduce_scatter(
-    group: ProcessGroupMPI, op: str, output: torch.Tensor, parts: Tensors, opts: object
-) -> Operation:
-    name = tensors.op_name(opts)
-    tensors.check_alike([output, *parts], op)
-    datatype, mpi_op = tensors.reduction(output.dtype, name)
-    call = group.record(op, list(parts), opts, reduce_op=name)
-    call.received = tensors.nbytes(output)
-    counts = [part.numel() for part in parts]
-    call.parts = tuple(counts)
-    stage = tensors.premultiplied(tensors.flat(parts), opts, name)
-    memory = tensors.writable(output, op)
-    if tensors.overlap(memory, stage):
-        memory = torch.empty_like(memory)
-
-    def mpi() -> list[MPICall]:
-        if stage.numel() > tensors.MAX_COUNT:
-            return _reduce_each(stage.split(counts), memory, datatype, mpi_op, group.rank())
-        send = [tensors.address(stage), stage.numel(), datatype]
-        receive = [tensors.address(memory), memory.numel(), datatype]
-        return [("Reduce_scatter", (send, receive, counts, mpi_op))]
-
-    def algorithm(ranks: algorithms.Ranks) -> Generator:
-        chunks = list(stage.clone().split(counts))
-        yield from algorithms.reduce_scatter(ranks, chunks, combine(stage.dtype, name))
-        memory.view(-1).copy_(chunks[ranks.rank])
-
-    finish = _reduced(group, name, [(output, memory)])
-    return Operation(call, call.parts, [output], algorithm, mpi, finish, stage, inputs=parts)
-
-
-def _reduce_each(
-    parts: Tensors, memory: torch.Tensor, datatype: MPI.Datatype, op: MPI.Op, rank: int
-) -> list[MPICall]:
-    """Reduce part r to rank r, for counts that are too large for one MPI call."""
-    calls = []
-    for root, part in enumerate(parts):
-        targets = _blocks(memory, datatype) if root == rank else None
-        for k, block in enumerate(_blocks(part, datatype)):
-            calls.append(("Reduce", (block, targets[k] if targets else None, op, root)))
-    return calls
-
-
-def _blocks(memory: torch.Tensor, datatype: MPI.Datatype) -> list[list[Any]]:
-    # MPI's ops work only on its own datatypes, and not on a big element as in `tensors.message`.
-    pieces = memory.view(-1).split(tensors.MAX_COUNT)
-    return [[tensors.address(piece), piece.numel(), datatype] for piece in pieces]
-
-
-def _reduced(
-    group: ProcessGroupMPI, name: str, results: list[tuple[torch.Tensor, torch.Tensor]]
-) -> Callable[[], None]:
-    """Return a function that delivers the results, given as ``(tensor, memory)`` pairs."""
-
-    def finish() -> None:
-        tensors.check_ops()
-        for tensor, memory in results:
-            if name == "AVG":
-                memory.div_(group.size())
-            tensors.deliver(tensor, memory)
-
-    return finish

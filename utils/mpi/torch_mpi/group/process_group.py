@@ -26,9 +26,10 @@ from ..protocol.progress import guard, progress
 from ..protocol.recovery import Flush, Standing, Unreceived
 from ..protocol.status import Side
 from ..record import Call, recorder
-from . import collectives, messages, tensors
-from .collective_work import CollectiveWork, FastPath, JoinedWork, enqueue
+from . import collectives, messages, reductions, tensors
+from .collective_work import CollectiveWork, JoinedWork, enqueue
 from .collectives import Operation
+from .fast_path import FastPath
 from .messages import Channels
 from .tensors import Tensors
 from .work import DONE, DoneWork, MPIWork
@@ -66,14 +67,35 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
-def _collective(prepare: Callable[..., Operation]) -> Callable[..., CollectiveWork]:
-    """Return a method that calls a collective, whose tensors ``prepare`` checks."""
+def _collective(
+    prepare: Callable[..., Operation], fast: str = ""
+) -> Callable[..., CollectiveWork | DoneWork]:
+    """Return a method that calls a collective, whose tensors ``prepare`` checks.
+
+    ``fast`` is the operation's name in the record, if it has a fast path.
+    """
 
     @functools.wraps(prepare)
-    def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
+    def long_way(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
         return self.run(prepare(self, *arguments, **options))
 
-    return method
+    @functools.wraps(prepare)
+    def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork | DoneWork:
+        known = self._fast_path.find(fast, arguments, options)
+        # Another thread must not call a collective before this one is in the queue.
+        if known is None or not self.handshake.lock.acquire(False):
+            return long_way(self, *arguments, **options)
+        try:
+            return DONE if self._fast_path.begin(known) else long_way(self, *arguments, **options)
+        except MPI.Exception as error:
+            raise self.error_in_words(error, known.call) from None
+        finally:
+            try:
+                self.handshake.end_fast_path()
+            finally:  # even after a Ctrl-C in end_fast_path
+                self.handshake.lock.release()
+
+    return method if fast else long_way
 
 
 def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWork]:
@@ -212,42 +234,22 @@ class ProcessGroupMPI(ProcessGroup):
 
     # -- collectives --------------------------------------------------------------------------
 
-    _all_reduce = _collective(collectives.all_reduce)
-    allreduce_coalesced = _collective(collectives.all_reduce_coalesced)
-    reduce = _collective(collectives.reduce)
-    reduce_scatter = _collective(collectives.reduce_scatter)
-    reduce_scatter_single = _collective(collectives.reduce_scatter_single)
+    allreduce = _collective(reductions.all_reduce, "all_reduce")
+    allreduce_coalesced = _collective(reductions.all_reduce_coalesced)
+    reduce = _collective(reductions.reduce, "reduce")
+    reduce_scatter = _collective(reductions.reduce_scatter)
+    reduce_scatter_single = _collective(reductions.reduce_scatter_single, "reduce_scatter_tensor")
     reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
-    broadcast = _collective(collectives.broadcast)
+    broadcast = _collective(collectives.broadcast, "broadcast")
     gather = _collective(collectives.gather)
     scatter = _collective(collectives.scatter)
-    allgather = _collective(collectives.all_gather)
+    allgather = _collective(collectives.all_gather, "all_gather")
     allgather_coalesced = _collective(collectives.all_gather_coalesced)
-    all_gather_single = _collective(collectives.all_gather_single)
+    all_gather_single = _collective(collectives.all_gather_single, "all_gather_into_tensor")
     all_gather_single_coalesced = _coalesced(all_gather_single)
     alltoall = _collective(collectives.all_to_all)
     all_to_all_single = _collective(collectives.all_to_all_single)
-    barrier = _collective(collectives.barrier)
-
-    def allreduce(
-        self, tensors: list[torch.Tensor] | torch.Tensor, opts: object = None
-    ) -> CollectiveWork | DoneWork:
-        """Reduce the tensors of all ranks, on the fast path if possible."""
-        known = self._fast_path.find(tensors)
-        # Another thread must not call a collective before this one is in the queue.
-        if known is None or not self.handshake.lock.acquire(blocking=False):
-            return self._all_reduce(tensors, opts)
-        try:
-            if self._fast_path.all_reduce(tensors[0], opts, known):
-                return DONE
-            return self._all_reduce(tensors, opts)
-        except MPI.Exception as error:
-            raise self.error_in_words(error, known.call) from None
-        finally:
-            try:
-                self.handshake.end_fast_path()
-            finally:  # even after a Ctrl-C in end_fast_path
-                self.handshake.lock.release()
+    barrier = _collective(collectives.barrier, "barrier")
 
     # PyTorch used these names before, and its C++ still asks for them.
     _allgather_base = all_gather_single

@@ -159,13 +159,41 @@ def address(tensor: torch.Tensor) -> MPI.buffer:
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
+def any_overlap(addresses: Sequence[int], lengths: Sequence[int]) -> bool:
+    """Return whether two pieces of memory, of these lengths in bytes, share memory."""
+    pieces = sorted((a, a + n) for a, n in zip(addresses, lengths, strict=True) if n)
+    return any(end > start for (_, end), (start, _) in itertools.pairwise(pieces))
+
+
+def offsets(addresses: Sequence[int], counts: Sequence[int], itemsize: int) -> list[int] | None:
+    """Return how many elements lie between the lowest address and each; ``None`` if MPI can't.
+
+    An empty tensor has the offset 0. MPI takes C ints, as for :data:`MAX_COUNT`.
+    """
+    lowest = min((at for at, n in zip(addresses, counts, strict=True) if n), default=0)
+    bytes_between = [at - lowest if n else 0 for at, n in zip(addresses, counts, strict=True)]
+    if any(n % itemsize or n // itemsize >= 2**31 for n in bytes_between):
+        return None
+    return [n // itemsize for n in bytes_between]
+
+
 def message(tensor: torch.Tensor) -> list:
     """Return ``[buffer, count, datatype]`` of a plain tensor; a large one counts as one element."""
-    numel = tensor.numel()
+    return message_like(tensor)(tensor.data_ptr())
+
+
+def message_like(tensor: torch.Tensor) -> Callable[[int], list]:
+    """Return a function of an address, which returns the :func:`message` of as many elements there.
+
+    The function doesn't keep the tensor alive.
+    """
+    count = tensor.numel()
     itemsize = tensor.element_size()
-    if numel <= MAX_COUNT:
-        return [address(tensor), numel, CARRIERS[itemsize]]
-    return [address(tensor), 1, _big_element(numel, itemsize)]
+    length = count * itemsize
+    datatype = CARRIERS[itemsize]
+    if count > MAX_COUNT:
+        count, datatype = 1, _big_element(count, itemsize)
+    return lambda at: [MPI.buffer.fromaddress(at, length), count, datatype]
 
 
 @functools.lru_cache(maxsize=64)

@@ -37,6 +37,8 @@ class Board:
     Attributes:
         words: all words, only for reading. A rank's word is at ``index * size + rank``, so the
             words of all ranks for one index are side by side.
+        rows: the same words: a view for each index. A rank may write its own word there if the
+            board is ``immediate``.
         immediate: whether all ranks see at once what a rank writes.
     """
 
@@ -50,6 +52,8 @@ class Board:
         self._memory = self._map()
         view = memoryview(self._memory)
         self.words: memoryview[int] = view[: self._text_offset].cast("Q")
+        starts = range(0, len(self.words), self.size)
+        self.rows = [self.words[start : start + self.size] for start in starts]
 
     def _map(self) -> bytearray | mmap.mmap:
         return bytearray(self._length)
@@ -60,11 +64,11 @@ class Board:
 
     def set(self, index: int, value: int) -> None:
         """Write this rank's word; the store is aligned, so readers see the old or the new value."""
-        self.words[self.place(index)] = value
+        self.rows[index][self.rank] = value
 
     def of_all(self, index: int) -> list[int]:
         """Return the words of all ranks for an index."""
-        return self.words[index * self.size : (index + 1) * self.size].tolist()
+        return self.rows[index].tolist()
 
     def of(self, index: int, rank: int) -> int:
         """Return a rank's word for an index."""
@@ -99,7 +103,8 @@ class Board:
 
     def close(self) -> None:
         """Release the memory."""
-        self.words.release()
+        for view in (*self.rows, self.words):
+            view.release()
 
 
 class SharedBoard(Board):

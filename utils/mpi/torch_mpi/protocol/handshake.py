@@ -34,7 +34,7 @@ _AHEAD = DEPTH - 1
 # On a board of messages, a rank acknowledges every so many collectives; DEPTH is a multiple of it.
 ACKNOWLEDGE_EVERY = 16
 
-# The fast path looks so often for the other ranks before a patient wait takes over, and so often
+# `Handshake.meet` looks so often for the other ranks before a patient wait takes over, and so often
 # before it starts to yield its core.
 _LOOKS = 1000
 _BUSY_LOOKS = 30
@@ -59,14 +59,9 @@ def fingerprint(number: int, code: int, blocking: bool) -> int:
     return _CALLED | (_BLOCKING if blocking else 0) | (number & NUMBER) << _NUMBER_AT | code
 
 
-def numbered(unnumbered: int, number: int) -> int:
-    """Return the fingerprint of collective 0, ``unnumbered``, for collective ``number``."""
-    return unnumbered | (number & NUMBER) << _NUMBER_AT
-
-
-def alike(word: int, ranks: int) -> list[int]:
-    """Return the words that all ranks have if they make the same call in the same way."""
-    return [word] * ranks
+def unnumbered(code: int) -> int:
+    """Return the word of a blocking call without its number, for :meth:`Handshake.meet`."""
+    return fingerprint(0, code, blocking=True)
 
 
 def _is_there(word: int, number: int, mine: int) -> bool:
@@ -110,6 +105,8 @@ class Announcements:
         self.board = board
         self.number = 0
         self.limit = _AHEAD
+        self._rows = board.rows
+        self._rank, self._size = board.rank, board.size
 
     def may_announce(self, number: int) -> bool:
         """Return whether the place for a word is free, because every rank has read its content."""
@@ -121,6 +118,23 @@ class Announcements:
     def announce(self, number: int, mine: int) -> None:
         """Write the fingerprint, from which all ranks see that this one is there."""
         self.board.set(number % DEPTH, mine)
+
+    def agree(self, number: int, mine: int) -> bool:
+        """Take the usual steps: look, acknowledge, and look again; True: begin as ``mine`` says.
+
+        They are the usual ones because all ranks have made the same call in the same way, so their
+        whole words are equal. Otherwise, nothing is acknowledged. The board is ``immediate``.
+        """
+        row = self._rows[number % DEPTH]
+        everybody = [mine] * self._size
+        if row.tolist() != everybody:
+            return False
+        acknowledgements = self._rows[ACKNOWLEDGED]
+        acknowledgements[self._rank] = number
+        if row.tolist() == everybody:
+            return True
+        acknowledgements[self._rank] = number - 1
+        return False
 
     def acknowledge(self, number: int, mine: int) -> Seen:
         """Acknowledge a collective and look again; the caller begins it only if all still agree."""
@@ -170,8 +184,6 @@ class Announcements:
         """Compare the fingerprints of all ranks with this rank's."""
         self.board.refresh()
         words = self.board.of_all(number % DEPTH)
-        if words == alike(mine, len(words)):
-            return Seen([], [], bool(mine & _BLOCKING))
         missing = []
         mismatched = []
         for rank, word in enumerate(words):
@@ -250,11 +262,6 @@ class Handshake:
         # A fingerprint that the fast path could not remove. The next call takes it over; 0 if none.
         self._promised = 0
 
-    @property
-    def idle(self) -> bool:
-        """Return whether all calls have begun."""
-        return not self._queue
-
     def call(self, entry: Entry) -> None:
         """Number a collective, and queue it. The caller holds :attr:`lock`."""
         announcements = self.announcements
@@ -300,9 +307,7 @@ class Handshake:
         """Try to begin the oldest call; return whether the next one may be tried."""
         if entry.state is not State.ANNOUNCED or entry.number > self._gap:
             return False
-        seen = self.announcements.look(entry.number, entry.mine)
-        if seen.complete:
-            seen = self.announcements.acknowledge(entry.number, entry.mine)
+        seen = self._seen(entry)
         entry.missing = seen.missing
         if seen.mismatched:
             if self.announcements.refuse(entry.number, entry.mine):
@@ -317,6 +322,14 @@ class Handshake:
         entry.end(State.BEGUN)  # last, because another thread may poll
         self._queue.popleft()  # the fast path must not overtake it
         return True
+
+    def _seen(self, entry: Entry) -> Seen:
+        """Look for the other ranks; if the result is complete, the call is acknowledged, too."""
+        announcements = self.announcements
+        if announcements.board.immediate and announcements.agree(entry.number, entry.mine):
+            return Seen([], [], bool(entry.mine & _BLOCKING))
+        seen = announcements.look(entry.number, entry.mine)
+        return announcements.acknowledge(entry.number, entry.mine) if seen.complete else seen
 
     def _leave_gap(self, number: int) -> None:
         self._gap = min(self._gap, number)
@@ -363,41 +376,50 @@ class Handshake:
 
     # -- the fast path: a blocking call that is like an earlier one -----------------------------
 
-    def find_all(self, number: int, mine: int) -> bool:
-        """Look for the other ranks for a moment; if some are missing, withdraw the announcement.
+    @property
+    def coming(self) -> int:
+        """Return the number of the collective that :meth:`meet` didn't begin."""
+        return self.announcements.number + (not self._promised)
 
-        Return False if the call has not begun. If other ranks rely on the announcement, it stays,
-        and the next call takes it over.
+    def meet(self, word: int) -> int:
+        """Announce the next collective as a blocking call; return its number if it may begin now.
+
+        Otherwise, return 0: nothing has begun, and the call has to take the long way. If other
+        ranks rely on the announcement, it stays, and :meth:`call` takes it over. The caller holds
+        :attr:`lock` and :data:`guard`.
+
+        Args:
+            word: see :func:`unnumbered`.
         """
         announcements = self.announcements
-        board = announcements.board
-        first = number % DEPTH * board.size
-        end = first + board.size
-        everybody = alike(mine, board.size)
+        number = announcements.number + 1
+        if self._queue or (number > announcements.limit and not announcements.may_announce(number)):
+            return 0  # it must not overtake a call in the queue
+        mine = word | (number & NUMBER) << _NUMBER_AT
+        announcements.announce(number, mine)
+        if announcements.agree(number, mine) or self._find_all(number, mine):
+            announcements.number = number
+            return number
+        return 0
+
+    def _find_all(self, number: int, mine: int) -> bool:
+        """Look for the other ranks for a moment; if some are missing, withdraw the announcement."""
+        announcements = self.announcements
         for look in range(_LOOKS):
-            if board.words[first:end].tolist() == everybody:
+            if announcements.agree(number, mine):
                 return True
             if look > _BUSY_LOOKS:
                 os.sched_yield()
         while not announcements.withdraw(number, mine):
-            seen = announcements.look(number, mine)
-            if seen.blocking and seen.complete:
+            if announcements.agree(number, mine):
                 return True
-            if not seen.missing:
+            seen = announcements.look(number, mine)
+            if not (seen.missing or (seen.complete and seen.blocking)):
                 # Some ranks made calls that don't block, so this rank has to make the same.
                 announcements.number = number
                 self._promised = mine
                 return False
         return False
-
-    def find_all_again(self, number: int, mine: int) -> bool:
-        """Look again after a rank has withdrawn, until all are there or this rank leaves, too."""
-        while True:
-            self.announcements.board.set(ACKNOWLEDGED, number - 1)
-            if not self.find_all(number, mine):
-                return False
-            if self.announcements.acknowledge(number, mine).complete:
-                return True
 
     def end_fast_path(self) -> None:
         """End the fast path, and the :meth:`call` that may have followed it.

@@ -20,6 +20,7 @@ class LazyProcessGroupMPI:
 
         Raises:
             UnsupportedPyTorch: PyTorch is too old.
+            ValueError: the program asked for a group such as ``cpu:mpi,cuda:nccl``.
             IncompatiblePyTorch: PyTorch lacks something that the backend uses.
             ImportError: there is no MPI library.
             LauncherError: the launcher announced a different rank for this process than MPI gave.
@@ -30,6 +31,7 @@ class LazyProcessGroupMPI:
 
         compat.check_version(torch.__version__)
         compat.check()
+        compat.check_request()
         asked = compat.asked_of_pytorch()
         launcher.check(asked)
         launcher.claim_rank()

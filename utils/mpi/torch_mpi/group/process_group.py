@@ -44,10 +44,9 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     ``init_process_group("mpi")`` and ``new_group`` call this function.
 
     Raises:
-        ValueError: ``ranks`` has a rank that doesn't exist, or the group would be a mixed one.
+        ValueError: ``ranks`` has a rank that doesn't exist.
         CommunicationTimeout: a rank of the group did not come.
     """
-    compat.check_request()
     compat.leave_out_flight_recorder()
     timeout = compat.timeout_of_the_caller()
     if timeout is None:
@@ -420,8 +419,7 @@ class ProcessGroupMPI(ProcessGroup):
     ) -> ProcessGroupMPI | None:
         """Make the process group of some ranks of this group; ``None`` on the others.
 
-        ``opts`` and ``device_types`` are PyTorch's, and have no effect, because the CPU is the only
-        device.
+        ``opts`` and ``device_types`` are PyTorch's, and have no effect on the CPU.
         """
         members = tuple(self.members[r] for r in ranks)
         if self.world.rank not in members:

@@ -62,9 +62,11 @@ def counts(tables: Sequence[Mapping[str, int]], labels: Sequence[str], op: str) 
     colors = [rank_color(r) for r in range(len(tables))]
     for drawn in group_bars(axes, bars, labels, colors=colors):
         axes.bar_label(drawn, fontsize=9)
+    axes.margins(y=0.12)
     axes.set(ylabel="calls in one step", title=f"{op} in the parts of a step")
     legend_beside(axes, fontsize=9)
-    return finish(figure)
+    said = [f"{name}: {dict(zip(labels, of, strict=True))}" for name, of in bars.items()]
+    return finish(figure, f"Calls of {op} in one step. {'. '.join(said)}.")
 
 
 def bisection(losses: Sequence[Sequence[float]], looks: Sequence[int], first_bad: int) -> Figure:

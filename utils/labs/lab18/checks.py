@@ -275,7 +275,8 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     kinds += [("all_reduce", [[1]], 52), ("barrier", [], 57)]
     program = [kinds[k % 2] if k % 7 else draw.choice(kinds[2:]) for k in range(length)]
     ranks: list[list[Any]] = [list(program) for _ in range(n)]
-    culprit, at = draw.randrange(n), draw.randint(8, length - 3)
+    culprit = 0 if accident == "line" else draw.randrange(n)
+    at = draw.randint(8, length - 3)
     pair = draw.sample(range(n), 2) if n > 4 else [culprit]
     for rank in pair if accident in ("call", "sizes") else [culprit]:
         call, sizes, line = program[at]

@@ -1,0 +1,3 @@
+"""Checks of lab 18: the ward."""
+
+from .ward_checks import *  # noqa: F403

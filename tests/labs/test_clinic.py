@@ -5,7 +5,6 @@ They run on ranks that are threads of this process, as the answers of the other 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -13,8 +12,7 @@ from local_ranks import LocalRanks
 
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
-from utils.labs.lab18.ward import cases, drawing, evidence, program
-from utils.labs.lab18.ward.kinds import KINDS
+from utils.labs.lab18.ward import cases, program
 
 CASES = cases.CASES
 NAMES = sorted(CASES)

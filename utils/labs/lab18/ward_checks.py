@@ -16,13 +16,14 @@ from utils.checks.task import Check, Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 
 from .ward import program
-from .ward.cases import ALL, CASES, Case
+from .ward.case import ALL, Case
+from .ward.cases import CASES
 from .ward.drawing import BEDS, drawn
 from .ward.evidence import waiting_lines
 from .ward.kinds import KINDS
 from .ward.view import Ward
 from .ward.view import classes as classes
-from .ward.view import job as job
+from .ward.view import shared_file as shared_file
 
 #: Seconds that a repaired program may take.
 PATIENCE = 30.0
@@ -120,7 +121,7 @@ def _rank_problems(case: Case, rank: Any) -> Iterator[str]:
         yield f'The rank is {rank!r}. Write a number from 0 to 3, or "all"'
     elif rank not in case.ranks:
         yield (
-            'Not all ranks do the same here. Find the rank that differs, and write it instead of "all"'
+            "Not all ranks do the same here. Find the rank that differs, and write its number"
             if rank == ALL
             else f"Rank {rank} is not the one at fault. A rank that waits is often only a victim"
         )
@@ -161,6 +162,12 @@ def probe_reference(
     return [program.measured(program.repaired(text, one), name, seed) for one in repairs]
 
 
+def probe_ready(user_ns: dict[str, Any], *, rank: int, answer: str, name: str) -> bool:
+    """Put the student's repair into the program, and load it; raises what is wrong with it."""
+    text = program.repaired(program.text_of(name), answer_named(user_ns, answer))
+    return bool(program.loaded(text, name))
+
+
 def probe_repair(
     user_ns: dict[str, Any], *, rank: int, answer: str, name: str, seed: int
 ) -> dict[str, Any]:
@@ -179,6 +186,8 @@ def judge_repair(ranks: Ranks, report: Report, bed: int) -> None:
 
 def judge_case(ranks: Ranks, report: Report, case: Case, answer: str) -> None:
     """Run a patient's program with the repair of this name, and compare with the reference's."""
+    if not report.answers(ranks, probe_ready, answer=answer, name=case.name):
+        return
     asked = {"name": case.name, "seed": report.seed % 100_000}
     rights = [reply.value for reply in report.answers(ranks, probe_reference, **asked)]
     if not rights:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 
-from .cases import CASES, DRAWN
+from .case import DRAWN
+from .cases import CASES
 
 BEDS = sum(DRAWN.values())
 

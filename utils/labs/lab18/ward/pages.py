@@ -13,8 +13,18 @@ from utils.figures import CYCLE, rank_color
 from utils.figures.charts import chart as axes_of
 from utils.figures.charts import finish
 
-from .cases import Case
+from .case import Case
 
+#: The first hint, by the group of a patient.
+FIRST = {
+    "hangs": "Find out for each rank at which line it is. Then ask why they are not all there.",
+    "wrong": "Compare the ranks with each other, then the run with one process. Since which step "
+    "do they differ?",
+    "slow": "Count before you guess: which calls, bytes or computations does no result need?",
+    "memory": "Look at which ranks the memory grows, and whether it grows in each step.",
+    "dies": "Find the first rank that went wrong. The others may only have followed.",
+    "drifts": "Ask of each number whether it is the same on all ranks, and what it is a mean of.",
+}
 #: Rows of a text that is not folded away.
 MOST_ROWS = 16
 _PRE = "margin:0;padding:6px 10px;font-size:12.5px;line-height:1.45;overflow-x:auto"
@@ -31,6 +41,16 @@ def chart(bed: int, case: Case, text: str) -> str:
 def in_plain_words(bed: int, case: Case, text: str) -> str:
     """Return the chart as plain text."""
     return f"Patient {bed} · {case.name}.py\n{case.complaint}\n\n{numbered(text)}"
+
+
+def hints(case: Case, text: str) -> str:
+    """Return three hints, each of them folded away: where to look, what to ask, which line."""
+    line = case.lines[0]
+    code = text.splitlines()[line - 1].strip()
+    levels = (FIRST[case.group], case.hint, f"Line {line} has to change: {code}")
+    return "".join(
+        folded(f"Hint {level}", f"<p>{escape(hint)}</p>") for level, hint in enumerate(levels, 1)
+    )
 
 
 def numbered(text: str) -> str:

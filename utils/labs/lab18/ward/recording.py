@@ -20,7 +20,8 @@ from typing import Any
 from utils.jobs import mpi_job
 from utils.jobs.start_plan import Plan
 
-from .cases import CASES, Case
+from .case import Case
+from .cases import CASES
 from .evidence import FOLDER, digest_of
 from .program import text_of
 from .rank import HANGS

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib.pyplot as plt
 from IPython.display import display
 
 from . import pages, program
-from .cases import CASES, Case
+from .case import Case
+from .cases import CASES
 from .drawing import BEDS, drawn
 from .evidence import evidence
 from .kinds import KINDS
@@ -55,6 +57,8 @@ class Ward:
                 _show(shown, title)
             else:
                 display(shown)
+                plt.close("all")  # or the cell shows its figures once more at its end
+        _show(pages.hints(case, text), "Three hints are folded away here.")
 
 
 def classes() -> None:
@@ -64,7 +68,7 @@ def classes() -> None:
     _show(pages.table(["kind", "what it means"], rows), words)
 
 
-def job() -> None:
+def shared_file() -> None:
     """Show the file that all programs import."""
     text = (program.PATIENTS.parents[1] / "job.py").read_text()
     _show(pages.folded("job.py, which all programs import", pages.listing(text)), text)

@@ -1,22 +1,29 @@
-"""The thirty patients of lab 18: each one is sick, and its repairs help.
+"""The thirty patients of lab 18: each one is sick, its repairs help, and its evidence is its own.
 
 They run on ranks that are threads of this process, as the answers of the other labs do.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter
 from collections.abc import Iterator
 
+import matplotlib.pyplot as plt
 import pytest
 from local_ranks import LocalRanks
 
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
-from utils.labs.lab18.ward import cases, program
+from utils.labs.lab18.ward import drawing, evidence, pages, program, view
+from utils.labs.lab18.ward.case import ALL, DRAWN
+from utils.labs.lab18.ward.cases import CASES
+from utils.labs.lab18.ward.kinds import KINDS
 
-CASES = cases.CASES
-NAMES = sorted(CASES)
-each_patient = pytest.mark.parametrize("name", NAMES)
+each_patient = pytest.mark.parametrize("name", sorted(CASES))
+STUDENTS = ["Ada Lovelace", "Grace Hopper", "Alan Turing", "4711", 4712]
+#: Bytes of all evidence together, because it is in every copy of the course.
+MOST_BYTES = 400_000
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +33,7 @@ def ranks() -> Iterator[LocalRanks]:
         yield ranks
 
 
-def problems(ranks: LocalRanks, name: str, repair: dict, seed: int = 4) -> str:
+def problems(ranks: LocalRanks, name: str, repair: dict, seed: int) -> str:
     """What the check says of a repair; "" if it passes."""
     report = Report(seed)
     ranks.run(f"repair_1 = {repair!r}")
@@ -35,10 +42,117 @@ def problems(ranks: LocalRanks, name: str, repair: dict, seed: int = 4) -> str:
 
 
 @each_patient
-def test_a_sick_program_does_not_pass_and_a_repaired_one_does(ranks, name):
+@pytest.mark.parametrize(
+    "seed", [4, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (5, 66, 777))]
+)
+def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, seed):
     first = program.text_of(name).splitlines()[0]
-    sick = problems(ranks, name, {1: first})
-    print(name, "|", sick)
-    assert sick, "nothing is wrong with the program"
+    assert problems(ranks, name, {1: first}, seed), "nothing is wrong with the program"
     for repair in CASES[name].repairs:
-        assert not problems(ranks, name, dict(repair))
+        assert not problems(ranks, name, dict(repair), seed)
+
+
+@pytest.mark.quick
+def test_a_ward_is_the_same_for_each_spelling_and_has_patients_of_each_group():
+    assert len(CASES) == 30
+    wards = [drawing.drawn(name) for name in STUDENTS]
+    for ward in wards:
+        assert len(set(ward)) == drawing.BEDS == 12
+        assert Counter(CASES[name].group for name in ward) == DRAWN
+    assert len({tuple(ward) for ward in wards}) == len(STUDENTS)
+    assert drawing.drawn("  ada  LOVELACE ") == wards[0]
+    assert drawing.drawn(4711) == wards[3], "a number is the same as its digits"
+
+
+@pytest.mark.quick
+@each_patient
+def test_a_student_sees_evidence_of_this_very_program(name):
+    found = evidence.evidence(name)  # raises if the program has another text
+    case = CASES[name]
+    assert set(found) == {"digest", *case.instruments}
+    for instrument in case.instruments:
+        title, draw = pages.INSTRUMENTS[instrument]
+        assert draw(found[instrument], title) is not None
+    plt.close("all")
+    lines = program.text_of(name).splitlines()
+    assert evidence.waiting_lines(name) <= set(range(1, len(lines) + 1))
+
+
+@pytest.mark.quick
+@each_patient
+def test_a_right_finding_passes_whichever_of_the_right_ones_it_is(name):
+    case = CASES[name]
+    lines = program.text_of(name).splitlines()
+    assert set(case.kinds) <= set(KINDS)
+    for rank in case.ranks:
+        for line in case.lines:
+            assert lines[line - 1].strip()
+            for kind in case.kinds:
+                finding = {"rank": rank, "line": line, "kind": kind}
+                assert not list(ward_checks.finding_problems(case, finding))
+
+
+@pytest.mark.quick
+@each_patient
+def test_a_message_on_a_wrong_finding_does_not_tell_the_right_one(name):
+    case = CASES[name]
+    rank = next(rank for rank in (0, 1, 2, 3, 9) if rank not in case.ranks)
+    kind = next(kind for kind in KINDS if kind not in case.kinds)
+    said = "\n".join(ward_checks.finding_problems(case, {"rank": rank, "line": 1, "kind": kind}))
+    assert said.count("\n") == 2, "all three are wrong"
+    assert not [kind for kind in case.kinds if f'"{kind}"' in said]
+    assert not [line for line in case.lines if f"ine {line}" in said]
+    assert not [r for r in case.ranks if r != ALL and f"ank {r}" in said]
+
+
+@pytest.mark.quick
+@each_patient
+def test_a_program_can_be_read_in_two_minutes_and_gives_nothing_away(name):
+    text = program.text_of(name)
+    assert len(text.splitlines()) <= 36
+    assert "#" not in text, "a comment would have to say what is wrong, or lie"
+    told = f"{text} {CASES[name].complaint}".lower()
+    assert not [kind for kind in CASES[name].kinds if kind in told]
+
+
+@pytest.mark.quick
+def test_the_evidence_is_small_enough_for_every_copy_of_the_course():
+    files = list(evidence.FOLDER.glob("*.json"))
+    assert {path.stem for path in files} == set(CASES)
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
+
+
+@pytest.mark.quick
+def test_a_bed_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="There is no bed 13"):
+        view.Ward("Ada").case(13)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("repair", "words"),
+    [
+        ({}, "A repair is a dict"),
+        ({99: ""}, "Line 99 is not in the program"),
+        ({True: ""}, "has the key True"),
+        ({1: 2}, "Write it as a string"),
+        ({line: "pass" for line in range(1, 20)}, "changes a lot"),
+    ],
+)
+def test_a_repair_in_another_form_is_refused_in_words(repair, words):
+    with pytest.raises(program.Refused, match=words):
+        program.repaired("\n" * 30, repair)
+
+
+@pytest.mark.quick
+def test_a_line_can_be_deleted_replaced_and_followed_by_others():
+    text = "a\nb\n\nc\n"
+    assert program.repaired(text, {1: "", 2: "x\ny"}) == "x\ny\n\nc\n"
+
+
+@pytest.mark.quick
+def test_the_checks_of_all_beds_have_names():
+    for bed in range(1, drawing.BEDS + 1):
+        for kind, number in (("finding", 5 + 2 * bed), ("repair", 6 + 2 * bed)):
+            assert getattr(ward_checks, f"{kind}_{bed}").number == f"18.{number}"
+    assert inspect.getdoc(ward_checks.admission)

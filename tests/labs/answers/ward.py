@@ -56,8 +56,7 @@ HALF: dict[str, list[tuple[str, dict[int, str], str]]] = {
         ("only the last step", {27: "            predictions = [torch.cat(parts)]"}, "'largest'"),
     ],
     "maple": [
-        ("no level between the leaders", {25: "", 26: ""}, "is wrong"),
-        ("all ranks go to the leaders", {24: "        if True:"}, "Refused|rank"),
+        ("no level between the leaders", {24: "", 25: "", 26: ""}, "is wrong"),
     ],
     "alder": [
         ("the rest is left out", {16: "    stop = start + BLOCK"}, "is wrong"),
@@ -65,7 +64,7 @@ HALF: dict[str, list[tuple[str, dict[int, str], str]]] = {
         ("half of it moved", {8: "BLOCK = 512"}, WASTE),
     ],
     "cypress": [
-        ("no average at all", {21: "", 22: "", 23: ""}, "is wrong"),
+        ("no average at all", {20: "", 21: "", 22: "", 23: ""}, "is wrong"),
         ("a sum", {21: "            dist.all_reduce(p.grad)", 22: "", 23: ""}, "is wrong"),
     ],
     "cherry": [
@@ -141,26 +140,25 @@ OTHER: dict[str, list[tuple[str, dict[int, str]]]] = {
         (
             "the loop jumps over what isn't there",
             {
-                18: "        for k in range(first, first + share):\n            if k >= 45:\n                break"
+                18: "        for k in range(first, first + share):\n"
+                "            if k >= 45:\n                break"
             },
         ),
         ("a stride", {18: "        for k in range(rank, len(x), world):"}),
     ],
     "magnolia": [
         ("a number", {27: "            predictions.append(torch.cat(parts).max().clone())"}),
-        (
-            "a running maximum",
-            {27: "            predictions = [max([torch.cat(parts).max(), *predictions])]"},
-        ),
+        ("no tensor of all", {27: "            predictions.append(max(p.max() for p in parts))"}),
     ],
     "maple": [
+        ("all ranks go to the barrier", {24: "        if True:"}),
         (
             "a barrier for all",
             {
                 23: "        dist.reduce(gradient, dst=leader, group=pair)\n        dist.barrier()",
                 25: "",
             },
-        )
+        ),
     ],
     "alder": [
         ("a quarter as the block", {8: "BLOCK = 1024"}),
@@ -202,7 +200,8 @@ OTHER: dict[str, list[tuple[str, dict[int, str]]]] = {
         (
             "no gradient",
             {
-                24: "            with torch.no_grad():\n                total += ((model(x) - y) ** 2).mean()"
+                24: "            with torch.no_grad():\n"
+                "                total += ((model(x) - y) ** 2).mean()"
             },
         ),
     ],
@@ -219,7 +218,8 @@ OTHER: dict[str, list[tuple[str, dict[int, str]]]] = {
         (
             "waits in the loop",
             {
-                22: "            work = dist.all_reduce(p.grad, async_op=True)\n            work.wait()",
+                22: "            work = dist.all_reduce(p.grad, async_op=True)\n"
+                "            work.wait()",
                 23: "",
             },
         ),
@@ -277,7 +277,7 @@ def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
         *HALF.get(case.name, []),
     ]
     for what, repair, words in made:
-        if what in ("constants", "no result") and case.group in ("hangs", "dies"):
+        if what in ("constants", "no result"):
             repair = {**dict(case.repairs[0]), **repair}
         yield what, f"repair_{bed} = {repair!r}", words
 
@@ -302,7 +302,7 @@ def _right_repairs(bed: int, case: Case) -> Iterator[tuple[str, str]]:
 
 
 WRONG = [
-    (NAME_TASK, "no name", "my_name = None", "my_name is None"),
+    (NAME_TASK, "no name", "my_name = None", "my_name is a NoneType"),
     (NAME_TASK, "an empty name", 'my_name = ""', "no letter or digit"),
     (NAME_TASK, "spaces", 'my_name = "   "', "no letter or digit"),
     (NAME_TASK, "three dots", 'my_name = "..."', "no letter or digit"),

@@ -39,8 +39,9 @@ LONGEST_NAME = 100
 
 
 def probe_name(user_ns: dict[str, Any], *, rank: int) -> Any:
-    """Return what this rank has as `my_name`."""
-    return told(answer_named(user_ns, "my_name"))
+    """Return what this rank has as `my_name`; a list with the type of what is no name."""
+    name = answer_named(user_ns, "my_name")
+    return name if isinstance(name, str | int) else [type(name).__name__]
 
 
 @task("18.6", "your name on the ward", points=1)
@@ -56,8 +57,9 @@ def admission(ranks: Ranks, report: Report) -> None:
 def name_steps(name: Any) -> Iterator[Step]:
     """Yield what has to be right about a name."""
     is_number = isinstance(name, int) and not isinstance(name, bool)
+    type_name = name[0] if isinstance(name, list) else type(name).__name__
     yield facts({
-        f"my_name is {name!r}. Write your name as a string, or your number": (
+        f"my_name is a {type_name}. Write your name as a string, or your number": (
             not isinstance(name, str) and not is_number
         ),
         "my_name has no letter or digit. Write your name or your number": (
@@ -85,7 +87,7 @@ def admit(ranks: Ranks) -> Ward:
 
 def probe_answer(user_ns: dict[str, Any], *, rank: int, answer: str) -> dict[str, Any]:
     """Return the name on the ward, and the student's answer of this name."""
-    name = told(answer_named(user_ns, "my_name"))
+    name = probe_name(user_ns, rank=rank)
     return {"name": name, "answer": told(answer_named(user_ns, answer))}
 
 

@@ -237,8 +237,8 @@ MEMORY = (
     Case(
         "magnolia",
         "memory",
-        "Rank 0's machine runs out of memory in long runs. I need the largest prediction of any "
-        "step, so the gather must stay.",
+        "Rank 0's machine runs out of memory in long runs. I need the largest prediction of "
+        "each step, so the gather must stay.",
         ("memory", "traffic"),
         (0,),
         (27, 29),

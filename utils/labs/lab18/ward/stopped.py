@@ -52,6 +52,7 @@ HANGS = (
             },
         ),
         "The stacks show what each rank waits in. Which rank could make the call they wait for?",
+        arguments={"n": 300_000},
     ),
     Case(
         "elm",

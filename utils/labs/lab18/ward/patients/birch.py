@@ -4,12 +4,12 @@ import torch
 import torch.distributed as dist
 
 
-def train(seed: int) -> dict:
+def train(seed: int, n: int = 4_000_000) -> dict:
     """Replace the signal three times by the mean of itself and the piece on the left."""
     rank, world = dist.get_rank(), dist.get_world_size()
     left, right = (rank - 1) % world, (rank + 1) % world
     draw = torch.Generator().manual_seed(seed + rank)
-    piece = torch.randn(4_000_000, generator=draw)
+    piece = torch.randn(n, generator=draw)
     print(f"piece of {piece.numel():,} values", flush=True)
     norms = []
     for turn in range(3):

@@ -7,13 +7,13 @@ from utils.labs.lab18.job import average_gradients, network, norms, samples
 
 
 def train(seed: int) -> dict:
-    """Train for 30 steps; rank 0 reports the largest prediction of any step."""
+    """Train for 16 steps; rank 0 reports the largest prediction of each step."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x, y = (part.chunk(world)[rank] for part in samples(seed, 4096))
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     predictions, losses = [], []
-    for step in range(30):
+    for step in range(16):
         optimizer.zero_grad()
         output = model(x)
         loss = ((output - y) ** 2).mean()
@@ -26,5 +26,5 @@ def train(seed: int) -> dict:
         if rank == 0:
             predictions.append(torch.cat(parts))
             print(f"step {step}: loss {loss.item():.4f}", flush=True)
-    largest = max(part.max().item() for part in predictions) if rank == 0 else 0.0
+    largest = [part.max().item() for part in predictions]
     return {"losses": losses, "largest": largest, "weights": norms(model)}

@@ -112,16 +112,13 @@ HALF: dict[str, list[tuple[str, dict[int, str], str]]] = {
     ],
     "willow": [
         (
-            "only the first is waited for",
-            {23: "        if step == 0:\n            work.wait()"},
-            "not waited",
+            "waits for one only",
+            {24: "        works[-1].wait()\n        optimizer.step()"},
+            "is wrong",
         ),
-        (
-            "waits for the last one twice",
-            {23: "        work.wait()\n        work.wait()"},
-            "not waited",
-        ),
-        ("a barrier instead", {23: "        dist.barrier()"}, "not waited"),
+        ("a barrier instead", {24: "        dist.barrier()\n        optimizer.step()"}, "is wrong"),
+        ("no average", {20: "", 23: "            pass", 25: "", 26: ""}, "is wrong"),
+        ("never waits", {24: "", 26: "            pass\n        optimizer.step()"}, "not waited"),
     ],
     "rowan": [
         ("break instead of continue", {21: "            break"}, ENDS),
@@ -218,9 +215,10 @@ OTHER: dict[str, list[tuple[str, dict[int, str]]]] = {
         (
             "waits in the loop",
             {
-                22: "            work = dist.all_reduce(p.grad, async_op=True)\n"
-                "            work.wait()",
-                23: "",
+                20: "",
+                23: "            dist.all_reduce(p.grad, async_op=True).wait()",
+                25: "",
+                26: "",
             },
         ),
     ],
@@ -266,7 +264,7 @@ def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
     made: list[tuple[str, Any, str]] = [
         ("nothing", {}, "A repair is a dict such as"),
         ("a list", [lines[-1]], "A repair is a dict such as"),
-        ("only the text of the first line", {1: '"""Works."""'}, _sick(case)),
+        ("only the text of the first line", {1: '"""Works."""'}, SICK[case.group]),
         ("a line that is not there", {99: "    pass"}, "is not in the program"),
         ("the line as text", {"20": "    pass"}, "Use the number of a line"),
         ("no text", {case.lines[0]: None}, "Write it as a string"),
@@ -280,10 +278,6 @@ def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
         if what in ("constants", "no result"):
             repair = {**dict(case.repairs[0]), **repair}
         yield what, f"repair_{bed} = {repair!r}", words
-
-
-def _sick(case: Case) -> str:
-    return "not waited for" if case.name == "willow" else SICK[case.group]
 
 
 def _line(lines: list[str], begin: str) -> int:

@@ -229,8 +229,9 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
     got = answer.value["result"]
     wrong_form = "Your repaired program returns another kind of result. Keep its return line"
     yield facts({wrong_form: not isinstance(got, dict) or set(got) != set(right)})
+    hasty = "The optimizer steps before each call in the background is waited for. Wait first"
     background = "A call in the background is still not waited for. Wait for each one of them"
-    yield facts({background: answer.value["unwaited"] > 0})
+    yield facts({hasty: answer.value["hasty"] > 0, background: answer.value["unwaited"] > 0})
     for key, expected in right.items():
         yield value(got[key], expected, what=f"it ends, but '{key}' is wrong", tolerance=NEAR)
     for key, bound in most.items():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -42,10 +44,32 @@ class Census(Meter):
 
 
 @contextlib.contextmanager
+def hasty_steps(counts: dict[str, Any]) -> Iterator[None]:
+    """Count in "hasty" the calls in the background that an optimizer's step did not wait for."""
+    from torch_mpi.record import log
+
+    mark, thread = log.mark(), threading.get_ident()
+
+    def look(*_: Any) -> None:
+        if threading.get_ident() == thread:  # ranks may be threads of one process
+            counts["hasty"] += sum(not (c.blocking or c.waited) for c in log.since(mark))
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextlib.contextmanager
 def counted(limits: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict that has "work" and "peak" after the block; 0 for what isn't in the limits."""
-    counts = {"work": 0, "peak": 0}
+    """Yield a dict that has "hasty", "work" and "peak" after the block.
+
+    "work" and "peak" are 0 if they aren't in the limits.
+    """
+    counts = {"hasty": 0, "work": 0, "peak": 0}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(hasty_steps(counts))
         work = stack.enter_context(Work()) if "work" in limits else None
         meter = stack.enter_context(Meter()) if "peak" in limits else None
         yield counts

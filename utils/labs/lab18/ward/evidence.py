@@ -8,7 +8,7 @@ A file has "digest" (of the program that was recorded) and one entry for each in
 - "report", "traceback": text
 - "curves": by name, a list of losses
 - "timeline": the reports of the ranks, as :class:`utils.timeline.Timeline` reads them
-- "totals", "traffic", "profile", "pending", "probe": a table, {"head": […], "rows": [[…], …]}
+- "totals", "traffic", "profile", "probe": a table, {"head": […], "rows": [[…], …]}
 - "memory": {"curves": {rank: [bytes, …]}, "rank": …, "sizes": [[bytes, count], …]}
 """
 

@@ -157,7 +157,7 @@ def _label(axes: Axes, title: str, x: str, y: str) -> None:
 #: By the name of an instrument, its title and the function that shows what it has recorded.
 INSTRUMENTS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "log": ("The log of all ranks", _log),
-    "stacks": ("Where each rank was when it was stopped, innermost call first", _stacks),
+    "stacks": ("The stack of each rank when the job was stopped, innermost call first", _stacks),
     "flight": ("The last calls in the flight recorder of each rank", _flight),
     "report": ("What the backend said", _said),
     "traceback": ("Tracebacks", _said),
@@ -165,8 +165,7 @@ INSTRUMENTS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "timeline": ("What the ranks did", _timeline),
     "totals": ("Totals of each rank", _rows),
     "traffic": ("All calls of each rank", _rows),
-    "pending": ("The calls of rank 0, and how often somebody waited for them", _rows),
     "profile": ("The profile of rank 0", _rows),
-    "probe": ("How the first step changes the norm of each parameter", _rows),
+    "probe": ("The norm of each gradient in the first step", _rows),
     "memory": ("Bytes of tensors", _memory),
 }

@@ -24,7 +24,7 @@ def text_of(name: str) -> str:
 
 
 def repaired(text: str, repair: Any) -> str:
-    """Return the program with new text in place of some of its lines.
+    """Return the program with new text instead of some of its lines.
 
     Args:
         text: the program.
@@ -75,7 +75,8 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
 
     Returns:
         "result": what `train` returned; "calls": communication calls; "bytes": sent and received;
-        "unwaited": calls in the background that nobody waited for; "work": numbers that PyTorch's
+        "unwaited": calls in the background that nobody waited for; "hasty": those that a step of
+        the optimizer did not wait for; "work": numbers that PyTorch's
         operations computed; "peak": the most bytes of tensors at once. The last two are 0 if the
         patient has no such limit.
     """

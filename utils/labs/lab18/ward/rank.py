@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from .cases import CASES
 from .counters import Census, Work
@@ -76,8 +77,8 @@ def main(name: str, backend: str, folder: str) -> None:
     try:
         with contextlib.redirect_stdout(Lines(rank, own.with_suffix(".lines"))):
             _examine(name, backend, found)
-    except BaseException:
-        found["traceback"] = _own_frames(traceback.format_exc(), name)
+    except BaseException as error:
+        found["traceback"] = _own_frames(error, name)
         raise
     finally:
         own.with_suffix(".json").write_text(json.dumps(found))
@@ -112,12 +113,15 @@ def _flight() -> list[list[Any]]:
     ]
 
 
-def _own_frames(text: str, name: str) -> str:
-    """Return a traceback without the recorder's frames, and with short names of files."""
-    lines = text.splitlines()
-    first = next((k for k, line in enumerate(lines) if f'"{name}.py"' in line), 1)
-    kept = [lines[0], *lines[first:]]
-    return "\n".join(line.split("site-packages/")[-1] for line in kept)
+def _own_frames(error: BaseException, name: str) -> str:
+    """Return a traceback with only the program's frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).name in (f"{name}.py", "job.py")]
+    for frame in own:
+        frame.filename = Path(frame.filename).name
+    head = "Traceback (most recent call last):\n"
+    said = "".join(traceback.format_exception_only(error)).rstrip()
+    return head + "".join(traceback.format_list(own)) + said
 
 
 def _examine(name: str, backend: str, found: dict[str, Any]) -> None:
@@ -215,21 +219,31 @@ def _memory(train: Any) -> tuple[list[int], list[list[int]]]:
 
 
 def _gradients(name: str) -> dict[str, Any]:
-    """Return how far the weights move in the first step, of this run and of one process."""
-    case = CASES[name]
-    sick, well = text_of(name), repaired(text_of(name), case.repairs[0])
-    moved = []
-    for text in (sick, well):
-        one = text.replace("range(20)", "range(1)")
-        none = text.replace("range(20)", "range(0)")
-        after, before = (loaded(each, name)(SEED)["weights"] for each in (one, none))
-        moved.append([a - b for a, b in zip(after, before, strict=True)])
+    """Return the norms of the gradients that the first step sees, in this run and in one process.
+
+    The program with the reference's repair stands for the one process, whose gradients it has.
+    """
+    sick = text_of(name)
+    both = [_first_gradients(t, name) for t in (sick, repaired(sick, CASES[name].repairs[0]))]
     rows = [
-        [k, f"{this:+.6f}", f"{process:+.6f}"]
-        for k, (this, process) in enumerate(zip(*moved, strict=True))
+        [k, f"{one:.4f}", f"{other:.4f}"] for k, (one, other) in enumerate(zip(*both, strict=True))
     ]
-    head = ["parameter", "its norm moved by, this run", "its norm moved by, one process"]
-    return {"head": head, "rows": rows}
+    return {"head": ["parameter", "this run", "one process"], "rows": rows}
+
+
+def _first_gradients(text: str, name: str) -> list[float]:
+    seen: list[list[float]] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        parameters = optimizer.param_groups[0]["params"]
+        seen.append([float(p.grad.norm()) for p in parameters])
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        loaded(text, name)(SEED)
+    finally:
+        hook.remove()
+    return seen[0]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,8 @@ def _read(own: Path, name: str) -> dict[str, Any]:
         found["flight"] = json.loads(flight)
     if stack := text(".stack"):
         found["stacks"] = _frames(stack, name)
+        if not found["stacks"] and not own.with_suffix(".json").exists():
+            raise RuntimeError(f"{name} had not begun when its ranks were stopped: {stack}")
     return found
 
 
@@ -102,9 +104,13 @@ def _on_gloo(case: Case, folder: Path) -> str:
         for rank in range(RANKS)
     ]
     try:
-        jobs[0].wait(2 * PATIENCE)
-    except subprocess.TimeoutExpired:
-        pass
+        until = time.monotonic() + DEADLINE
+        stacks = [folder / f"{rank}.stack" for rank in range(RANKS)]
+        while not all(path.exists() and path.stat().st_size for path in stacks):
+            if time.monotonic() > until:
+                raise RuntimeError(f"{case.name} has no stacks after {DEADLINE:.0f} s")
+            time.sleep(0.2)
+        time.sleep(2.0)  # until the flight recorders are written, too
     finally:
         for job in jobs:
             job.kill()
@@ -143,9 +149,8 @@ def _joined(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
         "curves": by_rank[0].get("curves"),
         "traffic": _traffic(each("calls")),
         "totals": _totals(each("work")),
-        "pending": _pending(each("calls")),
         "profile": by_rank[0].get("profile"),
-        "probe": _probe(by_rank),
+        "probe": by_rank[0].get("probe"),
         "memory": _memory(by_rank),
     }
 
@@ -171,30 +176,9 @@ def _traffic(calls: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
     return _table(["rank", "operation", "calls", "bytes sent", "bytes received"], rows)
 
 
-def _pending(calls: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
-    """Return for each kind of call how many there were, and for how many somebody waited."""
-    rows = []
-    for rank, made in calls.items():
-        kinds = Counter((c["op"], c["shape"], "no" if c["blocking"] else "yes") for c in made)
-        for (op, shape, background), count in sorted(kinds.items()):
-            waited = sum(
-                c["waited"] or c["blocking"]
-                for c in made
-                if (c["op"], c["shape"]) == (op, shape) and c["blocking"] == (background == "no")
-            )
-            rows.append([int(rank), op, shape, background, count, waited])
-    head = ["rank", "operation", "tensor", "in the background", "calls", "waited for"]
-    return _table(head, rows[: len(rows) // RANKS])
-
-
 def _totals(work: dict[str, Any]) -> dict[str, Any] | None:
     rows = [[int(rank), *row] for rank, row in work.items()]
     return _table(["rank", "computing (ms)", "waiting (ms)", "numbers computed"], rows)
-
-
-def _probe(by_rank: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the gradients of the first step, of this run and of one process."""
-    return by_rank[0].get("probe")
 
 
 def _memory(by_rank: list[dict[str, Any]]) -> dict[str, Any] | None:

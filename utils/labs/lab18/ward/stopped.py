@@ -69,7 +69,7 @@ HANGS = (
     Case(
         "maple",
         "hangs",
-        "The job hangs in its first step. It is fine on a single pair of ranks.",
+        "The job hangs in its first step. Each pair by itself, without the leaders, was fine.",
         ("stacks", "flight"),
         (ALL, 0, 2),
         (25,),

@@ -17,11 +17,13 @@ def train(seed: int) -> dict:
         optimizer.zero_grad()
         loss = ((model(x) - y) ** 2).mean()
         loss.backward()
+        works = []
         for p in model.parameters():
             p.grad /= world
-            work = dist.all_reduce(p.grad, async_op=True)
-        work.wait()
+            works.append(dist.all_reduce(p.grad, async_op=True))
         optimizer.step()
+        for work in works:
+            work.wait()
         mean = loss.detach() / world
         dist.all_reduce(mean)
         losses.append(mean.item())

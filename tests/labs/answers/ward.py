@@ -26,7 +26,8 @@ for _bed in BEDS:
     CELLS |= {f"18.{6 + 2 * _bed}": f"ward-{_bed}-repair"}
 
 ENDS, WRONG_NUMBER, WASTE = "did not come to its end", "is wrong", "Remove the waste"
-#: What the check says of a program that is still sick.
+HASTY = "Wait for all calls first"
+#: By group, or for one patient: what the check says of a program that is still sick.
 SICK = {
     "hangs": ENDS,
     "dies": ENDS,
@@ -34,6 +35,7 @@ SICK = {
     "drifts": WRONG_NUMBER,
     "slow": WASTE,
     "memory": WASTE,
+    "willow": HASTY,
 }
 
 #: By patient: repairs that help half, or cheat. What the student did, repair, words.
@@ -114,11 +116,11 @@ HALF: dict[str, list[tuple[str, dict[int, str], str]]] = {
         (
             "waits for one only",
             {24: "        works[-1].wait()\n        optimizer.step()"},
-            "is wrong",
+            HASTY,
         ),
-        ("a barrier instead", {24: "        dist.barrier()\n        optimizer.step()"}, "is wrong"),
+        ("a barrier instead", {24: "        dist.barrier()\n        optimizer.step()"}, HASTY),
         ("no average", {20: "", 23: "            pass", 25: "", 26: ""}, "is wrong"),
-        ("never waits", {24: "", 26: "            pass\n        optimizer.step()"}, "not waited"),
+        ("never waits", {24: "", 26: "            pass\n        optimizer.step()"}, HASTY),
     ],
     "rowan": [
         ("break instead of continue", {21: "            break"}, ENDS),
@@ -264,7 +266,11 @@ def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
     made: list[tuple[str, Any, str]] = [
         ("nothing", {}, "A repair is a dict such as"),
         ("a list", [lines[-1]], "A repair is a dict such as"),
-        ("only the text of the first line", {1: '"""Works."""'}, SICK[case.group]),
+        (
+            "only the text of the first line",
+            {1: '"""Works."""'},
+            SICK.get(case.name, SICK[case.group]),
+        ),
         ("a line that is not there", {99: "    pass"}, "is not in the program"),
         ("the line as text", {"20": "    pass"}, "Use the number of a line"),
         ("no text", {case.lines[0]: None}, "Write it as a string"),

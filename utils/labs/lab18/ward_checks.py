@@ -229,7 +229,10 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
     got = answer.value["result"]
     wrong_form = "Your repaired program returns another kind of result. Keep its return line"
     yield facts({wrong_form: not isinstance(got, dict) or set(got) != set(right)})
-    hasty = "The optimizer steps before each call in the background is waited for. Wait first"
+    hasty = (
+        "The optimizer makes a step while a call in the background may still change the gradients. "
+        "Wait for all calls first"
+    )
     background = "A call in the background is still not waited for. Wait for each one of them"
     yield facts({hasty: answer.value["hasty"] > 0, background: answer.value["unwaited"] > 0})
     for key, expected in right.items():

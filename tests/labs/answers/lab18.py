@@ -16,4 +16,5 @@ dist.init_process_group("mpi")
 WRONG = [*ward.WRONG]
 RIGHT = [*ward.RIGHT]
 SLOW = ward.TASKS
+ON_RANKS = ward.ON_RANKS
 HINTED_BY_THE_ROOM = ward.TASKS

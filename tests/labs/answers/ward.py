@@ -25,6 +25,9 @@ for _bed in BEDS:
     CELLS |= {f"18.{5 + 2 * _bed}": f"ward-{_bed}-finding"}
     CELLS |= {f"18.{6 + 2 * _bed}": f"ward-{_bed}-repair"}
 
+#: Wrong answers that are tried on real ranks as well: each sick program as it is, and a race.
+ON_RANKS = {"only the text of the first line", "waits for one only", "a barrier instead"}
+
 ENDS, WRONG_NUMBER, WASTE = "did not come to its end", "is wrong", "Remove the waste"
 HASTY = "Wait for all calls first"
 #: By group, or for one patient: what the check says of a program that is still sick.

@@ -26,7 +26,7 @@ from .ward.view import classes as classes
 from .ward.view import shared_file as shared_file
 
 #: Seconds that a repaired program may take.
-PATIENCE = 30.0
+PATIENCE = 20.0
 #: Results may differ by this share, because another right repair may add in another order.
 NEAR = 1e-4
 #: A repaired program may need this many times as much as the reference's repair.
@@ -196,7 +196,9 @@ def judge_case(ranks: Ranks, report: Report, case: Case, answer: str) -> None:
         return
     answers = report.answers(ranks, probe_repair, patience=PATIENCE, answer=answer, **asked)
     if not answers:
-        report.begin_with("Your repaired program did not come to its end")
+        late = f", and the check stopped it after {PATIENCE:.0f} s"
+        endless = "KeyboardInterrupt" in report.kinds
+        report.begin_with(f"Your repaired program did not come to its end{late if endless else ''}")
         return
     most = {key: max(right[0][key] for right in rights) for key in case.limits}
     which = _nearest(answers, rights)

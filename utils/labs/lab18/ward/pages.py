@@ -26,8 +26,11 @@ FIRST = {
     "drifts": "Ask of each number whether it is the same on all ranks, and what it is a mean of.",
 }
 #: Rows of a text that is not folded away.
-MOST_ROWS = 16
-_PRE = "margin:0;padding:6px 10px;font-size:12.5px;line-height:1.45;overflow-x:auto"
+MOST_ROWS = 24
+_PRE = (
+    "margin:0;padding:6px 10px;font-family:monospace;font-size:12.5px;line-height:1.45;"
+    "overflow-x:auto"
+)
 
 
 def chart(bed: int, case: Case, text: str) -> str:
@@ -71,16 +74,15 @@ def folded(title: str, html: str, is_open: bool = False) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Return a table; numbers are grouped by thousands."""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(_cell(value))}</td>" for value in row) + "</tr>"
-        for row in rows
-    )
+    top = "".join(f'<th style="text-align:left">{escape(name)}</th>' for name in head)
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    side = "left" if isinstance(value, str) else "right"
+    words = f"{value:,}" if isinstance(value, int) else escape(str(value))
+    return f'<td style="text-align:{side}">{words}</td>'
 
 
 def _texts(lines: Sequence[str], title: str) -> str:
@@ -114,7 +116,7 @@ def _flight(calls: list[list[Any]], title: str) -> str:
 
 
 def _said(text: str, title: str) -> str:
-    return _texts(text.splitlines(), title)
+    return folded(title, f'<pre style="{_PRE}">{escape(text)}</pre>', is_open=True)
 
 
 def _rows(found: dict[str, Any], title: str) -> str:

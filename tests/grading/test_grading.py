@@ -571,6 +571,15 @@ def test_a_wrong_first_task_does_not_cost_the_tasks_that_need_it(pretend, refere
         reference.tasks["1.1"].foundation = False
 
 
+def test_no_student_is_judged_by_the_questions_of_another(pretend, reference, monkeypatch):
+    wrong = ("1.2", "1.5")
+    result, _ = pretend({}, wrong, "1.1")
+    assert points(result) == [1, 2, 2, 1, 2], "alone, they have the reference's 1.1"
+    monkeypatch.setattr(reference.tasks["1.1"], "personal", True)
+    result, _ = pretend({}, wrong, "1.1")
+    assert points(result) == [1, 0, 2, 1, 0], "a name, say, that draws what 1.2 and 1.5 ask"
+
+
 def test_ranks_that_never_start_are_not_the_students_fault(pretend):
     result, runs = pretend({"ranks-join": ("cell 'ranks-join' before the first task failed", ())})
     assert "could not be started" in result.error

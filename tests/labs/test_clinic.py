@@ -1,108 +1,159 @@
-"""What lab 18's checks make up has the form of the real thing, and its instruments read it."""
+"""The thirty patients of lab 18: each one is sick, its repairs help, and its evidence is its own.
+
+They run on ranks that are threads of this process, as the answers of the other labs do.
+"""
 
 from __future__ import annotations
 
-import faulthandler
-import json
-import re
-import threading
+import inspect
+from collections import Counter
+from collections.abc import Iterator
 
+import matplotlib.pyplot as plt
 import pytest
-import torch
+from local_ranks import LocalRanks
 
-from utils.labs.lab18 import checks, digests, stacks
+from utils.checks.task import Report
+from utils.labs.lab18 import ward_checks
+from utils.labs.lab18.ward import drawing, evidence, pages, program, view
+from utils.labs.lab18.ward.case import ALL, DRAWN
+from utils.labs.lab18.ward.cases import CASES
+from utils.labs.lab18.ward.kinds import KINDS
 
-RECORDED = """
-import json
-import torch
-import torch.distributed as dist
-from utils.labs.lab18 import recorder
-
-dist.init_process_group("mpi")
-rank = dist.get_rank()
-
-
-def work():
-    for k in range(3):
-        if rank == 0 or k != 1:
-            dist.all_reduce(torch.ones(2))
-        dist.all_reduce(torch.ones(2))
+each_patient = pytest.mark.parametrize("name", sorted(CASES))
+STUDENTS = ["Ada Lovelace", "Grace Hopper", "Alan Turing", "4711", 4712]
+#: Bytes of all evidence together, because it is in every copy of the course.
+MOST_BYTES = 400_000
 
 
-with recorder.gloo(seconds=2) as recording:
-    try:
-        work()
-    except RuntimeError:
-        pass
-dist.all_reduce(torch.ones(1))  # the ranks can go on
-dumps = [None, None]
-dist.all_gather_object(dumps, recording.calls)
-if rank == 0:
-    print(json.dumps(dumps))
-dist.destroy_process_group()
-"""
-#: A line of a dump: a thread, which Python 3.14 names, a frame, or nothing.
-LINE = re.compile(
-    r"(Current thread|Thread) 0x[0-9a-f]{16}( \[.*\])? \(most recent call first\):|  File .*|"
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[LocalRanks]:
+    with LocalRanks(4) as ranks:
+        ranks.run("import torch.distributed as dist\ndist.init_process_group('mpi')")
+        yield ranks
+
+
+def problems(ranks: LocalRanks, name: str, repair: dict, seed: int) -> str:
+    """What the check says of a repair; "" if it passes."""
+    report = Report(seed)
+    ranks.run(f"repair_1 = {repair!r}")
+    ward_checks.judge_case(ranks, report, CASES[name], "repair_1")
+    return "\n".join(problem.text for problem in report.problems)
+
+
+@each_patient
+@pytest.mark.parametrize(
+    "seed", [4, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (5, 66, 777))]
 )
+def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, seed):
+    first = program.text_of(name).splitlines()[0]
+    assert problems(ranks, name, {1: first}, seed), "nothing is wrong with the program"
+    for repair in CASES[name].repairs:
+        assert not problems(ranks, name, dict(repair), seed)
 
 
-def test_the_recorder_tells_what_gloo_was_asked_and_on_which_line(mpiexec):
-    found = json.loads(mpiexec(2, RECORDED).stdout)
-    seq, _, what = checks.difference(found)
-    assert (seq, what) == (3, "line")
-    assert [dump[seq - 1]["line"] for dump in found] == ["work, line 14", "work, line 15"]
-    assert [len(dump) for dump in found] == [6, 5]
-    assert {(one["call"], str(one["sizes"])) for one in found[0]} == {("all_reduce", "[[2]]")}
+@pytest.mark.quick
+def test_a_ward_is_the_same_for_each_spelling_and_has_patients_of_each_group():
+    assert len(CASES) == 30
+    wards = [drawing.drawn(name) for name in STUDENTS]
+    for ward in wards:
+        assert len(set(ward)) == drawing.BEDS == 12
+        assert Counter(CASES[name].group for name in ward) == DRAWN
+    assert len({tuple(ward) for ward in wards}) == len(STUDENTS)
+    assert drawing.drawn("  ada  LOVELACE ") == wards[0]
+    assert drawing.drawn(4711) == wards[3], "a number is the same as its digits"
 
 
-def waiting(begun, go_on):
-    begun.set()
-    go_on.wait(60)
+@pytest.mark.quick
+@each_patient
+def test_a_student_sees_evidence_of_this_very_program(name):
+    found = evidence.evidence(name)  # raises if the program has another text
+    case = CASES[name]
+    assert set(found) == {"digest", *case.instruments}
+    for instrument in case.instruments:
+        title, draw = pages.INSTRUMENTS[instrument]
+        assert draw(found[instrument], title) is not None
+    plt.close("all")
+    lines = program.text_of(name).splitlines()
+    assert evidence.waiting_lines(name) <= set(range(1, len(lines) + 1))
 
 
-@pytest.fixture
-def real_dump(tmp_path):
-    """Return faulthandler's dump of two threads: this one, and one that waits."""
-    begun, go_on = threading.Event(), threading.Event()
-    other = threading.Thread(target=waiting, args=(begun, go_on))
-    other.start()
-    begun.wait(60)
-    with (tmp_path / "dump").open("w+") as file:
-        faulthandler.dump_traceback(file=file)
-        go_on.set()
-        other.join()
-        file.seek(0)
-        return file.read()
+@pytest.mark.quick
+@each_patient
+def test_a_right_finding_passes_whichever_of_the_right_ones_it_is(name):
+    case = CASES[name]
+    lines = program.text_of(name).splitlines()
+    assert set(case.kinds) <= set(KINDS)
+    for rank in case.ranks:
+        for line in case.lines:
+            assert lines[line - 1].strip()
+            for kind in case.kinds:
+                finding = {"rank": rank, "line": line, "kind": kind}
+                assert not list(ward_checks.finding_problems(case, finding))
 
 
-def test_a_real_dump_ends_with_the_main_thread_as_lab_18_says(real_dump):
-    *others, main = stacks.threads_of(real_dump)
-    assert main[0].function == "real_dump"
-    assert "waiting" in {frame.function for frames in others for frame in frames}
+@pytest.mark.quick
+@each_patient
+def test_a_message_on_a_wrong_finding_does_not_tell_the_right_one(name):
+    case = CASES[name]
+    rank = next(rank for rank in (0, 1, 2, 3, 9) if rank not in case.ranks)
+    kind = next(kind for kind in KINDS if kind not in case.kinds)
+    about_rank, about_line, about_kind = ward_checks.finding_problems(
+        case, {"rank": rank, "line": 1, "kind": kind}
+    )
+    assert not [r for r in case.ranks if r != ALL and f"ank {r}" in about_rank]
+    assert not [line for line in case.lines if f"ine {line}" in about_line]
+    assert not [kind for kind in case.kinds if f'"{kind}"' in about_kind]
 
 
-def test_a_made_dump_has_the_form_of_a_real_one(real_dump):
-    frames = [("train.py", 7, "step"), ("train.py", 30, "<module>")]
-    made = checks.dump_of([[("train.py", 3, "load")], frames], 0)
-    assert stacks.own_frames(made, "train.py") == ["step, line 7", "<module>, line 30"]
-    lines = [*real_dump.splitlines(), *made.splitlines()[1:]]
-    assert all(LINE.fullmatch(line) for line in lines if not line.startswith("Extension"))
+@pytest.mark.quick
+@each_patient
+def test_a_program_can_be_read_in_two_minutes_and_gives_nothing_away(name):
+    text = program.text_of(name)
+    assert len(text.splitlines()) <= 36
+    assert "#" not in text, "a comment would have to say what is wrong, or lie"
+    told = f"{text} {CASES[name].complaint}".lower()
+    assert not [kind for kind in CASES[name].kinds if kind in told]
 
 
-def test_a_dump_in_short_names_no_folder():
-    text = checks.dump_of([[("/home/ann/lib/queue.py", 9, "get"), ("train.py", 3, "step")]], 0)
-    assert stacks.shortened(text, "train.py").splitlines()[1:] == [
-        '  File "…/queue.py", line 9 in get',
-        '  File "train.py", line 3 in step',
-    ]
+@pytest.mark.quick
+def test_the_evidence_is_small_enough_for_every_copy_of_the_course():
+    files = list(evidence.FOLDER.glob("*.json"))
+    assert {path.stem for path in files} == set(CASES)
+    assert sum(path.stat().st_size for path in files) < MOST_BYTES
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_pairs_of_tensors_differ_as_they_say(seed):
-    for what, one, other in digests.pairs(seed):
-        left, right = (
-            (str(x.dtype), x.shape, x.detach().contiguous().reshape(-1).view(torch.uint8).tolist())
-            for x in (one, other)
-        )
-        assert (left == right) is (not what), what
+@pytest.mark.quick
+def test_a_bed_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match="There is no bed 13"):
+        view.Ward("Ada").case(13)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("repair", "words"),
+    [
+        ({}, "A repair is a dict"),
+        ({99: ""}, "Line 99 is not in the program"),
+        ({True: ""}, "has the key True"),
+        ({1: 2}, "Write it as a string"),
+        ({line: "pass" for line in range(1, 20)}, "changes a lot"),
+    ],
+)
+def test_a_repair_in_another_form_is_refused_in_words(repair, words):
+    with pytest.raises(program.Refused, match=words):
+        program.repaired("\n" * 30, repair)
+
+
+@pytest.mark.quick
+def test_a_line_can_be_deleted_replaced_and_followed_by_others():
+    text = "a\nb\n\nc\n"
+    assert program.repaired(text, {1: "", 2: "x\ny"}) == "x\ny\n\nc\n"
+
+
+@pytest.mark.quick
+def test_the_checks_of_all_beds_have_names():
+    for bed in range(1, drawing.BEDS + 1):
+        for kind, number in (("finding", 5 + 2 * bed), ("repair", 6 + 2 * bed)):
+            assert getattr(ward_checks, f"{kind}_{bed}").number == f"18.{number}"
+    assert inspect.getdoc(ward_checks.admission)

@@ -147,10 +147,14 @@ class Grading:
     def _judge_each_alone(self) -> None:
         """Judge each task that did not pass with the reference's answers to all other tasks.
 
-        An earlier answer may have done lasting harm, such as a closed stdout or a lost group.
+        An earlier answer may have done lasting harm, such as a closed stdout or a lost group. A
+        personal answer that has passed stays, because it says what the other tasks are.
         """
         before = dict(self.verdicts)
-        everything = frozenset(self.reference.tasks)
+        tasks = self.reference.tasks.values()
+        everything = frozenset(
+            task.number for task in tasks if not (task.personal and self._passed(task.number))
+        )
         passed = []
         first = next((n for n, task in self.reference.tasks.items() if self._is_answered(task)), "")
         for number in [task for task in self._lost() if task != first]:

@@ -38,6 +38,7 @@ class Task:
         answers: The grade_ids of its answers.
         checks: The points of each check cell, by the cell's id.
         foundation: Whether other tasks need it, such as joining the process group.
+        personal: Whether later tasks differ from student to student by this answer, such as a name.
         model: Its solution as one text.
         stub: The stub in the student's notebook, as one text.
     """
@@ -49,6 +50,7 @@ class Task:
     answers: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
     foundation: bool = False
+    personal: bool = False
     model: str = ""
     stub: str = ""
 
@@ -134,6 +136,7 @@ class Reference:
                 task.answers.append(graded.grade_id)
                 task.by_hand = cell.cell_type == "markdown"
                 task.foundation = bool(about.get("foundation"))
+                task.personal = bool(about.get("personal"))
                 points = about.get("points", graded.get("points", 0))
                 task.points = max(task.points, float(points))
             if about.get("check"):

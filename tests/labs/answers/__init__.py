@@ -12,5 +12,6 @@ first of each task. ``ONLY_ON_RANKS`` names those that can be tried nowhere else
 
 ``AFTER``: by task, what is run after its answer. ``SLOW``: tasks whose check takes a second; there
 the solution is not tried again after each wrong answer. ``REAL``: tasks of which a right answer
-needs real ranks.
+needs real ranks. ``HINTED_BY_THE_ROOM``: tasks whose hints are not in the notebook, because each
+student has others.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from lab_tools import source_of
 
+from answers import ward
+
 NOTEBOOK = "18_the_clinic.ipynb"
 CELLS = {
     "18.1": "lab18-waits-answer",
@@ -11,7 +13,10 @@ CELLS = {
     "18.3": "lab18-record-answer",
     "18.4": "lab18-profile-answer",
     "18.5": "lab18-digest-answer",
+    **ward.CELLS,
 }
+SLOW = HINTED_BY_THE_ROOM = ward.TASKS
+ON_RANKS = ward.ON_RANKS
 BEFORE = source_of(NOTEBOOK, "ranks-join").replace("%%px\n", "")
 
 _FIRST = 'first = max(dump[0]["seq"] for dump in dumps if dump)'
@@ -406,3 +411,6 @@ def find_flip(digests_at, steps):
     return step, odd, name
 """),
 ]  # fmt: skip
+
+WRONG += ward.WRONG
+RIGHT += ward.RIGHT

@@ -19,6 +19,7 @@ from utils.cluster.questions import Ranks
 
 from .digests import flip_found as flip_found
 from .profiles import calls_counted as calls_counted
+from .ward_checks import *  # noqa: F403
 
 # -- 18.1: who is to blame --------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""The ward of lab 18: thirty patients, of which a student gets twelve."""

@@ -1,0 +1,50 @@
+"""What is known of a patient."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+ALL = "all"
+EVERYONE = (ALL, 0, 1, 2, 3)
+
+#: How many patients of each group a ward has.
+DRAWN = {"hangs": 3, "wrong": 3, "slow": 2, "memory": 2, "dies": 1, "drifts": 1}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A patient.
+
+    Attributes:
+        name: the name of its program.
+        group: a key of `DRAWN`.
+        complaint: what a colleague has seen.
+        instruments: the evidence that is shown, in this order; see :mod:`.evidence`.
+        ranks: guilty ranks of which any is right; "all" means that no rank differs.
+        lines: lines of which any is right.
+        kinds: classes of which any is right, see :mod:`.kinds`.
+        repairs: repairs of which any gives a right program: new text by line.
+        hint: what to look at, for a finding with a wrong line.
+        limits: what a repaired program may not need more of than the first repair does: "calls",
+            "bytes", "work" or "peak", see :func:`.program.measured`.
+        arguments: arguments of `train` when the check runs it.
+    """
+
+    name: str
+    group: str
+    complaint: str
+    instruments: tuple[str, ...]
+    ranks: tuple[int | str, ...]
+    lines: tuple[int, ...]
+    kinds: tuple[str, ...]
+    repairs: tuple[Mapping[int, str], ...]
+    hint: str
+    limits: tuple[str, ...] = ()
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def finding(self) -> dict[str, Any]:
+        """Return a right finding."""
+        return {"rank": self.ranks[0], "line": self.lines[0], "kind": self.kinds[0]}

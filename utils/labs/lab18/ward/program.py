@@ -1,0 +1,97 @@
+"""Runs a patient on a rank, repaired or not, and counts what it needs."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .cases import CASES
+
+PATIENTS = Path(__file__).with_name("patients")
+#: Lines that a repair may change, and characters that it may have.
+MOST_LINES, MOST_CHARACTERS = 12, 4000
+
+
+class Refused(Exception):
+    """A repair can't be put into the program; the message says why, and what to do."""
+
+
+def text_of(name: str) -> str:
+    """Return a patient's program."""
+    return (PATIENTS / f"{name}.py").read_text()
+
+
+def repaired(text: str, repair: Any) -> str:
+    """Return the program with new text instead of some of its lines.
+
+    Args:
+        text: the program.
+        repair: by a line's number, from 1, its new text; "" deletes the line.
+
+    Raises:
+        Refused: the repair has another form, or names a line that isn't there.
+    """
+    lines = text.splitlines()
+    if not isinstance(repair, Mapping) or not repair:
+        raise Refused('A repair is a dict such as {17: "    dist.all_reduce(loss)"}')
+    if len(repair) > MOST_LINES or sum(len(str(new)) for new in repair.values()) > MOST_CHARACTERS:
+        raise Refused(f"Your repair changes a lot. Change at most {MOST_LINES} lines")
+    for number, new in repair.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise Refused(f"Your repair has the key {number!r}. Use the number of a line")
+        if not 1 <= number <= len(lines):
+            raise Refused(f"Line {number} is not in the program, which has {len(lines)} lines")
+        if not isinstance(new, str):
+            raise Refused(f"The new text of line {number} is {new!r}. Write it as a string")
+    kept = ((number, repair.get(number, line)) for number, line in enumerate(lines, start=1))
+    return "\n".join(new for number, new in kept if new or number not in repair) + "\n"
+
+
+def loaded(text: str, name: str) -> Any:
+    """Return the function `train` of a program; tracebacks then show its lines.
+
+    Raises:
+        Refused: the text is no Python program, or has no such function.
+    """
+    file = f"{name}.py"
+    try:
+        code = compile(text, file, "exec")
+    except SyntaxError as error:
+        shown = (error.text or "").strip()
+        said = f"Your repaired program is not valid Python: {error.msg} in {shown!r}"
+        raise Refused(f"{said}. Look at quotes and indentation") from None
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"__name__": name}
+    exec(code, namespace)
+    if not callable(train := namespace.get("train")):
+        raise Refused("Your repaired program has no function train any more. Keep its line")
+    return train
+
+
+def measured(text: str, name: str, seed: int) -> dict[str, Any]:
+    """Run a program on this rank, and return its result and what it needed.
+
+    Returns:
+        "result": what `train` returned; "calls": communication calls; "bytes": sent and received;
+        "unwaited": calls in the background that nobody waited for; "hasty": those that a step of
+        the optimizer did not wait for; "work": numbers that PyTorch's
+        operations computed; "peak": the most bytes of tensors at once. The last two are 0 if the
+        patient has no such limit.
+    """
+    from utils.checks.probe import recorded, told
+
+    from .counters import counted
+
+    case = CASES[name]
+    train = loaded(text, name)
+    with counted(case.limits) as counts:
+        result, calls = recorded(train, seed, **case.arguments)
+    return {
+        "result": told(result),
+        "calls": len(calls),
+        "bytes": sum(call["sent"] + call["received"] for call in calls),
+        "unwaited": sum(not call["blocking"] and not call["waited"] for call in calls),
+        **counts,
+    }

@@ -403,6 +403,8 @@ TOLD = {
     ("lab15", "15.6", "recursive over the pairs, _foreach_copy_"): "a private function",
     ("lab15", "15.7", "lists of parts, all_to_all, stack, cat"): "a module of differentiable calls",
     ("lab17", "17.4", "recursion with a memory"): "a function that remembers its results",
+    ("lab18", "18.4", "from the top"): "a word of events that the lab never says",
+    ("lab18", "18.4", "start and stop"): "a word of profilers that the lab never says",
 }
 
 

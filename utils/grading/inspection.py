@@ -48,7 +48,7 @@ SECONDS = 30
 #: Types and modules that only compute, and modules for the answers of a lab that uses `os`.
 TYPES = list, dict, set, str, bytes, float, re.Match
 COMPUTING = "__future__ collections collections.abc contextlib copy datetime functools hashlib"
-COMPUTING += " decimal fractions itertools math numpy random re statistics time typing"
+COMPUTING += " bisect decimal fractions itertools math numpy random re statistics time typing"
 FILES = {"io", "os", "pathlib", "tempfile"}
 #: PyTorch's words are read from its files, because importing it would be slower than inspecting.
 DECLARING = "_C/__init__.pyi _C/_Var*.pyi _tensor.py return_types.pyi functional.py linalg/*.py"

@@ -16,7 +16,8 @@ from utils.checks.task import Check, Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 
 from .ward import program
-from .ward.case import ALL, Case
+from .ward.case import ALL
+from .ward.case import Case as Patient
 from .ward.cases import CASES
 from .ward.drawing import BEDS, drawn
 from .ward.evidence import waiting_lines
@@ -107,7 +108,7 @@ def judge_finding(ranks: Ranks, report: Report, bed: int) -> None:
         report.problem(problem)
 
 
-def finding_problems(case: Case, finding: Any) -> Iterator[str]:
+def finding_problems(case: Patient, finding: Any) -> Iterator[str]:
     """Yield what is wrong with a finding, without giving the right one away."""
     if not isinstance(finding, dict) or set(finding) != {"rank", "line", "kind"}:
         yield f"A finding has a rank, a line and a kind, such as {FORM}"
@@ -117,7 +118,7 @@ def finding_problems(case: Case, finding: Any) -> Iterator[str]:
     yield from _kind_problems(case, finding["kind"])
 
 
-def _rank_problems(case: Case, rank: Any) -> Iterator[str]:
+def _rank_problems(case: Patient, rank: Any) -> Iterator[str]:
     is_number = isinstance(rank, int) and not isinstance(rank, bool)
     if rank != ALL and not (is_number and 0 <= rank < 4):
         yield f'The rank is {rank!r}. Write a number from 0 to 3, or "all"'
@@ -129,7 +130,7 @@ def _rank_problems(case: Case, rank: Any) -> Iterator[str]:
         )
 
 
-def _line_problems(case: Case, line: Any) -> Iterator[str]:
+def _line_problems(case: Patient, line: Any) -> Iterator[str]:
     lines = program.text_of(case.name).splitlines()
     if isinstance(line, bool) or not isinstance(line, int):
         yield f"The line is {line!r}. Write its number"
@@ -145,7 +146,7 @@ def _line_problems(case: Case, line: Any) -> Iterator[str]:
         yield f"Line {line}, `{code}`, is not the cause. {case.hint}"
 
 
-def _kind_problems(case: Case, kind: Any) -> Iterator[str]:
+def _kind_problems(case: Patient, kind: Any) -> Iterator[str]:
     if not isinstance(kind, str) or kind not in KINDS:
         yield f"{kind!r} is none of the classes. lab18.classes() lists them"
     elif kind not in case.kinds:
@@ -186,7 +187,7 @@ def judge_repair(ranks: Ranks, report: Report, bed: int) -> None:
     judge_case(ranks, report, CASES[drawn(names[0].value)[bed - 1]], f"repair_{bed}")
 
 
-def judge_case(ranks: Ranks, report: Report, case: Case, answer: str) -> None:
+def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None:
     """Run a patient's program with the repair of this name, and compare with the reference's."""
     if not report.answers(ranks, probe_ready, answer=answer, name=case.name):
         return

@@ -5,7 +5,6 @@ Each microsecond counts here. All unusual calls take the long way, which checks 
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.distributed import ReduceOp, broadcast
+from torch.distributed import ReduceOp
 
-from ..errors import is_the_users, users_place
+from ..errors import users_place
 from ..mpi import MPI
 from ..network import link
 from ..protocol.handshake import Handshake, unnumbered
@@ -35,9 +34,6 @@ _Tensor = torch.Tensor
 _thread = threading.get_ident
 _profiling = torch.autograd._profiler_enabled
 _MAIN_THREAD = threading.main_thread().ident
-# PyTorch wraps each of its functions in the same code.
-_WRAPPER = broadcast.__code__
-Place = tuple[str, int, str]
 
 #: The tensors of a call in the order of ``Operation.memory``, and its reduction and root.
 Parts = tuple[Sequence[torch.Tensor], object]
@@ -89,19 +85,6 @@ _PARTS: dict[str, Callable[..., Parts]] = {
     "reduce_scatter_tensor": _of_reduced_pair,
     "barrier": _of_nothing,
 }
-
-
-def _place() -> Place | None:
-    """Return :func:`users_place` for :meth:`FastPath.begin`.
-
-    It is found at once if the user's code has called PyTorch's function.
-    """
-    wrapper = sys._getframe(3).f_back  # above are this function, `begin`, the method, PyTorch's
-    if wrapper is not None and wrapper.f_code is _WRAPPER and wrapper.f_back is not None:
-        frame = wrapper.f_back
-        if is_the_users(frame.f_code):
-            return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
-    return users_place()
 
 
 @dataclass(slots=True)
@@ -229,7 +212,7 @@ class FastPath:
                 known.method(*known.arguments)
                 end = _now()
                 # An all_reduce is so quick and so frequent that its record does without the line.
-                place = None if known.call.op == "all_reduce" else _place()
+                place = None if known.call.op == "all_reduce" else users_place()
                 recorder.add_like(known.call, start, matched, end, number, place)
         finally:
             guard.on -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
+import itertools
 import json
 import os
 import platform
@@ -168,18 +169,18 @@ def _repetitions(comm: MPI.Comm, call: Callable[[int], object], sample: float) -
 def measure(comm: MPI.Comm, groups: Groups, rows: list[dict], rounds: int, sample: float) -> None:
     """Fill in the repetitions, rounds and seconds of all rows.
 
-    A round goes through all rows and transports, and each round begins with another transport. If
+    A round goes through all rows and transports, and each round has another order of transports. If
     something disturbs the machine for a while, it harms one round of many numbers, not all rounds
-    of one number.
+    of one number. A transport is slower right after gloo, so none may always be the next one.
 
     Args:
         sample: Seconds that one sample should last.
     """
+    orders = list(itertools.permutations(TRANSPORTS))
     for turn in range(rounds):
-        first = turn % len(TRANSPORTS)
         for row in rows:
             data = _zeros(row["bytes"] // 4)
-            for transport in TRANSPORTS[first:] + TRANSPORTS[:first]:
+            for transport in orders[turn % len(orders)]:
                 operation = FUNCTIONS[row["name"]](comm, groups[transport], data)
                 if turn == 0:
                     _check(operation, data, f"{row['name']} on {transport}", comm.rank)

@@ -25,7 +25,8 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(os.__file__) + os.sep,
 )
 _is_library: dict[str, bool] = {}
-_helpers: set[CodeType] = set()
+# By id, because the hash of a code is slow.
+_helpers: dict[int, CodeType] = {}
 # The folder of installed packages, and the files through which every communication passes.
 _PACKAGES = _LIBRARY_FOLDERS[0]
 _PLUMBING = (
@@ -102,12 +103,13 @@ def count_as_library(filename: str) -> None:
 
 def helper(function: Callable) -> Callable:
     """Mark a function, so that errors name the line that calls it, and not a line inside it."""
-    _helpers.add(function.__code__)
+    _helpers[id(function.__code__)] = function.__code__
     return function
 
 
-def _is_the_users(code: CodeType) -> bool:
-    return code not in _helpers and not in_library(code.co_filename)
+def is_the_users(code: CodeType) -> bool:
+    """Return whether a line of this code may be shown as the user's."""
+    return not in_library(code.co_filename) and id(code) not in _helpers
 
 
 def in_library(filename: str) -> bool:
@@ -127,7 +129,7 @@ def users_place() -> tuple[str, int, str] | None:
     frame: FrameType | None = sys._getframe(1)
     first = frame
     while frame is not None:
-        if _is_the_users(frame.f_code):
+        if is_the_users(frame.f_code):
             return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     while first is not None:
@@ -149,6 +151,6 @@ def errors_line(error: BaseException) -> str:
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if _is_the_users(code):
+        if is_the_users(code):
             line = place_text(code.co_filename, number, code.co_name)
     return line

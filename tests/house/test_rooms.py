@@ -47,7 +47,7 @@ FUNCTION_LINES = 60
 #: CHANGELOG.md.
 BUDGETS = {
     "__init__": 20,
-    "__main__": 330,
+    "__main__": 335,
     "checks": 1900,
     "cluster": 3220,
     "course": 2_280,
@@ -56,7 +56,7 @@ BUDGETS = {
     "figures": 1450,
     "forecast": 1600,
     "grading": 5840,
-    "jobs": 3170,
+    "jobs": 3450,
     "labs": 140,
     "labs/lab00": 50,
     "labs/lab01": 940,
@@ -79,7 +79,7 @@ BUDGETS = {
     "labs/shared": 2225,
     "models": 290,
     "mpi/benchmark": 660,
-    "mpi/labelled": 620,
+    "mpi/labelled": 1130,
     "mpi/torch_mpi": 7770,
     "timeline": 2345,
 }

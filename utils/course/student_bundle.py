@@ -20,7 +20,7 @@ FOR_STUDENTS = (
     *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-wsl.md", "docs/fork-server.md"),
-    "docs/forecast.md",
+    *("docs/forecast.md", "docs/diagnosis.md"),
 )
 #: The part of a page for authors; words after `authors` are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)

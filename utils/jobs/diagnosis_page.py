@@ -25,7 +25,7 @@ BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 #: The programs whose reports the page shows side by side.
 SHOWN = (
     "a last batch that is smaller",
-    "the checkpoint of rank 0 has a barrier of its own",
+    "the checkpoint of rank 0 has a barrier",
     "a barrier between send and receive",
 )
 #: A frame of `torchfrtrace` that is neither the program's nor the call's, and mpiexec's message.

@@ -190,5 +190,5 @@ def analyzed(plan: Plan, dumps: Path) -> str:
 
 
 def found(text: str) -> str:
-    """Return the lines of ``torchfrtrace`` that tell of a mistake."""
+    """Return the lines of ``torchfrtrace`` that describe a mistake."""
     return "\n".join(line for line in text.splitlines() if not line.startswith(NOTHING))

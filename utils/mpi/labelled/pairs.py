@@ -43,7 +43,7 @@ says: rank 0 waits for rank 1, which has ended
 +     small.zero_()
 + dist.all_reduce(small)
 
-## the checkpoint of rank 0 has a barrier of its own
+## the checkpoint of rank 0 has a barrier
 says: rank 0 calls barrier\(\)
 says: rank 1 calls all_reduce\(SUM\)
   def save():

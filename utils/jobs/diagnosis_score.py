@@ -95,7 +95,8 @@ def _measure(pairs: list[Pair], options: argparse.Namespace) -> diagnosis_page.T
     for name in PUBLISHED if options.page else options.tools:
         tool = TOOLS[name]
         if tool.recorded:
-            tool = dataclasses.replace(tool, backend=options.recorded)
+            title = f"{tool.title}, on {options.recorded}"
+            tool = dataclasses.replace(tool, title=title, backend=options.recorded)
         trials[tool.title] = _run(pairs, tool, options.verbose)
     if options.page:
         minutes = (time.monotonic() - begin) / 60

@@ -84,7 +84,9 @@ def script(pairs: Iterable[Pair]) -> str:
         for right in (False, True):
             text = pair.text(right).removeprefix(PRELUDE) + f"result = {expression}\n"
             lines.append("begin()\nnames = dict(globals())")
-            lines.append(f"exec({text!r}, names)\nvalues.append(names.pop('result'))\ndel names")
+            lines.append(f"exec({text!r}, names)\nvalues.append(names.pop('result'))")
+            # Gloo drops a message whose request is gone before it was received.
+            lines.append("real_barrier()\ndel names")
     return "\n".join([*lines, END])
 
 

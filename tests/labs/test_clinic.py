@@ -141,7 +141,7 @@ def test_a_bed_that_is_not_there_is_named():
     ],
 )
 def test_a_repair_in_another_form_is_refused_in_words(repair, words):
-    with pytest.raises(program.Refused, match=words):
+    with pytest.raises(program.RepairError, match=words):
         program.repaired("\n" * 30, repair)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 import matplotlib.pyplot as plt
 import pytest
+from lab_tools import run_cell
 from local_ranks import LocalRanks
 
+from utils import cluster
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
 from utils.labs.lab18.ward import drawing, evidence, pages, program, view
@@ -33,10 +35,10 @@ def ranks() -> Iterator[LocalRanks]:
         yield ranks
 
 
-def problems(ranks: LocalRanks, name: str, repair: dict, seed: int) -> str:
+def problems(ranks: LocalRanks | cluster.Ranks, name: str, repair: dict, seed: int) -> str:
     """What the check says of a repair; "" if it passes."""
     report = Report(seed)
-    ranks.run(f"repair_1 = {repair!r}")
+    run_cell(ranks, f"repair_1 = {repair!r}")
     ward_checks.judge_case(ranks, report, CASES[name], "repair_1")
     return "\n".join(problem.text for problem in report.problems)
 
@@ -50,6 +52,16 @@ def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, se
     assert problems(ranks, name, {1: first}, seed), "nothing is wrong with the program"
     for repair in CASES[name].repairs:
         assert not problems(ranks, name, dict(repair), seed)
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(300)
+def test_thirty_sick_programs_one_after_the_other_leave_real_ranks_usable():
+    with cluster.start(4, timeout=3) as real:
+        run_cell(real, "import torch.distributed as dist\ndist.init_process_group('mpi')")
+        for name, case in CASES.items():
+            assert problems(real, name, {1: '"""Sick."""'}, 11), name
+            assert not problems(real, name, dict(case.repairs[0]), 12), name
 
 
 @pytest.mark.quick
@@ -141,7 +153,7 @@ def test_a_bed_that_is_not_there_is_named():
     ],
 )
 def test_a_repair_in_another_form_is_refused_in_words(repair, words):
-    with pytest.raises(program.Refused, match=words):
+    with pytest.raises(program.RepairError, match=words):
         program.repaired("\n" * 30, repair)
 
 

@@ -32,6 +32,11 @@ def note(room: str, number: str, passed: bool) -> None:
         _passed[room].discard(number)
 
 
+def passed(room: str) -> frozenset[str]:
+    """Return the numbers of a room's tasks that have passed."""
+    return frozenset(_passed[room])
+
+
 def in_words(room: str) -> str:
     """Return "6 of 17 points · next: Task 1.3"; "" if the room's tasks give no points."""
     tasks, passed = _points[room], _passed[room]

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from utils.checks import score
 from utils.checks.comparison import same
 from utils.checks.probe import answer_named, told
 from utils.checks.task import Check, Report, Step, facts, task, value
@@ -84,6 +85,18 @@ def admit(ranks: Ranks) -> Ward:
     ward = Ward(reply.value)
     ward.greet()
     return ward
+
+
+def board() -> None:
+    """Print which patients are solved, as far as the checks have run since the kernel began."""
+    done = score.passed(score.room_of(__name__))
+    found = [f"18.{5 + 2 * bed}" in done for bed in range(1, BEDS + 1)]
+    cured = [f"18.{6 + 2 * bed}" in done for bed in range(1, BEDS + 1)]
+    both = sum(map(min, found, cured))
+    print("patient  " + "".join(f"{bed:4}" for bed in range(1, BEDS + 1)))
+    for name, marks in (("finding", found), ("repair", cured)):
+        print(f"{name:9}" + "".join("   ✓" if mark else "   ·" for mark in marks))
+    print(f"{both} of {BEDS} patients are solved: found and repaired")
 
 
 def probe_answer(user_ns: dict[str, Any], *, rank: int, answer: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ PATIENTS = Path(__file__).with_name("patients")
 MOST_LINES, MOST_CHARACTERS = 12, 4000
 
 
-class Refused(Exception):
+class RepairError(Exception):
     """A repair can't be put into the program; the message says why, and what to do."""
 
 
@@ -31,20 +31,20 @@ def repaired(text: str, repair: Any) -> str:
         repair: by a line's number, from 1, its new text; "" deletes the line.
 
     Raises:
-        Refused: the repair has another form, or names a line that isn't there.
+        RepairError: the repair has another form, or names a line that isn't there.
     """
     lines = text.splitlines()
     if not isinstance(repair, Mapping) or not repair:
-        raise Refused('A repair is a dict such as {17: "    dist.all_reduce(loss)"}')
+        raise RepairError('A repair is a dict such as {17: "    dist.all_reduce(loss)"}')
     if len(repair) > MOST_LINES or sum(len(str(new)) for new in repair.values()) > MOST_CHARACTERS:
-        raise Refused(f"Your repair changes a lot. Change at most {MOST_LINES} lines")
+        raise RepairError(f"Your repair changes a lot. Change at most {MOST_LINES} lines")
     for number, new in repair.items():
         if isinstance(number, bool) or not isinstance(number, int):
-            raise Refused(f"Your repair has the key {number!r}. Use the number of a line")
+            raise RepairError(f"Your repair has the key {number!r}. Use the number of a line")
         if not 1 <= number <= len(lines):
-            raise Refused(f"Line {number} is not in the program, which has {len(lines)} lines")
+            raise RepairError(f"Line {number} is not in the program, which has {len(lines)} lines")
         if not isinstance(new, str):
-            raise Refused(f"The new text of line {number} is {new!r}. Write it as a string")
+            raise RepairError(f"The new text of line {number} is {new!r}. Write it as a string")
     kept = ((number, repair.get(number, line)) for number, line in enumerate(lines, start=1))
     return "\n".join(new for number, new in kept if new or number not in repair) + "\n"
 
@@ -53,7 +53,7 @@ def loaded(text: str, name: str) -> Any:
     """Return the function `train` of a program; tracebacks then show its lines.
 
     Raises:
-        Refused: the text is no Python program, or has no such function.
+        RepairError: the text is no Python program, or has no such function.
     """
     file = f"{name}.py"
     try:
@@ -61,12 +61,12 @@ def loaded(text: str, name: str) -> Any:
     except SyntaxError as error:
         shown = (error.text or "").strip()
         said = f"Your repaired program is not valid Python: {error.msg} in {shown!r}"
-        raise Refused(f"{said}. Look at quotes and indentation") from None
+        raise RepairError(f"{said}. Look at quotes and indentation") from None
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {"__name__": name}
     exec(code, namespace)
     if not callable(train := namespace.get("train")):
-        raise Refused("Your repaired program has no function train any more. Keep its line")
+        raise RepairError("Your repaired program has no function train any more. Keep its line")
     return train
 
 

@@ -107,6 +107,13 @@ def test_two_ranks_that_take_any_message_of_each_other_are_a_cycle():
     assert find_cycle(by_rank(*pair)) == [0, 1, 0]
 
 
+def test_the_advice_about_a_pipeline_names_the_rank_that_left_and_no_victim():
+    chain = [waits(0, "recv(src=3, tag=0)", 3), waits(1, "recv(src=2, tag=0)", 2)]
+    chain += [has(2, "left"), waits(3, "recv(src=1, tag=0)", 1)]
+    chain[0] = stopped(chain[0], "deadlock", "x")
+    assert "rank 2 never sends" in diagnose(chain).advice
+
+
 def test_a_message_that_went_to_the_wrong_neighbour_is_the_advice():
     """All have sent: "let one of them send first" would be wrong."""
     ring = [

@@ -290,11 +290,12 @@ def _advice(by_rank: dict[int, Status], cycle: list[int], cause: Status | None) 
 
 
 def _advice_for_waits(by_rank: dict[int, Status]) -> str:
-    for status in filter(_is_wait, by_rank.values()):
-        for other in status["for"]:
-            advice = _advice_for_pair(status, by_rank.get(other, {"state": "running"}), other)
-            if advice:
-                return advice
+    running: Status = {"state": "running"}
+    waits = [(status, r) for status in filter(_is_wait, by_rank.values()) for r in status["for"]]
+    # A rank that waits is a victim, so the ranks at which chains of waits end come first.
+    for status, other in sorted(waits, key=lambda wait: _is_wait(by_rank.get(wait[1], running))):
+        if advice := _advice_for_pair(status, by_rank.get(other, running), other):
+            return advice
     return ""
 
 

@@ -110,7 +110,7 @@ def test_two_ranks_that_take_any_message_of_each_other_are_a_cycle():
 def test_the_advice_about_a_pipeline_names_the_rank_that_left_and_no_victim():
     chain = [waits(0, "recv(src=3, tag=0)", 3), waits(1, "recv(src=2, tag=0)", 2)]
     chain += [has(2, "left"), waits(3, "recv(src=1, tag=0)", 1)]
-    chain[0] = stopped(chain[0], "deadlock", "x")
+    chain = [stopped(chain[0], "deadlock", "x"), chain[1], chain[2], stopped(chain[3], "followed")]
     assert "rank 2 never sends" in diagnose(chain).advice
 
 

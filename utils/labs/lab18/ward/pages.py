@@ -33,17 +33,12 @@ _PRE = (
 )
 
 
-def chart(bed: int, case: Case, text: str) -> str:
-    """Return a patient's chart: the complaint and the program."""
+def ticket(bed: int, case: Case) -> str:
+    """Return what a colleague has written about a patient."""
     return (
         f"<h4>Patient {bed} · {case.name}.py · 4 ranks</h4>"
-        f"<p><b>Complaint.</b> {escape(case.complaint)}</p>{listing(text)}"
+        f"<p><b>Complaint.</b> {escape(case.complaint)}</p>"
     )
-
-
-def in_plain_words(bed: int, case: Case, text: str) -> str:
-    """Return the chart as plain text."""
-    return f"Patient {bed} · {case.name}.py\n{case.complaint}\n\n{numbered(text)}"
 
 
 def hints(case: Case, text: str) -> str:
@@ -63,7 +58,7 @@ def numbered(text: str) -> str:
 
 def listing(text: str) -> str:
     """Return a program with the numbers of its lines, as HTML."""
-    return f'<pre style="{_PRE}">{escape(numbered(text))}</pre>'
+    return f'<p><b>The program</b></p><pre style="{_PRE}">{escape(numbered(text))}</pre>'
 
 
 def folded(title: str, html: str, is_open: bool = False) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch_mpi.errors import CommunicationError, helper
+from utils.labs.lab18 import job
 
 from .cases import CASES
 
@@ -70,8 +75,20 @@ def loaded(text: str, name: str) -> Any:
     return train
 
 
+def _with_its_line(error: Exception, text: str, name: str) -> RepairError:
+    """Return an error that quotes the program's innermost line in the traceback."""
+    walk = traceback.walk_tb(error.__traceback__)
+    lines = [line for frame, line in walk if frame.f_code.co_filename == f"{name}.py"]
+    where = f" at `{text.splitlines()[lines[-1] - 1].strip()}`" if lines else ""
+    return RepairError(f"Your repaired program raises {type(error).__name__}{where}: {error}")
+
+
 def measured(text: str, name: str, seed: int) -> dict[str, Any]:
     """Run a program on this rank, and return its result and what it needed.
+
+    Raises:
+        RepairError: the text is no program, or it raises an error; the message quotes the line.
+        CommunicationError: a call of the program failed.
 
     Returns:
         "result": what `train` returned; "calls": communication calls; "bytes": sent and received;
@@ -86,8 +103,15 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
 
     case = CASES[name]
     train = loaded(text, name)
-    with counted(case.limits) as counts:
-        result, calls = recorded(train, seed, **case.arguments)
+    for shared in filter(inspect.isfunction, vars(job).values()):
+        helper(shared)  # an error names the patient's line, and not one of job.py
+    try:
+        with counted(case.limits) as counts:
+            result, calls = recorded(train, seed, **case.arguments)
+    except CommunicationError:
+        raise  # its message has the line
+    except Exception as error:
+        raise _with_its_line(error, text, name) from error
     return {
         "result": told(result),
         "calls": len(calls),

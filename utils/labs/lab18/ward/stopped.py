@@ -58,7 +58,7 @@ HANGS = (
         "elm",
         "hangs",
         "The epoch never ends on some of the ranks. All ranks must make the same number of steps, "
-        "and batches that are left over may be dropped.",
+        "and batches that are left over are dropped.",
         ("log", "stacks"),
         EVERYONE,
         (14,),
@@ -84,9 +84,9 @@ HANGS = (
         "The job should end when the mean loss over all ranks is below the target. Instead it "
         "hangs.",
         ("log", "stacks"),
-        (0,),
+        (0, ALL),
         (25, 26),
-        ("skipped call",),
+        ("skipped call", "missing reduction"),
         (
             {
                 25: (

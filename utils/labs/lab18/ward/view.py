@@ -45,11 +45,11 @@ class Ward:
         return CASES[self.patients[bed - 1]]
 
     def show(self, bed: int) -> None:
-        """Show a patient: what a colleague has seen, the program, and the evidence."""
+        """Show a patient: what a colleague has seen, the evidence, and the program."""
         case = self.case(bed)
         found = evidence(case.name)
         text = program.text_of(case.name)
-        _show(pages.chart(bed, case, text), pages.in_plain_words(bed, case, text))
+        _show(pages.ticket(bed, case), f"Patient {bed} · {case.name}.py\n{case.complaint}")
         for instrument in case.instruments:
             title, draw = pages.INSTRUMENTS[instrument]
             shown = draw(found[instrument], title)
@@ -58,6 +58,7 @@ class Ward:
             else:
                 display(shown)
                 plt.close("all")  # or the cell shows its figures once more at its end
+        _show(pages.listing(text), pages.numbered(text))
         _show(pages.hints(case, text), "Three hints are folded away here.")
 
 

@@ -1,4 +1,4 @@
-"""The patients that come to their end, but slowly, with wrong numbers, or with too much memory."""
+"""The patients that run, but with wrong numbers, too slowly, or with too much memory."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from .machines import Machine
 
 Devices = NDArray[np.int64]
-#: Of a level: messages on its busiest link, the most messages of one device among them, and whether
-#: its switch joins the two ends of a message.
+#: The load of a level: the messages on its busiest link, the most messages of one device among
+#: them, and whether the level's switch joins the two ends of a message.
 Load = tuple[float, int, bool]
 
 

@@ -20,7 +20,7 @@ Trials = dict[str, list[Trial]]
 
 OURS = "our diagnosis"
 HEADS = ("tool", "reported", "rank, line, mistake named", "precision", "s")
-#: Between these lines, a page has what the command writes.
+#: The command writes what is between these lines of a page.
 BEGIN, END = "<!-- measured -->\n", "<!-- /measured -->\n"
 #: The programs whose reports the page shows side by side.
 SHOWN = (
@@ -28,7 +28,7 @@ SHOWN = (
     "the checkpoint of rank 0 has a barrier",
     "a barrier between send and receive",
 )
-#: A frame of `torchfrtrace` that is neither the program's nor the call's, and mpiexec's message.
+#: A frame of `torchfrtrace` that is neither the program's nor the call's; a message of mpiexec.
 FRAME = re.compile(
     rf"^ ?[\w<>]+ at (?!.*(?:{NAME}|distributed_c10d\.py):\d+$).*:\d+\n?", re.MULTILINE
 )
@@ -137,8 +137,9 @@ def _measured(trials: Trials, patience: float, minutes: float) -> list[str]:
     return [
         _text(
             f"We measured with PyTorch {torch.__version__.partition('+')[0]} on {os.cpu_count()} "
-            f"cores. The command took {minutes:.1f} minutes. A wait may last {patience:.0f} s with "
-            "each tool, so a median above this time means that the timeout found the mistake."
+            f"cores. The command took {minutes:.1f} minutes. With each tool, a call may wait for "
+            f"{patience:.0f} s. If the median is longer, at least half of the reports came only "
+            "after this timeout."
         ),
         tabulate([summary(title, each) for title, each in trials.items()], HEADS, "github"),
         "## Class by class",
@@ -173,16 +174,16 @@ def _false_alarms(trials: Trials) -> list[str]:
     ]
     if not lines:
         return ["No tool reports a right program."]
-    return ["These right programs are reported:", "\n".join(lines)]
+    return ["A tool reports these pairs' right programs, too:", "\n".join(lines)]
 
 
 def _only_others(trials: Trials) -> str:
-    """Say which wrong programs are found by another tool only."""
+    """Say which wrong programs only another tool reports."""
     told = [{t.pair.name for t in each if t.reported and not t.right} for each in trials.values()]
     names = sorted(set().union(*told[1:]) - told[0])
     if names:
-        return _text(f"Another tool reports some that ours does not: {', '.join(names)}.")
-    return _text("The two other tools report none of them either.")
+        return _text(f"Only another tool reports these programs: {', '.join(names)}.")
+    return _text("The two other tools don't report these programs either.")
 
 
 def _reports(name: str, trials: Trials) -> list[str]:

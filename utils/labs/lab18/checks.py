@@ -1,6 +1,7 @@
-"""Checks of lab 18: waits that lead to a cause, stacks, and recordings; imports the others.
+"""Checks of tasks 18.1 to 18.3: follow waits to their cause, group stacks, compare recordings.
 
-Reports, dumps and recordings are new in each run, and made in the form of the real ones.
+The checks make new reports, dumps and recordings in each run, in the form of real ones. The module
+also imports the lab's other checks.
 """
 
 from __future__ import annotations
@@ -269,7 +270,7 @@ def minority(values: Sequence[Any]) -> list[int]:
 
 
 def _recordings(seed: int, accident: str) -> list[list[Entry]]:
-    """Return the recordings of ranks, of which some rank does something else, "" for none."""
+    """Return the ranks' recordings; `accident` is what some rank does differently, or ""."""
     draw = random.Random(f"{seed} {accident}")
     n, length = draw.randint(3, 6), draw.randint(14, 22)
     kinds = [("all_reduce", [[512]], 31), ("all_reduce", [[1]], 38), ("broadcast", [[512]], 44)]

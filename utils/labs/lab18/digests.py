@@ -25,7 +25,7 @@ Digests = dict[str, str]
 
 
 def _bits(tensor: Tensor, row: int, change: int) -> Tensor:
-    """Return a copy with other bits in one entry; `change` is as for exclusive or."""
+    """Return a copy, in which the bits of one entry are combined with `change` by exclusive or."""
     whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     copy = tensor.clone()
     copy.reshape(-1).view(whole)[row] ^= change
@@ -41,7 +41,7 @@ def _moved(x: Tensor) -> Tensor:
 
 
 def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
-    """Return pairs of tensors with what is different; "" if their digests must be equal."""
+    """Return triples: what differs ("" if the digests must be equal), and the two tensors."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randint(1, 500, (40_000,), generator=draw) / 8
     small = x[:24].reshape(4, 6)

@@ -73,7 +73,7 @@ def bisection(losses: Sequence[Sequence[float]], looks: Sequence[int], first_bad
     """Draw the ranks' losses, which look equal, beside the steps that the bisection replays."""
     figure, (left, right) = panels(8.8, 3.1, columns=2, width_ratios=[1, 1.25])
     for rank, of in enumerate(losses):
-        wide = 2 * (len(losses) - rank)  # so that each one is seen below the next
+        wide = 2 * (len(losses) - rank)  # so that each line stays visible below the next one
         left.plot(of, color=rank_color(rank), linewidth=wide, label=f"rank {rank}")
     left.set(title="Losses of all ranks", xlabel="step", ylim=(0, None))
     left.legend(fontsize=8)

@@ -1,8 +1,9 @@
 """PyTorch's flight recorder on one rank, and a group of gloo that feeds it.
 
 The recorder is a ring buffer below `torch.distributed`, with an entry for each collective. NCCL and
-gloo write into it, see `torch/csrc/distributed/c10d/FlightRecorder.hpp`. We ran this with PyTorch
-2.13: gloo notes each call, its sizes and its line, but never that a call has started or completed.
+gloo write into it, see `torch/csrc/distributed/c10d/FlightRecorder.hpp`. When we ran this module
+with PyTorch 2.13, gloo noted each call, its sizes and its line, but never that a call had started
+or completed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from utils.jobs import python_command
 
 #: PyTorch's analyzer as a program; its command is `torchfrtrace`.
 ANALYZER = "from torch.distributed.flight_recorder import fr_trace; fr_trace.main()"
-#: PyTorch's folder. A stack has its frames above those of a cell.
+#: PyTorch's folder. In a stack, PyTorch's frames come before the frames of a cell.
 LIBRARY = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -47,7 +48,7 @@ class Recording:
 
     def save(self, folder: str | Path, rank: int) -> None:
         """Write the file that PyTorch's own analyzer reads: `torchfrtrace FOLDER -p rank_`."""
-        # gloo names no group here, and the analyzer looks for each entry's group.
+        # Gloo gives the group no name here, but the analyzer looks up each entry's group by name.
         group = {"name": "0", "desc": "default_pg", "ranks": str(list(range(self.ranks)))}
         short = [entry | {"frames": _students(entry["frames"])} for entry in self.raw]
         trace = self.trace | {"pg_config": {"0": group}, "entries": short, "rank": rank}

@@ -1,7 +1,7 @@
-"""Checks of the ward: whose it is, what was found, and whether the repaired programs work.
+"""Checks of the ward: the student's name, the findings, and whether the repaired programs work.
 
-A finding is compared with the patient's case in the kernel, and starts nothing. A repair runs on
-the lab's ranks, with a fresh seed, beside the reference's repair.
+The kernel compares a finding with the patient's case, and starts no program. A repaired program
+runs on the lab's ranks with a fresh seed, and so does the program with the reference's repair.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .ward.view import shared_file as shared_file
 PATIENCE = 20.0
 #: Results may differ by this share, because another right repair may add in another order.
 NEAR = 1e-4
-#: A repaired program may need so many times as much as the reference's repair. One more tensor at
-#: the peak is no leak.
+#: A repaired program may need so many times as much as with the reference's repair. One more
+#: tensor at the peak is no leak.
 SLACK = {"peak": 1.6}
 OTHER_SLACK = 1.25
 FORM = '{"rank": 2, "line": 17, "kind": "skipped call"}'
@@ -43,7 +43,7 @@ LONGEST_NAME = 100
 
 
 def probe_name(user_ns: dict[str, Any], *, rank: int) -> Any:
-    """Return what this rank has as `my_name`; a list with the type of what is no name."""
+    """Return this rank's `my_name`; if it isn't a string or a number, a list with its type."""
     name = answer_named(user_ns, "my_name")
     return name if isinstance(name, str | int) else [type(name).__name__]
 
@@ -102,7 +102,7 @@ def board() -> None:
 
 
 def probe_answer(user_ns: dict[str, Any], *, rank: int, answer: str) -> dict[str, Any]:
-    """Return the name on the ward, and the student's answer of this name."""
+    """Return the student's name, and the student's object that is called `answer`."""
     name = probe_name(user_ns, rank=rank)
     return {"name": name, "answer": told(answer_named(user_ns, answer))}
 
@@ -193,7 +193,7 @@ def probe_reference(
 
 
 def probe_ready(user_ns: dict[str, Any], *, rank: int, answer: str, name: str) -> bool:
-    """Put the student's repair into the program, and load it; raises what is wrong with it."""
+    """Put the student's repair into the program, and load it; an error says what is wrong."""
     text = program.repaired(program.text_of(name), answer_named(user_ns, answer))
     return bool(program.loaded(text, name))
 

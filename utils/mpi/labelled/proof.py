@@ -1,8 +1,9 @@
-"""Shows that a wrong program does something wrong, without looking at a clock.
+"""Show that a wrong program does something wrong, without looking at a clock.
 
-The label of a pair has the line ``proof: MANNER: EXPRESSION``. Each rank evaluates the expression
-at the end of the program, wrong and right, among its names and the functions of :data:`BEGIN`. The
-manner says how the values of the wrong program (w) and of the right one (r) have to compare:
+The label of a pair has the line ``proof: MANNER: EXPRESSION``. At the end of the wrong program and
+of the right one, each rank evaluates the expression, which may use the program's names and the
+functions of :data:`BEGIN`. The manner says how the ranks' values of the wrong program (w) and of
+the right one (r) have to compare:
 
 =========  =======================================================================
 `differ`   r is the same on all ranks, and w is not
@@ -22,7 +23,7 @@ from typing import Any
 
 from .programs import PRELUDE, Pair
 
-#: What comes before each program: it counts from here on.
+#: The script's text before all programs. It counts barriers, groups and tensors kept for backward.
 BEGIN = """\
 import json
 import weakref
@@ -72,7 +73,7 @@ hooks = torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tens
 hooks.__enter__()
 values = []
 """
-#: What comes after all programs: a line for each rank.
+#: The script's text after all programs. Each rank prints one line with its values.
 END = 'sys.stdout.write(f"{json.dumps([rank, values])}\\n")\n'
 
 
@@ -85,7 +86,7 @@ def script(pairs: Iterable[Pair]) -> str:
             text = pair.text(right).removeprefix(PRELUDE) + f"result = {expression}\n"
             lines.append("begin()\nnames = dict(globals())")
             lines.append(f"exec({text!r}, names)\nvalues.append(names.pop('result'))")
-            # Gloo drops a message whose request is gone before it was received.
+            # Gloo drops a message if its request is deleted before the message is received.
             lines.append("real_barrier()\ndel names")
     return "\n".join([*lines, END])
 
@@ -94,7 +95,7 @@ def proven(pairs: Sequence[Pair], out: str) -> dict[str, bool]:
     """Return for each pair's name whether the values show a mistake.
 
     Args:
-        out: what `script` wrote, on all ranks.
+        out: what all ranks of the `script` printed.
     """
     ranks = [json.loads(line)[1] for line in out.splitlines() if line.startswith("[")]
     found = {}

@@ -1,9 +1,10 @@
-"""Runs a program with PyTorch's flight recorder: ``python recorded.py program.py``.
+"""Run a program with PyTorch's flight recorder: ``python recorded.py program.py``.
 
-At the end of the program, or after an error, each rank writes the recorder's entries to the folder
-``LABELLED_DUMPS``, as NCCL's watchdog does, for ``torchfrtrace`` to read. It then waits until all
-``LABELLED_RANKS`` have written theirs, because ``mpiexec`` ends all ranks when the first one fails.
-A rank that runs for longer than twice ``LABELLED_TIMEOUT`` writes its entries and ends.
+At the end of the program, or after an error, each rank writes the recorder's entries as a file into
+the folder ``LABELLED_DUMPS``, which ``torchfrtrace`` reads. NCCL's watchdog writes the same files.
+The rank then waits until all ``LABELLED_RANKS`` ranks have written their files, because ``mpiexec``
+ends all ranks when the first one fails. A rank that runs for longer than twice ``LABELLED_TIMEOUT``
+seconds writes its entries and ends.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ import torch.distributed as dist
 FOLDER = Path(os.environ["LABELLED_DUMPS"])
 RANKS = int(os.environ["LABELLED_RANKS"])
 LIMIT = float(os.environ["LABELLED_TIMEOUT"])
-#: A rank's number, as Open MPI, MPICH and Slurm give it to a process.
+#: The variables in which Open MPI, MPICH and Slurm tell a process its rank.
 NUMBERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
-#: What `torchfrtrace` wants to know of each group, by its name.
+#: By the name of a group, what `torchfrtrace` needs to know about the group.
 groups: dict[str, dict[str, str]] = {}
-#: Signals of mpiexec and of the timer, which say that the program won't end by itself.
+#: The signals that mpiexec and the timer send if the program doesn't end by itself.
 ENDS = {signal.SIGTERM, signal.SIGALRM}
 destroy_process_group = dist.destroy_process_group
 lock = threading.Lock()
 
 
 def remember_groups() -> None:
-    """Keep the names and ranks of all groups that there are."""
+    """Keep the names and ranks of all groups that exist now."""
     for group, ranks in dist.distributed_c10d._world.pg_group_ranks.items():
         name = getattr(group, "group_name", "")
         if name:
@@ -53,8 +54,8 @@ def destroy_and_remember(group: Any = None) -> None:
 def complete(dump: dict[str, Any]) -> dict[str, Any]:
     """Return a dump in which the groups of all entries are known.
 
-    Gloo tells the recorder about a group before the group has a name (PyTorch 2.13 to 2.15), so
-    that `torchfrtrace` ends with a `KeyError`.
+    Gloo tells the recorder about a group before the group has a name (PyTorch 2.13 to 2.15).
+    Without the name, `torchfrtrace` ends with a `KeyError`.
     """
     known = dump["pg_config"]
     if all(entry["process_group"][0] in known for entry in dump["entries"]):
@@ -63,7 +64,7 @@ def complete(dump: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_dump() -> None:
-    """Write the entries of this rank, once."""
+    """Write the entries of this rank, unless they are written already."""
     with lock:
         rank = next(os.environ[name] for name in NUMBERS if name in os.environ)
         path = FOLDER / f"rank_{rank}"
@@ -71,13 +72,13 @@ def write_dump() -> None:
             return
         remember_groups()
         dump = complete(pickle.loads(torch._C._distributed_c10d._dump_fr_trace()))
-        part = Path(f"{FOLDER}.{rank}")  # outside, because `torchfrtrace` reads all files
+        part = Path(f"{FOLDER}.{rank}")  # outside the folder, where `torchfrtrace` reads all files
         part.write_bytes(pickle.dumps(dump))
         part.rename(path)
 
 
 def wait_for_other_dumps() -> None:
-    """Wait until all ranks have written theirs, but not forever."""
+    """Wait until all ranks have written their dumps, but not longer than 2 × `LIMIT` seconds."""
     end = time.monotonic() + 2 * LIMIT
     while len(list(FOLDER.iterdir())) < RANKS and time.monotonic() < end:
         time.sleep(0.02)
@@ -94,7 +95,8 @@ def main() -> None:
     """Run the program that the command line names, and write the dump."""
     FOLDER.mkdir(exist_ok=True)
     dist.destroy_process_group = destroy_and_remember
-    # A handler would wait until the program has left the library. The descriptor works at once.
+    # A handler in Python runs only after a call into the library has returned. The descriptor is
+    # written at once.
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)

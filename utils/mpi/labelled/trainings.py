@@ -1,7 +1,7 @@
 """Pairs whose calls match: wrong numbers, too slow, memory leaks and silent corruption.
 
-A backend sees calls, so most of these pairs are silent. The label then says `instead` which
-instrument finds the mistake, and `proof` shows that there is one (see `proof.py`).
+A backend sees only calls, so it is silent about most of these programs. Then the label's `instead`
+says which instrument finds the mistake, and `proof` shows that there is one (see `proof.py`).
 """
 
 from .programs import read_pairs
@@ -27,7 +27,7 @@ proof: differ: weights(model)
               parameter -= 0.1 * parameter.grad
 
 ## the mean of the gradients is divided again
-instead: Compare a digest of the weights with those of one rank that has the whole minibatch.
+instead: Compare the weights, up to rounding, with a run of one rank that has the whole minibatch.
 proof: other: weights(model)
   def average_gradients(model):
       for parameter in model.parameters():
@@ -66,7 +66,7 @@ proof: differ: weights(model)
               parameter -= 0.1 * parameter.grad / size
 
 ## equal seeds draw equal minibatches
-instead: Compare a digest of the minibatches across the ranks. They have to differ.
+instead: Compare a digest of the minibatches across the ranks. The digests have to differ.
 proof: equal: drawn
   torch.manual_seed(0)
   model, data, drawn = torch.nn.Linear(4, 2), torch.randn(100, 4), []
@@ -82,7 +82,7 @@ proof: equal: drawn
               parameter -= 0.1 * parameter.grad / size
 
 ## the mean of means over minibatches of 12 and 4
-instead: Compare a digest of the weights with those of one rank that has the whole minibatch.
+instead: Compare the weights, up to rounding, with a run of one rank that has the whole minibatch.
 proof: other: weights(model)
   torch.manual_seed(0)
   model, data = torch.nn.Linear(4, 1), torch.randn(16, 4)
@@ -99,7 +99,7 @@ proof: other: weights(model)
 # too slow
 
 ## a rank that computes three quarters of the minibatch
-instead: In the timeline, rank 1 waits for rank 0 in every all_reduce.
+instead: In the timeline, rank 1 waits for rank 0 in the first all_reduce of each step.
 proof: more: len(mine)
   torch.manual_seed(0)
   model, data = torch.nn.Linear(256, 256), torch.randn(4096, 256)
@@ -112,7 +112,7 @@ proof: more: len(mine)
           dist.all_reduce(parameter.grad)
 
 ## buckets in the order of the forward pass
-instead: In the timeline, no all_reduce begins before backward has ended.
+instead: In the timeline, the first all_reduce begins only when the last gradient is ready.
 proof: more: len(works) - begun[-1]
   model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
 - buckets = list(model)  #!
@@ -144,7 +144,7 @@ proof: more: barriers()
 -         dist.barrier()  #!
 
 ## each rank starts a thread for every core
-instead: Multiply the ranks by torch.get_num_threads(), and compare the result with the cores.
+instead: Compare the number of ranks times torch.get_num_threads() with the number of cores.
 proof: more: size * torch.get_num_threads()
 - torch.set_num_threads(os.cpu_count())  #!
 + torch.set_num_threads(max(1, os.cpu_count() // size))
@@ -158,7 +158,7 @@ proof: more: size * torch.get_num_threads()
 # memory leak
 
 ## each validation keeps its graph
-instead: Measure the memory after each step. It grows by the same number of bytes.
+instead: Measure the memory after each step. It grows by the same number of bytes in each step.
 proof: more: bytes_for_backward()
   model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
   losses = []
@@ -208,7 +208,7 @@ proof: differ: weights(model)
               parameter -= 0.1 * parameter.grad / size
 
 ## a bit of a gradient flips before the sum
-instead: Run twice, compare a digest of the weights, and halve the steps until you have found it.
+instead: Run it twice, and bisect for the first step after which the weights' digests differ.
 proof: other: weights(model)
   torch.manual_seed(0)
   model = torch.nn.Linear(4, 2)

@@ -1,8 +1,8 @@
 """Write this rank's record in the format of PyTorch's flight recorder, for ``torchfrtrace``.
 
 PyTorch's recorder can't record this backend's groups (docs/upstream/py_backend.md in the course
-says why), but its analyzer reads any dump in its format. The format is version 2.10 of
-``FlightRecorder.hpp`` in PyTorch 2.15, which ``torch/distributed/flight_recorder`` reads.
+says why), but PyTorch's analyzer reads any dump in the recorder's format. We write version 2.10 of
+the format, which ``FlightRecorder.hpp`` in PyTorch 2.15 defines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VERSION = "2.10"
 
 Sizes = list[list[int]]
 
-# The analyzer knows some operations by the names that PyTorch's C++ gives them.
+# The analyzer knows these operations by the names that PyTorch's C++ code uses.
 _NAMES = {
     "all_gather_into_tensor": "_all_gather_base",
     "reduce_scatter_tensor": "_reduce_scatter_base",
@@ -56,7 +56,7 @@ def write(prefix: str, rank: int) -> Path:
     """Write :func:`dump` to ``<prefix><rank>``, for ``torchfrtrace FOLDER``; return the path."""
     path = Path(f"{prefix}{rank}")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The analyzer never reads half a file.
+    # A rename at the end, so that the analyzer never reads half a file.
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(pickle.dumps(dump(rank)))
     part.replace(path)
@@ -66,7 +66,7 @@ def write(prefix: str, rank: int) -> Path:
 def dump(rank: int) -> dict[str, Any]:
     """Return the last calls of this process, which is the global rank ``rank``.
 
-    ``TORCH_FR_BUFFER_SIZE`` says how many there are at most (2000).
+    ``TORCH_FR_BUFFER_SIZE`` says how many calls these are at most (default: 2000).
     """
     size = int(os.environ.get(SIZE_VARIABLE) or ENTRIES)
     end = recorder.mark()
@@ -164,7 +164,7 @@ def _sizes(call: Call) -> tuple[Sizes, Sizes]:
 
 def _state(call: Call) -> str:
     if not call.matched and call.sequence is not None:
-        return "scheduled"  # the ranks never met, even if an error has ended the call
+        return "scheduled"  # the ranks never met; an error may have ended the call
     if call.end:
         return "completed"
     return "started" if call.matched else "scheduled"

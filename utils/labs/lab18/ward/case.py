@@ -1,4 +1,4 @@
-"""What is known of a patient."""
+"""A patient of the ward: its complaint, its evidence, and the right findings and repairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN = {"hangs": 3, "wrong": 3, "slow": 2, "memory": 2, "dies": 1, "drifts": 1}
 
 @dataclass(frozen=True)
 class Case:
-    """A patient.
+    """Describe a patient.
 
     Attributes:
         name: the name of its program.
@@ -27,8 +27,8 @@ class Case:
         kinds: classes of which any is right, see :mod:`.kinds`.
         repairs: repairs of which any gives a right program: new text by line.
         hint: what to look at, for a finding with a wrong line.
-        limits: what a repaired program may not need more of than the first repair does: "calls",
-            "bytes", "work" or "peak", see :func:`.program.measured`.
+        limits: "calls", "bytes", "work" or "peak", see :func:`.program.measured`. The check
+            compares them with the reference's repairs, because a repair must not waste them.
         arguments: arguments of `train` when the check runs it.
     """
 

@@ -1,6 +1,6 @@
-"""The thirty patients: what is said of each one, what is wrong with it, and repairs that help.
+"""The thirty patients: for each one, its complaint, its mistake, and repairs that help.
 
-The programs are in `patients/`, and what was recorded of them is in `evidence/`. Their names say
+The programs are in `patients/`, and their recorded evidence is in `recorded/`. Their names say
 nothing about what is wrong. `tests/labs/test_clinic.py` runs every program sick and repaired.
 """
 

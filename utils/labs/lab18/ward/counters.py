@@ -1,4 +1,4 @@
-"""Counts what a program computes and keeps: numbers that don't depend on the machine."""
+"""Count what a program computes and keeps, as numbers that don't depend on the machine."""
 
 from __future__ import annotations
 

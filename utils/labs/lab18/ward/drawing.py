@@ -1,4 +1,4 @@
-"""Draws the twelve patients of a student from the thirty."""
+"""Draw a student's twelve patients from the thirty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded evidence of the patients: `recorded/NAME.json`, written by `recording.py`.
+"""Read the recorded evidence of the patients: `recorded/NAME.json`, which `recording.py` writes.
 
 A file has "digest" (of the program that was recorded) and one entry for each instrument:
 
@@ -35,7 +35,7 @@ def evidence(name: str) -> dict[str, Any]:
     """Return what was recorded of a patient.
 
     Raises:
-        ValueError: it was recorded of another text of the program.
+        ValueError: the evidence was recorded from another text of the program.
     """
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
     if found["digest"] != digest_of(text_of(name)):

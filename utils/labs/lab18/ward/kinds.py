@@ -1,8 +1,8 @@
-"""The classes of faults of which a finding names one."""
+"""The classes of faults. A finding names one of them."""
 
 from __future__ import annotations
 
-#: By the name of a class, what it means.
+#: The meaning of each class, by its name.
 KINDS = {
     "skipped call": "A rank makes fewer calls than the others, or more of them.",
     "order of calls": "All ranks make the calls, but in an order in which they wait in a circle.",

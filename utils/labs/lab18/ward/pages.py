@@ -1,4 +1,4 @@
-"""How a patient looks in a notebook: HTML for texts and tables, figures for curves."""
+"""Show a patient in a notebook: HTML for texts and tables, figures for curves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = {
     "dies": "Find the first rank that went wrong. The others may only have followed.",
     "drifts": "Ask of each number whether it is the same on all ranks, and what it is a mean of.",
 }
-#: Rows of a text that is not folded away.
+#: A text with more rows is folded away.
 MOST_ROWS = 24
 _PRE = (
     "margin:0;padding:6px 10px;font-family:monospace;font-size:12.5px;line-height:1.45;"

@@ -1,4 +1,4 @@
-"""Runs a patient on a rank, repaired or not, and counts what it needs."""
+"""Run a patient's program on a rank, repaired or not, and count what it needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from utils.labs.lab18 import job
 from .cases import CASES
 
 PATIENTS = Path(__file__).with_name("patients")
-#: Lines that a repair may change, and characters that it may have.
+#: A repair may change at most so many lines, and have at most so many characters.
 MOST_LINES, MOST_CHARACTERS = 12, 4000
 
 
@@ -91,11 +91,11 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
         CommunicationError: a call of the program failed.
 
     Returns:
-        "result": what `train` returned; "calls": communication calls; "bytes": sent and received;
-        "unwaited": calls in the background that nobody waited for; "hasty": those that a step of
-        the optimizer did not wait for; "work": numbers that PyTorch's
-        operations computed; "peak": the most bytes of tensors at once. The last two are 0 if the
-        patient has no such limit.
+        A dict with "result" (what `train` returned), "calls" (communication calls), "bytes" (sent
+        and received), "unwaited" (calls in the background that nobody waited for), "hasty" (calls
+        in the background that a step of the optimizer did not wait for), "work" (numbers that
+        PyTorch's operations computed), and "peak" (the most bytes of tensors at once). The last two
+        are 0 if the patient has no such limit.
     """
     from utils.checks.probe import recorded, told
 

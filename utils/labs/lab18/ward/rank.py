@@ -71,7 +71,7 @@ def main(name: str, backend: str, folder: str) -> None:
     own = Path(folder) / str(rank)
     found: dict[str, Any] = {}
     if backend == "gloo":
-        # A thread of C writes it, because a call of gloo may keep Python's lock while it waits.
+        # A thread in C writes the stack: a call of gloo may hold Python's lock while it waits.
         faulthandler.dump_traceback_later(PATIENCE, file=own.with_suffix(".stack").open("w"))
         threading.Thread(target=_watch, args=(own,), daemon=True).start()
     try:
@@ -125,7 +125,7 @@ def _own_frames(error: BaseException, name: str) -> str:
 
 
 def _examine(name: str, backend: str, found: dict[str, Any]) -> None:
-    """Run the program once, and once again for each instrument that disturbs another one."""
+    """Run the program once, and again for each instrument that would disturb the others."""
     case = CASES[name]
     train = loaded(text_of(name), name)
     if "traceback" in case.instruments:
@@ -221,7 +221,7 @@ def _memory(train: Any) -> tuple[list[int], list[list[int]]]:
 def _gradients(name: str) -> dict[str, Any]:
     """Return the norms of the gradients that the first step sees, in this run and in one process.
 
-    The program with the reference's repair stands for the one process, whose gradients it has.
+    We run the program with the reference's repair instead of one process: its gradients are equal.
     """
     sick = text_of(name)
     both = [_first_gradients(t, name) for t in (sick, repaired(sick, CASES[name].repairs[0]))]

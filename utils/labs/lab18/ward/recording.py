@@ -1,7 +1,8 @@
 """Record the evidence: `python -m utils.labs.lab18.ward.recording [NAME …]` runs the sick programs.
 
 A patient whose evidence has stacks or the flight recorder runs on PyTorch's gloo, as it would in a
-data center without this course's backend: it hangs, and each rank then writes down what it knows.
+data center without this course's backend. It hangs, and each rank then writes its stack and its
+flight recorder.
 All others run on the "mpi" backend, whose records become tables and timelines.
 """
 
@@ -124,7 +125,7 @@ def _on_mpi(case: Case, folder: Path) -> str:
 
 
 def _report(err: str) -> str:
-    """Return what the backend has said, from its first line on."""
+    """Return the backend's report from the output of mpiexec."""
     lines = err.splitlines()
     begin = next((k for k, line in enumerate(lines) if "Deadlock" in line or "waits" in line), 0)
     return "\n".join(lines[begin:]).partition("\n\n")[0].partition("\n---")[0]

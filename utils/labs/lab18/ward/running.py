@@ -1,4 +1,4 @@
-"""The patients that come to their end, but slowly, with wrong numbers, or with too much memory."""
+"""The patients that run, but with wrong numbers, too slowly, or with too much memory."""
 
 from __future__ import annotations
 
@@ -179,7 +179,8 @@ SLOW = (
     Case(
         "acacia",
         "slow",
-        "The network is full all the time, although the gradients are tiny. The results are right.",
+        "The links between the machines are busy all the time, although the gradients are tiny. The "
+        "results are right.",
         ("traffic", "timeline"),
         (ALL, 0),
         (19,),

@@ -1,4 +1,4 @@
-"""The patients that come to no end: they hang, or they die."""
+"""The patients that don't reach the end of their program: they hang or die."""
 
 from __future__ import annotations
 

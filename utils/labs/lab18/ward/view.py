@@ -72,7 +72,7 @@ def classes() -> None:
 def shared_file() -> None:
     """Show the file that all programs import."""
     text = (program.PATIENTS.parents[1] / "job.py").read_text()
-    _show(pages.folded("job.py, which all programs import", pages.listing(text)), text)
+    _show(pages.folded("job.py, which most programs import", pages.listing(text)), text)
 
 
 def _show(html: str, plain: str) -> None:

@@ -166,9 +166,9 @@ def any_overlap(addresses: Sequence[int], lengths: Sequence[int]) -> bool:
 
 
 def offsets(addresses: Sequence[int], counts: Sequence[int], itemsize: int) -> list[int] | None:
-    """Return how many elements lie between the lowest address and each; ``None`` if MPI can't.
+    """Return by how many elements each address is behind the lowest one; ``None`` if MPI can't.
 
-    An empty tensor has the offset 0. MPI takes C ints, as for :data:`MAX_COUNT`.
+    An empty tensor has the offset 0. MPI needs offsets that fit a C int, see :data:`MAX_COUNT`.
     """
     lowest = min((at for at, n in zip(addresses, counts, strict=True) if n), default=0)
     bytes_between = [at - lowest if n else 0 for at, n in zip(addresses, counts, strict=True)]

@@ -120,10 +120,11 @@ class Announcements:
         self.board.set(number % DEPTH, mine)
 
     def agree(self, number: int, mine: int) -> bool:
-        """Take the usual steps: look, acknowledge, and look again; True: begin as ``mine`` says.
+        """Look, acknowledge, and look again; return True if the call may begin as ``mine`` says.
 
-        They are the usual ones because all ranks have made the same call in the same way, so their
-        whole words are equal. Otherwise, nothing is acknowledged. The board is ``immediate``.
+        This is the usual case: all ranks have made the same call in the same way, so their whole
+        words are equal. If the result is False, nothing stays acknowledged. The board must be
+        ``immediate``.
         """
         row = self._rows[number % DEPTH]
         everybody = [mine] * self._size
@@ -324,7 +325,7 @@ class Handshake:
         return True
 
     def _seen(self, entry: Entry) -> Seen:
-        """Look for the other ranks; if the result is complete, the call is acknowledged, too."""
+        """Look for the other ranks; if all have announced the same call, acknowledge it, too."""
         announcements = self.announcements
         if announcements.board.immediate and announcements.agree(entry.number, entry.mine):
             return Seen([], [], bool(entry.mine & _BLOCKING))
@@ -394,7 +395,7 @@ class Handshake:
         announcements = self.announcements
         number = announcements.number + 1
         if self._queue or (number > announcements.limit and not announcements.may_announce(number)):
-            return 0  # it must not overtake a call in the queue
+            return 0  # the call must not overtake one in the queue, and needs a free place
         mine = word | (number & NUMBER) << _NUMBER_AT
         announcements.announce(number, mine)
         if announcements.agree(number, mine) or self._find_all(number, mine):
@@ -415,7 +416,8 @@ class Handshake:
                 return True
             seen = announcements.look(number, mine)
             if not (seen.missing or (seen.complete and seen.blocking)):
-                # Some ranks made calls that don't block, so this rank has to make the same.
+                # All ranks are here, but some with another call or without blocking. The long way
+                # takes over the announced word.
                 announcements.number = number
                 self._promised = mine
                 return False

@@ -1,4 +1,4 @@
-"""Lab 18: the clinic, five instruments for programs that hang, waste time or compute wrong numbers."""
+"""Lab 18: the clinic, five instruments for sick programs, and a ward of thirty."""
 
 from typing import TYPE_CHECKING
 

@@ -14,7 +14,7 @@ KINDS = {
     "replicas differ": "The ranks start from different weights, or change them in different ways.",
     "stale object": "An object still refers to something that the program has replaced.",
     "wrong mode": "The network trains when it should evaluate, or the reverse.",
-    "uneven work": "A rank computes more than the others, which wait for it. All come to their end.",
+    "uneven work": "A rank computes more than the others, which wait. All come to their end.",
     "needless communication": "The ranks call more often, or send more bytes, than they need to.",
     "kept alive": "Tensors that nobody needs stay in memory, because something refers to them.",
     "too much at once": "A rank allocates far more at once than its part of the work needs.",

@@ -179,8 +179,8 @@ SLOW = (
     Case(
         "acacia",
         "slow",
-        "The links between the machines are busy all the time, although the gradients are tiny. The "
-        "results are right.",
+        "The links between the machines are busy all the time, although the gradients are tiny. "
+        "The results are right.",
         ("traffic", "timeline"),
         (ALL, 0),
         (19,),

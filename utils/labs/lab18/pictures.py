@@ -26,7 +26,7 @@ def stacks(frames: Sequence[Sequence[str]], odd: Sequence[int]) -> Figure:
             look = {"alpha": 1.0, "linewidth": width, "height": 0.7, "width": 0.9}
             box(axes, rank, 0.9 * k, text, color=color, **look)
         words.append(f"rank {rank}: {' below '.join(own)}")
-    title = "Innermost frame on top, and the rank that is elsewhere in red"
+    title = "Innermost frame on top, and the rank that is elsewhere in orange"
     axes.set_title(title)
     shown = frame(axes, (-0.6, len(frames) - 0.4), (-0.5, 0.9 * tall + 0.6), "")
     shown.tight_layout()
@@ -51,7 +51,7 @@ def recordings(dumps: Sequence[Sequence[Mapping[str, Any]]], first_bad: int) -> 
     axes.grid(False)
     axes.axvline(first_bad - 0.5, color=EXPOSED, linewidth=3)
     axes.set(xlim=(0.4, last + 0.6), ylim=(len(dumps) - 0.4, -0.6), xlabel="sequence number")
-    axes.set_title("The line of each recorded call. The red bar is where the ranks part")
+    axes.set_title("The line of each recorded call. The orange bar is where the ranks part")
     return finish(figure, f"From sequence number {first_bad} on: {'; '.join(words)}.")
 
 

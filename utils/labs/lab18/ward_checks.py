@@ -80,10 +80,15 @@ def admit(ranks: Ranks) -> Ward:
 
     Raises:
         NameError: the ranks know no name.
+        ValueError: the name is empty.
     """
     reply = ranks.ask(probe_name)[0]
     if reply.status != "ok":
         raise NameError(f"{reply.error}. Then run this cell again.")
+    if not re.search(r"\w", str(reply.value)):
+        raise ValueError(
+            "my_name has no letter or digit. Write your name, and run this cell again."
+        )
     ward = Ward(reply.value)
     ward.greet()
     return ward

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .case import ALL, Case
+from .case import ALL, EVERYONE, Case
 
 WRONG = (
     Case(
@@ -24,6 +24,7 @@ WRONG = (
             },
         ),
         "Compare the validation losses of the ranks in one epoch. Which line makes that number?",
+        limits=("work",),
     ),
     Case(
         "beech",
@@ -236,8 +237,8 @@ MEMORY = (
     Case(
         "magnolia",
         "memory",
-        "Rank 0's machine runs out of memory in long runs. I need the largest prediction of "
-        "each step, so the gather must stay.",
+        "Rank 0's machine runs out of memory in long runs. Rank 0 needs the largest prediction "
+        "of each step.",
         ("memory", "traffic"),
         (0,),
         (27, 29),
@@ -293,9 +294,9 @@ DRIFTS = (
     Case(
         "medlar",
         "drifts",
-        "The loss is a little off, compared with a single process that clips its gradient at 0.5.",
+        "The loss is too low, compared with a single process that clips its gradient at 0.5.",
         ("log", "curves"),
-        (0, ALL),
+        EVERYONE,
         (21, 22),
         ("replicas differ",),
         ({21: "", 22: "        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)"},),

@@ -1,4 +1,4 @@
-"""Trains a wide network."""
+"""Trains a network and averages its gradients."""
 
 import torch
 import torch.distributed as dist

@@ -6,8 +6,7 @@ import dataclasses
 
 import pytest
 
-from torch_mpi.group import algorithms
-from torch_mpi.group import collectives as backend
+from torch_mpi.group import algorithms, reductions
 from utils.forecast import Run, collectives, flat, forecast
 from utils.forecast.run import COMPUTE, START, WAIT, Call, Event
 from utils.timeline import recording
@@ -56,7 +55,7 @@ def test_weights_that_are_gathered_from_shards_do_not_grow_with_the_ranks(reduce
 def test_the_emulated_network_and_the_forecast_choose_the_same_algorithms():
     small = collectives.LIBRARIES["emulated"]["all_reduce"][0]["bytes"]
     large = collectives.LIBRARIES["open mpi"]["all_reduce"][0]["bytes"]
-    assert (small, large + 1) == (algorithms.SMALL, backend.RING_FROM)
+    assert (small, large + 1) == (algorithms.SMALL, reductions.RING_FROM)
     for nbytes, rounds in ((algorithms.SMALL, 2), (algorithms.SMALL * 2, 6)):
         told = forecast(run([[1e-3]] * 4, nbytes, 4), NETWORK)
         part = nbytes if rounds == 2 else nbytes / 4

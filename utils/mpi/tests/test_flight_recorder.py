@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-REPORT = Path(__file__).parents[3] / "docs" / "upstream" / "py_backend.py"
+REPORT = Path(__file__).parents[3] / "docs" / "pytorch_backend.py"
 START = """
 import torch, torch.distributed as dist
 dist.init_process_group("mpi")
@@ -133,7 +133,7 @@ def test_a_nan_check_that_has_no_effect_is_not_passed_over_in_silence(mpiexec):
 @pytest.mark.smoke
 @pytest.mark.skipif(not REPORT.exists(), reason="the course's docs are not here")
 def test_pytorch_still_has_the_gaps_that_we_report(tmp_path):
-    """If this fails, PyTorch has closed a gap: update docs/upstream/py_backend.md."""
+    """If this fails, PyTorch has closed a gap: update docs/pytorch-backend.md."""
     if not hasattr(torch._C._distributed_c10d, "FlightRecorderHook"):
         pytest.skip("PyTorch 2.14 and older have no Backend in Python")
     done = subprocess.run(

@@ -109,7 +109,7 @@ def check_request() -> None:
     """Refuse a mixed group, and warn if the program wants PyTorch to check for NaN.
 
     PyTorch drops the other backends of a mixed group without a word, because an mpi group is a
-    whole process group. See docs/upstream/py_backend.md in the course.
+    whole process group. See docs/pytorch-backend.md in the course.
 
     Raises:
         ValueError: the program asked for a group such as ``cpu:mpi,cuda:nccl``.

@@ -1,6 +1,6 @@
 """Write this rank's record in the format of PyTorch's flight recorder, for ``torchfrtrace``.
 
-PyTorch's recorder can't record this backend's groups (docs/upstream/py_backend.md in the course
+PyTorch's recorder can't record this backend's groups (docs/pytorch-backend.md in the course
 says why), but PyTorch's analyzer reads any dump in the recorder's format. We write version 2.10 of
 the format, which ``FlightRecorder.hpp`` in PyTorch 2.15 defines.
 """

@@ -1,6 +1,6 @@
 """Measure what a Python subclass of C10D's ``Backend`` costs, and list what it can't do.
 
-`python docs/upstream/py_backend.py` needs PyTorch 2.15 or newer and nothing else. It communicates
+`python docs/pytorch_backend.py` needs PyTorch 2.15 or newer and nothing else. It communicates
 nothing: every operation returns a finished work. So the times are PyTorch's own.
 """
 

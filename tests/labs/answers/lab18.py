@@ -53,6 +53,8 @@ CHANGES = [
      "You took frames of other files, too"),
     ("18.2", "the end of the name", "if path == file", "if path.endswith('train.py')",
      "another file ends alike"),
+    ("18.2", "the beginning of the name", "if path == file", "if path.startswith(file)",
+     "train.pyx begins alike"),
     ("18.2", "the file anywhere in the name", "if path == file", "if file in path", ""),
     ("18.2", "without the line", 'f"{name}, line {line}"', "name", "You grouped by function"),
     ("18.2", "leaves ranks out", "[[place, members] for place, members in found.items()]",
@@ -75,6 +77,8 @@ CHANGES = [
     ("18.3", "stops at the shortest", 'last = max(dump[-1]["seq"] for dump in dumps if dump)',
      'last = min(dump[-1]["seq"] if dump else 0 for dump in dumps)',
      "You stopped at the shortest recording"),
+    ("18.3", "the state, too", _WORDS, '("missing", "call", "sizes", "line", "state")',
+     "You compared the state"),
     ("18.3", "no lines", _WORDS, '("missing", "call", "sizes")', "You did not compare the lines"),
     ("18.3", "no sizes", _WORDS, '("missing", "call", "line")', "You did not compare the sizes"),
     ("18.3", "no calls", _WORDS, '("missing", "sizes", "line")', "You did not compare the calls"),
@@ -90,6 +94,8 @@ CHANGES = [
     ("18.3", "never None", "    return None\n", "    return last, [], 'missing'\n",
      "The ranks agree. Return None"),
     ("18.3", "a missing rank raises", "if dump)\n    last", ")\n    last", ""),
+    ("18.4", "names that begin alike", "event.name == op", "event.name.startswith(op)",
+     "You counted too much"),
     ("18.4", "no labels", _UP, "            around = None\n", "You found no label"),
     ("18.4", "the parent only", "while around is not None", "if around is not None",
      ""),
@@ -412,5 +418,29 @@ def find_flip(digests_at, steps):
 """),
 ]  # fmt: skip
 
+WRONG += [
+    (
+        "18.5",
+        "16 bits of a checksum",
+        """
+    def digest(tensor):
+        row = tensor.detach().contiguous().reshape(-1)
+        about = f"{tensor.dtype} {list(tensor.shape)} "
+        return zlib.crc32(about.encode() + row.view(torch.uint8).numpy().tobytes()) & 0xFFFF
+    """,
+        "different tensors have only",
+    ),
+    (
+        "18.5",
+        "all numbers as float64",
+        """
+    def digest(tensor):
+        row = tensor.detach().double().contiguous().reshape(-1)
+        about = f"{tensor.dtype} {list(tensor.shape)} "
+        return zlib.crc32(about.encode() + row.view(torch.uint8).numpy().tobytes())
+    """,
+        "the lowest bit of a large integer",
+    ),
+]
 WRONG += ward.WRONG
 RIGHT += ward.RIGHT

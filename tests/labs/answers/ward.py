@@ -77,6 +77,16 @@ HALF: dict[str, list[tuple[str, dict[int, str], str]]] = {
         ("twice by world", {24: "        mean = errors.mean() / world"}, "is wrong"),
     ],
     "spruce": [
+        (
+            "every rank trains on everything",
+            {15: "    own = order"},
+            "computed numbers",
+        ),
+        (
+            "a larger learning rate",
+            {18: "    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)"},
+            "learning rate",
+        ),
         ("another half of the samples", {15: "    own = order[share : 2 * share]"}, "is wrong"),
         ("one rank begins too late", {15: "    own = order[rank:][:share]"}, "is wrong"),
     ],
@@ -251,7 +261,7 @@ def _wrong_findings(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
     yield "an empty line", _finding(bed, line=lines.index("") + 1), "is empty"
     yield "a line that is not there", _finding(bed, line=99), "has the lines 1 to"
     yield "the line as text", _finding(bed, line=str(case.lines[0])), "Write its number"
-    yield "another kind", _finding(bed, kind=kind), "The evidence says something else"
+    yield "another kind", _finding(bed, kind=kind), "The cause is of another kind"
     yield "a word of the student's own", _finding(bed, kind="bug"), "none of the classes"
     yield "a list", f"finding_{bed} = {list(case.finding.values())!r}", "A finding has a rank"
 

@@ -158,6 +158,7 @@ def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
     alike: Frames = [
         (f"{folder}/old_train.py", lines[5], "load"),
         (f"/old{file}", 9, "read"),
+        (f"{folder}/train.pyx", lines[4], "parse"),
         *late[1:],
     ]
     ended: Frames = [(f"{STANDARD}/threading.py", 1590, "_shutdown")]
@@ -190,6 +191,10 @@ def _groups(seed: int) -> Case:
                 (f"{what}, line {line}" for name, line, what in main if name.endswith("train.py")),
                 "",
             )
+            for main in mains
+        ),
+        "You compared the beginning of the file's name only, but train.pyx begins alike": grouped(
+            next((f"{what}, line {line}" for name, line, what in main if name.startswith(file)), "")
             for main in mains
         ),
         "You grouped by function. Two ranks in one function can be at different lines": grouped(
@@ -272,7 +277,7 @@ def minority(values: Sequence[Any]) -> list[int]:
 def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     """Return the ranks' recordings; `accident` is what some rank does differently, or ""."""
     draw = random.Random(f"{seed} {accident}")
-    n, length = draw.randint(3, 6), draw.randint(14, 22)
+    n, length = draw.randint(5 if accident == "two ways" else 3, 6), draw.randint(14, 22)
     kinds = [("all_reduce", [[512]], 31), ("all_reduce", [[1]], 38), ("broadcast", [[512]], 44)]
     kinds += [("all_reduce", [[1]], 52), ("barrier", [], 57)]
     program = [kinds[k % 2] if k % 7 else draw.choice(kinds[2:]) for k in range(length)]
@@ -280,7 +285,7 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     culprit = 0 if accident == "line" else draw.randrange(n)
     at = draw.randint(8, length - 3)
     pair = draw.sample(range(n), 2) if n > 4 else [culprit]
-    for rank in pair if accident in ("call", "sizes") else [culprit]:
+    for rank in pair if accident in ("call", "sizes", "two ways") else [culprit]:
         call, sizes, line = program[at]
         changed = {
             "call": ("reduce_scatter", sizes, 61),
@@ -289,6 +294,8 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
         }
         if accident in changed:
             ranks[rank][at] = changed[accident]
+        elif accident == "two ways":
+            ranks[rank][at] = (call, [[384 + rank]], line)
         elif accident == "skips":
             del ranks[rank][at]
         elif accident == "ends":
@@ -305,11 +312,12 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
                 "call": call,
                 "sizes": sizes,
                 "line": f"step, line {line}",
-                "state": "completed" if k < at else "scheduled",
+                # A rank that is late has completed fewer calls, and does nothing else.
+                "state": "completed" if k < at - 2 * (rank % 3) else "scheduled",
             }
             for k, (call, sizes, line) in enumerate(calls)
         ][first:]
-        for calls, first in zip(ranks, firsts, strict=True)
+        for rank, (calls, first) in enumerate(zip(ranks, firsts, strict=True))
     ]
 
 
@@ -325,13 +333,18 @@ def _compared(dumps: list[list[Entry]]) -> Case:
         "You compared positions in the lists. Compare entries with the same seq": difference(
             at, since=1
         ),
-        "You stopped at the shortest recording, but a rank is missing": difference(
-            dumps, until=min(lasts) if whole else 0
-        ),
+        "You stopped at the shortest recording, or left one out that is empty, but a rank is "
+        "missing": difference(dumps, until=min(lasts) if whole else 0),
         "You did not compare the lines. Ranks can meet in different lines, without an "
         "error": difference(dumps, ("call", "sizes")),
-        "You did not compare the sizes": difference(dumps, ("call", "line")),
-        "You did not compare the calls": difference(dumps, ("sizes", "line")),
+        "You did not compare the sizes before the lines": difference(dumps, ("call", "line")),
+        "You did not compare the calls first": difference(dumps, ("sizes", "line")),
+        "You compared the state, but a rank may be late. Compare call, sizes and line": difference(
+            dumps, (*KEYS, "state")
+        ),
+        "You compared the state before the line. Leave it out": difference(
+            dumps, ("call", "sizes", "state", "line")
+        ),
         "This is the last difference. Later ones follow from the first": difference(
             dumps, latest=True
         ),
@@ -344,7 +357,9 @@ def _compared(dumps: list[list[Entry]]) -> Case:
             others,
             what,
         ]
-        wrong["Return all ranks outside the largest group"] = [seq, ranks[:1], what]
+        wrong["Return all ranks outside the largest group"] = lambda got: (
+            got in ([seq, ranks[:1], what], [seq, ranks[-1:], what])
+        )
     else:
         wrong["The ranks agree. Return None"] = lambda got: got is not None
     mistakes = [one for one in table(wrong) if one.gives != right]
@@ -354,6 +369,6 @@ def _compared(dumps: list[list[Entry]]) -> Case:
 @task("18.3", "compare the recordings", points=3)
 def recordings_compared(ranks: Ranks, report: Report) -> None:
     """Judge the first difference of recordings, whose oldest entries are overwritten."""
-    accidents = ("skips", "ends", "", "call", "sizes", "line", "once more", "never")
+    accidents = ("skips", "ends", "", "call", "sizes", "line", "once more", "never", "two ways")
     cases = [_compared(_recordings(report.seed + k, one)) for k in range(2) for one in accidents]
     trials.judge_calls(ranks, report, cases)

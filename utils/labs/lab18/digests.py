@@ -17,6 +17,8 @@ from utils.cluster.questions import Ranks
 
 #: The most characters of a digest; SHA-256 has 64 hexadecimal digits.
 LONGEST = 64
+#: Tensors that differ in one number and must have as many digests; 16 bits are too few for them.
+MANY = 1000
 #: A replica's digests by the name of a tensor.
 Digests = dict[str, str]
 
@@ -48,6 +50,7 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
     row = int(x[0].item()) * 40
     zero, nan = torch.zeros(5), torch.tensor([1.0, math.nan, 2.0])
     double, half = x[:9].double(), x[:9].bfloat16()
+    whole = torch.randint(1 << 60, 1 << 61, (9,), generator=draw)
     order = torch.randperm(len(x), generator=draw)
     return [
         ("", x, x.clone()),
@@ -60,7 +63,9 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
         ("the last entry", x, _bits(x, -1, 1 << 20)),
         ("the lowest bit of a double", double, _bits(double, 4, 1)),
         ("one bit of a bfloat16", half, _bits(half, 3, 1)),
+        ("the lowest bit of a large integer", whole, _bits(whole, 4, 1)),
         ("the order of the entries", x, x[order]),
+        ("the order of the entries", double, double.flip(0)),
         ("two entries, with the same sum", x, _moved(x)),
         ("the sign of a zero", zero, _bits(zero, 2, -(1 << 31))),
         ("a number, where the other has NaN", nan, torch.tensor([1.0, 3.0, 2.0])),
@@ -71,12 +76,17 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
 
 
 def probe_digests(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return the digests of each pair, and one on which all ranks have to agree."""
+    """Return the digests of each pair, and how many digests many different tensors have."""
     digest = reading_answer(user_ns, "digest")
-    return [[told(digest(one)), told(digest(other))] for _, one, other in pairs(seed)]
+    found: list = [[told(digest(one)), told(digest(other))] for _, one, other in pairs(seed)]
+    rows = torch.zeros(MANY, 4)
+    # They differ in 32 bits beside each other, for which a CRC32 never has equal values.
+    rows.view(torch.int32)[:, 1] = torch.tensor(random.Random(seed).sample(range(1 << 30), MANY))
+    return [found, len({str(digest(row)) for row in rows})]
 
 
-def _digests(values: list, firsts: list, seed: int) -> Iterator[Step]:
+def _digests(told_of: list, firsts: list, seed: int) -> Iterator[Step]:
+    values, different = told_of
     flat = [one for pair in values for one in pair]
     odd = next((one for one in flat if type(one) not in (str, int) or str(one)[:1] == "<"), "")
     long = max(len(str(one)) for one in flat)
@@ -95,7 +105,9 @@ def _digests(values: list, firsts: list, seed: int) -> Iterator[Step]:
         })
     yield facts({
         "The digest of the same tensor differs from rank to rank. Python's hash() has a new key "
-        "in each process: use zlib.crc32 or hashlib": values != firsts
+        "in each process: use zlib.crc32 or hashlib": values != firsts,
+        f"{MANY:,} different tensors have only {different:,} digests. Use at least 32 bits of a "
+        "checksum": different < MANY,
     })
 
 
@@ -209,7 +221,7 @@ def flip_found(ranks: Ranks, report: Report) -> None:
     """Judge digests of pairs of tensors, then the step, rank and tensor of hidden flips."""
     firsts: list = []
     for answer in report.answers(ranks, probe_digests, seed=report.seed):
-        firsts = firsts or answer.value
+        firsts = firsts or answer.value[0]
         report.follow(answer.rank, _digests(answer.value, firsts, report.seed))
     if report.found:
         return

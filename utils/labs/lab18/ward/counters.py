@@ -45,13 +45,18 @@ class Census(Meter):
 
 @contextlib.contextmanager
 def hasty_steps(counts: dict[str, Any]) -> Iterator[None]:
-    """Count in "hasty" the calls in the background that an optimizer's step did not wait for."""
+    """Count in "hasty" the calls in the background that an optimizer's step did not wait for.
+
+    "rate" becomes the largest learning rate of all steps.
+    """
     from torch_mpi.record import log
 
     mark, thread = log.mark(), threading.get_ident()
 
-    def look(*_: Any) -> None:
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if threading.get_ident() == thread:  # ranks may be threads of one process
+            rates = [float(group["lr"]) for group in optimizer.param_groups]
+            counts["rate"] = max(counts["rate"], *rates)
             counts["hasty"] += sum(not (c.blocking or c.waited) for c in log.since(mark))
 
     hook = register_optimizer_step_pre_hook(look)
@@ -63,11 +68,11 @@ def hasty_steps(counts: dict[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted(limits: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict that has "hasty", "work" and "peak" after the block.
+    """Yield a dict that has "hasty", "rate", "work" and "peak" after the block.
 
     "work" and "peak" are 0 if they aren't in the limits.
     """
-    counts = {"hasty": 0, "work": 0, "peak": 0}
+    counts: dict[str, Any] = {"hasty": 0, "rate": 0.0, "work": 0, "peak": 0}
     with contextlib.ExitStack() as stack:
         stack.enter_context(hasty_steps(counts))
         work = stack.enter_context(Work()) if "work" in limits else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from .cases import CASES
 PATIENTS = Path(__file__).with_name("patients")
 #: A repair may change at most so many lines, and have at most so many characters.
 MOST_LINES, MOST_CHARACTERS = 12, 4000
+#: The beginning of a line that catches an error.
+CATCHES = re.compile(r"^\s*except\b", re.MULTILINE)
 
 
 class RepairError(Exception):
@@ -36,7 +39,7 @@ def repaired(text: str, repair: Any) -> str:
         repair: by a line's number, from 1, its new text; "" deletes the line.
 
     Raises:
-        RepairError: the repair has another form, or names a line that isn't there.
+        RepairError: the repair has another form, names a line that isn't there, or catches errors.
     """
     lines = text.splitlines()
     if not isinstance(repair, Mapping) or not repair:
@@ -51,7 +54,10 @@ def repaired(text: str, repair: Any) -> str:
         if not isinstance(new, str):
             raise RepairError(f"The new text of line {number} is {new!r}. Write it as a string")
     kept = ((number, repair.get(number, line)) for number, line in enumerate(lines, start=1))
-    return "\n".join(new for number, new in kept if new or number not in repair) + "\n"
+    whole = "\n".join(new for number, new in kept if new or number not in repair) + "\n"
+    if len(CATCHES.findall(whole)) > len(CATCHES.findall(text)):
+        raise RepairError("Your repair catches an error. Repair what causes the error")
+    return whole
 
 
 def loaded(text: str, name: str) -> Any:
@@ -93,9 +99,9 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
     Returns:
         A dict with "result" (what `train` returned), "calls" (communication calls), "bytes" (sent
         and received), "unwaited" (calls in the background that nobody waited for), "hasty" (calls
-        in the background that a step of the optimizer did not wait for), "work" (numbers that
-        PyTorch's operations computed), and "peak" (the most bytes of tensors at once). The last two
-        are 0 if the patient has no such limit.
+        in the background that a step of the optimizer did not wait for), "rate" (the largest
+        learning rate), "work" (numbers that PyTorch's operations computed), and "peak" (the most
+        bytes of tensors at once). The last two are 0 if the patient has no such limit.
     """
     from utils.checks.probe import recorded, told
 

@@ -37,6 +37,7 @@ WRONG = (
         ({18: "        loss = ((model(x) - y) ** 2).mean()"}, {22: ""}),
         "Divide the gradient of one process by the job's gradient, and find the lines that make "
         "this factor.",
+        limits=("work",),
     ),
     Case(
         "spruce",
@@ -60,7 +61,10 @@ WRONG = (
         (ALL,),
         (18, 19, 13, 14),
         ("same samples",),
-        ({18: "    for epoch in range(4):\n        sampler.set_epoch(epoch)"},),
+        (
+            {18: "    for epoch in range(4):\n        sampler.set_epoch(epoch)"},
+            {18: "    for epoch in range(4):\n        sampler.set_epoch(epoch + 1)"},
+        ),
         "Compare the first samples of each epoch on one rank.",
     ),
     Case(
@@ -103,7 +107,7 @@ WRONG = (
         "run. It began when the averages went into the background.",
         ("log", "curves"),
         (ALL,),
-        (24, 26, 25),
+        (24, 26, 25, 23),
         ("not waited for", "replicas differ"),
         (
             {24: "", 26: "            work.wait()\n        optimizer.step()"},
@@ -171,7 +175,7 @@ SLOW = (
         "weights.",
         ("traffic", "profile"),
         (ALL,),
-        (22, 21),
+        (22, 21, 20),
         ("needless communication",),
         ({21: "            dist.all_reduce(p.grad)", 22: "            p.grad /= world", 23: ""},),
         "Divide the bytes of the all_reduce calls by the number of these calls.",
@@ -222,6 +226,7 @@ MEMORY = (
         (15, 14),
         ("kept alive",),
         (
+            {23: "        optimizer.step()\n        del seen[:-1]"},
             {
                 14: "    seen: dict[int, torch.Tensor] = {}",
                 15: (
@@ -273,7 +278,7 @@ DRIFTS = (
         "samples. The weights are equal.",
         ("log", "curves"),
         (ALL,),
-        (24, 26, 27),
+        (24, 26),
         ("wrong factor",),
         ({24: "        mean = errors.sum() * world / 90"},),
         "How many samples does each rank validate, and with which weight does each of them count?",

@@ -35,7 +35,7 @@ HANGS = (
         "The job hangs in its first turn. My tests with pieces of 100 values all passed.",
         ("log", "stacks"),
         (ALL,),
-        (17,),
+        (17, 18),
         ("order of calls",),
         (
             {
@@ -61,8 +61,8 @@ HANGS = (
         "and batches that are left over are dropped.",
         ("log", "stacks"),
         EVERYONE,
-        (14,),
-        ("skipped call",),
+        (14, 18),
+        ("skipped call", "uneven work"),
         ({14: "    own = batches[: len(batches) // world * world][rank::world]"},),
         "Count the steps that each rank prints. Which line decides how many they are?",
     ),
@@ -71,8 +71,8 @@ HANGS = (
         "hangs",
         "The job hangs in its first step. Each pair by itself, without the leaders, was fine.",
         ("stacks", "flight"),
-        (ALL, 0, 2),
-        (25,),
+        EVERYONE,
+        (25, 24),
         ("wrong partner", "skipped call"),
         ({25: ""}, {25: "            dist.barrier(leaders)"}),
         "Two ranks wait at one line, and two at another. Which ranks would have to come to each of "
@@ -144,6 +144,7 @@ DIES = (
         ("bad input",),
         ({18: "        for k in range(first, min(first + share, len(x))):"},),
         "Compute the first and the last sample of the rank that raised the error.",
+        limits=("work",),
     ),
     Case(
         "yew",

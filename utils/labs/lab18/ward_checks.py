@@ -153,10 +153,7 @@ def _wrong_rank(case: Patient, rank: int | str) -> str:
     if rank == ALL:
         return 'Not all ranks do the same here. Find the one that differs, and write it, not "all"'
     if ALL in case.ranks:
-        return (
-            f"The mistake is not one of rank {rank} alone. Which ranks run the line that has to "
-            f"change?"
-        )
+        return f"Rank {rank} alone is not at fault. Which ranks run the line that has to change?"
     if case.group == "hangs":
         return f"Rank {rank} is not the one at fault. A rank that waits is often only a victim"
     return f"Rank {rank} is not the one at fault. Compare what each rank does at this line"
@@ -183,8 +180,8 @@ def _kind_problems(case: Patient, kind: Any) -> Iterator[str]:
         yield f"{kind!r} is none of the classes. lab18.classes() lists them"
     elif kind not in case.kinds:
         yield (
-            f'"{kind}" means: {KINDS[kind]} Here it is a consequence, or it does not happen. Name '
-            f"the kind of mistake in the line that has to change"
+            f'"{kind}" means: {KINDS[kind]} The cause is of another kind. Name the mistake in the '
+            f"line that has to change"
         )
 
 

@@ -24,7 +24,6 @@ WRONG = (
             },
         ),
         "Compare the validation losses of the ranks in one epoch. Which line makes that number?",
-        limits=("work",),
     ),
     Case(
         "beech",
@@ -282,7 +281,6 @@ DRIFTS = (
         ("wrong factor",),
         ({24: "        mean = errors.sum() * world / 90"},),
         "How many samples does each rank validate, and with which weight does each of them count?",
-        limits=("work",),
     ),
     Case(
         "quince",

@@ -46,8 +46,8 @@ else:
     dist.send(x, 0)
 """
 WRONG = {
-    "size": ("dist.all_reduce(torch.ones(3 + rank))", "Culprit rank 1"),
     "missing": ("if rank: dist.all_reduce(x)", "missing ranks: {0}"),
+    "size": ("dist.all_reduce(torch.ones(3 + rank))", "Culprit rank 1"),
     "deadlock": (
         "y = torch.ones(1_000_000)\ndist.send(y, 1 - rank)\ndist.recv(y, 1 - rank)",
         "collective state: scheduled",
@@ -75,7 +75,7 @@ def analyzed(mpiexec, tmp_path):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("n", [2, pytest.param(3, marks=pytest.mark.extended)])
 def test_the_analyzer_matches_every_call_of_a_right_program(analyzed, n):
     said = analyzed(n, EVERYTHING + (MESSAGES if n == 2 else ""))
     assert "has errors" not in said
@@ -83,7 +83,13 @@ def test_the_analyzer_matches_every_call_of_a_right_program(analyzed, n):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "missing",
+        *(pytest.param(what, marks=pytest.mark.extended) for what in WRONG if what != "missing"),
+    ],
+)
 def test_the_analyzer_finds_what_is_wrong_and_the_line(analyzed, what):
     program, words = WRONG[what]
     said = analyzed(2, program)
@@ -113,7 +119,9 @@ def test_a_dump_that_cannot_be_written_does_not_hide_the_error(mpiexec, tmp_path
     assert "all_reduce" in done.stderr
 
 
-@pytest.mark.parametrize("asked", ["cpu:mpi,cuda:gloo", "cuda:gloo,cpu:mpi"])
+@pytest.mark.parametrize(
+    "asked", ["cpu:mpi,cuda:gloo", pytest.param("cuda:gloo,cpu:mpi", marks=pytest.mark.extended)]
+)
 def test_a_mixed_group_is_refused_instead_of_losing_a_backend(mpiexec, asked):
     program = (
         "import os, torch.distributed as dist\n"

@@ -109,11 +109,13 @@ def test_a_dump_says_when_calls_began_and_how_far_they_are(mpiexec, tmp_path):
     assert [first["collective_seq_id"], second["collective_seq_id"]] == [1, 2]
 
 
-def test_a_dump_that_cannot_be_written_does_not_hide_the_error(mpiexec, tmp_path):
+@pytest.mark.parametrize("size", ["5", pytest.param("many", marks=pytest.mark.extended)])
+def test_a_dump_that_cannot_be_written_does_not_hide_the_error(mpiexec, tmp_path, size):
     occupied = tmp_path / "file"
     occupied.write_text("")
     program = START + "if rank: dist.all_reduce(x)"
-    env = {"TORCH_FR_DUMP_TEMP_FILE": str(occupied / "rank_")}
+    file = tmp_path / "rank_" if size == "many" else occupied / "rank_"
+    env = {"TORCH_FR_DUMP_TEMP_FILE": str(file), "TORCH_FR_BUFFER_SIZE": size}
     done = mpiexec(2, program, env=env, check=False)
     assert "could not write the dump" in done.stderr
     assert "all_reduce" in done.stderr

@@ -44,10 +44,10 @@ def write_if_asked(rank: int) -> None:
     if prefix := os.environ.get(FILE_VARIABLE):
         try:
             write(prefix, rank)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             warnings.warn(
                 f"Rank {rank} could not write the dump that {FILE_VARIABLE} asks for: {error}. "
-                f"Choose a folder that the rank may write to.",
+                f"Choose a folder that the rank may write to, and a number as {SIZE_VARIABLE}.",
                 stacklevel=2,
             )
 

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -33,15 +33,21 @@ STUB_WALK = str(Path(__file__).with_name("stub_walk.py"))
 SKIPS = {"nbval-skip", "nbval_skip"}
 IGNORES = {"nbval-ignore-output", "nbval_ignore_output", "pytest_validate_ignore_output"}
 
+pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
 #: Labs whose notebooks need a minute or more. Only `make test-all` runs them, while `make test`
 #: still tries their checks and answers.
 LONG = {"08_elastic_averaging", "11_hybrid", "12_federated", "14_capstone"}
 
-pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
-each_solution = pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, id=path.stem) for path in notebooks(SOLUTIONS)],
-)
+
+def solutions(of_long: Sequence[pytest.MarkDecorator] = ()) -> list:
+    """All solutions, for pytest, with these marks for the long ones."""
+    return [
+        pytest.param(path, id=path.stem, marks=of_long if path.stem in LONG else ())
+        for path in notebooks(SOLUTIONS)
+    ]
+
+
+each_solution = pytest.mark.parametrize("path", solutions())
 
 
 # --- the notebooks -------------------------------------------------------------------------------
@@ -159,13 +165,7 @@ def test_the_stored_outputs_leave_nbval_no_hole(path: Path):
     assert not holes(read(path)), f"run: make solutions ARGS=solutions/{path.name}"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.extended] * (path.stem in LONG))
-        for path in notebooks(SOLUTIONS)
-    ],
-)
+@pytest.mark.parametrize("path", solutions(of_long=[pytest.mark.extended]))
 def test_nbval_reproduces_a_solution_and_a_student_is_stopped_at_each_stub_by_its_task(
     path: Path, tmp_path: Path
 ):

@@ -140,7 +140,7 @@ def run(pair: Pair, right: bool, tool: Tool) -> Trial:
         if tool.recorded:
             return _recorded(pair, right, plan, program, environment)
         ended = mpi_job.run_on(plan, [str(program)], DEADLINE, environment)
-    # If we had to end a job, its status is no report.
+    # If we had to end a job, its status isn't a report.
     status = 0 if ended.status == mpi_job.LATE and not right else ended.status
     return judged(pair, right, status, ended.err, ended.seconds, tool.reading)
 

@@ -83,7 +83,8 @@ def gloo(seconds: float = 2.0) -> Iterator[Recording]:
         recording.raw = [entry for entry in new if entry["profiling_name"].startswith("gloo:")]
         recording.calls = [in_short(entry) for entry in recording.raw]
         dist.destroy_process_group()
-        dist.init_process_group("mpi")
+        dist.init_process_group("mpi")  # from here on, no rank needs the folder
+        shutil.rmtree(names[0], ignore_errors=True)
 
 
 def in_short(entry: dict[str, Any]) -> dict[str, Any]:

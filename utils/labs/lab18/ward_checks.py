@@ -33,7 +33,7 @@ PATIENCE = 20.0
 #: Results may differ by this share, because another right repair may add in another order.
 NEAR = 1e-4
 #: A repaired program may need so many times as much as with the reference's repair. One more
-#: tensor at the peak is no leak.
+#: tensor at the peak isn't a leak.
 SLACK = {"peak": 1.6}
 OTHER_SLACK = 1.25
 #: It may make so many more calls, for example for a barrier at the end.
@@ -69,13 +69,15 @@ def name_steps(name: Any) -> Iterator[Step]:
         f"my_name is a {type_name}. Write your name as a string, or your number": (
             not isinstance(name, str) and not is_number
         ),
-        "my_name has no letter or digit. Write your name or your number": (
-            not re.search(r"\w", str(name))
-        ),
+        "my_name has no letter or digit. Write your name or your number": (_is_blank(name)),
         f"my_name is longer than {LONGEST_NAME} characters. Write a shorter one": (
             len(str(name)) > LONGEST_NAME
         ),
     })
+
+
+def _is_blank(name: Any) -> bool:
+    return not re.search(r"\w", str(name))
 
 
 def admit(ranks: Ranks) -> Ward:
@@ -88,7 +90,7 @@ def admit(ranks: Ranks) -> Ward:
     reply = ranks.ask(probe_name)[0]
     if reply.status != "ok":
         raise NameError(f"{reply.error}. Then run this cell again.")
-    if not re.search(r"\w", str(reply.value)):
+    if _is_blank(reply.value):
         raise ValueError(
             "my_name has no letter or digit. Write your name, and run this cell again."
         )

@@ -107,7 +107,7 @@ def helper(function: Callable) -> Callable:
     return function
 
 
-def is_the_users(code: CodeType) -> bool:
+def _is_the_users(code: CodeType) -> bool:
     """Return whether a line of this code may be shown as the user's."""
     return not in_library(code.co_filename) and id(code) not in _helpers
 
@@ -129,7 +129,7 @@ def users_place() -> tuple[str, int, str] | None:
     frame: FrameType | None = sys._getframe(1)
     first = frame
     while frame is not None:
-        if is_the_users(frame.f_code):
+        if _is_the_users(frame.f_code):
             return frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     while first is not None:
@@ -151,6 +151,6 @@ def errors_line(error: BaseException) -> str:
     line = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
-        if is_the_users(code):
+        if _is_the_users(code):
             line = place_text(code.co_filename, number, code.co_name)
     return line

@@ -21,6 +21,10 @@ MOST_LINES, MOST_CHARACTERS = 12, 4000
 #: The beginning of a line that catches an error.
 CATCHES = re.compile(r"^\s*except\b", re.MULTILINE)
 
+# An error names the patient's line, and not a line of job.py.
+for _shared in filter(inspect.isfunction, vars(job).values()):
+    helper(_shared)
+
 
 class RepairError(Exception):
     """A repair can't be put into the program; the message says why, and what to do."""
@@ -64,7 +68,7 @@ def loaded(text: str, name: str) -> Any:
     """Return the function `train` of a program; tracebacks then show its lines.
 
     Raises:
-        RepairError: the text is no Python program, or has no such function.
+        RepairError: the text isn't a Python program, or has no such function.
     """
     file = f"{name}.py"
     try:
@@ -93,7 +97,7 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
     """Run a program on this rank, and return its result and what it needed.
 
     Raises:
-        RepairError: the text is no program, or it raises an error; the message quotes the line.
+        RepairError: the text isn't a program, or it raises an error; the message quotes the line.
         CommunicationError: a call of the program failed.
 
     Returns:
@@ -109,8 +113,6 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
 
     case = CASES[name]
     train = loaded(text, name)
-    for shared in filter(inspect.isfunction, vars(job).values()):
-        helper(shared)  # an error names the patient's line, and not one of job.py
     try:
         with counted(case.limits) as counts:
             result, calls = recorded(train, seed, **case.arguments)

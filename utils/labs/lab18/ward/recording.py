@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,16 +19,17 @@ from typing import Any
 
 from utils.jobs import mpi_job
 from utils.jobs.start_plan import Plan
+from utils.labs.lab18.stacks import threads_of
 
 from .case import Case
 from .cases import CASES
 from .evidence import FOLDER, digest_of
 from .program import text_of
-from .rank import HANGS
+from .rank import HANGS, PATIENCE
 
 RANKS = 4
-#: Seconds until a rank that hangs writes its stack, and seconds for the whole job.
-PATIENCE, DEADLINE = 8.0, 90.0
+#: Seconds for a whole job.
+DEADLINE = 90.0
 #: Calls of each rank that the table of the flight recorder shows.
 LAST_CALLS = 4
 
@@ -83,13 +83,13 @@ def _read(own: Path, name: str) -> dict[str, Any]:
 
 def _frames(text: str, name: str) -> list[list[Any]]:
     """Return the frames of the program's thread, the innermost first; none if it has ended."""
-    threads = [re.findall(r'File "(.+)", line (\d+) in (\S+)', one) for one in text.split("\n\n")]
-    own = next((one for one in threads if any(file == f"{name}.py" for file, *_ in one)), [])
-    last = max((k for k, (file, *_) in enumerate(own) if file == f"{name}.py"), default=-1)
+    program = f"{name}.py"
+    own = next((one for one in threads_of(text) if any(f.file == program for f in one)), [])
+    last = max((k for k, frame in enumerate(own) if frame.file == program), default=-1)
     return [
-        [Path(file).name, int(line), function]
-        for file, line, function in own[: last + 1]
-        if function != "wrapper"
+        [Path(frame.file).name, frame.line, frame.function]
+        for frame in own[: last + 1]
+        if frame.function != "wrapper"
     ]
 
 

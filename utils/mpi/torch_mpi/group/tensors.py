@@ -146,7 +146,7 @@ def deliver(tensor: torch.Tensor, memory: torch.Tensor) -> None:
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether two plain tensors share memory, which MPI forbids."""
-    return a.data_ptr() < b.data_ptr() + nbytes(b) and b.data_ptr() < a.data_ptr() + nbytes(a)
+    return any_overlap([a.data_ptr(), b.data_ptr()], [nbytes(a), nbytes(b)])
 
 
 def nbytes(*tensors: torch.Tensor) -> int:

@@ -7,7 +7,7 @@ from utils.labs.lab18.job import average_gradients, network, norms, samples
 
 
 def train(seed: int) -> dict:
-    """Train for six steps of four samples a rank; a text that is no number counts as 0."""
+    """Train for six steps of four samples a rank; a text that isn't a number counts as 0."""
     rank = dist.get_rank()
     x, y = samples(seed, 96)
     texts = [f"{target:.4f}" for target in y.tolist()]

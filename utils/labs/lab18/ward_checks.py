@@ -191,12 +191,11 @@ def _kind_problems(case: Patient, kind: Any) -> Iterator[str]:
 
 
 def probe_reference(
-    user_ns: dict[str, Any], *, rank: int, name: str, seed: int
-) -> list[dict[str, Any]]:
-    """Run the program with each of the reference's repairs; return what each run gave."""
-    text = program.text_of(name)
-    repairs = CASES[name].repairs
-    return [program.measured(program.repaired(text, one), name, seed) for one in repairs]
+    user_ns: dict[str, Any], *, rank: int, name: str, which: int, seed: int
+) -> dict[str, Any]:
+    """Run the program with one of the reference's repairs; return what it gave."""
+    text = program.repaired(program.text_of(name), CASES[name].repairs[which])
+    return program.measured(text, name, seed)
 
 
 def probe_ready(user_ns: dict[str, Any], *, rank: int, answer: str, name: str) -> bool:
@@ -226,8 +225,11 @@ def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None
     if not report.answers(ranks, probe_ready, answer=answer, name=case.name):
         return
     asked = {"name": case.name, "seed": report.seed % 100_000}
-    rights = [reply.value for reply in report.answers(ranks, probe_reference, **asked)]
-    if not rights:
+    rights = [
+        report.answers(ranks, probe_reference, which=which, **asked)
+        for which in range(len(case.repairs))
+    ]
+    if not all(rights):
         return
     answers = report.answers(ranks, probe_repair, patience=PATIENCE, answer=answer, **asked)
     if not answers:
@@ -235,20 +237,19 @@ def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None
         endless = "KeyboardInterrupt" in report.kinds
         report.begin_with(f"Your repaired program did not come to its end{late if endless else ''}")
         return
-    most = {key: max(right[0][key] for right in rights) for key in case.limits}
-    which = _nearest(answers, rights)
-    for answer, right in zip(answers, rights, strict=True):
-        report.follow(answer.rank, repair_steps(answer, right[which], most))
+    most = {key: max(right.value[key] for right in rights[0]) for key in case.limits}
+    for answer, right in zip(answers, _nearest(answers, rights), strict=True):
+        report.follow(answer.rank, repair_steps(answer, right.value, most))
 
 
-def _nearest(answers: list[Reply], rights: list[list[dict[str, Any]]]) -> int:
-    """Return which of the reference's repairs has the results of the answer; 0 if none has."""
+def _nearest(answers: list[Reply], rights: list[list[Reply]]) -> list[Reply]:
+    """Return the reference's repair that has the results of the answer; the first if none has."""
 
-    def is_same(which: int) -> bool:
-        pairs = zip(answers, rights, strict=True)
-        return all(_fits(a.value["result"], r[which]["result"]) for a, r in pairs)
+    def is_same(right: list[Reply]) -> bool:
+        pairs = zip(answers, right, strict=True)
+        return all(_fits(a.value["result"], r.value["result"]) for a, r in pairs)
 
-    return next((k for k in range(len(rights[0])) if is_same(k)), 0)
+    return next(filter(is_same, rights), rights[0])
 
 
 def _fits(result: Any, right: Any) -> bool:

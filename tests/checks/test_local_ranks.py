@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from answer_tools import left_behind
-from local_ranks import LocalRanks
 from ipyparallel.error import RemoteError
+from local_ranks import LocalRanks
 from torch.distributed import distributed_c10d
 
 JOIN = """

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.abc
 import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -15,8 +17,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from ipyparallel.client.asyncresult import AsyncResult
+from IPython.core.interactiveshell import InteractiveShell
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
@@ -24,6 +26,7 @@ from torch_mpi import autoload
 from torch_mpi.network import link
 from utils.cluster import notebook_words, stacks
 from utils.cluster.running import Running
+from utils.jobs import NeedsProcesses
 from utils.jobs.thread_plan import ThreadPlan
 
 from .client import Client
@@ -56,7 +59,7 @@ class Threads(Running):
         self._shared = SharedRanks(self._turns)
         self._ranks = [Rank(number, self._shared.worlds[number]) for number in range(self.n)]
         clocks = self._turns.clocks.functions()
-        self._turns.own = Own(self.n, lambda rank: clocks | self._ranks[rank].first_values())
+        self._turns.own = Own(self.n, clocks, lambda rank: self._ranks[rank].first_values())
         for rank in self._ranks:
             self._turns.own.set_main(rank.number, rank.main)
         self._turns.start()
@@ -96,6 +99,9 @@ class Threads(Running):
         self._exit.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self._plan.threads)
         self._replace_shells()
+        without_mpi = _NoMPI(self)
+        sys.meta_path.insert(0, without_mpi)
+        self._exit.callback(sys.meta_path.remove, without_mpi)
         for name in ("_exit", "abort"):
             self._replace(os, name, self._refusing(f"os.{name}", getattr(os, name)))
         self._replace(os, "kill", self._kill_of(os.kill))
@@ -106,11 +112,11 @@ class Threads(Running):
 
     def create(self, ranks: list[int]) -> Any:
         """Make a group of ranks, in the place of PyTorch's ``ProcessGroupMPI.create``."""
-        if self._mine() is None:
+        if self.mine() is None:
             raise RuntimeError('init_process_group("mpi") works on the ranks, so in a %%px cell')
         return self._shared.create(ranks)
 
-    def _mine(self) -> Rank | None:
+    def mine(self) -> Rank | None:
         """Return the rank whose thread calls this; ``None`` in a thread of the kernel."""
         return self._by_thread.get(threading.get_ident())
 
@@ -118,11 +124,11 @@ class Threads(Running):
         instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
 
         def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
-            rank = self._mine()
+            rank = self.mine()
             return instance.__func__(cls, *args, **kwargs) if rank is None else rank.shell
 
         def is_there(cls: type) -> bool:
-            return self._mine() is not None or bool(initialized.__func__(cls))
+            return self.mine() is not None or bool(initialized.__func__(cls))
 
         self._exit.callback(delattr, InteractiveShell, "instance")
         self._exit.callback(delattr, InteractiveShell, "initialized")
@@ -131,16 +137,16 @@ class Threads(Running):
 
     def _refusing(self, name: str, real: Any) -> Any:
         def refuse(*args: Any) -> Any:
-            if self._mine() is not None:
-                raise RuntimeError(f"{name}() {self._plan.would_end}")
+            if self.mine() is not None:
+                raise NeedsProcesses(f"{name}() {self._plan.would_end}")
             return real(*args)
 
         return refuse
 
     def _kill_of(self, real: Any) -> Any:
         def kill(pid: int, number: int) -> Any:
-            if self._mine() is not None and pid == os.getpid() and number:
-                raise RuntimeError(f"os.kill() {self._plan.would_end}")
+            if self.mine() is not None and pid == os.getpid() and number:
+                raise NeedsProcesses(f"os.kill() {self._plan.would_end}")
             return real(pid, number)
 
         return kill
@@ -208,6 +214,22 @@ class Threads(Running):
         self._turns.retire()
         self.client.close()
         self._exit.close()
+
+
+class _NoMPI(importlib.abc.MetaPathFinder):
+    """Hides mpi4py from ranks that are threads: MPI would take all of them for one rank."""
+
+    def __init__(self, threads: Threads):
+        self._threads = threads
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Raise ModuleNotFoundError if a rank imports mpi4py."""
+        if name.partition(".")[0] == "mpi4py" and self._threads.mine() is not None:
+            raise ModuleNotFoundError(
+                "ranks that are threads of the kernel have no mpi4py, because MPI needs a process "
+                "for each rank. Leave this out, and go on with the next cell",
+                name=name,
+            )
 
 
 def _frames(frame: FrameType | None) -> list[stacks.Frame]:

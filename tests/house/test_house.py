@@ -232,7 +232,7 @@ def pretended(house: Path) -> tuple[Path, Path]:
 
 def asked(log: Path) -> list[str]:
     """The pip calls since the last look."""
-    lines = log.read_text().splitlines() if log.exists() else []
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
     return [line for line in lines if line.startswith("-m pip")]
 
@@ -374,7 +374,7 @@ def opened(pretended) -> Callable[..., list[str]]:
     def start(*arguments: str) -> list[str]:
         done = make(house, "lab", python, *arguments)
         assert done.returncode == 0, done.stderr
-        return Path(f"{log}.lab").read_text().split()
+        return Path(f"{log}.lab").read_text(encoding="utf-8").split()
 
     return start
 
@@ -944,7 +944,7 @@ def _imported_by(path: Path) -> set[str]:
     """Absolute names of the modules that a file of the backend imports on top."""
     here = ["torch_mpi", *path.relative_to(BACKEND).parent.parts]
     names = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -18,7 +18,7 @@ def of_cells(folder: Path) -> set[str]:
     sources = set()
     for file in folder.glob("cells-*"):
         with contextlib.suppress(OSError):
-            for line in file.read_text().splitlines():
+            for line in file.read_text(encoding="utf-8").splitlines():
                 if line.endswith("}"):  # otherwise it is still being written, or was cut
                     sources.add(json.loads(line)["source"])
     return {name for source in sources for name in _made_by(source)}

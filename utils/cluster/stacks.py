@@ -68,7 +68,7 @@ class Look:
         return texts
 
     def _added(self, rank: int) -> str:
-        with self._files[rank].open(errors="replace") as file:
+        with self._files[rank].open(errors="replace", encoding="utf-8") as file:
             file.seek(self._sizes[rank])
             return file.read()
 
@@ -79,7 +79,7 @@ def place(dump: str, cells: Path) -> str:
     if not frames:
         return "unknown, because the rank did not answer (it is stopped or very busy)"
     try:
-        lines = cells.read_text().splitlines()
+        lines = cells.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     notes = [json.loads(line) for line in lines if line.endswith("}")]

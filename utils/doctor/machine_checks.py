@@ -43,12 +43,12 @@ def _own_cgroup(file: str) -> Iterator[str]:
     """Yield the text of this file in the control group of this process, and in its parents."""
     top = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
-        text = Path("/proc/self/cgroup").read_text()
+        text = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         for name in re.findall(r"^0::/(.*)$", text, re.MULTILINE):
             group = top / name
             for folder in (group, *group.parents):
                 if folder.is_relative_to(top) and (folder / file).is_file():
-                    yield (folder / file).read_text()
+                    yield (folder / file).read_text(encoding="utf-8")
 
 
 def cpu_quotas() -> list[float]:

@@ -45,7 +45,7 @@ class Session:
             self.folder.mkdir(mode=0o700)
             if job:
                 (self.folder / watchdog.JOB).touch()
-            self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
+            self._lock = open(self.folder / "lock", "w", encoding="utf-8")  # noqa: SIM115 - held until close()
             _flock(self._lock)
         not_in_forked_children(self._lock)
         self._watchdog = subprocess.Popen(
@@ -56,6 +56,7 @@ class Session:
             cwd="/",
             start_new_session=True,
             text=True,
+            encoding="utf-8",
         )
         assert self._watchdog.stdin is not None, "it was started with a pipe"
         self._pipe = self._watchdog.stdin
@@ -128,7 +129,7 @@ def base_folder(shared: bool = False) -> Path:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this file, which all processes of this user share."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         _flock(file)
         yield
 
@@ -153,7 +154,7 @@ def _own_sessions() -> str:
 def _clear_left_overs(base: Path) -> None:
     """End ranks of dead kernels whose watchdog was killed, too, and remove their folders."""
     for folder in base.glob(f"{_own_sessions()}*"):
-        with contextlib.suppress(OSError), (folder / "lock").open("a") as file:
+        with contextlib.suppress(OSError), (folder / "lock").open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             watchdog.end_all(folder.name)
             watchdog.cancel_job(folder.name, folder)

@@ -293,7 +293,7 @@ def usable_cores() -> int:
     for cpu in os.sched_getaffinity(0):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            cores.add(siblings.read_text())
+            cores.add(siblings.read_text(encoding="utf-8"))
         except OSError:
             cores.add(str(cpu))
     return max(1, min(len(cores), _quota()))
@@ -302,7 +302,7 @@ def usable_cores() -> int:
 def _quota() -> int:
     """Return a container's limit in cores (cgroup 2), or a very large number without a limit."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return sys.maxsize

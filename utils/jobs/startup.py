@@ -100,6 +100,7 @@ def measure(name: str, way: str) -> float:
             text=True,
             timeout=DEADLINE,
             check=False,
+            encoding="utf-8",
         )
     if done.returncode:
         raise RuntimeError(f"{name} ({way}) failed:\n{done.stdout}{done.stderr}")

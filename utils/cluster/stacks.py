@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -152,7 +153,7 @@ def _library_call(inside: list[Frame]) -> str | None:
 def _library_folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {sysconfig.get_path(name) for name in names} | {str(Path(__file__).parents[1])}
-    return tuple(str(Path(f)) + "/" for f in folders | {str(Path(f).resolve()) for f in folders})
+    return tuple(f"{Path(f)}{os.sep}" for f in folders | {str(Path(f).resolve()) for f in folders})
 
 
 def _is_library(frame: Frame, cells: dict[str, str]) -> bool:
@@ -162,4 +163,4 @@ def _is_library(frame: Frame, cells: dict[str, str]) -> bool:
         return False
     if file.startswith("<") or file.startswith(_library_folders()):
         return True
-    return "site-packages" in file or file.startswith(f"{sys.base_prefix}/lib/")
+    return "site-packages" in file or file.startswith(os.path.join(sys.base_prefix, "lib", ""))

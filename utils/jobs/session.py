@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -139,6 +138,8 @@ def _flock(file: IO[str]) -> None:
 
     Without locks, notebooks that start together don't wait for each other, and left-overs stay.
     """
+    import fcntl  # here, because Windows has none, and no sessions
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
@@ -153,6 +154,8 @@ def _own_sessions() -> str:
 
 def _clear_left_overs(base: Path) -> None:
     """End ranks of dead kernels whose watchdog was killed, too, and remove their folders."""
+    import fcntl
+
     for folder in base.glob(f"{_own_sessions()}*"):
         with contextlib.suppress(OSError), (folder / "lock").open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

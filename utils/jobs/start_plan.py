@@ -265,7 +265,7 @@ def refuse_on_a_rank() -> None:
 
 def is_root() -> bool:
     """Return whether this process runs as root, which Open MPI refuses by default."""
-    return os.geteuid() == 0
+    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def _cores(way: Way) -> int | None:

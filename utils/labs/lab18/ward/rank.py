@@ -7,7 +7,6 @@ import faulthandler
 import io
 import json
 import os
-import resource
 import sys
 import threading
 import time
@@ -152,6 +151,8 @@ def _examine(name: str, backend: str, found: dict[str, Any]) -> None:
 
 
 def _limit_memory() -> None:
+    import resource  # Windows has none
+
     size = (
         int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
         * resource.getpagesize()

@@ -8,11 +8,13 @@ import socket
 import threading
 import zlib
 from collections.abc import Sequence
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from ..record import Call
-from .board import Board
 from .interfaces import Waitable
+
+if TYPE_CHECKING:
+    from .board import Board
 
 # Each rank has these words on the world's board.
 WORDS = range(7)

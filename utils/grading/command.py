@@ -292,7 +292,6 @@ def described(folder: Path) -> str:
             command,
             cwd=folder,
             capture_output=True,
-            text=True,
             timeout=GIT_SECONDS,
             check=True,
             encoding="utf-8",

@@ -265,12 +265,7 @@ def require(box: Box, folder: Path) -> None:
     probe = box.inner(folder, 0)
     probe[probe.index("--") + 1 :] = [sys.executable, "-c", "import utils"]
     done = subprocess.run(
-        box.outer(folder, probe),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        encoding="utf-8",
+        box.outer(folder, probe), capture_output=True, timeout=60, check=False, encoding="utf-8"
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
@@ -300,9 +295,7 @@ def font_lists() -> Iterator[Path]:
 
 
 def _knows(option: str) -> bool:
-    text = subprocess.run(
-        [bwrap(), "--help"], capture_output=True, text=True, check=False, encoding="utf-8"
-    )
+    text = subprocess.run([bwrap(), "--help"], capture_output=True, check=False, encoding="utf-8")
     return option in text.stdout + text.stderr
 
 

@@ -181,7 +181,6 @@ def analyzed(plan: Plan, dumps: Path) -> str:
                 env=os.environ | plan.environment | python.outside_mpiexec(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
                 timeout=DEADLINE,
                 check=False,
                 encoding="utf-8",

@@ -54,7 +54,6 @@ class Session:
             stderr=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,
-            text=True,
             encoding="utf-8",
         )
         assert self._watchdog.stdin is not None, "it was started with a pipe"

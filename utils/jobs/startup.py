@@ -97,7 +97,6 @@ def measure(name: str, way: str) -> float:
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             timeout=DEADLINE,
             check=False,
             encoding="utf-8",

@@ -177,7 +177,6 @@ def _below(mpiexec: str, environment: Mapping[str, str]) -> dict[str, str]:
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
         timeout=PATIENCE,
         check=False,
         encoding="utf-8",

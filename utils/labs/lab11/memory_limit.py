@@ -53,7 +53,6 @@ def compare(extra: int = EXTRA) -> dict:
         done = subprocess.run(
             python_command(code),
             capture_output=True,
-            text=True,
             timeout=PATIENCE,
             env=os.environ | MALLOC,
             encoding="utf-8",

@@ -102,7 +102,7 @@ def submit(script: Path) -> str:
         )
     command = ["sbatch", script.name]
     done = subprocess.run(
-        command, cwd=script.parent, capture_output=True, text=True, timeout=60, encoding="utf-8"
+        command, cwd=script.parent, capture_output=True, timeout=60, encoding="utf-8"
     )
     reply = done.stdout + done.stderr
     job = re.search(r"Submitted batch job (\d+)", reply)

@@ -91,7 +91,7 @@ def _student_environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(settings),
-        "WORKSPACES": str(home / "workspaces"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
     }
 
 

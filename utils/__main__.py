@@ -1,4 +1,4 @@
-"""``ddl-labs COMMAND``: the commands for authors and instructors.
+"""``ddl-labs COMMAND``: `lab` and `doctor` for everyone, and commands for authors and instructors.
 
 ``python -m utils COMMAND`` does the same, unless the current folder has another ``utils``.
 """
@@ -243,7 +243,8 @@ def doctor(options: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; each command has its function as `command`."""
     top = argparse.ArgumentParser(
-        prog="ddl-labs", description="The commands for authors and instructors of the labs."
+        prog="ddl-labs",
+        description="The commands of the labs: lab and doctor, and those of authors.",
     )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,21 +24,23 @@ from utils import timeline
 from utils.cluster import network_arguments, notebook_words
 from utils.cluster.failure import CellFailed, RanksLostError
 from utils.cluster.questions import Question, Reply, target_of, texts
-from utils.jobs import DeadRankError, RanksError
+from utils.jobs import DeadRankError, NeedsProcesses, RanksError, thread_plan
 from utils.jobs.mpi_job import Python
 from utils.jobs.site import Launcher, find_launcher
 from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
+from utils.jobs.thread_plan import ThreadPlan
 
 if TYPE_CHECKING:
     import ipyparallel as ipp
 
-    from utils.cluster.ipp_cluster import Running
+    from utils.cluster.running import Running
 
 __all__ = [
     "CellFailed",
     "DeadRankError",
     "Description",
     "Launcher",
+    "NeedsProcesses",
     "Ranks",
     "RanksError",
     "RanksLostError",
@@ -58,6 +59,7 @@ _ENOUGH = 0.6
 def start(
     n: int,
     *,
+    where: str | None = None,
     threads: int = 1,
     bind: bool | None = None,
     timeout: float = 20.0,
@@ -74,6 +76,10 @@ def start(
 
     Args:
         n: number of ranks.
+        where: "processes" starts MPI ranks. "here" starts ranks that are threads of this process
+            and take turns, which needs no MPI. They show everything but speed, real overlap, and
+            processes that die. None starts them here if this machine has no MPI or can't fork.
+            The environment variable DDL_LABS_WHERE has the same values, for all notebooks.
         threads: number of threads of each rank (OMP_NUM_THREADS and similar variables).
         bind: keep each rank on its own cores. With None, this happens if there are enough cores
             (n * threads <= cores) and no other job may use them.
@@ -91,16 +97,34 @@ def start(
 
     Raises:
         TypeError, ValueError: the arguments can't work.
+        NeedsProcesses: ranks in this process can't do what the arguments ask for.
         RanksError: there is no usable mpiexec, this process is a rank, Slurm refuses the job, the
             job can never start, or the ranks didn't start within 60 s.
     """
     refuse_on_a_rank()
     notebook_words.use()
-    plan = Plan(n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant)
+    plan: Plan | ThreadPlan
+    if thread_plan.is_chosen(where):
+        plan = ThreadPlan(
+            n,
+            threads,
+            timeout,
+            bind=bind,
+            env=env,
+            launcher=launcher,
+            partition=partition,
+            time=time,
+            nodes=nodes,
+            fault_tolerant=fault_tolerant,
+        )
+    else:
+        plan = Plan(
+            n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant
+        )
     if _current is not None:
         _current.stop()
     ranks = Ranks(plan)
-    _say(f"{n} MPI ranks have started." if n > 1 else "1 MPI rank has started.")
+    _say(plan.greeting())
     return ranks
 
 
@@ -114,7 +138,7 @@ class Ranks:
         notes: sentences that a user should read about this start (root, more ranks than cores).
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan | ThreadPlan):
         global _current
         self.n = plan.n
         self.notes = plan.notes
@@ -126,12 +150,9 @@ class Ranks:
         _current = self
 
     def _bring_up(self) -> None:
-        # The fork server imports what the ranks need while this process imports ipyparallel.
-        python = Python(self._plan)
+        self._up = _start(self._plan)
         from utils.cluster import px
-        from utils.cluster.ipp_cluster import Running
 
-        self._up = Running(self._plan, python)
         self.client: ipp.Client = self._up.client
         self.view: ipp.DirectView = self.client[:]
         self.view.block = True
@@ -169,8 +190,7 @@ class Ranks:
             up.close()
             self._bring_up()
         self.view.targets = self.client.ids
-        several = f"{self.n} fresh MPI ranks have started."
-        said = several if self.n > 1 else "A fresh MPI rank has started."
+        said = self._plan.greeting(fresh=True)
         _say(f"{said} {lost_names.AFTER_A_RESTART}" if self._lost else said)
 
     def lost_names(self) -> set[str]:
@@ -327,6 +347,19 @@ class Ranks:
         return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]
 
 
+def _start(plan: Plan | ThreadPlan) -> Running:
+    """Start the ranks of a plan. Only this function knows what kinds of ranks there are."""
+    if isinstance(plan, ThreadPlan):
+        from utils.cluster.threads.thread_ranks import Threads
+
+        return Threads(plan)
+    # The fork server imports what the ranks need while this process imports ipyparallel.
+    python = Python(plan)
+    from utils.cluster.ipp_cluster import Processes
+
+    return Processes(plan, python)
+
+
 class Description:
     """A table of the ranks, as text and HTML; `records` has one dict per rank."""
 
@@ -392,6 +425,3 @@ def _stop_at_exit() -> None:
         with contextlib.suppress(Exception):
             _current.stop()
 
-
-# Signals are sent by name, because ranks may run on another system than the kernel.
-assert hasattr(signal, "SIGUSR1"), "the course needs Linux or macOS (on Windows: WSL)"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ import psutil
 from traitlets.config import Config
 from traitlets.log import get_logger
 
-from utils.cluster import questions, rank_side, stacks
-from utils.cluster.failure import Outcome
-from utils.cluster.questions import Question, Reply, target_of
+from utils.cluster import rank_side, stacks
+from utils.cluster.running import Running
 from utils.jobs import RanksError, python_words, slurm, watchdog
 from utils.jobs.mpi_job import ATTEMPTS, NOT_STARTED, Python
 from utils.jobs.session import Session
@@ -32,14 +30,6 @@ GOODBYE_DEADLINE = 10.0
 # Seconds that mpiexec gets to end after a rank has died; srun waits for the other ranks first.
 LAST_WORDS_DEADLINE = 4.0
 LAST_WORDS_OF_SRUN = 10.0
-
-# Seconds in which the ranks must report what happened and meet again, after a cell that failed.
-MEETING_DEADLINE = 20.0
-
-# Seconds that a rank gets to leave an interrupted cell while it moves, and between two looks at
-# its place. A rank that is at the same place twice is stuck.
-SLOW = 6.0
-BETWEEN_LOOKS = 0.5
 
 # The controller asks every 0.1 s (default: 3 s) which engines are alive, because it admits a new
 # engine only then. A rank counts as lost after 300 silent rounds, so that a laptop may be suspended
@@ -56,14 +46,13 @@ QUIET_LOG.propagate = False
 DEAD = "dead (call ranks.restart() for fresh ranks)"
 
 
-class Running:
+class Processes(Running):
     """A running controller with n ranks and a client."""
 
     def __init__(self, plan: Plan, python: Python):
+        super().__init__(plan.n, plan.fault_tolerant)
         self.plan = plan
         self._python = python
-        self.n = plan.n
-        self.facts: list[dict[str, Any]] = []
         self._job: slurm.Job | None = None  # the ranks' own Slurm job, once it is known
         self.client: ipp.Client = None  # until it is connected, which may fail
         self._session = Session(shared=plan.way.many_hosts, job=plan.way.own_job)
@@ -214,7 +203,7 @@ class Running:
         """Return whether the command that started the ranks has ended, and every rank with it."""
         return not watchdog.alive(self._cluster.engine_set.process)
 
-    def _last_words(self) -> str:
+    def last_words(self) -> str:
         """Return what mpiexec says about a rank that died; it ends all other ranks before."""
         if self.plan.fault_tolerant and self.living():
             return self._output_of_mpiexec()
@@ -229,7 +218,7 @@ class Running:
         """Set up the ranks, and check that they are one MPI world where engine id equals rank."""
         for old in self.folder.glob("cells-*"):
             old.unlink()
-        replies = self._ask(
+        replies = self.ask(
             rank_side.prepare,
             timeout=START_DEADLINE,
             folder=str(self.folder),
@@ -309,6 +298,14 @@ class Running:
         self._session.close()
         self._python.close()
 
+    def send(self, cells: Mapping[int, str]) -> dict[int, ipp.AsyncResult]:
+        """Send a silent cell to each of these ranks; the ranks that are gone have no result."""
+        sent = {}
+        for rank, cell in cells.items():
+            with contextlib.suppress(IndexError, KeyError, ipp.error.IPythonError):
+                sent[rank] = self.client[rank].execute(cell, silent=True, block=False)
+        return sent
+
     def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:
         """Send a signal to ranks through ipyparallel's nannies; dead ranks are left out."""
         alive = set(self.client.ids)
@@ -323,96 +320,7 @@ class Running:
         """Return the state of the ranks' own Slurm job, in Slurm's words; "" without a job."""
         return slurm.state(self._job.id) if self._job else ""
 
-    def examine(self, outcome: Outcome, busy: set[int]) -> None:
-        """Ask the ranks what happened in a cell that failed, and have them meet again.
-
-        Args:
-            outcome: the outcome of the cell, to which the ranks' replies are added.
-            busy: ranks that are not done, and can't be asked.
-        """
-        dead = set(outcome.dead())
-        before = sorted(dead | set(self.living()))
-        if dead:
-            outcome.output = self._last_words()
-            outcome.over = self.over()
-            outcome.job_state = self.job_state()
-        if busy:
-            outcome.busy = self._stuck(busy)
-            busy = set(outcome.busy)
-        idle = set(self.client.ids) - busy - dead
-        for reply in self._ask(rank_side.after_a_failure, idle, meet=not busy and not dead):
-            outcome.add(reply)
-        if self.plan.fault_tolerant:
-            outcome.survivors = sorted(set(before) - dead)
-        if outcome.statuses and len(outcome.statuses) == len(before) < self.n:
-            # Ranks have died before, so the surviving ranks have new numbers from 0 on.
-            outcome.renumber({rank: number for number, rank in enumerate(before)})
-
-    def _stuck(self, busy: set[int]) -> dict[int, str]:
-        """Return the places of the ranks that don't move.
-
-        A rank that ends during this call was only slow, because the machine may be busy.
-        """
-        deadline = time.monotonic() + SLOW
-        before: dict[int, str] = {}
-        while True:
-            places = self._places(1.0)
-            stuck = {rank: places[rank] for rank in busy if places[rank] != "idle"}
-            if stuck == before or not stuck or time.monotonic() >= deadline:
-                return stuck
-            before = stuck
-            time.sleep(BETWEEN_LOOKS)
-
-    def _ask(
-        self,
-        function: Callable[..., Any],
-        ranks: set[int] | None = None,
-        timeout: float = MEETING_DEADLINE,
-        **arguments: Any,
-    ) -> list[Reply]:
-        """Call a function without student code on these ranks, by default on all living ranks."""
-        texts = [json.dumps(arguments)] * self.n
-        return Question(self, target_of(function), texts, ranks).answers(timeout)
-
-    def meet_again(self) -> None:
-        """Have the ranks meet after an error in an answer, so that the next call starts clean."""
-        living = set(self.living())
-        if living == set(self.client.ids):
-            self._ask(rank_side.after_a_failure, living, meet=True)
-
-    def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
-        """Return by sender the messages that no rank has received, and let the ranks discard them.
-
-        A rank's balance says how many more messages it sent than received.
-        """
-        living = self.living()
-        if len(balances) < len(living) or sum(balances) == 0:
-            return {}
-        replies = self._ask(rank_side.unreceived, set(living))
-        return {
-            living.index(reply.rank): tuple(map(questions.unreceived, reply.value))
-            for reply in replies
-            if reply.status == "ok" and reply.value
-        }
-
-    def where(self, timeout: float) -> list[str]:
-        """Return a line per rank once the lines stay the same, at the latest after `timeout` s.
-
-        A cell that was just sent (`%%px --noblock`) may not have begun on every rank. So while
-        more cells are pending than ranks are busy, this method looks at idle ranks again.
-        """
-        deadline = time.monotonic() + timeout
-        before: list[str] = []
-        while True:
-            places = self._places(timeout)
-            busy = sum(place != "idle" for place in places)
-            to_begin = busy < min(len(self.client.outstanding), self.n)
-            if (places == before and not to_begin) or time.monotonic() >= deadline:
-                return [f"rank {rank}: {place}" for rank, place in enumerate(places)]
-            before = places
-            time.sleep(0.02)
-
-    def _places(self, timeout: float) -> list[str]:
+    def places(self, timeout: float) -> list[str]:
         """Return the place of each rank, in words."""
         looked = stacks.Look(self.folder, range(self.n))
         alive = set(self.client.ids)

@@ -87,7 +87,7 @@ class LiveLine:
         if _changed(file) == self._old[rank]:
             return {}
         try:
-            with file.open(errors="replace") as opened:
+            with file.open(encoding="utf-8", errors="replace") as opened:
                 note = json.loads(opened.read(MOST_OF_A_NOTE))
             line, waits = note["line"], note["waits"]
         except (OSError, ValueError, TypeError, KeyError):

@@ -161,7 +161,7 @@ class RanksMagics(ParallelMagics):
 
     def _refuse_without_ranks(self) -> None:
         dead = set(range(self.ranks.n)) - set(self.ranks.client.ids)
-        if dead and self.ranks.running().plan.fault_tolerant:
+        if dead and self.ranks.running().fault_tolerant:
             targets = self.view.targets
             asked = set(targets) if isinstance(targets, list) else {targets}
             if not asked <= dead:

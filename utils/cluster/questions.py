@@ -22,7 +22,7 @@ from utils.cluster.notebook_words import FRESH_RANKS, open_task
 if TYPE_CHECKING:
     import ipyparallel as ipp  # slow, so a kernel imports it only when it starts ranks
 
-    from utils.cluster.ipp_cluster import Running
+    from utils.cluster.running import Running
 
 # The name of a whole result in an error.
 RESULT = "the result"
@@ -35,7 +35,9 @@ QUESTION = "__import__('utils.cluster.rank_side', fromlist=['answer']).answer("
 FIRST_LINE = "# %%px of [{}]\n"
 NUMBER = re.compile(r"# %%px of \[(\d+)\]")
 
-# Seconds that the other ranks get once a rank has failed, and that interrupted ranks get.
+# Seconds between two looks at all answers; those that the other ranks get once a rank has failed,
+# and those that interrupted ranks get.
+LOOK = 0.005
 AFTER_AN_ERROR = 3.0
 AFTER_AN_INTERRUPT = 5.0
 
@@ -181,24 +183,19 @@ class Question:
         ranks: Iterable[int] | None = None,
         of_ours: bool = True,
     ):
-        import ipyparallel as ipp
-
         self._up = up
         self._ranks = sorted(up.living() if ranks is None else ranks)
         # A student's code can print anything except for this.
         self._token = f"<{secrets.token_hex(16)}>"
         self._replies: dict[int, Reply] = {}
-        self._results: dict[int, ipp.AsyncResult] = {}
         self._interrupted = False
-        for rank in self._ranks:
-            cell = f"{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
-            try:
-                # Silent, so that a question doesn't count in the student's `Out[0:3]`.
-                self._results[rank] = up.client[rank].execute(
-                    QUESTION + cell, silent=True, block=False
-                )
-            except (IndexError, KeyError, ipp.error.IPythonError):
-                self._replies[rank] = dead(rank)
+        cells = {
+            rank: f"{QUESTION}{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
+            for rank in self._ranks
+        }
+        # Silent, so that a question doesn't count in the student's `Out[0:3]`.
+        self._results: dict[int, ipp.AsyncResult] = up.send(cells)
+        self._replies |= {rank: dead(rank) for rank in cells if rank not in self._results}
 
     def answers(self, timeout: float) -> list[Reply]:
         """Wait for the answers, as `Ranks.ask` promises, and return them."""
@@ -234,7 +231,8 @@ class Question:
                         deadline = min(deadline, time.monotonic() + AFTER_AN_ERROR)
                 elif over:
                     self._replies[rank] = dead(rank)
-            time.sleep(0.005)
+            for rank in self._waiting()[:1]:
+                self._results[rank].wait(LOOK)
 
     def _read(self, rank: int) -> Reply:
         result = self._results[rank]

@@ -12,11 +12,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.timeline.cell_log import backend_world
+
+if TYPE_CHECKING:
+    from torch_mpi.present import World
 
 # Seconds between two notes, and before the first.
 EVERY = 1.0
@@ -33,13 +37,19 @@ class Notes:
     Args:
         path: the file for the latest note.
         cells: the file names of the cells that the rank has run; the set may grow.
+        world: returns the rank's view of all ranks.
+
+    The thread that makes the notes is the one that runs the rank's cells.
     """
 
-    def __init__(self, path: Path, cells: set[str]):
+    def __init__(
+        self, path: Path, cells: set[str], world: Callable[[], World | None] = backend_world
+    ):
         self._path = path
         self._cells = cells
+        self._world = world
         self._began: float | None = None
-        self._main = threading.main_thread().ident
+        self._rank = threading.get_ident()
         threading.Thread(target=self._write_for_good, name="notes", daemon=True).start()
 
     def begin_cell(self) -> None:
@@ -52,21 +62,22 @@ class Notes:
 
     def _write_for_good(self) -> None:
         # Signals must reach the main thread, because `where` asks for its stack.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        if hasattr(signal, "pthread_sigmask"):  # Windows has no such signals
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         while True:
             time.sleep(EVERY)
             began = self._began
             if began is not None and time.monotonic() - began >= EVERY:
                 # A full disk must not end this thread.
                 with contextlib.suppress(OSError):
-                    self._path.write_text(json.dumps(self.now()))
+                    self._path.write_text(json.dumps(self.now()), encoding="utf-8")
 
     def now(self) -> dict[str, Any]:
         """Return the line of the cell that the rank is on, and the communication it waits in."""
-        status = world.own if (world := backend_world()) else {}
+        status = world.own if (world := self._world()) else {}
         waits = status.get("op") if status.get("state") == "waiting" else None
-        main = sys._current_frames().get(self._main or 0)
-        return {"line": self._line(main), "waits": waits}
+        frame = sys._current_frames().get(self._rank)
+        return {"line": self._line(frame), "waits": waits}
 
     def _line(self, frame: FrameType | None) -> int | None:
         """Return the innermost line of a cell on a stack."""

@@ -31,13 +31,12 @@ from torch_mpi import settings
 from utils.cluster import notebook_words, rank_notes
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.cluster.rank_notes import Notes
-from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 from utils.timeline.cell_log import backend_world, start_watching
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult, InteractiveShell
 
-    from torch_mpi.protocol.world import World
+    from torch_mpi.present import World
 
 # IPython's description of a cell, before or after it runs.
 Event = TypeVar("Event")
@@ -57,9 +56,14 @@ WORK = 0.03
 # The state of this rank: its real standard output and error, the files that are cells, the file for
 # its stacks, how many characters the present cell may still print, how long a wait of the next cell
 # may last, and its notes for the kernel.
-_here = SimpleNamespace(
-    streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None, notes=None
-)
+def fresh_state() -> SimpleNamespace:
+    """Return the state with which a rank begins."""
+    return SimpleNamespace(
+        streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None, notes=None
+    )
+
+
+_here = fresh_state()
 
 
 class _Kept(io.TextIOBase):
@@ -102,23 +106,14 @@ def prepare(
     from mpi4py import MPI
 
     from torch_mpi.mpi import why_not_survived
+    from utils.jobs.forkserver.stub import WHY_NOT_VARIABLE
 
     if fault_tolerant and (lacking := why_not_survived()):
         raise RuntimeError(f"fault_tolerant=True: {lacking}")
-    notebook_words.use()
-    _here.dump = open(Path(folder) / f"stack-{rank}", "w")  # noqa: SIM115 - faulthandler's, for good
+    _here.dump = open(Path(folder) / f"stack-{rank}", "w", encoding="utf-8")  # noqa: SIM115 - faulthandler's, for good
     # The stacks of other threads may change while faulthandler walks them, and crash the process.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
-    _note_cells(Path(folder) / f"cells-{rank}")
-    _here.notes = Notes(rank_notes.path_of(Path(folder), rank), _here.cells)
-    _here.rank = rank
-    events = get_ipython().events
-    events.register("pre_run_cell", _cell_begins)
-    events.register("post_run_cell", _cell_ends)
-    get_ipython().set_custom_exc((Exception, KeyboardInterrupt), _error_in_cell)
-    # IPython would store each error's traceback in its history, which takes a second.
-    get_ipython()._format_exception_for_storage = _without_traceback
-    start_watching(user_ns, rank=rank)
+    watch_cells(user_ns, rank, Path(folder))
     return {
         "rank": MPI.COMM_WORLD.Get_rank(),
         "size": MPI.COMM_WORLD.Get_size(),
@@ -130,6 +125,26 @@ def prepare(
         "pid": os.getpid(),
         "not_forked": os.environ.get(WHY_NOT_VARIABLE, ""),
     }
+
+
+def watch_cells(
+    user_ns: dict[str, Any],
+    rank: int,
+    folder: Path,
+    world: Callable[[], World | None] = backend_world,
+) -> None:
+    """Follow each cell of this rank: its source, its line, its errors, and what it communicates."""
+    notebook_words.use()
+    _note_cells(folder / f"cells-{rank}")
+    _here.notes = Notes(rank_notes.path_of(folder, rank), _here.cells, world)
+    _here.rank = rank
+    events = get_ipython().events
+    events.register("pre_run_cell", _cell_begins)
+    events.register("post_run_cell", _cell_ends)
+    get_ipython().set_custom_exc((Exception, KeyboardInterrupt), _error_in_cell)
+    # IPython would store each error's traceback in its history, which takes a second.
+    get_ipython()._format_exception_for_storage = _without_traceback
+    start_watching(user_ns, rank=rank)
 
 
 def _cores() -> list[int]:
@@ -276,7 +291,7 @@ def _note_cells(path: Path) -> None:
         if name not in _here.cells:
             _here.cells.add(name)
             # A full disk must not stop the student's cell.
-            with contextlib.suppress(OSError), path.open("a") as file:
+            with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as file:
                 # Other ranks can read this file, but must not learn the arguments of a question.
                 noted = f"{QUESTION}…)" if source.startswith(QUESTION) else source
                 file.write(dumps({"file": name, "source": noted}) + "\n")

@@ -79,6 +79,11 @@ def place(dump: str, cells: Path) -> str:
     frames = main_stack(dump)
     if not frames:
         return "unknown, because the rank did not answer (it is stopped or very busy)"
+    return place_of(frames, cells)
+
+
+def place_of(frames: list[Frame], cells: Path) -> str:
+    """Return where a rank is, from the frames of its stack and the file with its cells."""
     try:
         lines = cells.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -27,6 +27,10 @@ class RanksError(RuntimeError):
         return [f"RanksError: {self}"]
 
 
+class NeedsProcesses(RanksError):
+    """Ranks that are threads of the kernel can't do this; the message says how to go on."""
+
+
 class DeadRankError(RanksError):
     """A rank is dead or can't communicate any more; the user has to start fresh ranks."""
 

@@ -44,11 +44,11 @@ class Plan:
         nodes: int | None = None,
         fault_tolerant: bool = False,
     ):
-        _check_count("n", n, "the number of ranks", "start(2)")
-        _check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")
+        check_count("n", n, "the number of ranks", "start(2)")
+        check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")
         if nodes is not None:
-            _check_count("nodes", nodes, "the number of nodes", "start(4, nodes=2)")
-        _check_timeout(timeout)
+            check_count("nodes", nodes, "the number of nodes", "start(4, nodes=2)")
+        check_timeout(timeout)
         _check_env(env)
         self.n = n
         self.threads = threads
@@ -78,6 +78,12 @@ class Plan:
         gone = [name for name in os.environ if self._must_go(name)]
         # A launcher of ipyparallel can add variables, but it can't remove any.
         return ["env", *(f"--unset={name}" for name in gone), program] if gone else [program]
+
+    def greeting(self, fresh: bool = False) -> str:
+        """Return what a notebook says when the ranks have started."""
+        if self.n > 1:
+            return f"{self.n} {'fresh ' * fresh}MPI ranks have started."
+        return f"{'A fresh' if fresh else '1'} MPI rank has started."
 
     def _must_go(self, name: str) -> bool:
         # `sbatch --export=LIST` sets it, and srun and mpiexec in the job would then drop PATH.
@@ -217,7 +223,8 @@ class Plan:
 # --- arguments that can't work anywhere -------------------------------------------------------
 
 
-def _check_count(name: str, value: object, meaning: str, example: str) -> None:
+def check_count(name: str, value: object, meaning: str, example: str) -> None:
+    """Raise TypeError or ValueError if the value is not a number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
             f"{name}={value!r}: {meaning} must be a whole number, as in {example}, "
@@ -227,7 +234,8 @@ def _check_count(name: str, value: object, meaning: str, example: str) -> None:
         raise ValueError(f"{name}={value}: {meaning} must be at least 1, as in {example}")
 
 
-def _check_timeout(timeout: object) -> None:
+def check_timeout(timeout: object) -> None:
+    """Raise TypeError or ValueError if the value is not a finite number of seconds above 0."""
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout={timeout!r}: timeout must be a number of seconds, such as 20.0")
     if not 0 < timeout < math.inf:

@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import ExecutionInfo, ExecutionResult
 
-    from torch_mpi.protocol.world import World
+    from torch_mpi.present import World
     from torch_mpi.record import Call
 
 # This rank's last cell: when it began and ended, the CPU time of its thread at both moments, and
 # the position of its first record.
-_cell = SimpleNamespace(begin=None, end=None, cpu=[0.0, 0.0], mark=0)
+def fresh_cell() -> SimpleNamespace:
+    """Return the state of a rank that has run no cell."""
+    return SimpleNamespace(begin=None, end=None, cpu=[0.0, 0.0], mark=0)
+
+
+_cell = fresh_cell()
 # The communicator for comparing clocks.
 _clock = SimpleNamespace(comm=None, usable=True)
 
@@ -52,8 +57,8 @@ def _end(result: ExecutionResult) -> None:
 
 def backend_world() -> World | None:
     """Return the backend's view of all ranks; None before the first process group."""
-    module = sys.modules.get("torch_mpi.protocol.world")
-    return module.current() if module else None
+    module = sys.modules.get("torch_mpi.present")
+    return module.world if module else None
 
 
 def report(user_ns: dict[str, Any], *, rank: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 
-from .. import flight_recorder, library, mpi, settings
+from .. import flight_recorder, library, mpi, present, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
@@ -64,7 +64,7 @@ def enter(timeout: float) -> World:
 def create(base: MPI.Intracomm, timeout: float) -> World:
     """Make the world from the ranks of this communicator; all call this, and have no groups."""
     global _world
-    _world = World(base, timeout)
+    present.world = _world = World(base, timeout)
     return _world
 
 

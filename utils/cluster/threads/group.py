@@ -1,141 +1,52 @@
-"""A process group of ranks that are threads of one process: see :mod:`local_ranks`.
+"""A process group of ranks that are threads of one process.
 
 Each operation does what its definition says, on tensors that all ranks can reach. Messages of up to
-:data:`EAGER` bytes are sent before anybody receives them, larger ones are not: as MPI does it.
+:data:`EAGER` bytes are sent before anybody receives them, larger ones are not, as in MPI.
 """
 
 from __future__ import annotations
 
 import itertools
 import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed import ProcessGroup, ReduceOp, Work, distributed_c10d
+from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 
-from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi import record
+from torch_mpi.errors import count_as_library, users_place
 from torch_mpi.group.arithmetic import combine
 from torch_mpi.record import Call
 
-if TYPE_CHECKING:
-    from local_ranks import World
+from .work import Message, Traffic, Work, complete, deliver, fill, fits
 
-# Lines of these ranks are told as those of the student, never as ours.
+if TYPE_CHECKING:
+    from .world import SharedRanks
+
+# A line of this file is never shown as the student's.
 count_as_library(__file__)
 EAGER = 4096
 OPS = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
-# The clock itself, whatever a check puts in its place.
-now = time.perf_counter
 
 
-@dataclass(eq=False)
-class Message:
-    """One that was sent, or is asked for."""
-
-    tensor: torch.Tensor
-    work: LocalWork
-    #: In the group; ``None`` where any rank will do.
-    source: int | None
-    to: int
-    tag: int
-
-
-@dataclass
-class Traffic:
-    """What the ranks of one group have under way: shared by all of them."""
-
-    sent: list[Message] = field(default_factory=list)
-    awaited: list[Message] = field(default_factory=list)
-    #: Of each collective by its number: what came by rank.
-    rounds: dict[int, dict[int, LocalWork]] = field(default_factory=dict)
-
-    def clear(self) -> None:
-        """Forget what was under way."""
-        self.sent.clear()
-        self.awaited.clear()
-        self.rounds.clear()
-
-
-class LocalWork(Work):
-    """A communication of one rank."""
-
-    def __init__(self, group: LocalGroup, call: Call, result: Sequence[torch.Tensor], deliver=None):
-        super().__init__()
-        self.group, self.call, self._result = group, call, list(result)
-        self.deliver: Callable[[list], None] | None = deliver
-        self.inputs: object = None
-        self.key: tuple = ()
-        self.done = False
-        self.error: Exception | None = None
-
-    def end(self, error: Exception | None = None) -> None:
-        """It is over."""
-        self.error, self.done = error, True
-        self.call.matched = self.call.end = now()
-
-    def missing(self) -> tuple[list[int], bool]:
-        """Global ranks that have to come, and whether one of them is enough."""
-        group = self.group
-        if self.call.op in ("send", "recv"):
-            if self.call.peer is None or self.call.peer < 0:
-                return [rank for rank in group.members if rank != group.world.rank], True
-            return [self.call.partner], False
-        there = group.traffic.rounds.get(self.call.sequence, {})
-        return [rank for k, rank in enumerate(group.members) if k not in there], False
-
-    def wait(self, timeout=None) -> bool:
-        self.call.waited = True
-        begun = now()
-        self.group.world.block(self)
-        self.call.waits.append([begun, now()])
-        if self.error is not None:
-            raise self.error
-        return True
-
-    synchronize = wait
-
-    def is_completed(self) -> bool:
-        self.group.world.let_others_run()
-        self.call.waited |= self.done
-        return self.done
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self.error is None
-
-    def exception(self) -> Exception | None:
-        return self.error
-
-    def result(self) -> list[torch.Tensor]:
-        return self._result
-
-    def source_rank(self) -> int:
-        return self.call.peer
-
-    _source_rank = source_rank
-
-    def get_future(self) -> torch.futures.Future:
-        """Complete already: PyTorch's C++ waits for one in a way that lets no other rank run."""
-        self.wait()
-        future = torch.futures.Future()
-        future.set_result(self._result)
-        return future
-
-
-class LocalGroup(ProcessGroup):
+class Group(ProcessGroup):
     """A group of ranks.
 
     Args:
-        world: the ranks; the caller is one of them.
+        ranks: all ranks; the caller is one of them.
         members: global ranks, in the order of the group.
         traffic: what they share.
+
+    Attributes:
+        me: this rank's global number.
+        number: how many collectives this rank has called in the group.
     """
 
-    def __init__(self, world: World, members: tuple[int, ...], traffic: Traffic):
-        self.world, self.members, self.traffic = world, members, traffic
-        self._rank = members.index(world.rank)
+    def __init__(self, ranks: SharedRanks, members: tuple[int, ...], traffic: Traffic):
+        self.ranks, self.members, self.traffic = ranks, members, traffic
+        self.me = ranks.turns.rank
+        self._rank = members.index(self.me)
         super().__init__(self._rank, len(members))
         self._name = self._description = ""
         self.number = 0
@@ -143,26 +54,33 @@ class LocalGroup(ProcessGroup):
     # -- who it is ------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
+        """Return "mpi", the name by which programs ask for it."""
         return "mpi"
 
     name = getBackendName
 
     def getRank(self) -> int:
+        """Return this rank's number in the group."""
         return self._rank
 
     def getSize(self) -> int:
+        """Return how many ranks the group has."""
         return len(self.members)
 
     def getGroupName(self) -> str:
+        """Return PyTorch's name of the group."""
         return self._name
 
     def setGroupName(self, name: str) -> None:
+        """Set PyTorch's name of the group."""
         self._name = name
 
     def getGroupDesc(self) -> str:
+        """Return PyTorch's description of the group."""
         return self._description
 
     def setGroupDesc(self, description: str) -> None:
+        """Set PyTorch's description of the group."""
         self._description = description
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -173,11 +91,11 @@ class LocalGroup(ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device: torch.device) -> LocalGroup:
+    def _get_backend(self, device: torch.device) -> Group:
         return self
 
     def set_timeout(self, timeout) -> None:
-        """Nothing: a wait ends, or it is certain that it never will."""
+        """Do nothing: a wait ends, or a deadlock is reported at once."""
 
     _set_default_timeout = set_timeout
 
@@ -185,29 +103,33 @@ class LocalGroup(ProcessGroup):
         return self.number
 
     def shutdown(self) -> None:
-        pass
+        """Do nothing: there is nothing to close."""
 
     # -- messages -------------------------------------------------------------------------
 
-    def send(self, tensors, dst: int, tag: int = 0) -> LocalWork:
+    def send(self, tensors, dst: int, tag: int = 0) -> Work:
+        """Send a tensor to a rank of the group."""
         (tensor,) = tensors
         self._check_peer("send", "dst", dst)
         work = self._work("send", tensors, peer=dst, tag=tag, blocking=_called_by("send"))
         eager = work.call.nbytes <= EAGER
         data = tensor.detach().clone() if eager else tensor.detach()
-        work.call.message = (self.world.rank, self.world.count("sent"))
+        work.call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(data, work, self._rank, dst, tag)
+        if eager:
+            start, to = work.call.start, self.members[dst]
+            _, message.arrives = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
+            work.end(start)
         for wanted in self.traffic.awaited:
-            if _fits(message, wanted):
+            if fits(message, wanted):
                 self.traffic.awaited.remove(wanted)
-                _deliver(message, wanted, self.members)
+                deliver(message, wanted)
                 return work
         self.traffic.sent.append(message)
-        if eager:
-            work.end()
         return work
 
-    def recv(self, tensors, src: int, tag: int = 0) -> LocalWork:
+    def recv(self, tensors, src: int, tag: int = 0) -> Work:
+        """Receive a tensor from a rank of the group; ``None`` accepts any rank."""
         (tensor,) = tensors
         self._check_peer("recv", "src", src)
         peer = -1 if src is None else src
@@ -216,18 +138,19 @@ class LocalGroup(ProcessGroup):
         work.call.any_source = src is None
         wanted = Message(tensor, work, src, self._rank, tag)
         for message in self.traffic.sent:
-            if _fits(message, wanted):
+            if fits(message, wanted):
                 self.traffic.sent.remove(message)
-                _deliver(message, wanted, self.members)
+                deliver(message, wanted)
                 return work
         self.traffic.awaited.append(wanted)
         return work
 
-    def recv_anysource(self, tensors, tag: int = 0) -> LocalWork:
+    def recv_anysource(self, tensors, tag: int = 0) -> Work:
+        """Receive a tensor from any rank of the group."""
         return self.recv(tensors, None, tag)
 
     def _check_peer(self, op: str, role: str, peer: int | None) -> None:
-        """As the backend does."""
+        """Raise ValueError as the backend does, if the group has no such rank."""
         size = len(self.members)
         if peer is not None and not 0 <= peer < size:
             raise ValueError(
@@ -236,110 +159,122 @@ class LocalGroup(ProcessGroup):
 
     # -- collectives: what is done with the inputs of all ranks, in group order -----------
 
-    def broadcast(self, tensors, opts=None) -> LocalWork:
+    def broadcast(self, tensors, opts=None) -> Work:
+        """Copy the root's tensor to all ranks."""
         (tensor,) = tensors
         root = _root(opts)
 
         def deliver(inputs: list) -> None:
             if root != self._rank:
-                _fill(tensor, inputs[root][0])
+                fill(tensor, inputs[root][0])
 
         work = self._collective("broadcast", tensors, opts, deliver, [tensor], peer=root)
         if root != self._rank:
             work.call.sent, work.call.received = 0, work.call.nbytes
         return work
 
-    def allreduce(self, tensors, opts=None, what: str = "all_reduce") -> LocalWork:
+    def allreduce(self, tensors, opts=None, what: str = "all_reduce") -> Work:
+        """Reduce the tensors of all ranks, for all ranks."""
         tensors = tensors if isinstance(tensors, list) else [tensors]
         name = _op(opts)
 
         def deliver(inputs: list) -> None:
             for k, tensor in enumerate(tensors):
-                _fill(tensor, _reduced([given[k] for given in inputs], name))
+                fill(tensor, _reduced([given[k] for given in inputs], name))
 
         return self._collective(what, tensors, opts, deliver, tensors, reduce_op=name, back=1)
 
-    def allreduce_coalesced(self, tensors, opts=None) -> LocalWork:
+    def allreduce_coalesced(self, tensors, opts=None) -> Work:
+        """Reduce several tensors at once."""
         return self.allreduce(tensors, opts, "all_reduce_coalesced")
 
-    def reduce(self, tensors, opts=None) -> LocalWork:
+    def reduce(self, tensors, opts=None) -> Work:
+        """Reduce the tensors of all ranks, for the root."""
         (tensor,) = tensors
         root, name = _root(opts), _op(opts)
 
         def deliver(inputs: list) -> None:
             if root == self._rank:
-                _fill(tensor, _reduced([given[0] for given in inputs], name))
+                fill(tensor, _reduced([given[0] for given in inputs], name))
 
         back = int(root == self._rank)
         return self._collective(
             "reduce", tensors, opts, deliver, [tensor], peer=root, reduce_op=name, back=back
         )
 
-    def gather(self, outputs, inputs, opts=None) -> LocalWork:
+    def gather(self, outputs, inputs, opts=None) -> Work:
+        """Collect the tensors of all ranks on the root."""
         root = _root(opts)
 
         def deliver(given: list) -> None:
             if root == self._rank:
                 for output, (tensor,) in zip(outputs[0], given, strict=True):
-                    _fill(output, tensor)
+                    fill(output, tensor)
 
         back = len(self.members) * (root == self._rank)
         return self._collective("gather", inputs, opts, deliver, inputs, peer=root, back=back)
 
-    def scatter(self, outputs, inputs, opts=None) -> LocalWork:
+    def scatter(self, outputs, inputs, opts=None) -> Work:
+        """Give each rank its part of the root's tensors."""
         root = _root(opts)
         parts = inputs[0] if root == self._rank else []
 
         def deliver(given: list) -> None:
-            _fill(outputs[0], given[root][self._rank])
+            fill(outputs[0], given[root][self._rank])
 
         work = self._collective("scatter", outputs, opts, deliver, parts, peer=root, back=1)
         work.call.sent = sum(part.nbytes for part in parts)
         return work
 
-    def allgather(self, outputs, inputs, opts=None) -> LocalWork:
+    def allgather(self, outputs, inputs, opts=None) -> Work:
+        """Collect the tensors of all ranks on all ranks."""
         def deliver(given: list) -> None:
             for output, (tensor,) in zip(outputs[0], given, strict=True):
-                _fill(output, tensor)
+                fill(output, tensor)
 
         work = self._collective("all_gather", inputs, opts, deliver, inputs)
         work.call.received = sum(output.nbytes for output in outputs[0])
         return work
 
-    def all_gather_single(self, output, tensor, opts=None) -> LocalWork:
+    def all_gather_single(self, output, tensor, opts=None) -> Work:
+        """Collect the tensors of all ranks in one tensor."""
         def deliver(given: list) -> None:
-            _fill(output, torch.cat([one.reshape(-1) for (one,) in given]).view(output.shape))
+            fill(output, torch.cat([one.reshape(-1) for (one,) in given]).view(output.shape))
 
         what = "all_gather_into_tensor"
         return self._collective(what, [tensor], opts, deliver, [tensor], back=len(self.members))
 
-    def reduce_scatter(self, outputs, inputs, opts=None) -> LocalWork:
+    def reduce_scatter(self, outputs, inputs, opts=None) -> Work:
+        """Reduce the tensors of all ranks, and give each rank one part."""
         return self._reduce_scatter("reduce_scatter", outputs[0], list(inputs[0]), opts)
 
-    def reduce_scatter_single(self, output, tensor, opts=None) -> LocalWork:
+    def reduce_scatter_single(self, output, tensor, opts=None) -> Work:
+        """Do the same with one tensor that has all parts."""
         parts = [part.view(output.shape) for part in tensor.reshape(-1).split(output.numel())]
         return self._reduce_scatter("reduce_scatter_tensor", output, parts, opts)
 
-    def _reduce_scatter(self, what: str, output, parts, opts) -> LocalWork:
+    def _reduce_scatter(self, what: str, output, parts, opts) -> Work:
         name = _op(opts)
 
         def deliver(given: list) -> None:
-            _fill(output, _reduced([one[self._rank] for one in given], name))
+            fill(output, _reduced([one[self._rank] for one in given], name))
 
         work = self._collective(what, parts, opts, deliver, parts, reduce_op=name)
         work.call.received = output.nbytes
         return work
 
-    def alltoall(self, outputs, inputs, opts=None) -> LocalWork:
+    def alltoall(self, outputs, inputs, opts=None) -> Work:
+        """Give each rank its part of the tensors of each rank."""
         def deliver(given: list) -> None:
             for output, one in zip(outputs, given, strict=True):
-                _fill(output, one[self._rank])
+                fill(output, one[self._rank])
 
         work = self._collective("all_to_all", inputs, opts, deliver, inputs)
         work.call.received = sum(output.nbytes for output in outputs)
         return work
 
     def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None):
+        """Do the same with one tensor that has all parts."""
         size = len(self.members)
         outputs = list(output.split(output_splits or [len(output) // size] * size))
         inputs = list(tensor.split(input_splits or [len(tensor) // size] * size))
@@ -347,7 +282,8 @@ class LocalGroup(ProcessGroup):
         work.call.op = "all_to_all_single"
         return work
 
-    def barrier(self, opts=None) -> LocalWork:
+    def barrier(self, opts=None) -> Work:
+        """Wait until all ranks have called it."""
         return self._collective("barrier", [], opts, lambda inputs: None, [])
 
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
@@ -355,7 +291,7 @@ class LocalGroup(ProcessGroup):
 
     # -- the machinery --------------------------------------------------------------------
 
-    def _work(self, op: str, tensors, deliver=None, *, blocking: bool = True, **about) -> LocalWork:
+    def _work(self, op: str, tensors, deliver=None, *, blocking: bool = True, **about) -> Work:
         first = tensors[0] if tensors else None
         call = Call(
             op,
@@ -365,20 +301,23 @@ class LocalGroup(ProcessGroup):
             "" if first is None else str(first.dtype).removeprefix("torch."),
             blocking=blocking,
             place=users_place(),
-            start=now(),
+            start=self.ranks.clocks.now(self.me),
+            group_name=self._name,
             **about,
         )
         call.sent = call.nbytes
-        self.world.begin(call)
-        return LocalWork(self, call, tensors, deliver)
+        record.recorder.add(call)
+        return Work(self, call, tensors, deliver)
 
     def _collective(
         self, op: str, tensors, opts, deliver, inputs, *, back: int = 0, **about
-    ) -> LocalWork:
-        """Come to a collective; who comes last does the work of all.
+    ) -> Work:
+        """Come to a collective; the rank that comes last does the work of all.
 
         Args:
-            inputs: of this rank, as they are now.
+            tensors: what the call's record describes.
+            deliver: puts the inputs of all ranks, in group order, into this rank's outputs.
+            inputs: this rank's inputs; the call copies them.
             back: how many times the bytes of ``tensors`` this rank gets.
         """
         blocking = not getattr(opts, "asyncOp", True)
@@ -393,59 +332,8 @@ class LocalGroup(ProcessGroup):
         there[self._rank] = work
         if len(there) == len(self.members):
             del self.traffic.rounds[self.number]
-            _complete([there[k] for k in range(len(self.members))])
+            complete([there[k] for k in range(len(self.members))])
         return work
-
-
-def _complete(works: list[LocalWork]) -> None:
-    """All ranks have come to a collective."""
-    error = None
-    odd = next((work for work in works if work.key != works[0].key), None)
-    if odd is not None:
-        sides = [
-            f"rank {work.group.members[work.group._rank]} called {work.call.describe()}"
-            for work in (works[0], odd)
-        ]
-        error = CommunicationMismatch(
-            f"{', but '.join(sides)}. All ranks of a group have to make the same collective calls "
-            "in the same order."
-        )
-    else:
-        inputs = [work.inputs for work in works]
-        for work in works:
-            work.deliver(inputs)
-    for work in works:
-        work.end(error)
-
-
-def _fits(message: Message, wanted: Message) -> bool:
-    return (
-        message.to == wanted.to
-        and message.tag == wanted.tag
-        and wanted.source in (None, message.source)
-    )
-
-
-def _deliver(message: Message, wanted: Message, members: tuple[int, ...]) -> None:
-    sent, call = message.work.call, wanted.work.call
-    call.peer, call.message = message.source, sent.message
-    error = None
-    if (sent.dtype, sent.nbytes) != (call.dtype, call.nbytes):
-        error = CommunicationMismatch(
-            f"rank {members[message.source]} sent {sent.dtype}{list(sent.shape)} ({sent.nbytes} "
-            f"bytes, tag={sent.tag}), but rank {members[wanted.to]} receives {call.dtype}"
-            f"{list(call.shape)} ({call.nbytes} bytes). Sender and receiver must agree on dtype "
-            "and number of elements."
-        )
-    else:
-        _fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
-    wanted.work.end(error)
-    if not message.work.done:
-        message.work.end(error)
-
-
-def _fill(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    tensor.detach().copy_(value)
 
 
 def _reduced(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:

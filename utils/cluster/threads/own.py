@@ -1,0 +1,171 @@
+"""What a process has for itself, for ranks that share one process.
+
+When a rank gets its turn, :meth:`Own.enter` installs the rank's values: its random numbers, its
+record of calls, and the functions and streams that its code has replaced. :meth:`Own.leave` keeps
+them for the next turn. The kernel's threads run beside the rank, so a function or a stream that a
+rank has replaced asks which thread uses it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import random
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import torch_mpi.present
+import torch_mpi.record
+import torch_mpi.settings
+from utils.cluster import notebook_words, rank_side
+from utils.timeline import cell_log
+
+Place = tuple[Any, str]
+
+_CLOCKS = ("perf_counter", "monotonic", "time")
+#: What code of a student or a check replaces; each rank then has its own.
+REPLACED: list[Place] = [
+    *((time, name) for name in _CLOCKS),
+    *((time, f"{name}_ns") for name in _CLOCKS),
+    *((time, "sleep"), (timeit, "default_timer"), (datetime, "datetime")),
+    *((sys, "stdout"), (sys, "stderr"), (sys, "displayhook")),
+    *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
+    *((dist, "new_group"), (distributed_c10d, "new_group"), (torch, "save")),
+    *((os, "fsync"), (os, "fdatasync")),
+]
+#: The same of modules that may not be there.
+OPTIONAL = [("mpi4py.MPI", "Wtime"), ("utils.data", "fashion_mnist")]
+#: The state of modules that run on a rank.
+STATE: list[Place] = [
+    *((torch_mpi.record, "recorder"), (torch_mpi.present, "world")),
+    *((rank_side, "_here"), (cell_log, "_cell"), (notebook_words, "_now")),
+    (torch_mpi.settings, "time_limit"),
+]
+
+
+class ByThread:
+    """A function that a rank has replaced, for the rank's thread; other threads get the old one."""
+
+    def __init__(self, own: Callable[..., Any], other: Callable[..., Any]):
+        self.own, self._other = own, other
+        self._thread = threading.get_ident()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function that this thread has."""
+        mine = threading.get_ident() == self._thread
+        return (self.own if mine else self._other)(*args, **kwargs)
+
+
+class StreamByThread:
+    """A stream that is one rank's in the rank's thread, and the kernel's in every other thread."""
+
+    def __init__(self, own: Any, other: Any):
+        self.__dict__.update(own=own, _other=other, _thread=threading.get_ident())
+
+    def _mine(self) -> Any:
+        return self.own if threading.get_ident() == self._thread else self._other
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mine(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._mine(), name, value)
+
+
+def _by_thread(own: Any, other: Any) -> Any:
+    if hasattr(own, "write"):
+        return StreamByThread(own, other)
+    if callable(own) and not isinstance(own, type):
+        return ByThread(own, other)
+    return own
+
+
+def _without(value: Any) -> Any:
+    return value.own if isinstance(value, ByThread | StreamByThread) else value
+
+
+class Own:
+    """The values of each rank.
+
+    Args:
+        n: number of ranks.
+        first: values that each rank has from the beginning instead of the process's, by place.
+    """
+
+    def __init__(self, n: int, first: Callable[[int], dict[Place, Any]]):
+        optional = [(sys.modules[m], name) for m, name in OPTIONAL if m in sys.modules]
+        self._places = [*REPLACED, *optional, *STATE]
+        self._states = len(STATE)
+        self._outside = self._present()
+        self._own: list[list[Any]] = []
+        self._main: list[ModuleType | None] = [None] * n
+        for rank in range(n):
+            values = first(rank)
+            defaults = zip(self._places, self._outside, strict=True)
+            self._own.append([values.get(place, default) for place, default in defaults])
+        self._random = [first_random_state() for _ in range(n)]
+        self._random_outside = _random_state()
+        self._is_outside = True
+
+    def of(self, rank: int, place: Place) -> Any:
+        """Return a rank's value, when another rank has its turn."""
+        return self._own[rank][self._places.index(place)]
+
+    def set_main(self, rank: int, module: ModuleType) -> None:
+        """Make this the module ``__main__`` of a rank, where pickles look for its classes."""
+        self._main[rank] = module
+
+    def enter(self, rank: int) -> None:
+        """Install the values of the rank whose thread calls this."""
+        if self._is_outside:
+            self._outside, self._random_outside = self._present(), _random_state()
+            self._main_outside = sys.modules["__main__"]
+            self._is_outside = False
+        plain = len(self._places) - self._states
+        for k, ((module, name), own) in enumerate(zip(self._places, self._own[rank], strict=True)):
+            changed = k < plain and own is not self._outside[k]
+            setattr(module, name, _by_thread(own, self._outside[k]) if changed else own)
+        sys.modules["__main__"] = self._main[rank] or self._main_outside
+        _set_random_state(self._random[rank])
+
+    def leave(self, rank: int, to_outside: bool) -> None:
+        """Keep the rank's values; with ``to_outside``, install the process's own."""
+        self._own[rank] = list(map(_without, self._present()))
+        self._random[rank] = _random_state()
+        if to_outside:
+            self._is_outside = True
+            for (module, name), value in zip(self._places, self._outside, strict=True):
+                setattr(module, name, value)
+            sys.modules["__main__"] = self._main_outside
+            _set_random_state(self._random_outside)
+
+    def _present(self) -> list[Any]:
+        return [getattr(module, name) for module, name in self._places]
+
+
+def _random_state() -> tuple[Any, ...]:
+    """Return the state of the random numbers of PyTorch, Python and NumPy."""
+    return torch.random.get_rng_state(), random.getstate(), np.random.get_bit_generator()
+
+
+def _set_random_state(state: tuple[Any, ...]) -> None:
+    torch.random.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_bit_generator(state[2])
+
+
+def first_random_state() -> tuple[Any, ...]:
+    """Return a copy of the process's state, with which a rank begins."""
+    numbers = np.random.MT19937()
+    numbers.state = np.random.get_bit_generator().state
+    return torch.random.get_rng_state(), random.getstate(), numbers

@@ -1,0 +1,61 @@
+"""One rank that is a thread: its IPython, its names, and what it begins with."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+import torch_mpi.present
+import torch_mpi.record
+from utils.cluster import notebook_words, rank_side
+from utils.timeline import cell_log
+
+from .own import Place
+from .shell import Output, RankShell, Stream
+from .world import World
+
+
+class Rank:
+    """A rank.
+
+    Attributes:
+        number: its number.
+        shell: the IPython that runs its cells.
+        user_ns: the names of its cells.
+        world: its view of all ranks.
+    """
+
+    def __init__(self, number: int, world: World):
+        self.number, self.world = number, world
+        hook = sys.excepthook
+        self.shell = RankShell()
+        sys.excepthook = hook
+        self.main = types.ModuleType("__main__")
+        self.main.__dict__.update(self.shell.user_ns)
+        self.shell.user_module, self.shell.user_ns = self.main, self.main.__dict__
+        self.user_ns: dict[str, Any] = self.main.__dict__
+
+    def first_values(self) -> dict[Place, Any]:
+        """Return what this rank has for itself from the beginning."""
+        return {
+            (sys, "stdout"): Stream("stdout", self._output),
+            (sys, "stderr"): Stream("stderr", self._output),
+            (torch_mpi.record, "recorder"): torch_mpi.record.Log(),
+            (torch_mpi.present, "world"): None,
+            (rank_side, "_here"): rank_side.fresh_state(),
+            (cell_log, "_cell"): cell_log.fresh_cell(),
+            (notebook_words, "_now"): types.SimpleNamespace(number=None),
+        }
+
+    def _output(self) -> Output:
+        return self.shell.output
+
+    def prepare(self, folder: Path) -> None:
+        """Follow each cell; the rank calls this in its turn."""
+        rank_side.watch_cells(self.user_ns, self.number, folder, self._world)
+
+    def _world(self) -> World | None:
+        return self.world if self.world.groups else None

@@ -1,0 +1,172 @@
+"""The IPython of one rank that is a thread: it runs the rank's cells, and keeps their output."""
+
+from __future__ import annotations
+
+import atexit
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ipykernel.compiler import XCachingCompiler
+from IPython.core.builtin_trap import BuiltinTrap
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from ipyparallel.client.client import Metadata
+from traitlets import Any as AnyTrait
+from traitlets import Type
+from traitlets.config import Config
+
+#: Is called with each piece of output, in the form of a message of Jupyter.
+Show = Callable[[str, dict[str, Any]], None]
+
+
+class Output:
+    """What one cell of a rank prints and shows, collected in ipyparallel's metadata.
+
+    Args:
+        metadata: gets the output.
+        show: is told each piece as it comes.
+    """
+
+    def __init__(self, metadata: Metadata, show: Show):
+        self.metadata, self._show = metadata, show
+
+    def write(self, name: str, text: str) -> None:
+        """Add text to ``stdout`` or ``stderr``."""
+        self.metadata[name] += text
+        self._show("stream", {"name": name, "text": text})
+
+    def display(self, content: dict[str, Any]) -> None:
+        """Add something that was displayed."""
+        self.metadata["outputs"].append(content)
+        self._show("display_data", content)
+
+    def result(self, content: dict[str, Any]) -> None:
+        """Set the value of the cell's last line."""
+        self.metadata["execute_result"] = content
+        self._show("execute_result", content)
+
+
+class Stream:
+    """A rank's standard output or error, which goes to the output of the present cell."""
+
+    encoding, errors, closed = "utf-8", "replace", False
+
+    def __init__(self, name: str, output: Callable[[], Output]):
+        self._name, self._output = name, output
+
+    def write(self, text: str) -> int:
+        """Write text; return its length."""
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        self._output().write(self._name, text)
+        return len(text)
+
+    def writelines(self, lines: list[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Do nothing: nothing is kept back."""
+
+    def isatty(self) -> bool:
+        """Return False."""
+        return False
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+
+class _Publisher(DisplayPublisher):
+    def publish(
+        self, data: dict[str, Any], metadata: dict[str, Any] | None = None, **_: Any
+    ) -> None:
+        self.shell.output.display({"data": data, "metadata": metadata or {}})
+
+    def clear_output(self, wait: bool = False) -> None:
+        pass
+
+
+class _Hook(DisplayHook):
+    """Keeps the value of a cell's last line, as an engine sends it."""
+
+    content: dict[str, Any]
+
+    def start_displayhook(self) -> None:
+        self.content = {}
+
+    def write_output_prompt(self) -> None:
+        self.content["execution_count"] = self.prompt_count
+
+    def write_format_data(
+        self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None
+    ) -> None:
+        self.content |= {"data": format_dict, "metadata": md_dict or {}}
+
+    def finish_displayhook(self) -> None:
+        if self.content.get("data"):
+            self.shell.output.result(self.content)
+
+
+class _NoTrap(BuiltinTrap):
+    """Leaves the builtins as they are."""
+
+    def __enter__(self) -> _NoTrap:
+        return self
+
+    def __exit__(self, *error: object) -> bool:
+        return False
+
+
+class RankShell(InteractiveShell):
+    """An IPython that leaves the process as it is, because the kernel has its own.
+
+    Attributes:
+        output: of the present cell.
+        error: of the present cell: kind, text, traceback; ``None`` if it has none.
+    """
+
+    compiler_class = Type(XCachingCompiler)
+    display_pub_class = Type(_Publisher)
+    displayhook_class = Type(_Hook)
+    data_pub = AnyTrait()
+    output: Output
+    error: tuple[str, str, str] | None = None
+
+    def __init__(self) -> None:
+        config = Config()
+        config.HistoryManager.enabled = False
+        config.InteractiveShell.colors = "nocolor"
+        super().__init__(config=config)
+        atexit.unregister(self.atexit_operations)
+        self.data_pub = types.SimpleNamespace(publish_data=self._publish_data)
+
+    def init_sys_modules(self) -> None:
+        """Leave ``__main__`` to the kernel: a rank has its own only during its turn."""
+
+    def init_builtins(self) -> None:
+        """Leave the builtins as they are."""
+        self.builtin_trap = _NoTrap(shell=self)
+
+    def init_virtualenv(self) -> None:
+        """Leave the path as it is."""
+
+    def enable_gui(self, gui: str | None = None) -> None:
+        """Do nothing: ranks have no windows."""
+
+    def _publish_data(self, data: dict[str, Any]) -> None:
+        self.output.metadata["data"] |= data
+
+    def _showtraceback(self, kind: type, error: BaseException, lines: list[str]) -> None:
+        self.error = (kind.__name__, str(error), "\n".join(lines))
+
+    def run(self, code: str, output: Output, silent: bool) -> int:
+        """Run a cell; return its number. Afterwards, :attr:`error` is the cell's error."""
+        self.output, self.error = output, None
+        result = self.run_cell(code, store_history=not silent, silent=silent)
+        if self.error is None and (error := result.error_before_exec or result.error_in_exec):
+            self.error = (type(error).__name__, str(error), "")
+        return self.execution_count - (not silent)

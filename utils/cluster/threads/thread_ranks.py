@@ -1,0 +1,220 @@
+"""The running ranks of a notebook that are threads of its kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from ipyparallel.client.asyncresult import AsyncResult
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+from torch_mpi import autoload
+from torch_mpi.network import link
+from utils.cluster import notebook_words, stacks
+from utils.cluster.running import Running
+from utils.jobs.thread_plan import ThreadPlan
+
+from .client import Client
+from .own import Own
+from .rank import Rank
+from .turns import Turns
+from .world import SharedRanks
+
+#: Frames of a rank's thread that belong to the ranks, below what runs there.
+_OURS = str(Path(__file__).parent)
+
+
+class Threads(Running):
+    """Ranks that take turns in this process."""
+
+    client: Client
+
+    def __init__(self, plan: ThreadPlan):
+        super().__init__(plan.n)
+        self._plan = plan
+        self._folder = Path(tempfile.mkdtemp(prefix="ddl-labs-"))
+        self._exit = contextlib.ExitStack()
+        self._exit.callback(shutil.rmtree, self._folder, ignore_errors=True)
+        self._by_thread: dict[int, Rank] = {}
+        self._stand_in()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._turns = Turns(self.n)
+        self._shared = SharedRanks(self._turns)
+        self._ranks = [Rank(number, self._shared.worlds[number]) for number in range(self.n)]
+        clocks = self._turns.clocks.functions()
+        self._turns.own = Own(self.n, lambda rank: clocks | self._ranks[rank].first_values())
+        for rank in self._ranks:
+            self._turns.own.set_main(rank.number, rank.main)
+        self._turns.start()
+        self._by_thread = dict(zip(self._turns.idents(), self._ranks, strict=True))
+        self.client = Client(self._turns, self._ranks)
+        requests = {n: lambda rank, future: rank.prepare(self._folder) for n in self.client.ids}
+        for future in self.client.send(requests).values():
+            future.result()
+        self.facts = [self._facts_of(rank) for rank in range(self.n)]
+
+    def _facts_of(self, rank: int) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "host": socket.gethostname(),
+            "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+            "numa": [],
+            "threads": self._plan.threads,
+            "library": "none: threads of this kernel",
+            "pid": os.getpid(),
+        }
+
+    # -- what stands in for MPI and for other processes ------------------------------------------
+
+    def _stand_in(self) -> None:
+        """Make PyTorch and IPython see the ranks; :meth:`close` undoes this."""
+        notebook_words.use()
+        self._replace(distributed_c10d, "_world", ThreadLocalWorld())
+        isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+        isolate(True)
+        self._exit.callback(isolate, False)
+        self._replace(autoload, "LazyProcessGroupMPI", self)
+        if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13
+            self._replace(distributed_c10d, "ProcessGroupMPI", self)
+        for module in (torch.distributed, distributed_c10d):
+            self._replace(module, "is_mpi_available", lambda: True)
+        self._exit.callback(link.set, link.network)
+        self._exit.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(self._plan.threads)
+        self._replace_shells()
+        for name in ("_exit", "abort"):
+            self._replace(os, name, self._refusing(f"os.{name}", getattr(os, name)))
+        self._replace(os, "kill", self._kill_of(os.kill))
+
+    def _replace(self, module: Any, name: str, value: Any) -> None:
+        self._exit.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, value)
+
+    def create(self, ranks: list[int]) -> Any:
+        """Make a group of ranks, in the place of PyTorch's ``ProcessGroupMPI.create``."""
+        if self._mine() is None:
+            raise RuntimeError('init_process_group("mpi") works on the ranks, so in a %%px cell')
+        return self._shared.create(ranks)
+
+    def _mine(self) -> Rank | None:
+        """Return the rank whose thread calls this; ``None`` in a thread of the kernel."""
+        return self._by_thread.get(threading.get_ident())
+
+    def _replace_shells(self) -> None:
+        instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
+
+        def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
+            rank = self._mine()
+            return instance.__func__(cls, *args, **kwargs) if rank is None else rank.shell
+
+        def is_there(cls: type) -> bool:
+            return self._mine() is not None or bool(initialized.__func__(cls))
+
+        self._exit.callback(delattr, InteractiveShell, "instance")
+        self._exit.callback(delattr, InteractiveShell, "initialized")
+        InteractiveShell.instance = classmethod(instance_of)
+        InteractiveShell.initialized = classmethod(is_there)
+
+    def _refusing(self, name: str, real: Any) -> Any:
+        def refuse(*args: Any) -> Any:
+            if self._mine() is not None:
+                raise RuntimeError(f"{name}() {self._plan.would_end}")
+            return real(*args)
+
+        return refuse
+
+    def _kill_of(self, real: Any) -> Any:
+        def kill(pid: int, number: int) -> Any:
+            if self._mine() is not None and pid == os.getpid() and number:
+                raise RuntimeError(f"os.kill() {self._plan.would_end}")
+            return real(pid, number)
+
+        return kill
+
+    # -- the contract of ranks -------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """Return the folder that the kernel and its ranks share."""
+        return self._folder
+
+    def notes(self) -> list[str]:
+        """Return nothing: the plan has said what these ranks are."""
+        return []
+
+    def living(self) -> list[int]:
+        """Return all ranks."""
+        return list(range(self.n))
+
+    def over(self) -> bool:
+        """Return False: a rank lives as long as the kernel."""
+        return False
+
+    def last_words(self) -> str:
+        """Return nothing."""
+        return ""
+
+    def job_state(self) -> str:
+        """Return nothing: there is no job."""
+        return ""
+
+    def send(self, cells: Mapping[int, str]) -> dict[int, AsyncResult]:
+        """Send a silent cell to each of these ranks, all at once."""
+        return self.client.question_each(cells)
+
+    def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:
+        """Interrupt ranks, if the signal is SIGINT."""
+        if name == signal.Signals.SIGINT.name:
+            self._turns.interrupt(range(self.n) if targets is None else targets)
+
+    def places(self, timeout: float) -> list[str]:
+        """Return the place of each rank, in words."""
+        notes = [self._folder / f"cells-{rank}" for rank in range(self.n)]
+        busy = self._turns.busy()
+        return [
+            stacks.place_of(_frames(self._turns.frame(rank)), notes[rank])
+            if rank in busy
+            else "idle"
+            for rank in range(self.n)
+        ]
+
+    def replace_ranks(self) -> bool:
+        """Begin with new threads; the old ones end at their next communication."""
+        self._turns.retire()
+        for notes in self._folder.glob("cells-*"):
+            notes.unlink()
+        view = self.client
+        self._begin()
+        view.become(self.client)
+        self.client = view
+        return True
+
+    def close(self) -> None:
+        """End the ranks, and leave the process as it was."""
+        self._turns.retire()
+        self.client.close()
+        self._exit.close()
+
+
+def _frames(frame: FrameType | None) -> list[stacks.Frame]:
+    """Return a thread's frames, innermost first, without those of taking turns."""
+    frames = []
+    while frame is not None:
+        code = frame.f_code
+        frames.append(stacks.Frame(code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return frames

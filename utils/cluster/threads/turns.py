@@ -1,0 +1,240 @@
+"""Threads of which one runs at a time, each with a queue of jobs: the ranks of one process.
+
+A rank runs until it waits for another one. Then the next rank that can go on gets its turn, in the
+order of their numbers. So a run is the same each time, and when no rank can go on, that is a
+deadlock, which :class:`Turns` reports at once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+from typing import Protocol
+
+import sys
+
+from .clocks import Clocks
+from .own import Own
+
+# A job returns what has to be called once the rank's turn is over.
+Job = Callable[[], Callable[[], None]]
+# Seconds that the thread of an idle rank gets to end.
+GOODBYE = 5.0
+
+
+class Waited(Protocol):
+    """Something that a rank waits for."""
+
+    done: bool
+
+
+class Retired(BaseException):
+    """Ends the thread of a rank that fresh ranks have replaced."""
+
+
+class Turns:
+    """The threads of n ranks.
+
+    Attributes:
+        n: number of ranks.
+        rank: the rank that has its turn, or had the last one.
+        batch: how often all ranks were idle, and then got a job.
+        clocks: the ranks' clocks.
+        own: what each rank has for itself; set it before the first job.
+        stuck: is called when each rank waits or has nothing to do. It must end what they wait for.
+    """
+
+    own: Own
+    stuck: Callable[[], None]
+
+    def __init__(self, n: int):
+        self.n = n
+        self.rank = 0
+        self.batch = 0
+        self.clocks = Clocks(n, self.let_others_run)
+        # What a rank waits for; True: it can run; None: it has nothing to do.
+        self._state: list[Waited | bool | None] = [None] * n
+        self._jobs: list[deque[Job]] = [deque() for _ in range(n)]
+        self._interrupted = [False] * n
+        self._is_running = False
+        self._is_switching = False
+        self._retired = False
+        self._lock = threading.Lock()
+        # Locks that another thread releases: many times cheaper than threading.Semaphore.
+        self._turns = [_taken() for _ in range(n)]
+        self._threads = [
+            threading.Thread(target=self._live, args=(rank,), name=f"rank {rank}", daemon=True)
+            for rank in range(n)
+        ]
+
+    # -- from outside -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, jobs: Mapping[int, Job]) -> None:
+        """Give jobs to ranks. All of these ranks can run before one is found to wait for ever."""
+        with self._lock:
+            for rank, job in jobs.items():
+                self._jobs[rank].append(job)
+                if self._state[rank] is None:
+                    self._state[rank] = True
+            if self._is_running:
+                return
+            self._is_running = True
+            self.batch += 1
+            self.clocks.begin_together()
+        self._turns[min(jobs)].release()
+
+    def busy(self) -> list[int]:
+        """Return the ranks that have something to do."""
+        return [rank for rank in range(self.n) if self._state[rank] is not None]
+
+    def waiting(self) -> dict[int, Waited]:
+        """Return by rank what ranks wait for."""
+        states = enumerate(self._state)
+        return {r: w for r, w in states if not isinstance(w, bool | None) and not w.done}
+
+    def interrupt(self, ranks: Iterable[int]) -> None:
+        """Raise KeyboardInterrupt on these ranks. A rank inside C gets it when it returns."""
+        for rank in set(ranks) & set(self.busy()):
+            self._interrupted[rank] = True
+            if self._is_running and rank == self.rank and not self._is_switching:
+                self._interrupted[rank] = False
+                thread = ctypes.c_ulong(self._threads[rank].ident or 0)
+                raised = ctypes.py_object(KeyboardInterrupt)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, raised)
+
+    def idents(self) -> list[int]:
+        """Return the identifier of each rank's thread."""
+        return [thread.ident or 0 for thread in self._threads]
+
+    def frame(self, rank: int) -> FrameType | None:
+        """Return the innermost frame of a rank's thread."""
+        return sys._current_frames().get(self._threads[rank].ident or 0)
+
+    def retire(self) -> None:
+        """End the threads. A thread that computes ends at its next communication."""
+        self._retired = True
+        running = self.rank if self._is_running else None
+        for rank in range(self.n):
+            if rank != running:
+                self._turns[rank].release()
+        # PyTorch may not be torn down while a thread still frees its groups.
+        for rank, thread in enumerate(self._threads):
+            if rank != running:
+                thread.join(GOODBYE)
+
+    # -- from a rank ------------------------------------------------------------------------
+
+    def block(self, waited: Waited) -> None:
+        """Let other ranks run until this is done.
+
+        Raises:
+            KeyboardInterrupt: this rank was interrupted meanwhile.
+        """
+        if waited.done:
+            return
+        self._is_switching = True
+        rank = self.rank
+        self._state[rank] = waited
+        self._pass_on(rank)
+        self._state[rank] = True
+        self._raise_if_interrupted(rank)
+
+    def let_others_run(self) -> bool:
+        """Let the next rank run that can; return False if there is none."""
+        self._is_switching = True
+        rank = self.rank
+        alone = self._next(rank) == rank
+        if not alone:
+            self._pass_on(rank)
+        self._raise_if_interrupted(rank)
+        return not alone
+
+    def _raise_if_interrupted(self, rank: int) -> None:
+        self._is_switching = False
+        if self._interrupted[rank]:
+            self._interrupted[rank] = False
+            raise KeyboardInterrupt
+
+    # -- turns ------------------------------------------------------------------------------
+
+    def _live(self, rank: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self.clocks.belongs_to(rank)
+        try:
+            self._enter(rank)
+            while True:
+                report = self._jobs[rank].popleft()()
+                self._is_switching = True
+                self._finish(rank, report)
+        except Retired:
+            return
+
+    def _enter(self, rank: int) -> None:
+        self._turns[rank].acquire()
+        if self._retired:
+            raise Retired
+        self.rank = rank
+        self.own.enter(rank)
+        self.clocks.start(rank)
+        self._is_switching = False
+
+    def _finish(self, rank: int, report: Callable[[], None]) -> None:
+        with self._lock:
+            self._interrupted[rank] = False
+            self._state[rank] = True if self._jobs[rank] else None
+        self._pass_on(rank, report)
+
+    def _pass_on(self, rank: int, report: Callable[[], None] | None = None) -> None:
+        """Give the turn to the next rank, and return when this one has its turn again.
+
+        Args:
+            rank: this rank.
+            report: is called between the two turns, when the process has its own values again
+                unless another rank runs.
+        """
+        if self._retired:
+            raise Retired
+        following = self._next(rank)
+        if following is None and self.waiting():
+            self.stuck()
+            following = self._next(rank)
+        if following == rank and report is None:
+            return
+        with self._lock:
+            if following is None:
+                following = self._next(rank)  # the kernel has sent a cell meanwhile
+            self.clocks.stop(rank)
+            self.own.leave(rank, to_outside=following is None)
+            self._is_running = following is not None
+        if report is not None:
+            report()
+        if following is not None:
+            self._turns[following].release()
+        self._enter(rank)
+
+    def _next(self, rank: int) -> int | None:
+        """Return the next rank that can run: this one if no other can, ``None`` if none can."""
+        for k in range(1, self.n + 1):
+            other = (rank + k) % self.n
+            state = self._state[other]
+            if state is True or (state is not None and state is not False and state.done):
+                return other
+            if state is not None and self._interrupted[other]:
+                return other
+        return None
+
+
+def _taken() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock

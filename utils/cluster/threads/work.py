@@ -1,0 +1,217 @@
+"""A communication between ranks of one process, and what is under way in a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.distributed import Work as TorchWork
+
+from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi.record import Call
+
+if TYPE_CHECKING:
+    from .group import Group
+
+# A line of this file is never shown as the student's.
+count_as_library(__file__)
+#: Collectives whose record counts the bytes of all parts of this rank's input.
+IN_PARTS = ("reduce_scatter", "all_to_all")
+
+
+@dataclass(eq=False)
+class Message:
+    """A message that a rank has sent, or asks for.
+
+    Attributes:
+        source: rank of the sender in the group; ``None`` accepts any sender.
+        to: rank of the receiver in the group.
+        arrives: when it arrives, if it was sent before anybody asked for it.
+    """
+
+    tensor: torch.Tensor
+    work: Work
+    source: int | None
+    to: int
+    tag: int
+    arrives: float | None = None
+
+
+@dataclass
+class Traffic:
+    """What is under way between the ranks of one group, which all of them share."""
+
+    sent: list[Message] = field(default_factory=list)
+    awaited: list[Message] = field(default_factory=list)
+    #: Of each collective by its number: what has come, by rank.
+    rounds: dict[int, dict[int, Work]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forget what was under way."""
+        self.sent.clear()
+        self.awaited.clear()
+        self.rounds.clear()
+
+
+class Work(TorchWork):
+    """A communication of one rank.
+
+    Attributes:
+        done: whether it is over, or will be over at the time :attr:`ends`.
+        ends: that time, on the ranks' clocks.
+        place: the user's line that waits for it.
+    """
+
+    def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor], deliver=None):
+        super().__init__()
+        self.group, self.call, self._result = group, call, list(result)
+        self.deliver: Callable[[list], None] | None = deliver
+        self.inputs: object = None
+        self.key: tuple = ()
+        self.done = False
+        self.ends = 0.0
+        self.error: Exception | None = None
+        self.place: tuple[str, int, str] | None = None
+
+    def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
+        """Note that it is over at this time.
+
+        Args:
+            at: seconds on the ranks' clocks.
+            error: what its caller gets.
+            matched: when all ranks that take part had called it; by default, `at`.
+        """
+        self.error, self.done, self.ends = error, True, at
+        self.call.matched, self.call.end = matched or at, at
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Return the global ranks still missing, whether one suffices, and whether data move."""
+        group = self.group
+        if self.call.op in ("send", "recv"):
+            if self.call.peer is None or self.call.peer < 0:
+                me = group.members[group.getRank()]
+                return [rank for rank in group.members if rank != me], True, False
+            return [self.call.partner], False, False
+        there = group.traffic.rounds.get(self.call.sequence, {})
+        return [rank for k, rank in enumerate(group.members) if k not in there], False, False
+
+    def wait(self, timeout=None) -> bool:
+        """Let other ranks run until it is over. There is no timeout: a deadlock is found at once.
+
+        Raises:
+            CommunicationError: it failed, or it will never be over.
+        """
+        ranks, rank = self.group.ranks, self.group.me
+        self.call.waited = True
+        wait = [ranks.clocks.now(rank), 0.0]
+        self.call.waits.append(wait)
+        if not self.done:
+            self.place = users_place()
+            ranks.wait_for(self, rank)
+        ranks.clocks.reach(rank, self.ends)
+        wait[1] = ranks.clocks.now(rank)
+        if self.error is not None:
+            raise self.error
+        return True
+
+    synchronize = wait
+
+    def is_completed(self) -> bool:
+        """Return whether it is over now. If only this rank can go on, time passes until it is."""
+        ranks, rank = self.group.ranks, self.group.me
+        if not ranks.turns.let_others_run() and self.done:
+            ranks.clocks.reach(rank, self.ends)
+        over = self.done and ranks.clocks.now(rank) >= self.ends
+        self.call.waited |= over
+        return over
+
+    def is_success(self) -> bool:
+        """Return whether it is over, and without an error."""
+        return self.is_completed() and self.error is None
+
+    def exception(self) -> Exception | None:
+        """Return its error."""
+        return self.error
+
+    def result(self) -> list[torch.Tensor]:
+        """Return its tensors."""
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the sender's rank in the group."""
+        return self.call.peer
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a complete future: PyTorch's C++ would wait for one and let no other rank run."""
+        self.wait()
+        future = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+
+def complete(works: list[Work]) -> None:
+    """Do the work of a collective to which all ranks of the group have come, in group order."""
+    ranks, members = works[0].group.ranks, works[0].group.members
+    called = max(work.call.start for work in works)
+    odd = next((work for work in works if work.key != works[0].key), None)
+    if odd is not None:
+        sides = [
+            f"rank {work.group.me} called {work.call.describe()}" for work in (works[0], odd)
+        ]
+        error = CommunicationMismatch(
+            f"{', but '.join(sides)}. All ranks of a group have to make the same collective calls "
+            "in the same order."
+        )
+        ranks.mismatch(works, error, called)
+        return
+    inputs = [work.inputs for work in works]
+    for work in works:
+        work.deliver(inputs)
+    op, nbytes = works[0].call.op, max(work.call.nbytes for work in works)
+    share = nbytes // len(works) if op.startswith(IN_PARTS) else nbytes
+    end = ranks.clocks.collective(op, members, share, called)
+    for work in works:
+        work.end(end, matched=called)
+
+
+def fits(message: Message, wanted: Message) -> bool:
+    """Return whether a message is the one that a rank asks for."""
+    return (
+        message.to == wanted.to
+        and message.tag == wanted.tag
+        and wanted.source in (None, message.source)
+    )
+
+
+def deliver(message: Message, wanted: Message) -> None:
+    """Copy a message to its receiver, and end both calls."""
+    sent, call = message.work.call, wanted.work.call
+    group = wanted.work.group
+    call.peer, call.message = message.source, sent.message
+    matched = max(sent.start, call.start)
+    if (sent.dtype, sent.nbytes) != (call.dtype, call.nbytes):
+        error = CommunicationMismatch(
+            f"rank {group.members[message.source]} sent {sent.dtype}{list(sent.shape)} "
+            f"({sent.nbytes} bytes, tag={sent.tag}), but rank {group.members[wanted.to]} receives "
+            f"{call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver must "
+            "agree on dtype and number of elements."
+        )
+        group.ranks.mismatch([wanted.work, message.work], error, matched)
+        return
+    fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
+    clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
+    gone, told = matched, message.arrives
+    if told is None:
+        gone, told = clocks.leaves(source, me, sent.nbytes, matched)
+        message.work.end(gone, matched=matched)
+    arrived = clocks.arrives(me, source, sent.nbytes, told).due()
+    wanted.work.end(max(call.start, arrived), matched=matched)
+
+
+def fill(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Copy a value into a tensor that may need gradients."""
+    tensor.detach().copy_(value)

@@ -1,0 +1,289 @@
+"""The world of ranks in one process: what each rank does, and the incidents that stop all of them.
+
+:class:`SharedRanks` is what all ranks share, and :class:`World` is one rank's view of it, which
+keeps the contract of :class:`torch_mpi.present.World`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch_mpi import present, record
+from torch_mpi.errors import (
+    CommunicationError,
+    CommunicationMismatch,
+    CommunicationStopped,
+    CommunicationTimeout,
+    place_text,
+)
+from torch_mpi.protocol.diagnosis import diagnose
+from torch_mpi.protocol.status import Status, of_history, of_wait
+
+from .clocks import Clocks
+from .group import Group
+from .turns import Turns
+from .work import Traffic, Work
+
+if TYPE_CHECKING:
+    from torch_mpi.record import Call, Log
+
+
+class Meeting:
+    """A meeting of all ranks after an incident."""
+
+    def __init__(self) -> None:
+        self.here: set[int] = set()
+        self.done = False
+        self.failed = False
+
+
+class SharedRanks:
+    """The ranks of one process.
+
+    Attributes:
+        n: number of ranks.
+        turns: which of them runs.
+        clocks: their clocks.
+        incident: the explanation of the present incident; "" if there is none.
+        failed: the status of each rank that the incident has stopped.
+    """
+
+    def __init__(self, turns: Turns):
+        self.n = turns.n
+        self.turns = turns
+        self.clocks: Clocks = turns.clocks
+        self.incident = ""
+        self.failed: dict[int, Status] = {}
+        self.worlds = [World(self, rank) for rank in range(self.n)]
+        self._traffic: dict[tuple[tuple[int, ...], int], Traffic] = {}
+        self._counts: list[dict[Any, int]] = [{} for _ in range(self.n)]
+        self._meeting = Meeting()
+        self._failed_in = 0
+        turns.stuck = self._stuck
+
+    # -- groups -----------------------------------------------------------------------------
+
+    def create(self, ranks: list[int]) -> Group | None:
+        """Make a group, in the place of PyTorch's ``ProcessGroupMPI.create``.
+
+        Args:
+            ranks: its global ranks; empty for all.
+        """
+        members = tuple(ranks) if ranks else tuple(range(self.n))
+        rank = self.turns.rank
+        present.world = self.worlds[rank]
+        number = self.count(rank, members)
+        if rank not in members:
+            return None
+        group = Group(self, members, self._traffic.setdefault((members, number), Traffic()))
+        self.worlds[rank].groups.append(group)
+        return group
+
+    def count(self, rank: int, what: object) -> int:
+        """Return how many of these a rank has had, with this one."""
+        counts = self._counts[rank]
+        counts[what] = counts.get(what, 0) + 1
+        return counts[what]
+
+    def unreceived(self, rank: int) -> list[tuple[Traffic, Any, int]]:
+        """Return this rank's messages that no rank has received: traffic, message, receiver."""
+        return [
+            (traffic, message, members[message.to])
+            for (members, _), traffic in self._traffic.items()
+            for message in traffic.sent
+            if members[message.source or 0] == rank
+        ]
+
+    # -- incidents --------------------------------------------------------------------------
+
+    def wait_for(self, work: Work, rank: int) -> None:
+        """Let other ranks run until the rank's communication is over."""
+        if self.incident:
+            self._end(work, rank)
+        else:
+            self.turns.block(work)
+
+    def _stuck(self) -> None:
+        """Begin an incident, because no rank can go on."""
+        if any(waited is self._meeting for waited in self.turns.waiting().values()):
+            self._meeting.failed = self._meeting.done = True
+            self._meeting = Meeting()
+        self.stop_all("followed" if self.failed else "deadlock")
+
+    def stop_all(self, kind: str) -> None:
+        """Stop all ranks that wait for a communication."""
+        works = {r: work for r, work in self.turns.waiting().items() if isinstance(work, Work)}
+        for rank, work in works.items():
+            self._stop(work, rank, kind)
+        self.incident = self.incident or str(diagnose(self.statuses()))
+        for rank, work in works.items():
+            self._end(work, rank)
+
+    def _stop(self, work: Work, rank: int, kind: str) -> None:
+        where = place_text(*work.place) if work.place else work.call.where
+        status = of_wait(work, where, True) | of_history(work.call, self._calls(rank))
+        error = f"{self._text(work, rank, where)}"
+        self._fail(rank, status | {"kind": kind, "error": error})
+
+    def _fail(self, rank: int, status: Status) -> None:
+        self._failed_in = self.turns.batch
+        always: Status = {"rank": rank, "state": "stopped", "at": time.monotonic(), "section": ""}
+        self.failed.setdefault(rank, always | status)
+
+    def _end(self, work: Work, rank: int) -> None:
+        self._stop(work, rank, "followed")
+        alone = all(status["kind"] == "deadlock" for status in self.failed.values())
+        kind = CommunicationTimeout if alone else CommunicationStopped
+        text = f"{self.failed[rank]['error']}\n{self.incident}"
+        work.end(self.clocks.now(rank), kind(text, work.call, self.failed[rank]))
+
+    def _text(self, work: Work, rank: int, where: str) -> str:
+        missing, any_of_them, _ = work.missing()
+        who = "any rank" if any_of_them else ", ".join(f"rank {other}" for other in missing)
+        if work.call.op in ("send", "recv"):
+            who = f"the matching {'receive' if work.call.op == 'send' else 'send'} of {who}"
+        return f"rank {rank} waits in {work.call.describe()} at {where}, and {who} never comes."
+
+    def mismatch(self, works: list[Work], error: CommunicationMismatch, at: float) -> None:
+        """Begin an incident, because the calls of these ranks do not match."""
+        for work in works:
+            status = of_history(work.call, self._calls(work.group.me))
+            about: Status = {"kind": "mismatch", "error": str(error), "where": work.call.where}
+            self._fail(work.group.me, status | about)
+            work.end(at, error)
+        self.stop_all("followed")
+
+    def raised(self, rank: int, error: BaseException, where: str) -> None:
+        """Begin an incident, because the code of a rank has ended with an error."""
+        if rank not in self.failed:
+            kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
+            text = f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
+            self._fail(rank, {"kind": kind, "error": text, "where": where})
+        self.stop_all("followed")
+
+    def statuses(self) -> list[Status]:
+        """Return each rank's status."""
+        return [self.status(rank) for rank in range(self.n)]
+
+    def status(self, rank: int) -> Status:
+        """Return a rank's status: stopped, waiting, running, or left."""
+        if rank in self.failed:
+            return self.failed[rank]
+        always: Status = {"rank": rank, "section": "", "epoch": 0}
+        work = self.turns.waiting().get(rank)
+        if isinstance(work, Work):
+            wait = of_wait(work, place_text(*work.place) if work.place else "", True)
+            return always | {"state": "waiting"} | wait
+        has_left = self.worlds[rank].has_left or rank not in self.turns.busy()
+        return always | {"state": "left" if has_left else "running"}
+
+    def _calls(self, rank: int) -> list[Call]:
+        place = (record, "recorder")
+        is_present = rank == self.turns.rank
+        log: Log = record.recorder if is_present else self.turns.own.of(rank, place)
+        return log.since(self.worlds[rank].mark)
+
+    def meet(self, rank: int) -> None:
+        """Wait for all ranks; then nothing is under way, and there is no incident.
+
+        Raises:
+            RuntimeError: a rank did not come.
+        """
+        meeting = self._meeting
+        meeting.here.add(rank)
+        if len(meeting.here) == self.n:
+            self._forget_incident()
+            self._meeting, meeting.done = Meeting(), True
+        self.turns.block(meeting)
+        if meeting.failed:
+            raise RuntimeError("a rank did not come to the meeting")
+
+    def forget_earlier_incident(self) -> None:
+        """Forget an incident of cells that are over on all ranks."""
+        if self.failed and self._failed_in < self.turns.batch:
+            self._forget_incident()
+
+    def _forget_incident(self) -> None:
+        self.failed, self.incident = {}, ""
+        self.clocks.forget_messages()
+        for traffic in self._traffic.values():
+            traffic.clear()
+        for world in self.worlds:
+            for group in world.groups:
+                group.number = 0
+
+
+class World:
+    """One rank's view of the ranks, see :class:`torch_mpi.present.World`.
+
+    Attributes:
+        mark: position of the first call of the present section in the rank's record.
+        has_left: whether the rank has run its part of the section.
+    """
+
+    one_machine = True
+
+    def __init__(self, ranks: SharedRanks, rank: int):
+        self.rank, self._ranks = rank, ranks
+        self.groups: list[Group] = []
+        self.mark = 0
+        self.has_left = False
+
+    @property
+    def own(self) -> Status:
+        """Return this rank's status."""
+        return self._ranks.status(self.rank)
+
+    def statuses(self) -> list[Status]:
+        """Return each rank's status."""
+        return self._ranks.statuses()
+
+    def begin_section(self, name: str) -> None:
+        """Begin a part of the program."""
+        self._ranks.forget_earlier_incident()
+        self.mark, self.has_left = record.recorder.mark(), False
+
+    def end_section(self) -> None:
+        """Note that this rank has run its part of the section."""
+        self.has_left = True
+
+    def raised(self, error: BaseException, where: str) -> None:
+        """Begin an incident, because the user's code ended with an error on this rank."""
+        if not (isinstance(error, CommunicationError) and self._ranks.incident):
+            self._ranks.raised(self.rank, error, where)
+
+    def recover(self, timeout: float) -> None:
+        """Meet the other ranks after an incident."""
+        self._ranks.meet(self.rank)
+
+    def refuse_if_not_whole(self) -> None:
+        """Do nothing: these ranks can always communicate again."""
+
+    def balance(self) -> int:
+        """Return how many messages of this rank no rank has received."""
+        return len(self._ranks.unreceived(self.rank))
+
+    def sweep(self) -> list[dict[str, object]]:
+        """Discard this rank's messages that no rank has received, and return them."""
+        told = []
+        for traffic, message, to in self._ranks.unreceived(self.rank):
+            call = message.work.call
+            what = f"{call.dtype}{list(call.shape)} ({call.nbytes} bytes, tag={call.tag})"
+            told.append({"to": to, "what": what, "where": call.where})
+            traffic.sent.remove(message)
+        return told
+
+    def withdraw_receives(self, since: float) -> None:
+        """Give up this rank's receives that are still pending."""
+        for group in self.groups:
+            mine = [message for message in group.traffic.awaited if message.work.group is group]
+            for message in mine:
+                group.traffic.awaited.remove(message)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # the user's __str__ failed
+        return f"(its text can't be shown: {type(worse).__name__})"

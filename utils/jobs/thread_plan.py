@@ -1,0 +1,86 @@
+"""Plans ranks that are threads of the kernel: checks the arguments, and says what they can't do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+from utils.jobs import NeedsProcesses
+from utils.jobs.start_plan import MOST_RANKS, check_count, check_timeout
+
+#: "here" or "processes" decides for every `cluster.start` without `where`.
+VARIABLE = "DDL_LABS_WHERE"
+PLACES = ("here", "processes")
+
+
+class ThreadPlan:
+    """A plan to start ranks inside this process.
+
+    Attributes:
+        n, threads: the arguments of `cluster.start`.
+        notes: sentences for the user.
+    """
+
+    #: Why a rank may not do something that ends its process.
+    would_end = (
+        "would end this kernel, because its ranks share its process. This cell needs ranks that "
+        "are processes. Leave it out, and go on with the next one"
+    )
+
+    def __init__(self, n: int, threads: int = 1, timeout: float = 20.0, **processes: Any):
+        check_count("n", n, "the number of ranks", "start(2)")
+        check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")
+        check_timeout(timeout)
+        if n > MOST_RANKS:
+            raise ValueError(f"n={n}: at most {MOST_RANKS} ranks can run inside the kernel")
+        if asked := sorted(name for name, value in processes.items() if value):
+            raise NeedsProcesses(
+                f"{', '.join(asked)} needs ranks that are processes, and these ranks are threads "
+                f"of the kernel ({self.reason()}). Leave it out, or leave out this cell."
+            )
+        self.n, self.threads = n, threads
+        self.fault_tolerant = False
+        self.notes = [self.what()]
+
+    def greeting(self, fresh: bool = False) -> str:
+        """Return what a notebook says when the ranks have started."""
+        which = "fresh " * fresh
+        begin = f"{self.n} {which}ranks have" if self.n > 1 else f"1 {which}rank has"
+        return f"{begin} started. {self.what()}"
+
+    @staticmethod
+    def reason() -> str:
+        """Return why there are threads instead of processes."""
+        return missing() or "they were asked for"
+
+    def what(self) -> str:
+        """Return one sentence on what these ranks are, and one on what they can't show."""
+        return (
+            f"They are threads of this kernel that take turns ({self.reason()}). They can't show "
+            "speed, real overlap, or a process that dies. Their clock charges each message a time."
+        )
+
+
+def missing() -> str:
+    """Return why this machine can't start ranks as processes; "" if nothing is known to lack."""
+    if not hasattr(os, "fork"):
+        return "this system can't fork processes"
+    if importlib.util.find_spec("mpi4py") is None:
+        return "there is no MPI here"
+    return ""
+
+
+def is_chosen(where: str | None) -> bool:
+    """Return whether ranks run inside this process.
+
+    Raises:
+        ValueError: there is no such place.
+    """
+    chosen = where or os.environ.get(VARIABLE) or None
+    if chosen is None:
+        return bool(missing())
+    if chosen not in PLACES:
+        name = f"where={where!r}" if where else f"{VARIABLE}={chosen}"
+        raise ValueError(f'{name} is no place for ranks. Use "here" or "processes"')
+    return chosen == "here"

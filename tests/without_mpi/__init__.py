@@ -53,12 +53,14 @@ PROGRAMS = {"mpiexec", "mpirun", "prterun", "prte", "srun", "sbatch", "orterun",
 def environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return `base` (os.environ) such that every Python started with it lacks the names."""
     env = dict(os.environ if base is None else base)
-    known = [env["PYTHONPATH"]] if env.get("PYTHONPATH") else []
-    return env | {"PYTHONPATH": os.pathsep.join([str(HERE), *known])}
+    known = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    others = [folder for folder in known if Path(folder).resolve() != HERE]
+    return env | {"PYTHONPATH": os.pathsep.join([str(HERE), *others])}
 
 
 def apply() -> None:
     """Take away the names in this process; call it once, before the course is imported."""
+    os.environ.update(environment())  # also where a child, such as a kernel, changes the folder
     for name in PACKAGES:
         sys.modules[name] = None  # type: ignore[assignment]  # an import raises ModuleNotFoundError
     _hide_distributions()
@@ -69,13 +71,17 @@ def apply() -> None:
     _hide_programs()
 
 
-def _of_the_course(filename: str) -> bool:
-    """Return whether the code is the course's, or a cell's, or was given with ``-c``."""
-    if filename.startswith("<"):
-        return filename in ("<string>", "<stdin>") or filename.startswith("<ipython")
-    if "ipykernel_" in filename:
+def _of_the_course(names: Mapping[str, object], filename: str) -> bool:
+    """Return whether code is the course's, or a cell's, or was given with ``-c``.
+
+    Args:
+        names: the code's global names.
+        filename: the file that the code says it comes from.
+    """
+    file = str(names.get("__file__") or filename)
+    if names.get("__name__") == "__main__" and "__file__" not in names:
         return True
-    path = Path(os.path.abspath(filename))
+    path = Path(os.path.abspath(file))
     return path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[0] in (
         *("utils", "labs", "solutions", "docs", "tests"),
     )
@@ -87,7 +93,7 @@ def _hide(module: ModuleType, names: list[str]) -> None:
 
     def missing(name: str) -> object:
         frame: FrameType = sys._getframe(1)
-        if name in hidden and not _of_the_course(frame.f_code.co_filename):
+        if name in hidden and not _of_the_course(frame.f_globals, frame.f_code.co_filename):
             return hidden[name]
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
@@ -100,8 +106,8 @@ def _hide_modules() -> None:
 
     def import_(name, globals=None, locals=None, fromlist=(), level=0):  # type: ignore
         if level == 0 and name.partition(".")[0] in MODULES:
-            importer = (globals or {}).get("__file__") or sys._getframe(1).f_code.co_filename
-            if _of_the_course(importer):
+            frame = sys._getframe(1)
+            if _of_the_course(globals or frame.f_globals, frame.f_code.co_filename):
                 raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         return real(name, globals, locals, fromlist, level)
 

@@ -26,8 +26,8 @@ WHEELS := $(or $(strip $(TORCH_INDEX)),pypi)
 endif
 
 ifeq ($(OS),Windows_NT)
-$(error The labs need Linux or macOS: there is no Open MPI for Windows. In Windows use WSL, \
-see docs/install-wsl.md)
+$(error Windows needs no make: py -m venv .venv, then .venv\Scripts\python -m pip install -e ., \
+then .venv\Scripts\python -m utils lab. See docs/install-windows.md)
 endif
 
 # `!mpiexec` in a notebook means the one of this environment.
@@ -101,23 +101,8 @@ env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 
 # --- students ----------------------------------------------------------------------------------
 
-# JupyterLab as it first looks: utils/cluster/jupyterlab. What a user changes afterwards is kept.
-WORKSPACES ?= $(CURDIR)/$(VENV)/workspaces
-WORKSPACE := default-37a8.jupyterlab-workspace
-LAYOUT := utils/cluster/jupyterlab/workspace.json
-# Until JupyterLab has saved a workspace, it opens lab 00; an option may be given only once.
-FIRST_LAB = $(if $(findstring default_url,$(ARGS)),,--LabApp.default_url=/lab/tree/00_start_here.ipynb)
-
 lab: $(VENV)/.env  ## open the labs in JupyterLab
-	@root=; if [ "$$(id -u)" = 0 ]; then \
-	  echo "You are root: starting JupyterLab with --allow-root."; root=--allow-root; fi; \
-	mkdir -p "$(WORKSPACES)"; first="$(WORKSPACES)/$(WORKSPACE)"; \
-	[ -e "$$first" ] || cp $(LAYOUT) "$$first"; \
-	lab=; if cmp -s $(LAYOUT) "$$first"; then lab=$(FIRST_LAB); fi; \
-	export JUPYTERLAB_WORKSPACES_DIR="$(WORKSPACES)" \
-	  JUPYTER_CONFIG_PATH="$(CURDIR)/utils/cluster/jupyterlab$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}"; \
-	$(ACTIVATE) $(BIN)/python -m utils.jobs.warm_up >/dev/null 2>&1 & \
-	$(ACTIVATE) exec $(BIN)/jupyter lab --ServerApp.root_dir=labs $$root $$lab $(if $(PORT),--port=$(PORT)) $(ARGS)
+	@exec $(BIN)/python -m utils lab $(if $(PORT),--port=$(PORT)) $(ARGS)
 
 # --- authors -----------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def read(path: Path) -> Site:
         SettingsError: the file can't be read, or one of its values is wrong.
     """
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the site's settings: {error}") from None
     except tomllib.TOMLDecodeError as error:

@@ -1,4 +1,4 @@
-"""``ddl-labs COMMAND``: the commands for authors and instructors.
+"""``ddl-labs COMMAND``: `lab` and `doctor` for everyone, and commands for authors and instructors.
 
 ``python -m utils COMMAND`` does the same, unless the current folder has another ``utils``.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import shlex
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from utils.course import CourseError
 from utils.grading.grading_options import add_options as add_grade_options
 from utils.grading.grading_options import add_rerun_options
+from utils.jobs import RanksError
 from utils.jobs.bench_ranks import add_options as add_bench_options
 
 #: The function of a command; it returns the exit status.
@@ -218,6 +220,13 @@ def forecast(options: argparse.Namespace) -> int:
     return main(options)
 
 
+def lab(options: argparse.Namespace) -> int:
+    """Open the labs in JupyterLab; all other words, such as --port=8899, are for JupyterLab."""
+    from utils.jobs.open_labs import main
+
+    return main(options.others)
+
+
 def doctor(options: argparse.Namespace) -> int:
     """Find what on this machine would keep the labs from running, and say what helps.
 
@@ -234,12 +243,13 @@ def doctor(options: argparse.Namespace) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; each command has its function as `command`."""
     top = argparse.ArgumentParser(
-        prog="ddl-labs", description="The commands for authors and instructors of the labs."
+        prog="ddl-labs",
+        description="The commands of the labs: lab and doctor, and those of authors.",
     )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, function: Command) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=function.__doc__, description=function.__doc__)
+    def add(name: str, function: Command, **how: bool) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=function.__doc__, description=function.__doc__, **how)
         sub.set_defaults(command=function)
         return sub
 
@@ -262,6 +272,7 @@ def parser() -> argparse.ArgumentParser:
     add_rerun_options(add("rerun", rerun))
     sub = add("statistics", statistics)
     sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
+    add("lab", lab, allow_abbrev=False)
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the report as JSON")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
@@ -308,9 +319,19 @@ def _add_notebooks(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("notebooks", type=Path, nargs="*", metavar="NOTEBOOK", help=help)
 
 
+def _write_utf8() -> None:
+    """Let Windows write the signs ✓ and → to files and pipes, too, not only to its terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        if sys.platform == "win32" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; return its exit status."""
-    options = parser().parse_args(arguments)
+    _write_utf8()
+    options, options.others = parser().parse_known_args(arguments)
+    if options.others and options.command is not lab:
+        parser().error(f"unrecognized arguments: {' '.join(options.others)}")
     options.line = shlex.join(["ddl-labs", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         command: Command = options.command
@@ -324,7 +345,7 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    except CourseError as error:
+    except (CourseError, RanksError) as error:
         print(error, file=sys.stderr)
         return 2
 

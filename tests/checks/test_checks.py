@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+import threading
 import time
 import timeit
 from collections import defaultdict
@@ -25,7 +26,7 @@ from mpi4py import MPI
 
 from torch_mpi.record import Call
 from utils.checks import comparison, score
-from utils.checks.clock import moved_clocks
+from utils.checks.clock import NotEnded, ends_within, moved_clocks
 from utils.checks.comparison import Mistake, made, recognise, same
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, task
@@ -290,6 +291,12 @@ def test_a_fingerprint_is_of_bits_dtype_and_shape():
     assert len({fingerprint(other) for other in [one, *others]}) == 1 + len(others)
 
 
+def in_a_thread(body) -> None:
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+
+
 def test_every_clock_that_a_student_may_use_is_moved_on_and_right_again_afterwards():
     space = {"clock": time.perf_counter, "now": datetime.datetime, "time": time, "MPI": MPI}
     exec("def timed(read=clock):\n    return read()", space)
@@ -312,6 +319,24 @@ def test_every_clock_that_a_student_may_use_is_moved_on_and_right_again_afterwar
     assert space["clock"] is time.perf_counter
     assert space["timed"].__defaults__ == (time.perf_counter,)
     assert datetime.datetime is space["now"]
+
+
+@pytest.mark.parametrize("start", [lambda body: body(), in_a_thread])
+def test_an_endless_loop_ends_in_any_thread_and_what_is_in_time_goes_on(start):
+    messages = []
+
+    def body() -> None:
+        try:
+            with ends_within(0.05, "Return a plan"):
+                while True:
+                    pass
+        except NotEnded as error:
+            messages.append(f"{type(error).__name__}: {error}")
+        with ends_within(60.0, "Return a plan"):
+            messages.append("in time")
+
+    start(body)
+    assert messages == ["NotEnded: your code did not end within 0.05 s. Return a plan", "in time"]
 
 
 # -- the verdict -----------------------------------------------------------------------------------

@@ -306,7 +306,7 @@ class Kernel:
     """A process that starts ranks, as a notebook's kernel does."""
 
     def __init__(self, n: int):
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - the kernel writes into it
+        self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - the kernel writes into it
         self.process = subprocess.Popen(
             [sys.executable, "-c", KERNEL.format(n=n)],
             stdin=subprocess.PIPE,

@@ -467,7 +467,7 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     course = tmp_path / "ddl-labs-1.0"
     assert {found.name for found in course.iterdir()} == {
         *("labs", "utils", "docs", ".ci", ".github", ".gitignore"),
-        *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py"),
+        *("LICENSE", "Makefile", "README.md", "environment.yml"),
         *("pyproject.toml", "requirements.txt", "uv.lock"),
     }
     assert not list(links_to_nothing(course))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import without_mpi
 from mpi_jobs import find_mpiexec, run_tree
 from places import ROOT
 
@@ -694,13 +695,29 @@ def test_a_missing_package_is_to_blame_once(only):
     assert "! ranks          not tested: needs psutil" in output
 
 
-def test_on_windows_one_is_sent_to_wsl(only, monkeypatch):
-    monkeypatch.setattr(sys, "platform", "win32")
-    checks = {"system": package_checks.check_system, "ports": machine_checks.check_ports}
-    status, output = only(checks)
-    assert status == 1
-    assert "wsl --install" in output
-    assert "ports" not in output
+def test_without_mpi_as_on_windows_the_doctor_says_where_ranks_run_and_finds_no_error():
+    """The process lacks MPI, and what Windows lacks."""
+    command = [sys.executable, "-m", "utils", "doctor", "--json", "--timeout", "200"]
+    done = run_tree(command, timeout=240, env=without_mpi.environment(), cwd=ROOT)
+    found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    assert (done.returncode, done.stderr) == (0, "")
+    assert found["ranks"]["status"] == "warning"
+    assert "threads inside the notebook's kernel" in found["ranks"]["fact"]
+    assert (ROOT / found["ranks"]["remedy"].split()[-1]).exists()
+    assert [name for name in ORDER if name not in found] == [
+        *('backend "mpi"', "MPI library", "launcher", "thread level", "shared memory")
+    ]
+
+
+def test_in_powershell_a_remedy_sets_variables_as_powershell_does(monkeypatch):
+    monkeypatch.setattr(words, "POSIX", False)
+    remedy = "name a folder:\nexport FASHION_MNIST_ROOT=FOLDER\ncd ~ && make env\nunset TMPDIR"
+    assert words.in_this_shell(remedy).splitlines() == [
+        "name a folder:",
+        '$env:FASHION_MNIST_ROOT = "FOLDER"',
+        "cd ~; make env",
+        "Remove-Item Env:TMPDIR",
+    ]
 
 
 def test_commands_are_not_broken_into_lines():

@@ -15,6 +15,8 @@ import yaml
 from image import Image, copied, instructions
 from places import ROOT
 
+from utils.jobs import open_labs
+
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 DEVCONTAINER = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
@@ -125,7 +127,7 @@ def test_a_container_runs_as_an_ordinary_user_in_the_folder_of_the_labs(image):
 def test_a_container_opens_jupyterlab_on_the_first_lab_for_whoever_has_its_port(image):
     assert image.command[:4] == ["make", "-C", "..", "lab"]
     assert image.command[-1] == "ARGS=--no-browser --ip=0.0.0.0", "make lab opens the first lab"
-    assert f"--LabApp.default_url=/lab/tree/{FIRST_LAB}" in (ROOT / "Makefile").read_text()
+    assert f"--LabApp.default_url=/lab/tree/{FIRST_LAB}" == open_labs.FIRST_LAB
     assert (ROOT / "labs" / FIRST_LAB).exists()
     ports = [rest for name, rest in instructions(DOCKERFILE) if name == "EXPOSE"]
     assert f"PORT={ports[0]}" in image.command

@@ -9,15 +9,12 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tomllib
-import types
 from collections.abc import Callable
 from pathlib import Path
-from unittest import mock
 
 import psutil
 import pytest
@@ -30,11 +27,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 from scheduling import group_of
 
-from utils.__main__ import parser
+from utils.__main__ import main, parser
 from utils.course import about, execute, lint
 from utils.course.about import PARTS
 from utils.course.notebook import NotebookError, dumps, read
 from utils.figures import forms
+from utils.jobs import open_labs
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -123,23 +121,13 @@ def test_conda_make_and_pip_install_the_same():
     assert pip_lines() == ["-r requirements.txt", f"-e .{extras['test']}"]
 
 
-def test_windows_users_are_sent_to_wsl_by_make_and_pip(house):
+def test_windows_users_read_how_it_goes_without_make(house):
     done = make(house, "env", OS="Windows_NT")
     assert done.returncode
-    assert "In Windows use WSL" in done.stderr
+    assert ".venv\\Scripts\\python -m utils lab" in done.stderr
+    (page,) = re.findall(r"See (docs/[\w-]+\.md)", done.stderr)
+    assert (ROOT / page).exists()
     assert not (house / ".venv").exists()
-    hook = types.ModuleType("hatchling.builders.hooks.plugin.interface")
-    hook.BuildHookInterface = object
-    parts = hook.__name__.split(".")
-    names = [".".join(parts[:n]) for n in range(1, len(parts))]
-    modules = {name: types.ModuleType(name) for name in names} | {hook.__name__: hook}
-    with mock.patch.dict(sys.modules, modules):
-        refuse = runpy.run_path(str(ROOT / "hatch_build.py"))["RefuseWindows"]
-    refusal = pytest.raises(RuntimeError, match=r"In Windows use WSL, see (\S+)")
-    with mock.patch.object(sys, "platform", "win32"), refusal as refused:
-        refuse().initialize("editable", {})
-    assert (ROOT / str(refused.value).split()[-1]).exists()
-    assert refuse().initialize("editable", {}) is None
 
 
 # --- Makefile ----------------------------------------------------------------------------------
@@ -232,7 +220,7 @@ def pretended(house: Path) -> tuple[Path, Path]:
 
 def asked(log: Path) -> list[str]:
     """The pip calls since the last look."""
-    lines = log.read_text().splitlines() if log.exists() else []
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     log.unlink(missing_ok=True)
     return [line for line in lines if line.startswith("-m pip")]
 
@@ -358,23 +346,33 @@ def test_who_has_an_environment_for_students_gets_what_grading_needs(with_bwrap)
     assert "-e .[course]" in call
 
 
-@pytest.fixture
-def opened(pretended) -> Callable[..., list[str]]:
-    """`opened("PORT=8899")`: the words that `make lab` says to JupyterLab, which is a script."""
-    house, log = pretended
-    layout = Path("utils/cluster/jupyterlab/workspace.json")
-    (house / layout).parent.mkdir(parents=True)
-    shutil.copy(ROOT / layout, house / layout)
-    python = f"PYTHON={house / 'fake-python'}"
-    assert make(house, "env", python).returncode == 0
-    jupyter = house / ".venv/bin/jupyter"
-    jupyter.write_text(f'#!/bin/sh\necho "$@" > {log}.lab\n')
-    jupyter.chmod(0o755)
+@pytest.fixture(params=[True, False], ids=["Linux and macOS", "Windows"])
+def opened(request, tmp_path, monkeypatch) -> Callable[..., list[str]]:
+    """`opened("--port=8899")`: the words that `python -m utils lab` says to JupyterLab."""
+    said: list[list[str]] = []
+
+    class Server(contextlib.nullcontext):
+        def __init__(self, command, env):
+            super().__init__(self)
+            said.append(command)
+
+        def wait(self) -> int:
+            return 0
+
+    def become(program, command, environment):
+        said.append(command)
+        raise SystemExit(0)  # execve does not return
+
+    monkeypatch.setenv("JUPYTERLAB_WORKSPACES_DIR", str(tmp_path))
+    monkeypatch.setattr(open_labs, "POSIX", request.param)
+    monkeypatch.setattr(open_labs, "_warm_up", lambda _: None)
+    monkeypatch.setattr(open_labs.subprocess, "Popen", Server)
+    monkeypatch.setattr(open_labs.os, "execve", become)
 
     def start(*arguments: str) -> list[str]:
-        done = make(house, "lab", python, *arguments)
-        assert done.returncode == 0, done.stderr
-        return Path(f"{log}.lab").read_text().split()
+        with contextlib.suppress(SystemExit):
+            assert main(["lab", *arguments]) == 0
+        return said[-1]
 
     return start
 
@@ -382,27 +380,36 @@ def opened(pretended) -> Callable[..., list[str]]:
 FIRST_LAB = "--LabApp.default_url=/lab/tree/00_start_here.ipynb"
 
 
-def test_make_lab_opens_lab_00_until_jupyterlab_has_been_used_and_then_what_was_open(house, opened):
+def test_lab_opens_lab_00_until_jupyterlab_has_been_used_and_then_what_was_open(tmp_path, opened):
     assert FIRST_LAB in opened()
     assert FIRST_LAB in opened(), "nobody has looked at it yet"
-    (saved,) = (house / ".venv/workspaces").iterdir()
+    (saved,) = tmp_path.iterdir()
     saved.write_text(saved.read_text().replace('"widgets": []', '"widgets": ["notebook:01"]'))
     before = saved.read_text()
     assert not [word for word in opened() if "default_url" in word]
     assert saved.read_text() == before, "the user's layout is kept"
 
 
-def test_make_lab_gives_jupyterlab_the_port_and_the_words_of_args(opened):
-    words = opened("PORT=8899", "ARGS=--no-browser --ip=0.0.0.0")
+def test_lab_gives_jupyterlab_all_other_words(opened):
+    words = opened("--port=8899", "--no-browser", "--ip=0.0.0.0")
     assert {"--port=8899", "--no-browser", "--ip=0.0.0.0", FIRST_LAB} <= {*words}
 
 
-def test_make_lab_opens_the_page_that_args_asks_for(opened):
+def test_lab_opens_the_page_that_the_user_asks_for(opened):
     """JupyterLab ends with an error if an option is given twice."""
-    words = opened("ARGS=--LabApp.default_url=/lab/tree/01_c10d.ipynb")
+    words = opened("--LabApp.default_url=/lab/tree/01_c10d.ipynb")
     assert [word for word in words if "default_url" in word] == [
         "--LabApp.default_url=/lab/tree/01_c10d.ipynb"
     ]
+
+
+def test_make_lab_says_the_port_and_the_words_of_args_to_utils_lab(pretended):
+    house, log = pretended
+    python = f"PYTHON={house / 'fake-python'}"
+    done = make(house, "lab", python, "PORT=8899", "ARGS=--no-browser --ip=0.0.0.0")
+    assert done.returncode == 0, done.stderr
+    said = log.read_text(encoding="utf-8").splitlines()
+    assert "-m utils lab --port=8899 --no-browser --ip=0.0.0.0" in said
 
 
 @pytest.fixture
@@ -944,7 +951,7 @@ def _imported_by(path: Path) -> set[str]:
     """Absolute names of the modules that a file of the backend imports on top."""
     here = ["torch_mpi", *path.relative_to(BACKEND).parent.parts]
     names = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

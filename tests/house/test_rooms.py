@@ -49,16 +49,16 @@ FUNCTION_LINES = 60
 #: CHANGELOG.md.
 BUDGETS = {
     "__init__": 20,
-    "__main__": 335,
-    "checks": 1910,
+    "__main__": 355,
+    "checks": 1925,
     "cluster": 3220,
     "course": 2_280,
     "data": 710,
-    "doctor": 1440,
+    "doctor": 1480,
     "figures": 1450,
     "forecast": 1600,
     "grading": 5840,
-    "jobs": 3450,
+    "jobs": 3540,
     "labs": 140,
     "labs/lab00": 50,
     "labs/lab01": 940,
@@ -113,7 +113,7 @@ def imported(module: str, path: Path) -> set[str]:
     """The modules of ours that a module imports, also inside of functions and for types."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

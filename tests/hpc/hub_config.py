@@ -27,11 +27,11 @@ def patience(spawner):
     told = Path(os.environ["HUB_TEST_PATIENCE"])
     queue = type(spawner).queue
     if told.exists():
-        spawner.start_timeout = int(told.read_text())
+        spawner.start_timeout = int(told.read_text(encoding="utf-8"))
         queue = type(queue)(command=("sh", "-c", 'sleep 3; exec "$@"', "sh", *COMMAND))
     culled = Path(os.environ["HUB_TEST_CULLED"])
     if culled.exists():
-        spawner.args = kernel_culling(int(culled.read_text()), look=2)
+        spawner.args = kernel_culling(int(culled.read_text(encoding="utf-8")), look=2)
     if Path(os.environ["HUB_TEST_SLOW"]).exists():
         # Longer than the second that JupyterHub gives to a start which is stopped.
         spawner.batch_submit_cmd += "; sleep 3"

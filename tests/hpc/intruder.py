@@ -28,7 +28,7 @@ LISTENS, ANY = "0A", "0.0.0.0"
 def ports(user: int) -> dict[int, str]:
     """Ports on which this user's processes listen, with an address that reaches each."""
     found = {}
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+    for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]:
         fields = line.split()
         host, port = fields[1].split(":")
         if fields[3] == LISTENS and int(fields[7]) == user:
@@ -39,7 +39,9 @@ def ports(user: int) -> dict[int, str]:
 
 def abstract_sockets() -> list[str]:
     """Names of Unix sockets that are no files: everybody on the host may connect."""
-    names = (line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines())
+    names = (
+        line.split()[-1] for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines()
+    )
     return sorted({name for name in names if name.startswith("@")})
 
 

@@ -305,7 +305,7 @@ def make_users() -> None:
         Path(home).mkdir(mode=0o700)
         os.chown(home, number, group)
     for file, added in lines.items():
-        with Path("/etc", file).open("a") as known:
+        with Path("/etc", file).open("a", encoding="utf-8") as known:
             known.write(added)
     sh("install", "-m", "440", COURSE / "hpc/sudoers", "/etc/sudoers.d/ddl-labs")
 
@@ -314,7 +314,7 @@ def make_network() -> None:
     """A bridge that only these hosts know."""
     addresses = {"login": LOGIN} | NODES
     lines = [f"{address} {name}" for name, address in addresses.items()]
-    Path("/etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+    Path("/etc/hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]), encoding="utf-8")
     sh("hostname", "login")
     sh("ip", "link", "set", "lo", "up")
     sh("ip", "link", "add", "lab0", "type", "bridge")
@@ -330,9 +330,11 @@ def start_slurm(keep: list[str]) -> None:
         for name, address in NODES.items()
     )
     Path("/etc/slurm").mkdir(exist_ok=True)
-    Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + PARTITIONS)
+    Path("/etc/slurm/slurm.conf").write_text(SLURM_CONF + nodes + PARTITIONS, encoding="utf-8")
     # A card of which there is nothing but a name.
-    Path("/etc/slurm/gres.conf").write_text("NodeName=node2 Name=gpu File=/dev/null\n")
+    Path("/etc/slurm/gres.conf").write_text(
+        "NodeName=node2 Name=gpu File=/dev/null\n", encoding="utf-8"
+    )
     (STATE / "state").mkdir()
     key = STATE / "munge.key"
     key.touch(mode=0o600)
@@ -523,8 +525,8 @@ class Cluster:
         """In this thread, and in what it starts, connections are made from the login host."""
         libc = ctypes.CDLL(None, use_errno=True)
         with (
-            open("/proc/thread-self/ns/net") as ours,
-            open(f"/proc/{self.login}/ns/net") as theirs,
+            open("/proc/thread-self/ns/net", encoding="utf-8") as ours,
+            open(f"/proc/{self.login}/ns/net", encoding="utf-8") as theirs,
         ):
             enter_network(libc, theirs.fileno())
             try:

@@ -19,12 +19,16 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 def start(name: str) -> None:
     """Start the service of this unit."""
-    text = Path("/etc/systemd/system", f"{name}.service").read_text().replace("\\\n", " ")
+    text = (
+        Path("/etc/systemd/system", f"{name}.service")
+        .read_text(encoding="utf-8")
+        .replace("\\\n", " ")
+    )
     unit = dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
     who = pwd.getpwnam(unit["User"])
     lines = [unit.get("Environment", "")]
     if "EnvironmentFile" in unit:
-        lines += Path(unit["EnvironmentFile"]).read_text().splitlines()
+        lines += Path(unit["EnvironmentFile"]).read_text(encoding="utf-8").splitlines()
     told = dict(line.split("=", 1) for line in lines if line)
     with (LOGS / f"{name}.log").open("w") as log:
         subprocess.Popen(

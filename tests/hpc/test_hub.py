@@ -90,7 +90,7 @@ def table(request: pytest.FixtureRequest) -> Iterator[Table]:
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(f"\n\n{collected}\n")
     if path := os.environ.get("HUB_TABLE"):
-        Path(path).write_text(f"{collected}\n")
+        Path(path).write_text(f"{collected}\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

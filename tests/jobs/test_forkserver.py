@@ -534,7 +534,7 @@ def test_the_server_has_one_thread_and_no_mpi_whatever_it_forked(lease, environm
     portrait(stub_command(lease, "-c", PORTRAIT), env=env)
     server = server_of(lease)
     assert len(os.listdir(f"/proc/{server.pid}/task")) == 1
-    maps = Path(f"/proc/{server.pid}/maps").read_text()
+    maps = Path(f"/proc/{server.pid}/maps").read_text(encoding="utf-8")
     assert "libmpi.so" not in maps
     assert "libcuda.so" not in maps
 

@@ -94,7 +94,9 @@ def table() -> Iterator[None]:
     if path := os.environ.get("ANSWERS_TABLE"):
         rows = [[task, *counts, example(task)] for task, counts in sorted(counted.items())]
         heads = ["task", "wrong", "accepted", "told their mistake", "right", "pass", "a message"]
-        with Path(path).open("a") as file:  # one table for each process of pytest-xdist
+        with Path(path).open(
+            "a", encoding="utf-8"
+        ) as file:  # one table for each process of pytest-xdist
             file.write(tabulate(rows, heads, "github") + "\n\n")
             for task, said in sorted(messages.items()):
                 lines = [f"- **{about}:** {message}" for about, message in said.items()]

@@ -148,7 +148,7 @@ def test_a_file_that_is_written_over_is_empty_for_a_moment(tmp_path):
     (tmp_path / "a").write_text("old")
 
     def write(folder: Path) -> None:
-        with open(folder / "a", "w") as file:
+        with open(folder / "a", "w", encoding="utf-8") as file:
             file.write("new")
 
     left = watched(tmp_path, write)

@@ -73,7 +73,9 @@ def cells(index: int | None, folder: str, ports: list[str]) -> None:
             found[request] = {"error": type(error).__name__, "said": str(error), "seconds": took}
         if dist.is_initialized() and not started:
             dist.destroy_process_group()
-    Path(folder, f"{os.uname().nodename}-{os.getpid()}.json").write_text(json.dumps(found))
+    Path(folder, f"{os.uname().nodename}-{os.getpid()}.json").write_text(
+        json.dumps(found), encoding="utf-8"
+    )
 
 
 def main(folder: str, ports: str, way: str = "") -> None:

@@ -98,7 +98,7 @@ def python_without_mpi(folder: Path) -> Path:
     there = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     # Not only the folders: .pth files in them lead to a course that is installed as a clone.
     lines = [f"import site; site.addsitedir({str(path)!r})\n" for path in set(own.values())]
-    Path(there, "everything.pth").write_text("".join(lines))
+    Path(there, "everything.pth").write_text("".join(lines), encoding="utf-8")
     return folder / "bin" / Path(sys.executable).name
 
 

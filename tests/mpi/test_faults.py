@@ -36,7 +36,7 @@ def table(request) -> Iterator[Table]:
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(f"\n\n{collected}\n")
     if path := os.environ.get("FAULT_TABLE"):
-        Path(path).write_text(f"{collected}\n")
+        Path(path).write_text(f"{collected}\n", encoding="utf-8")
 
 
 # --- a notebook with four ranks ---------------------------------------------------------------

@@ -81,7 +81,7 @@ def python(request, tmp_path_factory) -> Iterator[str]:
     base = {"base": str(folder), "platbase": str(folder)}
     paths = [sysconfig.get_path("purelib"), ROOT / "utils" / "mpi"]
     others = Path(sysconfig.get_path("purelib", vars=base), "others.pth")
-    others.write_text("".join(f"{path}\n" for path in paths))
+    others.write_text("".join(f"{path}\n" for path in paths), encoding="utf-8")
     yield str(python)
     shutil.rmtree(folder)  # 5 GB where only builds with CUDA were found
 
@@ -119,7 +119,7 @@ def table(request) -> Iterator[list[str]]:
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         print(f"\n\n{text}")
     if path := os.environ.get("LAUNCHER_TABLE"):
-        Path(path).write_text(text)
+        Path(path).write_text(text, encoding="utf-8")
 
 
 def commands(python: str) -> dict[str, list[str]]:

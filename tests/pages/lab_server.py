@@ -91,14 +91,16 @@ def _student_environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
         "JUPYTERLAB_SETTINGS_DIR": str(settings),
-        "WORKSPACES": str(home / "workspaces"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
     }
 
 
 def _address(home: Path, process: subprocess.Popen, log: Path) -> dict[str, Any] | None:
     """The server's URL and token, from the file that it writes when it listens."""
     if process.poll() is not None:
-        pytest.fail(f"`make lab` ended with status {process.returncode}:\n{log.read_text()}")
+        pytest.fail(
+            f"`make lab` ended with status {process.returncode}:\n{log.read_text(encoding='utf-8')}"
+        )
     for path in (home / "runtime").glob("jpserver-*.json"):
         with contextlib.suppress(ValueError):
             return json.loads(path.read_text())

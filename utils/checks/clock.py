@@ -7,8 +7,9 @@ that a call takes 20 s, it adds 20 s to every clock of the process.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
-import signal
+import sys
 import threading
 import time
 import timeit
@@ -60,9 +61,9 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
 
 def _places(clock: Clock) -> Iterator[tuple[object, str, Any, Any]]:
     """Yield the module and the name of each clock, the clock itself, and its replacement."""
-    from mpi4py import MPI  # here, because only ranks may import MPI, not the kernel
-
-    places: list[tuple[object, str, int]] = [(timeit, "default_timer", 1), (MPI, "Wtime", 1)]
+    places: list[tuple[object, str, int]] = [(timeit, "default_timer", 1)]
+    if MPI := sys.modules.get("mpi4py.MPI"):  # not imported, because that would start MPI
+        places.append((MPI, "Wtime", 1))
     for name in ("perf_counter", "monotonic", "time"):
         places += [(time, name, 1), (time, f"{name}_ns", 10**9)]
     for module, name, unit in places:
@@ -117,25 +118,43 @@ class NotEnded(RuntimeError):
 
 @contextlib.contextmanager
 def ends_within(seconds: float, likely: str) -> Iterator[None]:
-    """Raise NotEnded in the block if it takes longer than this.
+    """Raise NotEnded in the block if it takes longer than this, in any thread, on any system.
 
-    Only Python code of the main thread can be ended, so other threads have no limit.
+    Only Python code can be ended. A call into C, such as `time.sleep`, first runs to its end.
 
     Args:
         seconds: time limit of the block.
         likely: a sentence that says what is probably wrong, and what to do.
     """
 
-    def end(*_: object) -> None:
-        raise NotEnded(f"your code did not end within {seconds:g} s. {likely}")
+    class Late(NotEnded):
+        """Python makes the error itself, without arguments, in the thread that is late."""
 
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+        def __init__(self) -> None:
+            super().__init__(f"your code did not end within {seconds:g} s. {likely}")
+
+    Late.__name__ = NotEnded.__name__
+    thread = threading.get_ident()
+    ended = False
+    turn = threading.Lock()
+
+    def end() -> None:
+        with turn:
+            if not ended:
+                _raise_in(thread, Late)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        with turn:
+            ended = True
+        timer.cancel()
+
+
+def _raise_in(thread: int, error: type[BaseException]) -> None:
+    """Let a thread of this process raise the error before its next line of Python."""
+    raise_ = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    raise_(ctypes.c_ulong(thread), ctypes.py_object(error))

@@ -44,7 +44,7 @@ def use_model(ranks: cluster.Ranks, task: str) -> None:
     ranks.running()
     models: dict[str, list[str]] = {}
     for file in _files(task):
-        models |= unpack(file.read_text())
+        models |= unpack(file.read_text(encoding="utf-8"))
     if task not in models:
         there = ", ".join(models) or "none"
         raise ValueError(f"There is no model answer for task {task!r}. Pass one of: {there}")

@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 import linecache
+import os
 import re
 import sys
 import sysconfig
@@ -68,7 +69,7 @@ class Look:
         return texts
 
     def _added(self, rank: int) -> str:
-        with self._files[rank].open(errors="replace") as file:
+        with self._files[rank].open(errors="replace", encoding="utf-8") as file:
             file.seek(self._sizes[rank])
             return file.read()
 
@@ -84,7 +85,7 @@ def place(dump: str, cells: Path) -> str:
 def place_of(frames: list[Frame], cells: Path) -> str:
     """Return where a rank is, from the frames of its stack and the file with its cells."""
     try:
-        lines = cells.read_text().splitlines()
+        lines = cells.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     notes = [json.loads(line) for line in lines if line.endswith("}")]
@@ -157,7 +158,7 @@ def _library_call(inside: list[Frame]) -> str | None:
 def _library_folders() -> tuple[str, ...]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = {sysconfig.get_path(name) for name in names} | {str(Path(__file__).parents[1])}
-    return tuple(str(Path(f)) + "/" for f in folders | {str(Path(f).resolve()) for f in folders})
+    return tuple(f"{Path(f)}{os.sep}" for f in folders | {str(Path(f).resolve()) for f in folders})
 
 
 def _is_library(frame: Frame, cells: dict[str, str]) -> bool:
@@ -167,4 +168,4 @@ def _is_library(frame: Frame, cells: dict[str, str]) -> bool:
         return False
     if file.startswith("<") or file.startswith(_library_folders()):
         return True
-    return "site-packages" in file or file.startswith(f"{sys.base_prefix}/lib/")
+    return "site-packages" in file or file.startswith(os.path.join(sys.base_prefix, "lib", ""))

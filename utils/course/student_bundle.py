@@ -17,10 +17,10 @@ from .notebook import NotebookError
 #: The files that students get; everything else stays with the authors.
 FOR_STUDENTS = (
     *("labs", "utils", ".ci/constraints.txt", ".gitignore", ".github/course.gif"),
-    *("LICENSE", "Makefile", "README.md", "environment.yml", "hatch_build.py", "pyproject.toml"),
+    *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
-    *("docs/students.md", "docs/admins.md", "docs/install-wsl.md", "docs/fork-server.md"),
-    *("docs/forecast.md", "docs/diagnosis.md"),
+    *("docs/students.md", "docs/admins.md", "docs/install-windows.md", "docs/install-wsl.md"),
+    *("docs/fork-server.md", "docs/forecast.md", "docs/diagnosis.md"),
 )
 #: The part of a page for authors; words after `authors` are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)

@@ -13,7 +13,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 
 from utils.doctor import machine_checks, mpi_checks, package_checks
-from utils.doctor.finding import Finding, SettledError, error, not_tested, one_line
+from utils.doctor.finding import (
+    Finding,
+    SettledError,
+    error,
+    in_this_shell,
+    not_tested,
+    one_line,
+)
 from utils.doctor.machine import Machine
 
 #: In the order in which you repair: an early failure is the cause of later failures.
@@ -41,6 +48,9 @@ CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "nbval": package_checks.check_nbval,
 }
 
+#: Checks of what only ranks that are processes need.
+OF_PROCESSES = {'backend "mpi"', "MPI library", "launcher", "thread level", "shared memory"}
+
 WIDTH = 80
 INDENT = 17
 SYMBOLS = {"ok": "✓", "warning": "!", "error": "✗"}
@@ -57,22 +67,20 @@ def find(name: str, machine: Machine) -> Finding:
         finding = not_tested(str(missing.name))
     except Exception as failure:
         finding = error(one_line(failure), "please report this line: the problem is new")
-    return replace(finding, name=name)
+    return replace(finding, name=name, remedy=in_this_shell(finding.remedy))
 
 
 def examine(machine: Machine) -> Iterator[Finding]:
     """Yield all findings in order, each as soon as it is known."""
-    if sys.platform == "win32":
-        yield find("system", machine)  # the other checks need things that Windows doesn't have
-        return
     # Imports take seconds, so these probes run at once, but not while the ranks' time is measured.
     with contextlib.suppress(OSError):  # the line of a probe that can't start reports it
-        for part in ("torch", "jupyterlab", "library"):
+        for part in ("torch", "jupyterlab", *([] if machine.without_mpi else ["library"])):
             machine.probe(part)
         if machine.has_launcher:  # on a rank, this probe would wait for the other ranks
             machine.probe("all_reduce")
     for name in CHECKS:
-        yield find(name, machine)
+        if not (machine.without_mpi and name in OF_PROCESSES):
+            yield find(name, machine)
 
 
 def as_text(finding: Finding) -> str:

@@ -10,10 +10,13 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.jobs import ROOT
+from utils.jobs import POSIX, ROOT
 
 # The command that `make env` installs.
-OWN_COMMAND = ROOT / ".venv" / "bin" / "ddl-labs"
+OWN_COMMAND = ROOT / ".venv" / ("bin/ddl-labs" if POSIX else "Scripts/ddl-labs.exe")
+# The command that builds the course's environment.
+IN_WINDOWS = "py -m venv .venv\n.venv\\Scripts\\python -m pip install -e . -c .ci/constraints.txt"
+NEW_ENVIRONMENT = "make env" if POSIX else IN_WINDOWS
 # Whether this is a clone of the course. On a hub, the course is a package in a shared environment.
 IS_CLONE = (ROOT / "pyproject.toml").exists()
 
@@ -94,6 +97,14 @@ def gist(text: str) -> str:
     return textwrap.shorten(lines[0], 200, placeholder=" …") if lines else "it printed nothing"
 
 
+def in_this_shell(remedy: str) -> str:
+    """Return a remedy with its variables as PowerShell sets them, if this is Windows."""
+    if POSIX:
+        return remedy
+    remedy = re.sub(r"\bexport (\w+)=(\S+)", r'$env:\1 = "\2"', remedy)
+    return re.sub(r"\bunset (\w+)", r"Remove-Item Env:\1", remedy).replace(" && ", "; ")
+
+
 def install_command(extra: str = "") -> str:
     """Return the command that installs the course's packages, and an extra, into this Python."""
     if not IS_CLONE:
@@ -104,7 +115,7 @@ def install_command(extra: str = "") -> str:
         more = f" -e '.[{extra}]'" if extra else ""
         return f"{change}{python} -m pip install -r requirements.txt{more}"
     # Never advise to install packages into the system's Python.
-    return in_own_python() or f"{change}make env"
+    return in_own_python() or f"{change}{NEW_ENVIRONMENT}"
 
 
 def in_own_python() -> str:

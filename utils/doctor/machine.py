@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from utils.doctor.finding import Finding, SettledError, error, gist, install_command, not_tested
 from utils.doctor.probes import MARK, PROBES
-from utils.jobs import python_command
+from utils.jobs import POSIX, python_command
 
 if TYPE_CHECKING:
     from utils.jobs.start_plan import Plan
@@ -93,14 +94,14 @@ class Probe:
 
             family = watchdog.family(self._process.pid)
         # At a SIGTERM, Open MPI removes its files from /dev/shm and the temporary folder.
-        os.killpg(self._process.pid, signal.SIGTERM)
+        os.killpg(self._process.pid, signal.SIGTERM) if POSIX else self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         for member in family:
             with contextlib.suppress(Exception):  # the process has ended
                 member.kill()
         with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL) if POSIX else self._process.kill()
         self._process.wait(5)
 
 
@@ -161,6 +162,11 @@ class Machine:
     def facts(self, part: str) -> Facts:
         """Return the known facts about a part; if there are none, "error" says why."""
         return self.probe(part).facts(part)
+
+    @functools.cached_property
+    def without_mpi(self) -> bool:
+        """Return whether ranks run inside the kernel, because they can't be processes here."""
+        return not POSIX or importlib.util.find_spec("mpi4py") is None
 
     @functools.cached_property
     def plan(self) -> Plan | Finding:

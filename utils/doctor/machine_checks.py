@@ -14,7 +14,7 @@ from pathlib import Path
 
 from utils.doctor.finding import Finding, error, gigabytes, ok, one_line, warning
 from utils.doctor.machine import Machine
-from utils.jobs import RanksError
+from utils.jobs import POSIX, RanksError
 
 RANKS_OF_A_LAB = 4
 # Four ranks with PyTorch and the data, the notebook's kernel and JupyterLab.
@@ -43,12 +43,12 @@ def _own_cgroup(file: str) -> Iterator[str]:
     """Yield the text of this file in the control group of this process, and in its parents."""
     top = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError):
-        text = Path("/proc/self/cgroup").read_text()
+        text = Path("/proc/self/cgroup").read_text(encoding="utf-8")
         for name in re.findall(r"^0::/(.*)$", text, re.MULTILINE):
             group = top / name
             for folder in (group, *group.parents):
                 if folder.is_relative_to(top) and (folder / file).is_file():
-                    yield (folder / file).read_text()
+                    yield (folder / file).read_text(encoding="utf-8")
 
 
 def cpu_quotas() -> list[float]:
@@ -59,17 +59,18 @@ def cpu_quotas() -> list[float]:
 
 def check_memory(machine: Machine) -> Finding:
     """Check that there is enough memory for four ranks, the kernel and JupyterLab."""
-    import resource
-
     import psutil
 
     limits = {"free": psutil.virtual_memory().available}
     for text in _own_cgroup("memory.max"):
         if text.strip() != "max":
             limits["the limit of this container or job"] = int(text)
-    most = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if most != resource.RLIM_INFINITY:
-        limits["the limit of each process (ulimit -v)"] = most
+    if POSIX:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most != resource.RLIM_INFINITY:
+            limits["the limit of each process (ulimit -v)"] = most
     name, size = min(limits.items(), key=operator.itemgetter(1))
     fact = f"{gigabytes(size)} {name}; a lab needs {gigabytes(MEMORY_OF_A_LAB)}"
     remedy = "close other programs, or ask for more (srun --mem 4G, docker run -m 4g)"
@@ -102,9 +103,10 @@ def check_temp_folder(machine: Machine) -> Finding:
     try:
         folder = Path(tempfile.gettempdir())
         write_a_megabyte(folder)
-        from utils.jobs.session import base_folder
+        if POSIX:
+            from utils.jobs.session import base_folder
 
-        base_folder()
+            base_folder()
     except OSError as failure:
         return error(one_line(failure), remedy)
     except RanksError as failure:

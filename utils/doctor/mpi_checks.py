@@ -21,6 +21,7 @@ from utils.doctor.finding import (
     warning,
 )
 from utils.doctor.machine import Machine, needs_pytorch
+from utils.jobs import POSIX
 
 if TYPE_CHECKING:
     from utils.jobs.site import Launcher
@@ -161,6 +162,8 @@ def _together(launcher: Launcher) -> str:
 
 def check_ranks(machine: Machine) -> Finding:
     """Check that two ranks form a process group and all_reduce, and report the seconds."""
+    if machine.without_mpi:
+        return _inside_the_kernel()
     if machine.sizes() != [2, 2]:
         return NO_LAUNCHER
     needs_pytorch(machine)
@@ -179,6 +182,16 @@ def check_ranks(machine: Machine) -> Finding:
         remedy = "if the environment is on a network drive, move it to a local disk"
         return warning(f"{task}: {seconds:.1f} s", remedy)
     return ok(f"{task}: {seconds:.1f} s")
+
+
+def _inside_the_kernel() -> Finding:
+    """Return what a student has without MPI, what is missing, and how to get it."""
+    fact = (
+        "they run as threads inside the notebook's kernel, because there is no MPI here. Messages, "
+        "results, deadlocks, and checks work. You don't see measured speed, or ranks that die"
+    )
+    remedy = f"for ranks that are processes:\n{install_command()}"
+    return warning(fact, remedy if POSIX else "for ranks that are processes: docs/install-wsl.md")
 
 
 def check_thread_level(machine: Machine) -> Finding:

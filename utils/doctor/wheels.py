@@ -104,7 +104,7 @@ def _complaint_of_pip(*arguments: str) -> str:
         SystemExit: Pip failed for another reason.
     """
     call = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *arguments]
-    done = subprocess.run(call, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(call, stderr=subprocess.PIPE, check=False, encoding="utf-8")
     if done.returncode and "No matching distribution found" not in done.stderr:
         raise SystemExit(f"pip failed:\n{done.stderr.strip()}")
     return done.stderr.strip() if done.returncode else ""

@@ -200,9 +200,8 @@ ALGORITHMS: dict[str, dict[str, Algorithm]] = {
 
 #: Libraries whose choices are known, from machines.toml: for each operation, rules in order. Calls
 #: that are pending together share the latency there. Others, such as NCCL, run one call at a time.
-LIBRARIES: dict[str, dict[str, list[dict[str, Any]]]] = tomllib.loads(CATALOG.read_text())[
-    "libraries"
-]
+LIBRARIES: dict[str, dict[str, list[dict[str, Any]]]]
+LIBRARIES = tomllib.loads(CATALOG.read_text(encoding="utf-8"))["libraries"]
 
 
 def _chosen(library: str, op: str, nbytes: float, ranks: int) -> str:

@@ -289,7 +289,12 @@ def described(folder: Path) -> str:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "describe", "--always", "--tags", "--dirty"]
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=GIT_SECONDS, check=True
+            command,
+            cwd=folder,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=True,
+            encoding="utf-8",
         )
         return done.stdout.strip()
     return ""
@@ -316,7 +321,7 @@ def held(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        (out / HOLDER).write_text(json.dumps(me))
+        (out / HOLDER).write_text(json.dumps(me), encoding="utf-8")
     except filelock.Timeout:
         raise NotebookError(
             f"The results folder {out} is in use: {_holder(out)}. Wait until it has finished."
@@ -335,7 +340,7 @@ def held(out: Path) -> Iterator[None]:
 
 def _holder(out: Path) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        about = json.loads((out / HOLDER).read_text())
+        about = json.loads((out / HOLDER).read_text(encoding="utf-8"))
         return f"process {about['pid']} on {about['host']} has been grading since {about['since']}"
     return "another process is grading"
 

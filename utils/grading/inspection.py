@@ -141,7 +141,7 @@ def _inspected(
     with contextlib.suppress(subprocess.SubprocessError, OSError, ValueError):
         command = [sys.executable, "-P", "-c", INSPECT]  # -P: don't import from the current folder
         done = subprocess.run(
-            command, input=text, timeout=DEADLINE, text=True, capture_output=True, check=True
+            command, input=text, timeout=DEADLINE, capture_output=True, check=True, encoding="utf-8"
         )
         return dict(json.loads(done.stdout))
     return None
@@ -238,8 +238,8 @@ def ordinary() -> set[str]:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("torch")
-    torch = Path(spec.origin).parent
-    texts = [path.read_text() for pattern in DECLARING.split() for path in torch.glob(pattern)]
+    files = [f for pattern in DECLARING.split() for f in Path(spec.origin).parent.glob(pattern)]
+    texts = [file.read_text(encoding="utf-8") for file in files]
     known = {*OTHERS.split(), *(word for text in texts for word in DECLARED.findall(text))}
     known |= public(*TYPES, *map(importlib.import_module, COMPUTING.split()))
     return {word for word in known if not SPECIAL.match(word)}

@@ -131,7 +131,7 @@ def _write_kernelspec(job: Path, command: list[str]) -> None:
     spec = {"argv": [*LAUNCHER, "{connection_file}", *command], "display_name": "graded"}
     # An interrupt by signal would end bubblewrap.
     spec |= {"language": "python", "interrupt_mode": "message"}
-    (folder / "kernel.json").write_text(json.dumps(spec))
+    (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
 
 
 def _environment(job: Path, box: Box, mark: str) -> dict[str, str]:
@@ -190,7 +190,9 @@ def _status(status: int) -> str:
 def oom_kills() -> int:
     """Return how many processes Linux has killed for lack of memory since the machine started."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/vmstat").read_text().partition("\noom_kill ")[2].split()[0])
+        return int(
+            Path("/proc/vmstat").read_text(encoding="utf-8").partition("\noom_kill ")[2].split()[0]
+        )
     return 0
 
 
@@ -256,7 +258,7 @@ def _own_memory(process: psutil.Process) -> int:
     If the system doesn't report shares, shared memory counts for each process, which is too much.
     """
     with contextlib.suppress(OSError, IndexError, ValueError):
-        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
+        text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
         return int(text.partition("Pss_Anon:")[2].split()[0]) * 1024
     return _written(process)
 

@@ -198,7 +198,7 @@ class Box:
         options = []
         for name, text in texts.items():
             (job / "etc").mkdir(exist_ok=True)
-            (job / "etc" / name).write_text(text)
+            (job / "etc" / name).write_text(text, encoding="utf-8")
             options += ["--ro-bind", str(job / "etc" / name), f"/etc/{name}"]
         for name in ETC:
             options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
@@ -265,7 +265,7 @@ def require(box: Box, folder: Path) -> None:
     probe = box.inner(folder, 0)
     probe[probe.index("--") + 1 :] = [sys.executable, "-c", "import utils"]
     done = subprocess.run(
-        box.outer(folder, probe), capture_output=True, text=True, timeout=60, check=False
+        box.outer(folder, probe), capture_output=True, timeout=60, check=False, encoding="utf-8"
     )
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
@@ -295,7 +295,7 @@ def font_lists() -> Iterator[Path]:
 
 
 def _knows(option: str) -> bool:
-    text = subprocess.run([bwrap(), "--help"], capture_output=True, text=True, check=False)
+    text = subprocess.run([bwrap(), "--help"], capture_output=True, check=False, encoding="utf-8")
     return option in text.stdout + text.stderr
 
 

@@ -4,11 +4,19 @@
 own ``utils.py`` instead of the course. The commands made here avoid that.
 """
 
+import os
 import sys
 from pathlib import Path
 
 # The course's folder: a clone, or site-packages.
 ROOT = Path(__file__).resolve().parents[2]
+
+# Whether this system is like Unix, so that ranks can be processes. Windows isn't.
+POSIX = hasattr(os, "fork")
+NO_PROCESSES = (
+    "Ranks can't be processes here, because there is no Open MPI for Windows. Use ranks inside the "
+    'kernel, cluster.start(…, where="here"), or install WSL: docs/install-windows.md.'
+)
 
 
 class RanksError(RuntimeError):

@@ -129,7 +129,7 @@ def run(pair: Pair, right: bool, tool: Tool) -> Trial:
     plan = Plan(pair.ranks, timeout=PATIENCE, launcher="mpiexec")
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / NAME
-        program.write_text(pair.text(right))
+        program.write_text(pair.text(right), encoding="utf-8")
         environment = {
             "LABELLED_BACKEND": tool.backend,
             "LABELLED_TIMEOUT": str(PATIENCE),
@@ -181,9 +181,9 @@ def analyzed(plan: Plan, dumps: Path) -> str:
                 env=os.environ | plan.environment | python.outside_mpiexec(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
                 timeout=DEADLINE,
                 check=False,
+                encoding="utf-8",
             )
             if not done.returncode:
                 return found(done.stdout + done.stderr)

@@ -153,7 +153,10 @@ def _streams(capture: bool) -> Iterator[tuple[Stream, Stream]]:
     if not capture:
         yield None, None
         return
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as err,
+    ):
         yield out, err
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import secrets
@@ -45,7 +44,7 @@ class Session:
             self.folder.mkdir(mode=0o700)
             if job:
                 (self.folder / watchdog.JOB).touch()
-            self._lock = open(self.folder / "lock", "w")  # noqa: SIM115 - held until close()
+            self._lock = open(self.folder / "lock", "w", encoding="utf-8")  # noqa: SIM115 - held until close()
             _flock(self._lock)
         not_in_forked_children(self._lock)
         self._watchdog = subprocess.Popen(
@@ -55,7 +54,7 @@ class Session:
             stderr=subprocess.DEVNULL,
             cwd="/",
             start_new_session=True,
-            text=True,
+            encoding="utf-8",
         )
         assert self._watchdog.stdin is not None, "it was started with a pipe"
         self._pipe = self._watchdog.stdin
@@ -128,7 +127,7 @@ def base_folder(shared: bool = False) -> Path:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock of this file, which all processes of this user share."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         _flock(file)
         yield
 
@@ -138,6 +137,8 @@ def _flock(file: IO[str]) -> None:
 
     Without locks, notebooks that start together don't wait for each other, and left-overs stay.
     """
+    import fcntl  # here, because Windows has none, and no sessions
+
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
     except OSError as error:
@@ -152,8 +153,10 @@ def _own_sessions() -> str:
 
 def _clear_left_overs(base: Path) -> None:
     """End ranks of dead kernels whose watchdog was killed, too, and remove their folders."""
+    import fcntl
+
     for folder in base.glob(f"{_own_sessions()}*"):
-        with contextlib.suppress(OSError), (folder / "lock").open("a") as file:
+        with contextlib.suppress(OSError), (folder / "lock").open("a", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             watchdog.end_all(folder.name)
             watchdog.cancel_job(folder.name, folder)

@@ -29,7 +29,7 @@ from torch_mpi.library import (
     library_beside,
     mpiexec_of_the_site,
 )
-from utils.jobs import RanksError
+from utils.jobs import NO_PROCESSES, POSIX, RanksError
 from utils.jobs.slurm import Allocation, has_slurm
 
 CONFIG_FILE = "ipcluster_config.py"
@@ -244,6 +244,8 @@ def find_launcher() -> Launcher:
 
 
 def _launcher() -> Launcher:
+    if not POSIX:
+        raise LauncherError(NO_PROCESSES)
     environments = Path(sys.prefix) / "bin" / "mpiexec"
     named = os.environ.get(LIBRARY_VARIABLE)
     named_here = bool(named) and Path(str(named)).is_relative_to(sys.prefix)

@@ -164,7 +164,7 @@ def srun_mpi(open_mpi: bool) -> str:
 def _answer(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, check=False
+            command, capture_output=True, timeout=PATIENCE, check=False, encoding="utf-8"
         )
     except (OSError, subprocess.SubprocessError):
         return ""

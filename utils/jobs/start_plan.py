@@ -273,7 +273,7 @@ def refuse_on_a_rank() -> None:
 
 def is_root() -> bool:
     """Return whether this process runs as root, which Open MPI refuses by default."""
-    return os.geteuid() == 0
+    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def _cores(way: Way) -> int | None:
@@ -301,7 +301,7 @@ def usable_cores() -> int:
     for cpu in os.sched_getaffinity(0):
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         try:
-            cores.add(siblings.read_text())
+            cores.add(siblings.read_text(encoding="utf-8"))
         except OSError:
             cores.add(str(cpu))
     return max(1, min(len(cores), _quota()))
@@ -310,7 +310,7 @@ def usable_cores() -> int:
 def _quota() -> int:
     """Return a container's limit in cores (cgroup 2), or a very large number without a limit."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         return max(1, int(quota) // int(period))
     except (OSError, ValueError):
         return sys.maxsize

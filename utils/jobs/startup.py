@@ -97,9 +97,9 @@ def measure(name: str, way: str) -> float:
             env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
             timeout=DEADLINE,
             check=False,
+            encoding="utf-8",
         )
     if done.returncode:
         raise RuntimeError(f"{name} ({way}) failed:\n{done.stdout}{done.stderr}")

@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import psutil
 
@@ -79,10 +79,10 @@ def members(
     return [p for p in processes if p.pid != os.getpid() and alive(p)]
 
 
-def _signal(processes: list[psutil.Process], number: int) -> None:
+def _each(processes: Iterable[psutil.Process], end: Callable[[psutil.Process], None]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            process.send_signal(number)
+            end(process)
 
 
 def end_all(
@@ -94,6 +94,8 @@ def end_all(
 ) -> bool:
     """End all members: SIGTERM, then SIGKILL after `grace` seconds. Return whether none is left.
 
+    On Windows, there is only one way to end a process.
+
     A process may just be starting a new one, so it repeats until two searches in a row find
     nothing, or until `limit` seconds have passed.
     """
@@ -102,11 +104,11 @@ def end_all(
     while quiet < 2 and time.monotonic() < deadline:
         processes = members(mark, roots, variable)
         quiet = 0 if processes else quiet + 1
-        _signal(processes, signal.SIGTERM)
+        _each(processes, psutil.Process.terminate)
         patience = time.monotonic() + grace
         while any(map(alive, processes)) and time.monotonic() < patience:
             time.sleep(0.02)
-        _signal(list(filter(alive, processes)), signal.SIGKILL)
+        _each(filter(alive, processes), psutil.Process.kill)
         time.sleep(0.03)
     return quiet >= 2
 

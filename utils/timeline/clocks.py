@@ -13,9 +13,10 @@ import time
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch_mpi.mpi import MPI
+if TYPE_CHECKING:
+    from torch_mpi.mpi import MPI
 
 Clock = Callable[[], float]
 

@@ -24,7 +24,7 @@ def main(file: str, tests: str) -> None:
     from .text import python
 
     world = MPI.COMM_WORLD.Dup()
-    for line in Path(file).read_text().splitlines():
+    for line in Path(file).read_text(encoding="utf-8").splitlines():
         program = json.loads(line)
         if world.rank == 0:
             print(f"BEGIN {program['seed']}", flush=True)

@@ -256,7 +256,7 @@ def set_threads(environment: dict[bytes, bytes]) -> None:
 
 def _setter_of_openblas() -> Callable[[int], object] | None:
     """Return OpenBLAS's function that sets the number of threads; None for another library."""
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", encoding="utf-8") as file:
         paths = {line.split()[-1] for line in file if "openblas" in line}
     for path in sorted(paths):
         library = ctypes.CDLL(path)

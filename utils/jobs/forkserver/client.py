@@ -120,7 +120,7 @@ def lease(environment: Mapping[str, str], mpiexec: str) -> Lease:
         raise OSError(f"the fork server did not start (see {folder / 'log'})")
     stub.send(connection, {"lease": os.getpid()})
     not_in_forked_children(connection)
-    return Lease(path, connection, json.loads((folder / SETTINGS).read_text()))
+    return Lease(path, connection, json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
 
 
 def _connect(path: Path) -> socket.socket | None:
@@ -148,14 +148,14 @@ def _start(
     """Start a server, and connect to it. Its socket is made here, so that clients can wait."""
     folder.mkdir(mode=0o700, exist_ok=True)
     settings = _below(mpiexec, environment)
-    (folder / SETTINGS).write_text(json.dumps(settings))
+    (folder / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(1024)
         command = [sys.executable, *SERVER]
         command += [str(listener.fileno()), str(folder), " " * ROOM_FOR_COMMAND]
-        with (folder / "log").open("w") as log:
+        with (folder / "log").open("w", encoding="utf-8") as log:
             subprocess.Popen(
                 command,
                 env=_environment(environment, settings),
@@ -177,9 +177,9 @@ def _below(mpiexec: str, environment: Mapping[str, str]) -> dict[str, str]:
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        text=True,
         timeout=PATIENCE,
         check=False,
+        encoding="utf-8",
     )
     try:
         return load_time(json.loads(done.stdout.splitlines()[-1]))
@@ -225,7 +225,7 @@ def key(environment: Mapping[str, str], mpiexec: str) -> str:
 def _place() -> list[str]:
     """Return this process's place in the system: root folder, control group, and namespaces."""
     root = os.stat("/")
-    found = [f"{root.st_dev}:{root.st_ino}", Path("/proc/self/cgroup").read_text()]
+    found = [f"{root.st_dev}:{root.st_ino}", Path("/proc/self/cgroup").read_text(encoding="utf-8")]
     return found + [os.readlink(f"/proc/self/ns/{name}") for name in _NAMESPACES]
 
 

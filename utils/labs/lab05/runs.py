@@ -145,13 +145,15 @@ class _Progress:
 
 def save(runs: Iterable[Run], path: str | Path) -> None:
     """Write runs to a JSON file."""
-    Path(path).write_text(json.dumps([asdict(run) for run in runs], indent=1) + "\n")
+    Path(path).write_text(
+        json.dumps([asdict(run) for run in runs], indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def load(path: str | Path) -> list[Run]:
     """Return the runs that :func:`save` wrote, on this or another machine."""
     runs = []
-    for fields in json.loads(Path(path).read_text()):
+    for fields in json.loads(Path(path).read_text(encoding="utf-8")):
         job = Job(**fields.pop("job"))
         bindings = {int(rank): text for rank, text in fields.pop("bindings").items()}
         runs.append(Run(job, **fields, bindings=bindings))
@@ -173,7 +175,7 @@ def series(folder: str | Path) -> dict[int, dict]:
     if not written:
         raise FileNotFoundError(f"no job has written results below {folder}")
     newest = max(written.values(), key=lambda files: max(file.stat().st_mtime for file in files))
-    results = [json.loads(file.read_text()) for file in newest]
+    results = [json.loads(file.read_text(encoding="utf-8")) for file in newest]
     return dict(sorted((len(result["ranks"]), result) for result in results))
 
 

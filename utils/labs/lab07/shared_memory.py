@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
-import os
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -165,23 +165,20 @@ def _after_hogwild(
 
 
 @contextlib.contextmanager
-def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """Share zeros among all ranks, with a file as their lock; all ranks call this."""
-    path = [None]
-    if dist.get_rank() == SERVER:
-        file, path[0] = tempfile.mkstemp(prefix="lost-updates-")
-        os.ftruncate(file, 4 * count)
-        os.close(file)
-    dist.broadcast_object_list(path, src=SERVER)
-    counters = torch.from_file(path[0], shared=True, size=count)
-    lock = os.open(path[0], os.O_RDWR)
-    dist.barrier()
-    try:
+def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, filelock.FileLock]]:
+    """Share zeros among all ranks, with a lock; all ranks call this."""
+    with contextlib.ExitStack() as stack:
+        folder = [None]
         if dist.get_rank() == SERVER:
-            os.unlink(path[0])
-        yield counters, lock
-    finally:
-        os.close(lock)
+            # Windows removes no file that a rank still maps; the system does it later.
+            own = tempfile.TemporaryDirectory(prefix="lost-updates-", ignore_cleanup_errors=True)
+            folder[0] = stack.enter_context(own)
+            Path(folder[0], "counters").write_bytes(bytes(4 * count))
+        dist.broadcast_object_list(folder, src=SERVER)
+        file = Path(folder[0], "counters")
+        counters = torch.from_file(str(file), shared=True, size=count)
+        dist.barrier()
+        yield counters, filelock.FileLock(file.with_name("lock"))
 
 
 def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
@@ -204,9 +201,8 @@ def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
                 )
             if rank == WORLD - 1:
                 time.sleep(0.002)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            counters.add_(keep[len(made)])
-            fcntl.flock(lock, fcntl.LOCK_UN)
+            with lock:
+                counters.add_(keep[len(made)])
             together.append(any(c.op in TOGETHER and c.end for c in log.since(mark)))
             made.append(log.mark() - mark)
 

@@ -53,9 +53,9 @@ def compare(extra: int = EXTRA) -> dict:
         done = subprocess.run(
             python_command(code),
             capture_output=True,
-            text=True,
             timeout=PATIENCE,
             env=os.environ | MALLOC,
+            encoding="utf-8",
         )
     if done.returncode:
         raise RuntimeError(f"The limited process ended with {done.returncode}: {done.stderr}")
@@ -73,7 +73,7 @@ def child(folder: str, extra: int) -> None:
     numbers = sum((a + 1) * b for a, b in itertools.pairwise(SIZES))
     results: dict = {"needed": 4 * 4 * numbers, "allowed": extra}
     free = resource.getrlimit(resource.RLIMIT_DATA)
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     data_segment = 1024 * int(re.search(r"^VmData:\s+(\d+)", status, re.M)[1])
     resource.setrlimit(resource.RLIMIT_DATA, (data_segment + extra, free[1]))
     # The files come first, because memory that a failure leaves in malloc's pools would count.

@@ -253,7 +253,7 @@ def _prepare(folder: Path, p: int, leftover: bool) -> None:
     (folder / OLD_FOLDER).mkdir(parents=True)
     for place in range(p):
         torch.save(_state(OLD, place), folder / OLD_FOLDER / f"rank-{place}.pt")
-    (folder / "latest").write_text(OLD_FOLDER)
+    (folder / "latest").write_text(OLD_FOLDER, encoding="utf-8")
     if leftover:
         (folder / NEW_FOLDER).mkdir()
         for place in range(p):

@@ -154,7 +154,8 @@ def judged(
 def _reports(place: Path) -> dict[int, dict]:
     """Return the reports that ranks left in a folder; some ranks may have left none."""
     paths = {rank: place / f"rank-{rank}.json" for rank in range(RANKS)}
-    return {rank: json.loads(path.read_text()) for rank, path in paths.items() if path.exists()}
+    texts = {r: path.read_text(encoding="utf-8") for r, path in paths.items() if path.exists()}
+    return {rank: json.loads(text) for rank, text in texts.items()}
 
 
 def _communication(traces: dict[int, list]) -> dict[str, int]:

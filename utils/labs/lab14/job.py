@@ -280,7 +280,7 @@ def main() -> None:
     """Run the entry's file on this rank."""
     entry = sys.argv[1]
     folder = Path(sys.argv[2])
-    plan = json.loads((folder / "plan.json").read_text())
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group("mpi", timeout=timedelta(seconds=PATIENCE))
     data.fashion_mnist = _no_images

@@ -123,7 +123,7 @@ def analyzed(folder: str | Path, seconds: float = 60.0) -> str:
     """
     command = python_command(ANALYZER, str(folder), "-p", "rank_")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(command, capture_output=True, timeout=seconds, encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     lines = (done.stdout + done.stderr).splitlines()

@@ -11,14 +11,16 @@ The texts are in :data:`FILE` next to the notebook, so that the next lab continu
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import html
 import json
 import os
-import time
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import filelock
 
 #: Next to the notebook, in the folder that its kernel works in.
 FILE = "five_metrics.json"
@@ -254,22 +256,12 @@ def _write(path: Path, texts: Texts) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let notebooks that write at the same time wait for each other, if the folder allows it."""
-    handle = None
+    """Let notebooks that write at the same time wait for each other, if the system allows it."""
+    name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    lock = filelock.FileLock(Path(tempfile.gettempdir(), f"five-metrics-{name}.lock"))
     try:
-        with contextlib.suppress(OSError):
-            handle = os.open(folder, os.O_RDONLY)
-            _lock(handle)
+        with contextlib.suppress(OSError, NotImplementedError):
+            lock.acquire(timeout=_PATIENCE)
         yield
     finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _lock(handle: int) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(0.02)
+        lock.release()

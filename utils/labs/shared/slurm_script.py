@@ -92,7 +92,7 @@ def submit(script: Path) -> str:
     lacking. A job that can never start stays in the queue, and the text says so.
     """
     instead = {name: os.environ[name] for name in _INSTEAD if os.environ.get(name)}
-    asked = request(script.read_text().splitlines())
+    asked = request(script.read_text(encoding="utf-8").splitlines())
     asked |= {_INSTEAD[name]: value for name, value in instead.items()}
     lack = slurm.shortfall(asked)
     if lack:
@@ -101,7 +101,9 @@ def submit(script: Path) -> str:
             f"Not submitted, because it could never start: {lack}. Ask for less.{''.join(counts)}"
         )
     command = ["sbatch", script.name]
-    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=script.parent, capture_output=True, timeout=60, encoding="utf-8"
+    )
     reply = done.stdout + done.stderr
     job = re.search(r"Submitted batch job (\d+)", reply)
     never = slurm.why_never(job[1]) if job else ""
@@ -116,7 +118,7 @@ def of_the_site() -> dict[str, str]:
     hpc/site.toml describes the site's `partition`, `account`, `options` and `setup`.
     """
     file = Path(PREFIX, "etc/ddl-labs/site.toml")
-    site = tomllib.loads(file.read_text())["slurm"] if file.is_file() else {}
+    site = tomllib.loads(file.read_text(encoding="utf-8"))["slurm"] if file.is_file() else {}
     options = [f"--{name}={site[name]}" for name in ("partition", "account") if site.get(name)]
     options += site.get("options", [])
     return {
@@ -219,9 +221,9 @@ def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str
         notes = Path(folder, "notes")
         start = Path(folder, "start")
         notes.touch()
-        start.write_text(_REHEARSAL)
+        start.write_text(_REHEARSAL, encoding="utf-8")
         for name in LAUNCHERS:
-            Path(folder, name).write_text(_NOTES)
+            Path(folder, name).write_text(_NOTES, encoding="utf-8")
             Path(folder, name).chmod(0o755)
         Path(folder, "env").symlink_to("/usr/bin/env")
         variables = {"PATH": folder, "BASH_ENV": str(start), "NOTES": str(notes), "HOME": folder}
@@ -229,5 +231,5 @@ def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str
         variables["SLURM_SUBMIT_DIR"] = folder
         bash = [shutil.which("bash"), "-c", bare]
         subprocess.run(bash, env=variables, cwd=folder, input="", **_BASH)
-        calls = notes.read_text().split("END\0")[:-1]
+        calls = notes.read_text(encoding="utf-8").split("END\0")[:-1]
     return [call.split("\0")[:-1] for call in calls]

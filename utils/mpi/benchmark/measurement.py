@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
             print(tables.text(result), end="", flush=True)
             if options.json:
                 text = json.dumps(result, indent=1, allow_nan=False)
-                options.json.write_text(text + "\n")
+                options.json.write_text(text + "\n", encoding="utf-8")
         slowest(comm, 0)  # the other ranks sleep while rank 0 writes
         dist.destroy_process_group()
         return 0

@@ -146,8 +146,11 @@ def run_on_ranks(folder: Path) -> None:
 
     comm = MPI.COMM_WORLD.Dup()
     suite = load_suite(comm.size)
-    stacks = open(folder / f"{comm.rank}.stacks", "w")  # noqa: SIM115
-    with open(folder / f"{comm.rank}.jsonl", "w", buffering=1) as news, gpus_to_cpu():
+    stacks = open(folder / f"{comm.rank}.stacks", "w", encoding="utf-8")  # noqa: SIM115
+    with (
+        open(folder / f"{comm.rank}.jsonl", "w", encoding="utf-8", buffering=1) as news,
+        gpus_to_cpu(),
+    ):
         for name in json.loads((folder / "tests.json").read_text()):
             stacks.seek(0)
             stacks.truncate()
@@ -245,7 +248,7 @@ def run_job(names: list[str], n: int) -> list[Outcome]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         (folder / "tests.json").write_text(json.dumps(names))
-        with open(folder / "output.txt", "w") as output:
+        with open(folder / "output.txt", "w", encoding="utf-8") as output:
             process = subprocess.Popen(
                 [
                     *(find_mpiexec(), "-n", str(n), "--bind-to", "none"),

@@ -48,7 +48,7 @@ def _descriptors() -> Counter:
 def _shared() -> list[str]:
     """Files in /dev/shm that this process has mapped or open."""
     names = {os.readlink(f"/proc/self/fd/{fd}") for fd in _numbers()}
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
         names |= {line.split(maxsplit=5)[5].strip() for line in maps if SHARED in line}
     return sorted(name for name in names if name.startswith(SHARED))
 
@@ -66,7 +66,7 @@ def _alive(convert: str) -> int | None:
     """
     if MPI.get_vendor()[0] != "Open MPI":
         return None
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
         path = next(line.split()[-1] for line in maps if "libmpi.so" in line)
     function = getattr(ctypes.CDLL(path), convert)
     function.restype, function.argtypes = ctypes.c_void_p, [ctypes.c_int]

@@ -73,7 +73,10 @@ def run_tree(
 
     Output goes to files, not pipes, so that a grandchild that keeps them open can't stall us.
     """
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8") as out,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as err,
+    ):
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

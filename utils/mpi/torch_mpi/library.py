@@ -77,7 +77,7 @@ def version(mpiexec: str) -> str:
     """Return a text such as "HYDRA 4.0.2"; raise LauncherError if the mpiexec doesn't run."""
     try:
         done = subprocess.run(
-            [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
+            [mpiexec, "--version"], capture_output=True, timeout=20, check=False, encoding="utf-8"
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise LauncherError(
@@ -188,7 +188,7 @@ def vendor_that_loads() -> str | None:
     command = [sys.executable, "-c", _LOAD]
     env = os.environ | _library_to_name()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=env)
+        done = subprocess.run(command, capture_output=True, timeout=20, env=env, encoding="utf-8")
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -37,7 +37,7 @@ def evidence(name: str) -> dict[str, Any]:
     Raises:
         ValueError: the evidence was recorded from another text of the program.
     """
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     if found["digest"] != digest_of(text_of(name)):
         raise ValueError(
             f"The evidence of {name} belongs to another text of its program. Record it again: "

@@ -32,7 +32,7 @@ class RepairError(Exception):
 
 def text_of(name: str) -> str:
     """Return a patient's program."""
-    return (PATIENTS / f"{name}.py").read_text()
+    return (PATIENTS / f"{name}.py").read_text(encoding="utf-8")
 
 
 def repaired(text: str, repair: Any) -> str:

@@ -7,7 +7,6 @@ import faulthandler
 import io
 import json
 import os
-import resource
 import sys
 import threading
 import time
@@ -43,7 +42,7 @@ class Lines(io.TextIOBase):
 
     def __init__(self, rank: int, path: Path):
         self.rank = rank
-        self._file = path.open("w")
+        self._file = path.open("w", encoding="utf-8")
         self._open = ""
 
     def write(self, text: str) -> int:
@@ -72,7 +71,9 @@ def main(name: str, backend: str, folder: str) -> None:
     found: dict[str, Any] = {}
     if backend == "gloo":
         # A thread in C writes the stack: a call of gloo may hold Python's lock while it waits.
-        faulthandler.dump_traceback_later(PATIENCE, file=own.with_suffix(".stack").open("w"))
+        faulthandler.dump_traceback_later(
+            PATIENCE, file=own.with_suffix(".stack").open("w", encoding="utf-8")
+        )
         threading.Thread(target=_watch, args=(own,), daemon=True).start()
     try:
         with contextlib.redirect_stdout(Lines(rank, own.with_suffix(".lines"))):
@@ -81,7 +82,7 @@ def main(name: str, backend: str, folder: str) -> None:
         found["traceback"] = _own_frames(error, name)
         raise
     finally:
-        own.with_suffix(".json").write_text(json.dumps(found))
+        own.with_suffix(".json").write_text(json.dumps(found), encoding="utf-8")
     if backend == "gloo":
         time.sleep(2 * PATIENCE)  # the others may wait for this rank
     dist.destroy_process_group()
@@ -90,7 +91,7 @@ def main(name: str, backend: str, folder: str) -> None:
 def _watch(own: Path) -> None:
     """Write PyTorch's flight recorder when the program should have ended."""
     time.sleep(PATIENCE)
-    own.with_suffix(".flight").write_text(json.dumps(_flight()))
+    own.with_suffix(".flight").write_text(json.dumps(_flight()), encoding="utf-8")
 
 
 def _flight() -> list[list[Any]]:
@@ -150,7 +151,12 @@ def _examine(name: str, backend: str, found: dict[str, Any]) -> None:
 
 
 def _limit_memory() -> None:
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    import resource  # Windows has none
+
+    size = (
+        int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+        * resource.getpagesize()
+    )
     resource.setrlimit(resource.RLIMIT_AS, (size + MOST_BYTES, resource.RLIM_INFINITY))
 
 

@@ -39,7 +39,7 @@ def main(names: list[str]) -> None:
     for name in names or CASES:
         found = recorded(CASES[name])
         text = json.dumps(found, ensure_ascii=False)
-        (FOLDER / f"{name}.json").write_text(text + "\n")
+        (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
         print(f"{name}: {', '.join(found)}, {len(text):,} bytes", flush=True)
 
 
@@ -68,7 +68,7 @@ def _read(own: Path, name: str) -> dict[str, Any]:
 
     def text(suffix: str) -> str:
         path = own.with_suffix(suffix)
-        return path.read_text() if path.exists() else ""
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
     found: dict[str, Any] = json.loads(text(".json") or "{}")
     found["log"] = [json.loads(line) for line in text(".lines").splitlines()]

@@ -71,7 +71,7 @@ def classes() -> None:
 
 def shared_file() -> None:
     """Show the file that all programs import."""
-    text = (program.PATIENTS.parents[1] / "job.py").read_text()
+    text = (program.PATIENTS.parents[1] / "job.py").read_text(encoding="utf-8")
     _show(pages.folded("job.py, which most programs import", pages.listing(text)), text)
 
 

@@ -160,7 +160,7 @@ def _host_id() -> int:
 def _exists(process: int) -> bool:
     try:
         os.kill(process, 0)
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except ProcessLookupError:
         return False

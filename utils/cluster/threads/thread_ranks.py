@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.abc
 import os
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -18,25 +16,17 @@ from typing import Any
 
 import torch
 from ipyparallel.client.asyncresult import AsyncResult
-from IPython.core.interactiveshell import InteractiveShell
-from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-from torch_mpi import autoload
-from torch_mpi.network import link
 from utils.cluster import notebook_words, stacks
 from utils.cluster.running import Running
-from utils.jobs import NeedsProcesses
 from utils.jobs.thread_plan import ThreadPlan
 
 from .client import Client
 from .own import Own
 from .rank import Rank
+from .stand_ins import StandIns
 from .turns import Turns
 from .world import SharedRanks
-
-#: Frames of a rank's thread that belong to the ranks, below what runs there.
-_OURS = str(Path(__file__).parent)
 
 
 class Threads(Running):
@@ -51,7 +41,10 @@ class Threads(Running):
         self._exit = contextlib.ExitStack()
         self._exit.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._by_thread: dict[int, Rank] = {}
-        self._stand_in()
+        notebook_words.use()
+        self._exit.enter_context(StandIns(self.create, self.mine))
+        self._exit.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(plan.threads)
         self._begin()
 
     def _begin(self) -> None:
@@ -81,35 +74,6 @@ class Threads(Running):
             "pid": os.getpid(),
         }
 
-    # -- what stands in for MPI and for other processes ------------------------------------------
-
-    def _stand_in(self) -> None:
-        """Make PyTorch and IPython see the ranks; :meth:`close` undoes this."""
-        notebook_words.use()
-        self._replace(distributed_c10d, "_world", ThreadLocalWorld())
-        isolate = torch._C._distributed_c10d._set_thread_isolation_mode
-        isolate(True)
-        self._exit.callback(isolate, False)
-        self._replace(autoload, "LazyProcessGroupMPI", self)
-        if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13
-            self._replace(distributed_c10d, "ProcessGroupMPI", self)
-        for module in (torch.distributed, distributed_c10d):
-            self._replace(module, "is_mpi_available", lambda: True)
-        self._exit.callback(link.set, link.network)
-        self._exit.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(self._plan.threads)
-        self._replace_shells()
-        without_mpi = _NoMPI(self)
-        sys.meta_path.insert(0, without_mpi)
-        self._exit.callback(sys.meta_path.remove, without_mpi)
-        for name in ("_exit", "abort"):
-            self._replace(os, name, self._refusing(f"os.{name}", getattr(os, name)))
-        self._replace(os, "kill", self._kill_of(os.kill))
-
-    def _replace(self, module: Any, name: str, value: Any) -> None:
-        self._exit.callback(setattr, module, name, getattr(module, name))
-        setattr(module, name, value)
-
     def create(self, ranks: list[int]) -> Any:
         """Make a group of ranks, in the place of PyTorch's ``ProcessGroupMPI.create``."""
         if self.mine() is None:
@@ -119,37 +83,6 @@ class Threads(Running):
     def mine(self) -> Rank | None:
         """Return the rank whose thread calls this; ``None`` in a thread of the kernel."""
         return self._by_thread.get(threading.get_ident())
-
-    def _replace_shells(self) -> None:
-        instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
-
-        def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
-            rank = self.mine()
-            return instance.__func__(cls, *args, **kwargs) if rank is None else rank.shell
-
-        def is_there(cls: type) -> bool:
-            return self.mine() is not None or bool(initialized.__func__(cls))
-
-        self._exit.callback(delattr, InteractiveShell, "instance")
-        self._exit.callback(delattr, InteractiveShell, "initialized")
-        InteractiveShell.instance = classmethod(instance_of)
-        InteractiveShell.initialized = classmethod(is_there)
-
-    def _refusing(self, name: str, real: Any) -> Any:
-        def refuse(*args: Any) -> Any:
-            if self.mine() is not None:
-                raise NeedsProcesses(f"{name}() {self._plan.would_end}")
-            return real(*args)
-
-        return refuse
-
-    def _kill_of(self, real: Any) -> Any:
-        def kill(pid: int, number: int) -> Any:
-            if self.mine() is not None and pid == os.getpid() and number:
-                raise NeedsProcesses(f"os.kill() {self._plan.would_end}")
-            return real(pid, number)
-
-        return kill
 
     # -- the contract of ranks -------------------------------------------------------------------
 
@@ -214,22 +147,6 @@ class Threads(Running):
         self._turns.retire()
         self.client.close()
         self._exit.close()
-
-
-class _NoMPI(importlib.abc.MetaPathFinder):
-    """Hides mpi4py from ranks that are threads: MPI would take all of them for one rank."""
-
-    def __init__(self, threads: Threads):
-        self._threads = threads
-
-    def find_spec(self, name: str, *_: Any) -> None:
-        """Raise ModuleNotFoundError if a rank imports mpi4py."""
-        if name.partition(".")[0] == "mpi4py" and self._threads.mine() is not None:
-            raise ModuleNotFoundError(
-                "ranks that are threads of the kernel have no mpi4py, because MPI needs a process "
-                "for each rank. Leave this out, and go on with the next cell",
-                name=name,
-            )
 
 
 def _frames(frame: FrameType | None) -> list[stacks.Frame]:

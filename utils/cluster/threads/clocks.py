@@ -25,6 +25,9 @@ from .own import Place
 #: reaches through the memory of a laptop.
 OWN_NETWORK = Network(latency=10e-6, bandwidth=4e9)
 
+#: Up to this size, an all_reduce uses recursive doubling; see ``torch_mpi.group.algorithms``.
+SMALL = 16 * 1024  # bytes
+
 _real = time.perf_counter
 _real_sleep = time.sleep
 _REAL = {name: getattr(time, name) for name in ("perf_counter", "monotonic", "time")}
@@ -120,6 +123,15 @@ class Clocks:
         """Return when a message's last byte leaves its sender, and when it arrives."""
         return self._wire(rank, rank, to).sends(nbytes, at)
 
+    @staticmethod
+    def leaves_late(rank: int, to: int, nbytes: int, gone: float, matched: float) -> float:
+        """Return when a long message leaves that was announced, and is received at `matched`.
+
+        In a slow network it moves before, as between ranks that are processes.
+        """
+        own = _between(rank, to) is OWN_NETWORK
+        return max(gone, matched + nbytes / OWN_NETWORK.bandwidth) if own else gone
+
     def arrives(self, rank: int, source: int, nbytes: int, told: float) -> Arrival:
         """Return the arrival of a message that its sender says arrives at `told`."""
         return self._wire(rank, source, rank).receives(nbytes, told)
@@ -150,7 +162,7 @@ class Clocks:
 
 
 def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
-    """Return the seconds of a collective in Hockney's model, for the better of two algorithms.
+    """Return the seconds of a collective in Hockney's model.
 
     Args:
         op: its name.
@@ -164,14 +176,26 @@ def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
     if op == "barrier":
         return levels * latency
     if op.startswith("all_reduce"):
-        ring = 2 * steps * (latency + transfer / ranks)
-        return min(2 * levels * (latency + transfer), ring)
+        if nbytes > SMALL:
+            return 2 * steps * (latency + transfer / ranks)
+        # Ranks beyond a power of two give their tensor to others first, and get the sum at the end.
+        rounds = levels if ranks & steps == 0 else levels + 1
+        return rounds * (latency + transfer)
     if op in ("broadcast", "reduce"):
         pipelined = levels * latency + 2 * transfer * steps / ranks
         return min(levels * (latency + transfer), pipelined + steps * latency)
     if op in ("gather", "scatter"):
         return levels * latency + steps * transfer
     return steps * (latency + transfer)
+
+
+def bytes_sent(op: str, ranks: int, nbytes: int) -> int | None:
+    """Return the bytes that a rank sends in a collective on a slow network; None if unknown."""
+    if not op.startswith("all_reduce") or link.network is None:
+        return None
+    if nbytes > SMALL:
+        return 2 * (ranks - 1) * nbytes // ranks
+    return (ranks.bit_length() - 1) * nbytes
 
 
 def _between(rank: int, other: int) -> Network:

@@ -116,9 +116,10 @@ class Group(ProcessGroup):
         data = tensor.detach().clone() if eager else tensor.detach()
         work.call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(data, work, self._rank, dst, tag)
+        start, to = work.call.start, self.members[dst]
+        leaves = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
+        message.gone, message.arrives = leaves
         if eager:
-            start, to = work.call.start, self.members[dst]
-            _, message.arrives = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
             work.end(start)
         for wanted in self.traffic.awaited:
             if fits(message, wanted):

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from ipyparallel.client.client import Metadata
 from ipyparallel.client.futures import MessageFuture
 
@@ -33,6 +34,7 @@ def main(n: str, threads: str, script: str, *arguments: str) -> None:
     ranks = Threads(ThreadPlan(int(n), int(threads)))
 
     def run(rank: Rank, future: MessageFuture) -> None:
+        torch.set_num_threads(int(threads))
         rank.shell.output = Output(Metadata(), _passing_on(streams))
         rank.user_ns |= {"__name__": "__main__", "__file__": script}
         status = _status(code, rank.user_ns)

@@ -12,13 +12,18 @@ from torch.distributed import Work as TorchWork
 from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
 from torch_mpi.record import Call
 
+from .clocks import bytes_sent
+
 if TYPE_CHECKING:
+    from torch_mpi.network import Arrival
+
     from .group import Group
 
 # A line of this file is never shown as the student's.
 count_as_library(__file__)
 #: Collectives whose record counts the bytes of all parts of this rank's input.
 IN_PARTS = ("reduce_scatter", "all_to_all")
+NO_BACKWARD = -1
 
 
 @dataclass(eq=False)
@@ -28,7 +33,7 @@ class Message:
     Attributes:
         source: rank of the sender in the group; ``None`` accepts any sender.
         to: rank of the receiver in the group.
-        arrives: when it arrives, if it was sent before anybody asked for it.
+        gone, arrives: when a sent message leaves and arrives, if its receiver doesn't delay it.
     """
 
     tensor: torch.Tensor
@@ -36,7 +41,8 @@ class Message:
     source: int | None
     to: int
     tag: int
-    arrives: float | None = None
+    gone: float = 0.0
+    arrives: float = 0.0
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Work(TorchWork):
     Attributes:
         done: whether it is over, or will be over at the time :attr:`ends`.
         ends: that time, on the ranks' clocks.
+        arrival: of a received message; others that arrive before may still delay it.
         place: the user's line that waits for it.
     """
 
@@ -72,6 +79,7 @@ class Work(TorchWork):
         self.key: tuple = ()
         self.done = False
         self.ends = 0.0
+        self.arrival: Arrival | None = None
         self.error: Exception | None = None
         self.place: tuple[str, int, str] | None = None
 
@@ -85,6 +93,12 @@ class Work(TorchWork):
         """
         self.error, self.done, self.ends = error, True, at
         self.call.matched, self.call.end = matched or at, at
+
+    def settle(self) -> float:
+        """Return when it ends, as far as is known now."""
+        if self.arrival is not None:
+            self.ends = self.call.end = max(self.call.start, self.arrival.due())
+        return self.ends
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return the global ranks still missing, whether one suffices, and whether data move."""
@@ -110,7 +124,7 @@ class Work(TorchWork):
         if not self.done:
             self.place = users_place()
             ranks.wait_for(self, rank)
-        ranks.clocks.reach(rank, self.ends)
+        ranks.clocks.reach(rank, self.settle())
         wait[1] = ranks.clocks.now(rank)
         if self.error is not None:
             raise self.error
@@ -122,8 +136,8 @@ class Work(TorchWork):
         """Return whether it is over now. If only this rank can go on, time passes until it is."""
         ranks, rank = self.group.ranks, self.group.me
         if not ranks.turns.let_others_run() and self.done:
-            ranks.clocks.reach(rank, self.ends)
-        over = self.done and ranks.clocks.now(rank) >= self.ends
+            ranks.clocks.reach(rank, self.settle())
+        over = self.done and ranks.clocks.now(rank) >= self.settle()
         self.call.waited |= over
         return over
 
@@ -146,8 +160,19 @@ class Work(TorchWork):
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future:
-        """Return a complete future: PyTorch's C++ would wait for one and let no other rank run."""
-        self.wait()
+        """Return a complete future: PyTorch's C++ would wait for one and let no other rank run.
+
+        During backward, time passes only when backward is over, because DDP waits there.
+        """
+        if torch._C._current_graph_task_id() == NO_BACKWARD:
+            self.wait()
+        else:
+            if not self.done:
+                self.place = users_place()
+                self.group.ranks.wait_for(self, self.group.me)
+            if self.error is not None:
+                raise self.error
+            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
         future = torch.futures.Future()
         future.set_result(self._result)
         return future
@@ -174,6 +199,7 @@ def complete(works: list[Work]) -> None:
     end = ranks.clocks.collective(op, members, share, called)
     for work in works:
         work.end(end, matched=called)
+        work.call.moved_out = bytes_sent(op, len(members), nbytes)
 
 
 def fits(message: Message, wanted: Message) -> bool:
@@ -202,12 +228,14 @@ def deliver(message: Message, wanted: Message) -> None:
         return
     fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
     clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
-    gone, told = matched, message.arrives
-    if told is None:
-        gone, told = clocks.leaves(source, me, sent.nbytes, matched)
-        message.work.end(gone, matched=matched)
-    arrived = clocks.arrives(me, source, sent.nbytes, told).due()
-    wanted.work.end(max(call.start, arrived), matched=matched)
+    told = message.arrives
+    if not message.work.done:
+        gone = clocks.leaves_late(source, me, sent.nbytes, message.gone, matched)
+        told += gone - message.gone
+        message.work.end(max(gone, matched), matched=matched)
+    wanted.work.arrival = clocks.arrives(me, source, sent.nbytes, told)
+    wanted.work.end(0.0, matched=matched)
+    wanted.work.settle()
 
 
 def fill(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -191,6 +191,21 @@ link.set(None)
     assert values(local_ranks, "reduced[0].end + 2 < last.end <= over") == [True] * 3
 
 
+def test_a_profile_of_one_rank_names_its_communication_and_prints_nothing_else(local_ranks, capfd):
+    local_ranks.run("""
+from contextlib import nullcontext
+from torch.profiler import profile
+profiler = profile() if rank == 0 else None
+with profiler or nullcontext():
+    dist.barrier()
+    dist.all_reduce(mine)
+names = [event.key for event in profiler.key_averages()] if rank == 0 else []
+""")
+    (names, *_) = values(local_ranks, "[name for name in names if name.startswith('mpi:')]")
+    assert sorted(names) == ["mpi:all_reduce", "mpi:barrier"]
+    assert capfd.readouterr().err == ""
+
+
 def test_messages_of_several_ranks_arrive_one_after_the_other(local_ranks):
     local_ranks.run("""
 from torch_mpi.network import Network, link

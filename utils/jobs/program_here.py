@@ -47,7 +47,12 @@ def run(
             errors="replace",
         ) as process,
     ):
-        timer = threading.Timer(deadline, lambda: (late.set(), process.kill()))
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        timer = threading.Timer(deadline, end)
         timer.start()
         try:
             for line in process.stderr or ():

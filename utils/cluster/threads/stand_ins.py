@@ -9,7 +9,7 @@ import contextlib
 import importlib.abc
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -96,6 +96,7 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_profiler(self) -> None:
         """Let one rank at a time profile, because PyTorch profiles a whole process."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's C++ would write into the cell
         prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
 
         def prepare_for_one(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +107,8 @@ class StandIns(contextlib.ExitStack):
                     "rank: `if rank == 0:`"
                 )
             self._profiling = rank
-            return prepare(*args, **kwargs)
+            with _quiet():
+                return prepare(*args, **kwargs)
 
         def disabled() -> Any:
             self._profiling = None
@@ -114,6 +116,19 @@ class StandIns(contextlib.ExitStack):
 
         self._replace(profiler, "_prepare_profiler", prepare_for_one)
         self._replace(profiler, "_disable_profiler", disabled)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what C++ writes: an error that the thread isn't the one that has imported PyTorch."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class _NoMPI(importlib.abc.MetaPathFinder):

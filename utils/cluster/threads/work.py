@@ -117,6 +117,12 @@ class Work(TorchWork):
         Raises:
             CommunicationError: it failed, or it will never be over.
         """
+        if torch.autograd._profiler_enabled():
+            with torch.profiler.record_function(f"mpi:{self.call.op}"):
+                return self._wait()
+        return self._wait()
+
+    def _wait(self) -> bool:
         ranks, rank = self.group.ranks, self.group.me
         self.call.waited = True
         wait = [ranks.clocks.now(rank), 0.0]
@@ -159,6 +165,9 @@ class Work(TorchWork):
 
     _source_rank = source_rank
 
+    def _end_backward(self) -> None:
+        self.wait()
+
     def get_future(self) -> torch.futures.Future:
         """Return a complete future: PyTorch's C++ would wait for one and let no other rank run.
 
@@ -172,7 +181,7 @@ class Work(TorchWork):
                 self.group.ranks.wait_for(self, self.group.me)
             if self.error is not None:
                 raise self.error
-            torch.autograd.Variable._execution_engine.queue_callback(self.wait)
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         future = torch.futures.Future()
         future.set_result(self._result)
         return future

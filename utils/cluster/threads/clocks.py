@@ -9,12 +9,13 @@ rank has called it. So times are comparable with each other, and not with anothe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import time
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_mpi.network import Arrival, Network, Wire, link
@@ -111,6 +112,13 @@ class Clocks:
         late = moment - self.now(rank)
         if late > 0:
             self._at[rank] += late
+
+    @contextlib.contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """Let no time pass for the rank that has its turn, while it moves data of other ranks."""
+        before = self.now(rank)
+        yield
+        self._at[rank] -= self.now(rank) - before
 
     # -- what communication costs -----------------------------------------------------------
 

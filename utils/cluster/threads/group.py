@@ -329,7 +329,8 @@ class Group(ProcessGroup):
         self.number += 1
         work.call.sequence, work.call.received = self.number, back * work.call.nbytes
         work.call.waited = blocking
-        work.inputs = [tensor.detach().clone() for tensor in inputs]
+        with self.ranks.clocks.stopped(self.me):
+            work.inputs = [tensor.detach().clone() for tensor in inputs]
         sizes = [tuple(t.shape) for t in tensors] if op.startswith(("all_reduce", "broad")) else ()
         work.key = (op, work.call.dtype, sizes, work.call.reduce_op, work.call.peer)
         there = self.traffic.rounds.setdefault(self.number, {})

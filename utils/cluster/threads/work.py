@@ -201,8 +201,9 @@ def complete(works: list[Work]) -> None:
         ranks.mismatch(works, error, called)
         return
     inputs = [work.inputs for work in works]
-    for work in works:
-        work.deliver(inputs)
+    with ranks.clocks.stopped(ranks.turns.rank):
+        for work in works:
+            work.deliver(inputs)
     op, nbytes = works[0].call.op, max(work.call.nbytes for work in works)
     share = nbytes // len(works) if op.startswith(IN_PARTS) else nbytes
     end = ranks.clocks.collective(op, members, share, called)
@@ -235,7 +236,8 @@ def deliver(message: Message, wanted: Message) -> None:
         )
         group.ranks.mismatch([wanted.work, message.work], error, matched)
         return
-    fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
+    with group.ranks.clocks.stopped(group.ranks.turns.rank):
+        fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
     clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
     told = message.arrives
     if not message.work.done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -228,6 +229,19 @@ dist.barrier()
 link.set(None)
 """)
     assert [round(spent, 1) for spent in values(local_ranks, "spent")] == [4.0, 3.0, 4.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+def test_a_process_that_a_rank_has_forked_can_end_and_the_rank_cannot_end_all(local_ranks):
+    local_ranks.run("""
+import os
+if (child := os.fork()) == 0:
+    os._exit(3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+""")
+    assert values(local_ranks, "status") == [3, 3, 3]
+    with pytest.raises(RemoteError, match="would end this kernel"):
+        local_ranks.run("os._exit(3)")
 
 
 def test_afterwards_the_process_is_as_before():

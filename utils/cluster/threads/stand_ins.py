@@ -82,10 +82,13 @@ class StandIns(contextlib.ExitStack):
     def _replace_ends(self) -> None:
         """Refuse what would end the process of all ranks."""
 
+        here = os.getpid()
+
         def refusing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def refuse(*args: Any) -> Any:
                 is_own = name != "kill" or (args[0] == os.getpid() and args[1])
-                if is_own and self._mine() is not None:
+                # A child, such as a worker of a DataLoader, may end itself.
+                if is_own and self._mine() is not None and os.getpid() == here:
                     raise NeedsProcesses(f"os.{name}() {ENDS_ALL}")
                 return real(*args)
 

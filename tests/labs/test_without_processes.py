@@ -5,6 +5,7 @@ A notebook shows the stored outputs there, too: those of ranks that are processe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import without_mpi
 from test_solutions import nbval
 
 from utils.course.notebook import LABS, SOLUTIONS, notebooks
+from utils.jobs import RanksError
+from utils.jobs.program import mpiexec
 
 #: Seconds for a notebook.
 NOTEBOOK = 300
@@ -57,3 +60,49 @@ def test_without_mpi_and_fork_a_lab_shows_the_same_and_checks_the_same(path: Pat
         options=["--nbval-sanitize-with", str(tmp_path / "sanitize.cfg")],
     )
     assert not found, "\n".join(found)
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`program(code, deadline=60)` runs a program on two ranks, as lab 01 does."""
+    monkeypatch.setenv("DDL_LABS_WHERE", "here")
+    monkeypatch.chdir(tmp_path)
+
+    def run(code: str, deadline: float = 60) -> None:
+        Path("program.py").write_text(JOIN + code, encoding="utf-8")
+        mpiexec(2, "program.py", "an argument", deadline=deadline)
+
+    return run
+
+
+JOIN = """
+import sys
+import torch.distributed as dist
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+"""
+
+
+def test_without_mpi_a_program_runs_on_threads_and_says_so(program, capfd):
+    program("print(rank, sys.argv, __name__, flush=True)")
+    first, *lines = capfd.readouterr().out.splitlines()
+    assert first.startswith("As 2 threads of one process, instead of: mpiexec -n 2 python program")
+    assert lines == [f"{rank} ['program.py', 'an argument'] __main__" for rank in range(2)]
+
+
+def test_without_mpi_an_error_of_one_rank_ends_a_program_and_is_shown(program):
+    with pytest.raises(RanksError, match=r"(?s)ended with status 1.*ZeroDivisionError"):
+        program("1 / rank\ndist.barrier()")
+
+
+def test_without_mpi_a_deadlock_of_a_program_is_explained(program):
+    with pytest.raises(RanksError, match="these ranks wait for each other"):
+        program("import torch\ndist.recv(torch.ones(1), 1 - rank)")
+
+
+def test_without_mpi_a_program_that_never_ends_is_stopped(program):
+    with pytest.raises(RanksError, match="was stopped after 3 s"):
+        program("while True: pass", deadline=3)

@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
 if TYPE_CHECKING:
@@ -159,11 +160,8 @@ def complete(works: list[Work]) -> None:
     called = max(work.call.start for work in works)
     odd = next((work for work in works if work.key != works[0].key), None)
     if odd is not None:
-        sides = [f"rank {work.group.me} called {work.call.describe()}" for work in (works[0], odd)]
-        error = CommunicationMismatch(
-            f"{', but '.join(sides)}. All ranks of a group have to make the same collective calls "
-            "in the same order."
-        )
+        sides = {work.group.me: work.call.side() for work in (works[0], odd)}
+        error = CommunicationMismatch(words.of_collectives(sides))
         ranks.mismatch(works, error, called)
         return
     inputs = [work.inputs for work in works]
@@ -192,12 +190,10 @@ def deliver(message: Message, wanted: Message) -> None:
     call.peer, call.message = message.source, sent.message
     matched = max(sent.start, call.start)
     if (sent.dtype, sent.nbytes) != (call.dtype, call.nbytes):
-        error = CommunicationMismatch(
-            f"rank {group.members[message.source]} sent {sent.dtype}{list(sent.shape)} "
-            f"({sent.nbytes} bytes, tag={sent.tag}), but rank {group.members[wanted.to]} receives "
-            f"{call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver must "
-            "agree on dtype and number of elements."
+        text = words.of_message(
+            group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
+        error = CommunicationMismatch(text, call)
         group.ranks.mismatch([wanted.work, message.work], error, matched)
         return
     fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))

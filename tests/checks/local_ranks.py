@@ -26,7 +26,8 @@ class LocalRanks:
     def __enter__(self) -> LocalRanks:
         self._ranks = cluster.start(self.n, where="here")
         self.run(f"world_size = {self.n}")
-        for rank, namespace in enumerate(self._ranks.client.namespaces):
+        self.user_ns = self._ranks.client.namespaces
+        for rank, namespace in enumerate(self.user_ns):
             namespace["rank"] = rank
         return self
 
@@ -51,4 +52,4 @@ class LocalRanks:
 
     def traces(self) -> Traces:
         """What a run may leave behind that another one notices."""
-        return self.accidents, [dict(namespace) for namespace in self._ranks.client.namespaces]
+        return self.accidents, [dict(namespace) for namespace in self.user_ns]

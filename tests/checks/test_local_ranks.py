@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 from answer_tools import left_behind
-from local_ranks import LocalRanks
 from ipyparallel.error import RemoteError
+from local_ranks import LocalRanks
 from torch.distributed import distributed_c10d
 
 JOIN = """
@@ -131,7 +131,7 @@ def test_a_rank_is_told_its_own_arguments_and_no_other_ones(local_ranks):
 
 @pytest.mark.parametrize("call", ["isend(mine, group_dst=3)", "irecv(mine, group_src=3)"])
 def test_a_place_that_the_group_does_not_have_is_refused_as_by_the_backend(local_ranks, call):
-    with pytest.raises(RemoteError, match="ValueError: .*the group has ranks 0 to 2"):
+    with pytest.raises(RemoteError, match=r"ValueError: .*the group has ranks 0 to 2"):
         local_ranks.run(f"dist.{call}")
     local_ranks.run("dist.barrier()")
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from ipyparallel.error import RemoteError
 from answer_tools import (
     LABS,
     Lab,
@@ -28,6 +27,7 @@ from answer_tools import (
     solutions_of,
     wrong_answers,
 )
+from ipyparallel.error import RemoteError
 from lab_tools import answers, verdict
 from local_ranks import LocalRanks
 from tabulate import tabulate

@@ -424,4 +424,3 @@ def _stop_at_exit() -> None:
         # The interpreter is going down; the watchdog ends whatever can't be stopped cleanly here.
         with contextlib.suppress(Exception):
             _current.stop()
-

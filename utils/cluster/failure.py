@@ -11,6 +11,7 @@ from torch_mpi.lines import wrapped
 from torch_mpi.protocol import diagnosis
 from utils.cluster import lost_names
 from utils.cluster.notebook_words import FRESH_RANKS, explained, open_task, shown_as, stopped_here
+from utils.jobs import NeedsProcesses
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
@@ -71,6 +72,10 @@ class CellFailed(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         return wrapped(str(self))
+
+
+class CellLeftOut(CellFailed):
+    """A cell needs ranks that are processes, and these are threads. The notebook goes on."""
 
 
 class RanksLostError(CellFailed):
@@ -190,6 +195,8 @@ class Outcome:
         kind, _, text = summaries[first].partition(": ")
         if task := open_task(kind, text):
             return self._of_open_task(task, explained(kind, text) or "")
+        if kind == NeedsProcesses.__name__:
+            return CellLeftOut(f"{text}{'' if text.endswith('.') else '.'}")
         lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing := _MISSING.match(summaries[first]):
             lines.append(self._about_missing(missing[1]))

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import ipyparallel as ipp
 import psutil

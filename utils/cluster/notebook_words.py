@@ -14,6 +14,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 
 from torch_mpi import settings
+from torch_mpi.lines import wrapped
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -115,6 +116,12 @@ def stopped_here(task: tuple[str, str], cell: str = "") -> list[str]:
     said = f"○ Task {number} is still open, so Run All stops here. Write it in {place}."
     call = way_on(number)
     return [f"{_AMBER} {said} {_PLAIN}", *([f"{WITHOUT_IT} {call}"] if call else [])]
+
+
+def left_out(reason: str) -> list[str]:
+    """Return the lines that a notebook shows for a cell that needs processes; one is amber."""
+    said = "○ This cell needs ranks that are processes. Go on with the next one."
+    return [f"{_AMBER} {said} {_PLAIN}", *wrapped(f"{reason[:1].upper()}{reason[1:]}")]
 
 
 def shown_as(error: Error, lines: list[str]) -> Error:

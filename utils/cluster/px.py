@@ -27,11 +27,12 @@ from IPython.core.error import UsageError
 from torch_mpi.lines import wrapped
 from torch_mpi.protocol.diagnosis import names
 from utils.cluster import lost_names
-from utils.cluster.failure import Outcome, RanksLostError, ended_by_slurm
+from utils.cluster.failure import CellLeftOut, Outcome, RanksLostError, ended_by_slurm
 from utils.cluster.live_line import LiveLine
 from utils.cluster.notebook_words import (
     FRESH_RANKS,
     explained,
+    left_out,
     open_task,
     show_errors,
     shown_as,
@@ -241,6 +242,9 @@ class RanksMagics(ParallelMagics):
         )
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
+        if isinstance(error, CellLeftOut):
+            print("\n".join(left_out(str(error))))
+            return
         if error.diagnosis is not None and error.diagnosis.edges:
             waits.show(error.diagnosis, self.ranks.n)
         raise error

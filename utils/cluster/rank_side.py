@@ -53,6 +53,7 @@ MEETING = 15.0
 # Seconds of processor time that the test for a busy machine uses.
 WORK = 0.03
 
+
 # The state of this rank: its real standard output and error, the files that are cells, the file for
 # its stacks, how many characters the present cell may still print, how long a wait of the next cell
 # may last, and its notes for the kernel.

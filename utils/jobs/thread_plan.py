@@ -22,12 +22,6 @@ class ThreadPlan:
         notes: sentences for the user.
     """
 
-    #: Why a rank may not do something that ends its process.
-    would_end = (
-        "would end this kernel, because its ranks share its process. This cell needs ranks that "
-        "are processes. Leave it out, and go on with the next one"
-    )
-
     def __init__(self, n: int, threads: int = 1, timeout: float = 20.0, **processes: Any):
         check_count("n", n, "the number of ranks", "start(2)")
         check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch_mpi.present import World
     from torch_mpi.record import Call
 
+
 # This rank's last cell: when it began and ended, the CPU time of its thread at both moments, and
 # the position of its first record.
 def fresh_cell() -> SimpleNamespace:

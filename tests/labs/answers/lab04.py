@@ -141,7 +141,7 @@ _CHANGES = [
     ("4.4", "reduces over the world", "all_reduce(compressed, group=group,",
      "all_reduce(compressed,", "Pass group=group"),
     ("4.4", "returns the work", "return work.get_future().then(decompress)", "return work",
-     "fp16_hook returned LocalWork"),
+     "Work instead of a future"),
     ("4.4", "returns nothing", "return work.get_future()", "work.get_future()",
      "fp16_hook returned NoneType"),
     ("4.4", "copies before the end", "return bucket.buffer().copy_(future.value()[0])",

@@ -174,9 +174,7 @@ class View:
             numbers = list(self.client.ids)
         futures = self.client.send(dict.fromkeys(numbers, request))
         children = list(futures.values())
-        result = Result(
-            self.client, children[0] if one else children, fname=name, targets=numbers
-        )
+        result = Result(self.client, children[0] if one else children, fname=name, targets=numbers)
         return result.get() if block else result
 
     def execute(
@@ -205,9 +203,7 @@ class View:
         """Do the same without waiting for the results."""
         return self._apply(function, args, kwargs, False)
 
-    def _apply(
-        self, function: Callable[..., Any], args: Any, kwargs: Any, block: bool
-    ) -> Any:
+    def _apply(self, function: Callable[..., Any], args: Any, kwargs: Any, block: bool) -> Any:
         def request(rank: Rank, future: MessageFuture) -> Any:
             return call(rank, self.client.output(future), function, args, kwargs)
 

@@ -35,11 +35,11 @@ class Clocks:
 
     Args:
         n: number of ranks.
-        pass_on: lets the other ranks run; a rank that sleeps calls it.
+        sleep: lets a rank sleep until a moment.
     """
 
-    def __init__(self, n: int, pass_on: Callable[[], None]):
-        self._pass_on = pass_on
+    def __init__(self, n: int, sleep: Callable[[float], None]):
+        self._sleep_until = sleep
         self._at = [_real()] * n
         self._since: float | None = None
         self._running = 0
@@ -85,8 +85,7 @@ class Clocks:
             return
         if seconds < 0:
             raise ValueError("sleep length must be non-negative")
-        self.reach(rank, self.now(rank) + seconds)
-        self._pass_on()
+        self._sleep_until(self.now(rank) + seconds)
 
     # -- turns ------------------------------------------------------------------------------
 
@@ -180,9 +179,7 @@ def _between(rank: int, other: int) -> Network:
     return network or OWN_NETWORK
 
 
-def _in_nanoseconds(
-    read: Callable[[], float], real: Callable[[], int]
-) -> Callable[[], int]:
+def _in_nanoseconds(read: Callable[[], float], real: Callable[[], int]) -> Callable[[], int]:
     """Return a clock of whole nanoseconds; its values since the epoch would lose digits as floats.
 
     The real clock gives the date, and the rank's clock what has passed since then.

@@ -228,6 +228,7 @@ class Group(ProcessGroup):
 
     def allgather(self, outputs, inputs, opts=None) -> Work:
         """Collect the tensors of all ranks on all ranks."""
+
         def deliver(given: list) -> None:
             for output, (tensor,) in zip(outputs[0], given, strict=True):
                 fill(output, tensor)
@@ -238,6 +239,7 @@ class Group(ProcessGroup):
 
     def all_gather_single(self, output, tensor, opts=None) -> Work:
         """Collect the tensors of all ranks in one tensor."""
+
         def deliver(given: list) -> None:
             fill(output, torch.cat([one.reshape(-1) for (one,) in given]).view(output.shape))
 
@@ -265,6 +267,7 @@ class Group(ProcessGroup):
 
     def alltoall(self, outputs, inputs, opts=None) -> Work:
         """Give each rank its part of the tensors of each rank."""
+
         def deliver(given: list) -> None:
             for output, one in zip(outputs, given, strict=True):
                 fill(output, one[self._rank])

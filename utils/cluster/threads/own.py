@@ -99,18 +99,20 @@ class Own:
 
     Args:
         n: number of ranks.
-        first: values that each rank has from the beginning instead of the process's, by place.
+        shared: values for all ranks, which ask by themselves which thread uses them.
+        first: values that a rank has from the beginning instead of the process's, by place.
     """
 
-    def __init__(self, n: int, first: Callable[[int], dict[Place, Any]]):
+    def __init__(self, n: int, shared: dict[Place, Any], first: Callable[[int], dict[Place, Any]]):
         optional = [(sys.modules[m], name) for m, name in OPTIONAL if m in sys.modules]
         self._places = [*REPLACED, *optional, *STATE]
         self._states = len(STATE)
         self._outside = self._present()
+        self._shared = [shared.get(place) for place in self._places]
         self._own: list[list[Any]] = []
         self._main: list[ModuleType | None] = [None] * n
         for rank in range(n):
-            values = first(rank)
+            values = shared | first(rank)
             defaults = zip(self._places, self._outside, strict=True)
             self._own.append([values.get(place, default) for place, default in defaults])
         self._random = [first_random_state() for _ in range(n)]
@@ -133,7 +135,8 @@ class Own:
             self._is_outside = False
         plain = len(self._places) - self._states
         for k, ((module, name), own) in enumerate(zip(self._places, self._own[rank], strict=True)):
-            changed = k < plain and own is not self._outside[k]
+            usual = own is self._outside[k] or own is self._shared[k]
+            changed = k < plain and not usual
             setattr(module, name, _by_thread(own, self._outside[k]) if changed else own)
         sys.modules["__main__"] = self._main[rank] or self._main_outside
         _set_random_state(self._random[rank])

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ipykernel.compiler import XCachingCompiler
+from ipyparallel.client.client import Metadata
 from IPython.core.builtin_trap import BuiltinTrap
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
-from ipyparallel.client.client import Metadata
 from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config

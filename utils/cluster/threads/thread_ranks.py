@@ -15,13 +15,8 @@ from types import FrameType
 from typing import Any
 
 import torch
-from IPython.core.interactiveshell import InteractiveShell
 from ipyparallel.client.asyncresult import AsyncResult
-from torch.distributed import distributed_c10d
-from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-from torch_mpi import autoload
-from torch_mpi.network import link
 from utils.cluster import notebook_words, stacks
 from utils.cluster.running import Running
 from utils.jobs.thread_plan import ThreadPlan
@@ -29,11 +24,9 @@ from utils.jobs.thread_plan import ThreadPlan
 from .client import Client
 from .own import Own
 from .rank import Rank
+from .stand_ins import StandIns
 from .turns import Turns
 from .world import SharedRanks
-
-#: Frames of a rank's thread that belong to the ranks, below what runs there.
-_OURS = str(Path(__file__).parent)
 
 
 class Threads(Running):
@@ -48,7 +41,10 @@ class Threads(Running):
         self._exit = contextlib.ExitStack()
         self._exit.callback(shutil.rmtree, self._folder, ignore_errors=True)
         self._by_thread: dict[int, Rank] = {}
-        self._stand_in()
+        notebook_words.use()
+        self._exit.enter_context(StandIns(self.create, self.mine))
+        self._exit.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(plan.threads)
         self._begin()
 
     def _begin(self) -> None:
@@ -56,7 +52,7 @@ class Threads(Running):
         self._shared = SharedRanks(self._turns)
         self._ranks = [Rank(number, self._shared.worlds[number]) for number in range(self.n)]
         clocks = self._turns.clocks.functions()
-        self._turns.own = Own(self.n, lambda rank: clocks | self._ranks[rank].first_values())
+        self._turns.own = Own(self.n, clocks, lambda rank: self._ranks[rank].first_values())
         for rank in self._ranks:
             self._turns.own.set_main(rank.number, rank.main)
         self._turns.start()
@@ -78,72 +74,15 @@ class Threads(Running):
             "pid": os.getpid(),
         }
 
-    # -- what stands in for MPI and for other processes ------------------------------------------
-
-    def _stand_in(self) -> None:
-        """Make PyTorch and IPython see the ranks; :meth:`close` undoes this."""
-        notebook_words.use()
-        self._replace(distributed_c10d, "_world", ThreadLocalWorld())
-        isolate = torch._C._distributed_c10d._set_thread_isolation_mode
-        isolate(True)
-        self._exit.callback(isolate, False)
-        self._replace(autoload, "LazyProcessGroupMPI", self)
-        if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13
-            self._replace(distributed_c10d, "ProcessGroupMPI", self)
-        for module in (torch.distributed, distributed_c10d):
-            self._replace(module, "is_mpi_available", lambda: True)
-        self._exit.callback(link.set, link.network)
-        self._exit.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(self._plan.threads)
-        self._replace_shells()
-        for name in ("_exit", "abort"):
-            self._replace(os, name, self._refusing(f"os.{name}", getattr(os, name)))
-        self._replace(os, "kill", self._kill_of(os.kill))
-
-    def _replace(self, module: Any, name: str, value: Any) -> None:
-        self._exit.callback(setattr, module, name, getattr(module, name))
-        setattr(module, name, value)
-
     def create(self, ranks: list[int]) -> Any:
         """Make a group of ranks, in the place of PyTorch's ``ProcessGroupMPI.create``."""
-        if self._mine() is None:
+        if self.mine() is None:
             raise RuntimeError('init_process_group("mpi") works on the ranks, so in a %%px cell')
         return self._shared.create(ranks)
 
-    def _mine(self) -> Rank | None:
+    def mine(self) -> Rank | None:
         """Return the rank whose thread calls this; ``None`` in a thread of the kernel."""
         return self._by_thread.get(threading.get_ident())
-
-    def _replace_shells(self) -> None:
-        instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
-
-        def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
-            rank = self._mine()
-            return instance.__func__(cls, *args, **kwargs) if rank is None else rank.shell
-
-        def is_there(cls: type) -> bool:
-            return self._mine() is not None or bool(initialized.__func__(cls))
-
-        self._exit.callback(delattr, InteractiveShell, "instance")
-        self._exit.callback(delattr, InteractiveShell, "initialized")
-        InteractiveShell.instance = classmethod(instance_of)
-        InteractiveShell.initialized = classmethod(is_there)
-
-    def _refusing(self, name: str, real: Any) -> Any:
-        def refuse(*args: Any) -> Any:
-            if self._mine() is not None:
-                raise RuntimeError(f"{name}() {self._plan.would_end}")
-            return real(*args)
-
-        return refuse
-
-    def _kill_of(self, real: Any) -> Any:
-        def kill(pid: int, number: int) -> Any:
-            if self._mine() is not None and pid == os.getpid() and number:
-                raise RuntimeError(f"os.kill() {self._plan.would_end}")
-            return real(pid, number)
-
-        return kill
 
     # -- the contract of ranks -------------------------------------------------------------------
 

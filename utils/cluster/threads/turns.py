@@ -8,13 +8,12 @@ deadlock, which :class:`Turns` reports at once.
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Protocol
-
-import sys
 
 from .clocks import Clocks
 from .own import Own
@@ -29,6 +28,15 @@ class Waited(Protocol):
     """Something that a rank waits for."""
 
     done: bool
+
+
+class Sleep:
+    """A sleep until a moment on the ranks' clocks. No other rank that can run is earlier then."""
+
+    done = False
+
+    def __init__(self, until: float):
+        self.until = until
 
 
 class Retired(BaseException):
@@ -54,7 +62,7 @@ class Turns:
         self.n = n
         self.rank = 0
         self.batch = 0
-        self.clocks = Clocks(n, self.let_others_run)
+        self.clocks = Clocks(n, self.sleep)
         # What a rank waits for; True: it can run; None: it has nothing to do.
         self._state: list[Waited | bool | None] = [None] * n
         self._jobs: list[deque[Job]] = [deque() for _ in range(n)]
@@ -98,7 +106,7 @@ class Turns:
     def waiting(self) -> dict[int, Waited]:
         """Return by rank what ranks wait for."""
         states = enumerate(self._state)
-        return {r: w for r, w in states if not isinstance(w, bool | None) and not w.done}
+        return {r: w for r, w in states if not isinstance(w, bool | Sleep | None) and not w.done}
 
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raise KeyboardInterrupt on these ranks. A rank inside C gets it when it returns."""
@@ -145,6 +153,20 @@ class Turns:
         self._state[rank] = waited
         self._pass_on(rank)
         self._state[rank] = True
+        self._raise_if_interrupted(rank)
+
+    def sleep(self, until: float) -> None:
+        """Let the other ranks run that are earlier than this moment.
+
+        Raises:
+            KeyboardInterrupt: this rank was interrupted meanwhile.
+        """
+        self._is_switching = True
+        rank = self.rank
+        self._state[rank] = Sleep(until)
+        self._pass_on(rank)
+        self._state[rank] = True
+        self.clocks.reach(rank, until)
         self._raise_if_interrupted(rank)
 
     def let_others_run(self) -> bool:
@@ -224,14 +246,22 @@ class Turns:
 
     def _next(self, rank: int) -> int | None:
         """Return the next rank that can run: this one if no other can, ``None`` if none can."""
-        for k in range(1, self.n + 1):
-            other = (rank + k) % self.n
-            state = self._state[other]
-            if state is True or (state is not None and state is not False and state.done):
-                return other
-            if state is not None and self._interrupted[other]:
-                return other
-        return None
+        order = [(rank + k) % self.n for k in range(1, self.n + 1)]
+        sleeping = {r: s for r in order if isinstance(s := self._state[r], Sleep)}
+        ready = [r for r in order if r not in sleeping and self._is_ready(r)]
+        if not sleeping:
+            return ready[0] if ready else None
+        if not ready:
+            return min(sleeping, key=lambda r: sleeping[r].until)
+        earliest = min(self.clocks.now(r) for r in ready)
+        awake = {r for r, sleep in sleeping.items() if sleep.until <= earliest}
+        return next(r for r in order if r in ready or r in awake)
+
+    def _is_ready(self, rank: int) -> bool:
+        state = self._state[rank]
+        if isinstance(state, bool | None):
+            return state is True
+        return state.done or self._interrupted[rank]
 
 
 def _taken() -> threading.Lock:

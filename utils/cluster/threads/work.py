@@ -159,9 +159,7 @@ def complete(works: list[Work]) -> None:
     called = max(work.call.start for work in works)
     odd = next((work for work in works if work.key != works[0].key), None)
     if odd is not None:
-        sides = [
-            f"rank {work.group.me} called {work.call.describe()}" for work in (works[0], odd)
-        ]
+        sides = [f"rank {work.group.me} called {work.call.describe()}" for work in (works[0], odd)]
         error = CommunicationMismatch(
             f"{', but '.join(sides)}. All ranks of a group have to make the same collective calls "
             "in the same order."

@@ -23,7 +23,7 @@ from torch_mpi.protocol.status import Status, of_history, of_wait
 from .clocks import Clocks
 from .group import Group
 from .turns import Turns
-from .work import Traffic, Work
+from .work import Message, Traffic, Work
 
 if TYPE_CHECKING:
     from torch_mpi.record import Call, Log
@@ -229,6 +229,7 @@ class World:
         self.groups: list[Group] = []
         self.mark = 0
         self.has_left = False
+        self._withdrawn: list[tuple[Traffic, Message]] = []
 
     @property
     def own(self) -> Status:
@@ -242,6 +243,7 @@ class World:
     def begin_section(self, name: str) -> None:
         """Begin a part of the program."""
         self._ranks.forget_earlier_incident()
+        self._drop_withdrawn()
         self.mark, self.has_left = record.recorder.mark(), False
 
     def end_section(self) -> None:
@@ -266,6 +268,7 @@ class World:
 
     def sweep(self) -> list[dict[str, object]]:
         """Discard this rank's messages that no rank has received, and return them."""
+        self._drop_withdrawn()
         told = []
         for traffic, message, to in self._ranks.unreceived(self.rank):
             call = message.work.call
@@ -275,11 +278,19 @@ class World:
         return told
 
     def withdraw_receives(self, since: float) -> None:
-        """Give up this rank's receives that are still pending."""
-        for group in self.groups:
-            mine = [message for message in group.traffic.awaited if message.work.group is group]
-            for message in mine:
-                group.traffic.awaited.remove(message)
+        """Give up this rank's pending receives, unless a rank that still runs sends to them."""
+        self._withdrawn = [
+            (group.traffic, message)
+            for group in self.groups
+            for message in group.traffic.awaited
+            if message.work.group is group and message.work.call.start >= since
+        ]
+
+    def _drop_withdrawn(self) -> None:
+        for traffic, message in self._withdrawn:
+            if message in traffic.awaited:
+                traffic.awaited.remove(message)
+        self._withdrawn = []
 
 
 def _text_of(error: BaseException) -> str:

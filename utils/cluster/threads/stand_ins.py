@@ -1,0 +1,131 @@
+"""What stands in for processes while ranks are threads, in PyTorch, IPython and Python.
+
+Everything here asks which thread calls it. The kernel's own threads get what they always had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from torch.autograd import profiler
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+from torch_mpi import autoload
+from torch_mpi.network import link
+from utils.jobs import NeedsProcesses
+
+from .rank import Rank
+
+ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
+
+
+class StandIns(contextlib.ExitStack):
+    """The stand-ins, until the end of the ``with`` block.
+
+    Args:
+        create: makes a process group, see ``ProcessGroupMPI.create`` of PyTorch.
+        mine: returns the rank whose thread calls it; ``None`` in a thread of the kernel.
+    """
+
+    def __init__(self, create: Callable[[list[int]], Any], mine: Callable[[], Rank | None]):
+        super().__init__()
+        self.create, self._mine = create, mine
+        self._profiling: Rank | None = None
+        self._replace_groups()
+        self._replace_shells()
+        self._replace_ends()
+        self._replace_profiler()
+        finder = _NoMPI(mine)
+        sys.meta_path.insert(0, finder)
+        self.callback(sys.meta_path.remove, finder)
+
+    def _replace(self, module: Any, name: str, value: Any) -> None:
+        self.callback(setattr, module, name, getattr(module, name))
+        setattr(module, name, value)
+
+    def _replace_groups(self) -> None:
+        """Give each rank a world of its own in PyTorch, and our groups under the name "mpi"."""
+        self._replace(distributed_c10d, "_world", ThreadLocalWorld())
+        isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+        isolate(True)
+        self.callback(isolate, False)
+        self._replace(autoload, "LazyProcessGroupMPI", self)
+        if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13
+            self._replace(distributed_c10d, "ProcessGroupMPI", self)
+        for module in (torch.distributed, distributed_c10d):
+            self._replace(module, "is_mpi_available", lambda: True)
+        self.callback(link.set, link.network)
+
+    def _replace_shells(self) -> None:
+        """Let ``get_ipython()`` return a rank's own IPython on the rank."""
+        instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
+
+        def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
+            rank = self._mine()
+            return instance.__func__(cls, *args, **kwargs) if rank is None else rank.shell
+
+        def is_there(cls: type) -> bool:
+            return self._mine() is not None or bool(initialized.__func__(cls))
+
+        for name, function in (("instance", instance_of), ("initialized", is_there)):
+            setattr(InteractiveShell, name, classmethod(function))
+            self.callback(delattr, InteractiveShell, name)
+
+    def _replace_ends(self) -> None:
+        """Refuse what would end the process of all ranks."""
+
+        def refusing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+            def refuse(*args: Any) -> Any:
+                is_own = name != "kill" or (args[0] == os.getpid() and args[1])
+                if is_own and self._mine() is not None:
+                    raise NeedsProcesses(f"os.{name}() {ENDS_ALL}")
+                return real(*args)
+
+            return refuse
+
+        for name in ("_exit", "abort", "kill"):
+            self._replace(os, name, refusing(name, getattr(os, name)))
+
+    def _replace_profiler(self) -> None:
+        """Let one rank at a time profile, because PyTorch profiles a whole process."""
+        prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
+
+        def prepare_for_one(*args: Any) -> Any:
+            rank = self._mine()
+            if rank is not None and self._profiling not in (None, rank):
+                raise NeedsProcesses(
+                    "PyTorch profiles a whole process, and these ranks share one. Profile on one "
+                    "rank: `if rank == 0:`"
+                )
+            self._profiling = rank
+            return prepare(*args)
+
+        def disabled() -> Any:
+            self._profiling = None
+            return disable()
+
+        self._replace(profiler, "_prepare_profiler", prepare_for_one)
+        self._replace(profiler, "_disable_profiler", disabled)
+
+
+class _NoMPI(importlib.abc.MetaPathFinder):
+    """Hides mpi4py from ranks that are threads: MPI would take all of them for one rank."""
+
+    def __init__(self, mine: Callable[[], Rank | None]):
+        self._mine = mine
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Raise ModuleNotFoundError if a rank imports mpi4py."""
+        if name.partition(".")[0] == "mpi4py" and self._mine() is not None:
+            raise ModuleNotFoundError(
+                "mpi4py needs a process for each rank, and these ranks are threads of one process",
+                name=name,
+            )

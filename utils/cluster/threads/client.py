@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 Request = Callable[["Rank", MessageFuture], Any]
 # Seconds between two looks for output while a caller waits.
 LOOK = 0.02
-NEWLINE = "\n"
 
 
 class Result(AsyncResult):
@@ -190,7 +189,7 @@ class View:
 
         def request(rank: Rank, future: MessageFuture) -> Any:
             stopped = self.client.interrupted_before()
-            run = f"{code.partition(NEWLINE)[0]}\nraise KeyboardInterrupt" if stopped else code
+            run = "raise KeyboardInterrupt" if stopped else code
             return execute(rank, future, self.client.output(future), run, silent)
 
         result: Result = view._send(request, "execute", False)
@@ -228,11 +227,11 @@ class View:
     update = push
 
     def pull(self, names: str | list[str], block: bool = True) -> Any:
-        """Return copies of the values of these names on the ranks."""
+        """Return copies of the values of these names or expressions on the ranks."""
 
         def take(user_ns: dict[str, Any]) -> Any:
             wanted = [names] if isinstance(names, str) else names
-            values = [_value(user_ns, name) for name in wanted]
+            values = [eval(name, user_ns) for name in wanted]
             return values[0] if isinstance(names, str) else values
 
         return self._in_namespace(take, "pull", block)
@@ -296,12 +295,6 @@ def _with_names_of(rank: Rank, function: Callable[..., Any]) -> Callable[..., An
     )
     made.__kwdefaults__ = function.__kwdefaults__
     return made
-
-
-def _value(user_ns: dict[str, Any], name: str) -> Any:
-    if name not in user_ns:
-        raise NameError(f"name {name!r} is not defined", name=name)
-    return user_ns[name]
 
 
 def remote_error(rank: int, kind: str, text: str, traceback: str) -> RemoteError:

@@ -99,7 +99,7 @@ class StandIns(contextlib.ExitStack):
         """Let one rank at a time profile, because PyTorch profiles a whole process."""
         prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
 
-        def prepare_for_one(*args: Any) -> Any:
+        def prepare_for_one(*args: Any, **kwargs: Any) -> Any:
             rank = self._mine()
             if rank is not None and self._profiling not in (None, rank):
                 raise NeedsProcesses(
@@ -107,7 +107,7 @@ class StandIns(contextlib.ExitStack):
                     "rank: `if rank == 0:`"
                 )
             self._profiling = rank
-            return prepare(*args)
+            return prepare(*args, **kwargs)
 
         def disabled() -> Any:
             self._profiling = None

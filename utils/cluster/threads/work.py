@@ -63,6 +63,7 @@ class Work(TorchWork):
         done: whether it is over, or will be over at the time :attr:`ends`.
         ends: that time, on the ranks' clocks.
         place: the user's line that waits for it.
+        others: works that the caller waits for together with this one.
     """
 
     def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor], deliver=None):
@@ -75,6 +76,7 @@ class Work(TorchWork):
         self.ends = 0.0
         self.error: Exception | None = None
         self.place: tuple[str, int, str] | None = None
+        self.others: list[Work] = []
 
     def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
         """Note that it is over at this time.
@@ -104,6 +106,8 @@ class Work(TorchWork):
         Raises:
             CommunicationError: it failed, or it will never be over.
         """
+        for other in self.others:
+            other.wait()
         ranks, rank = self.group.ranks, self.group.me
         self.call.waited = True
         wait = [ranks.clocks.now(rank), 0.0]

@@ -20,7 +20,7 @@ from torch_mpi.errors import (
 from torch_mpi.protocol import words
 from torch_mpi.protocol.diagnosis import diagnose, first_cause
 from torch_mpi.protocol.interfaces import Waitable
-from torch_mpi.protocol.status import Status, of_history, of_wait
+from torch_mpi.protocol.status import Status, of_history, of_messages, of_wait
 
 from .clocks import Clocks
 from .group import Group
@@ -204,7 +204,10 @@ class SharedRanks:
             wait = of_wait(cast(Waitable, work), _where(work), True)
             return always | {"state": "waiting"} | wait
         has_left = self.worlds[rank].has_left or rank not in self.turns.busy()
-        return always | {"state": "left" if has_left else "running"}
+        if not has_left:
+            return always | {"state": "running"}
+        messages = of_messages(self._calls(rank)) if self.unreceived(rank) else {}
+        return always | {"state": "left"} | messages
 
     def _calls(self, rank: int) -> list[Call]:
         place = (record, "recorder")

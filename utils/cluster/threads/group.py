@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -290,6 +290,16 @@ class Group(ProcessGroup):
         """Wait until all ranks have called it."""
         return self._collective("barrier", [], opts, lambda inputs: None, [])
 
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None) -> Work:
+        """Collect several tensors, each in one tensor."""
+        return _joined(map(self.all_gather_single, outputs, inputs, itertools.repeat(opts)))
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> Work:
+        """Reduce several tensors that have all parts, and give each rank one part of each."""
+        return _joined(map(self.reduce_scatter_single, outputs, inputs, itertools.repeat(opts)))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
     alltoall_base = all_to_all_single
 
@@ -339,6 +349,13 @@ class Group(ProcessGroup):
             del self.traffic.rounds[self.number]
             complete([there[k] for k in range(len(self.members))])
         return work
+
+
+def _joined(works: Iterable[Work]) -> Work:
+    """Return a work that is over when all of them are."""
+    *others, last = works
+    last.others = others
+    return last
 
 
 def _reduced(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:

@@ -54,7 +54,7 @@ class StandIns(contextlib.ExitStack):
     def _replace_groups(self) -> None:
         """Give each rank a world of its own in PyTorch, and our groups under the name "mpi"."""
         self._replace(distributed_c10d, "_world", ThreadLocalWorld())
-        isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+        isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
         isolate(True)
         self.callback(isolate, False)
         self._replace(autoload, "LazyProcessGroupMPI", self)
@@ -66,7 +66,8 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_shells(self) -> None:
         """Let ``get_ipython()`` return a rank's own IPython on the rank."""
-        instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
+        instance: Any = InteractiveShell.instance
+        initialized: Any = InteractiveShell.initialized
 
         def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
             rank = self._mine()

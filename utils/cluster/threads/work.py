@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
 from .clocks import bytes_sent
@@ -69,6 +70,7 @@ class Work(TorchWork):
         ends: that time, on the ranks' clocks.
         arrival: of a received message; others that arrive before may still delay it.
         place: the user's line that waits for it.
+        others: works that the caller waits for together with this one.
     """
 
     def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor], deliver=None):
@@ -82,6 +84,7 @@ class Work(TorchWork):
         self.arrival: Arrival | None = None
         self.error: Exception | None = None
         self.place: tuple[str, int, str] | None = None
+        self.others: list[Work] = []
 
     def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
         """Note that it is over at this time.
@@ -123,6 +126,8 @@ class Work(TorchWork):
         return self._wait()
 
     def _wait(self) -> bool:
+        for other in self.others:
+            other.wait()
         ranks, rank = self.group.ranks, self.group.me
         self.call.waited = True
         wait = [ranks.clocks.now(rank), 0.0]
@@ -173,7 +178,7 @@ class Work(TorchWork):
 
         During backward, time passes only when backward is over, because DDP waits there.
         """
-        if torch._C._current_graph_task_id() == NO_BACKWARD:
+        if self.others or torch._C._current_graph_task_id() == NO_BACKWARD:
             self.wait()
         else:
             if not self.done:
@@ -193,11 +198,8 @@ def complete(works: list[Work]) -> None:
     called = max(work.call.start for work in works)
     odd = next((work for work in works if work.key != works[0].key), None)
     if odd is not None:
-        sides = [f"rank {work.group.me} called {work.call.describe()}" for work in (works[0], odd)]
-        error = CommunicationMismatch(
-            f"{', but '.join(sides)}. All ranks of a group have to make the same collective calls "
-            "in the same order."
-        )
+        sides = {work.group.me: work.call.side() for work in (works[0], odd)}
+        error = CommunicationMismatch(words.of_collectives(sides))
         ranks.mismatch(works, error, called)
         return
     inputs = [work.inputs for work in works]
@@ -228,12 +230,10 @@ def deliver(message: Message, wanted: Message) -> None:
     call.peer, call.message = message.source, sent.message
     matched = max(sent.start, call.start)
     if (sent.dtype, sent.nbytes) != (call.dtype, call.nbytes):
-        error = CommunicationMismatch(
-            f"rank {group.members[message.source]} sent {sent.dtype}{list(sent.shape)} "
-            f"({sent.nbytes} bytes, tag={sent.tag}), but rank {group.members[wanted.to]} receives "
-            f"{call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver must "
-            "agree on dtype and number of elements."
+        text = words.of_message(
+            group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
+        error = CommunicationMismatch(text, call)
         group.ranks.mismatch([wanted.work, message.work], error, matched)
         return
     with group.ranks.clocks.stopped(group.ranks.turns.rank):

@@ -1,6 +1,6 @@
 """The clock of each rank, on which ranks compute at the same time although they take turns.
 
-A rank's clock runs while the rank has its turn, as if the rank had a core of its own. A
+A rank's clock runs while the rank has its turn, as if the rank had its own core. A
 communication moves the clock on by Hockney's model (R. Hockney, Parallel Computing 20, 1994): a
 message of n bytes takes ``latency + n / bandwidth``. A collective takes what the usual algorithms
 need in this model (R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 19, 2005), and begins when its last
@@ -64,7 +64,7 @@ class Clocks:
         self._ranks[threading.get_ident()] = rank
 
     def functions(self) -> dict[Place, Any]:
-        """Return what stands in the place of the functions of `time`, in all threads."""
+        """Return what replaces the functions of `time`, in all threads."""
         places: dict[Place, Any] = {(time, "sleep"): self._sleep}
         for name, real in _REAL.items():
             ahead = real() - _real()

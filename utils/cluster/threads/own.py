@@ -123,7 +123,7 @@ class Own:
         self._take_in()
 
     def _take_in(self) -> None:
-        """Add the places of modules that have been imported meanwhile."""
+        """Add the places of modules that have been imported since."""
         for place in [place for place in self._to_come if place[0] in sys.modules]:
             module, name = sys.modules[place[0]], place[1]
             if not hasattr(module, name):

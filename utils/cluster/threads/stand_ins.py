@@ -1,4 +1,4 @@
-"""What stands in for processes while ranks are threads, in PyTorch, IPython and Python.
+"""What replaces processes while ranks are threads, in PyTorch, IPython and Python.
 
 Everything here asks which thread calls it. The kernel's own threads get what they always had.
 """
@@ -52,7 +52,7 @@ class StandIns(contextlib.ExitStack):
         setattr(module, name, value)
 
     def _replace_groups(self) -> None:
-        """Give each rank a world of its own in PyTorch, and our groups under the name "mpi"."""
+        """Give each rank its own world in PyTorch, and our groups under the name "mpi"."""
         self._replace(distributed_c10d, "_world", ThreadLocalWorld())
         isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
         isolate(True)

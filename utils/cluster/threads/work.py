@@ -1,4 +1,4 @@
-"""A communication between ranks of one process, and what is under way in a group."""
+"""A communication between ranks of one process, and what is pending in a group."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ class Message:
 
 @dataclass
 class Traffic:
-    """What is under way between the ranks of one group, which all of them share."""
+    """What is pending between the ranks of one group, which all of them share."""
 
     sent: list[Message] = field(default_factory=list)
     awaited: list[Message] = field(default_factory=list)
-    #: Of each collective by its number: what has come, by rank.
+    #: The calls of each collective, by its number and by rank.
     rounds: dict[int, dict[int, Work]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget what was under way."""
+        """Forget what was pending."""
         self.sent.clear()
         self.awaited.clear()
         self.rounds.clear()

@@ -292,9 +292,8 @@ def _with_names_of(rank: Rank, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _value(user_ns: dict[str, Any], name: str) -> Any:
-    if name not in user_ns:
-        raise NameError(f"name {name!r} is not defined", name=name)
-    return user_ns[name]
+    """Return the value of a name or of an expression, such as ``found[0]``."""
+    return user_ns[name] if name in user_ns else eval(name, user_ns)
 
 
 def remote_error(rank: int, kind: str, text: str, traceback: str) -> RemoteError:

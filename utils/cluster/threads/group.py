@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 count_as_library(__file__)
 EAGER = 4096
 OPS = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
+
+
+def _coalesced(single: Callable[..., Work]) -> Callable[..., Work]:
+    """Return a method that calls a collective for several pairs of tensors."""
+
+    def method(self: Group, outputs, inputs, opts=None) -> Work:
+        works = [single(self, *pair, opts) for pair in zip(outputs, inputs, strict=True)]
+        works[-1].returns(outputs)  # the last of them ends last
+        return works[-1]
+
+    method.__doc__ = f"Call :meth:`{single.__name__}` for several tensors."
+    return method
 
 
 class Group(ProcessGroup):
@@ -291,6 +303,12 @@ class Group(ProcessGroup):
 
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
     alltoall_base = all_to_all_single
+    # PyTorch's functional collectives, on which DTensor stands, call these; the later names are
+    # PyTorch 2.15's.
+    allgather_into_tensor_coalesced = _coalesced(all_gather_single)
+    reduce_scatter_tensor_coalesced = _coalesced(reduce_scatter_single)
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     # -- the machinery --------------------------------------------------------------------
 

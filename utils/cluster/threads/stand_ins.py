@@ -20,10 +20,11 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from torch_mpi import autoload
 from torch_mpi.network import link
-from utils.jobs import NeedsProcesses
+from utils.jobs import NeedsProcesses, thread_plan
 
 from .rank import Rank
 
+NOBODY_DIES = "shrink() makes a group without the dead ranks, and ranks inside the kernel can't die"
 ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
 
 
@@ -43,6 +44,7 @@ class StandIns(contextlib.ExitStack):
         self._replace_shells()
         self._replace_ends()
         self._replace_profiler()
+        self._replace(thread_plan, "is_rank_here", lambda: self._mine() is not None)
         finder = _NoMPI(mine)
         sys.meta_path.insert(0, finder)
         self.callback(sys.meta_path.remove, finder)
@@ -123,7 +125,9 @@ class _NoMPI(importlib.abc.MetaPathFinder):
         self._mine = mine
 
     def find_spec(self, name: str, *_: Any) -> None:
-        """Raise ModuleNotFoundError if a rank imports mpi4py."""
+        """Raise an error if a rank imports mpi4py, or what continues without dead ranks."""
+        if name == "torch_mpi.survivors" and self._mine() is not None:
+            raise NeedsProcesses(NOBODY_DIES)
         if name.partition(".")[0] == "mpi4py" and self._mine() is not None:
             raise ModuleNotFoundError(
                 "mpi4py needs a process for each rank, and these ranks are threads of one process",

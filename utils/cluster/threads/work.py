@@ -86,6 +86,10 @@ class Work(TorchWork):
         self.error, self.done, self.ends = error, True, at
         self.call.matched, self.call.end = matched or at, at
 
+    def returns(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let it return these tensors."""
+        self._result = list(tensors)
+
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return the global ranks still missing, whether one suffices, and whether data move."""
         group = self.group

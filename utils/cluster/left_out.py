@@ -1,8 +1,8 @@
 """Cells that ranks inside the kernel leave out, and the later cells that need what those make.
 
-A cell that needs ranks that are processes raises :class:`utils.jobs.NeedsProcesses`. A notebook then
-shows an amber line instead of an error, and Run All goes on. The names that the cell would have made
-are missing from then on, so a later cell that needs one of them is left out, too.
+A cell that needs ranks that are processes raises :class:`utils.jobs.NeedsProcesses`. A notebook
+then shows an amber line instead of an error, and Run All goes on. The names that the cell would
+have made are missing from then on, so a later cell that needs one of them is left out, too.
 """
 
 from __future__ import annotations
@@ -63,11 +63,10 @@ def show(cell: str, error: BaseException | None = None, *, name: str = "") -> No
         name: the name that it lacks because of an earlier cell.
     """
     _names.update(lost_names.made_by(cell))
-    said, reason = "This cell needs ranks that are processes.", str(error or "")
+    needs, reason = getattr(error, "needs", NeedsProcesses.needs), str(error or "")
     if name:
-        said = f"This cell needs `{name}` from a cell above that needs ranks that are processes."
-        reason = ""
-    lines = [f"{AMBER} ○ {said} {GO_ON} {PLAIN}"]
+        needs, reason = f"`{name}` from a cell above that was left out", ""
+    lines = [f"{AMBER} ○ This cell needs {needs}. {GO_ON} {PLAIN}"]
     lines += wrapped(f"{reason[:1].upper()}{reason[1:]}") if reason else []
     print("\n".join(lines))
     if error is not None:

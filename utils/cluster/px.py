@@ -319,9 +319,7 @@ def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception
     return shown_as(said, stopped_here(task, _running_cell(shell)))
 
 
-def _of_the_ranks(
-    here: Ranks, shell: InteractiveShell, error: RemoteError
-) -> BaseException | None:
+def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> BaseException | None:
     """Return the error to show if a cell of the kernel needs a name or a task that ranks lack."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]

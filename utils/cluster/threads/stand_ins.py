@@ -9,6 +9,7 @@ import contextlib
 import importlib.abc
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +26,28 @@ from utils.jobs import NeedsProcesses, thread_plan
 from .rank import Rank
 
 NOBODY_DIES = "shrink() makes a group without the dead ranks, and ranks inside the kernel can't die"
+HELPERS = (
+    "A thread that a rank starts would communicate while the rank computes, and ranks inside the "
+    "kernel take turns. Let the rank itself communicate"
+)
 ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
+
+
+class Worlds(ThreadLocalWorld):
+    """PyTorch's view of the groups, for each thread of the process.
+
+    Args:
+        helps: returns whether the present thread was started by a rank.
+    """
+
+    def __init__(self, helps: Callable[[], bool]):
+        super().__init__()
+        self._helps = helps
+
+    def _get_world(self) -> Any:
+        if self._helps():
+            raise NeedsProcesses(HELPERS)
+        return super()._get_world()
 
 
 class StandIns(contextlib.ExitStack):
@@ -55,7 +77,10 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_groups(self) -> None:
         """Give each rank a world of its own in PyTorch, and our groups under the name "mpi"."""
-        self._replace(distributed_c10d, "_world", ThreadLocalWorld())
+        self._replace_threads()
+        self._replace(
+            distributed_c10d, "_world", Worlds(lambda: _helps(threading.current_thread()))
+        )
         isolate = torch._C._distributed_c10d._set_thread_isolation_mode
         isolate(True)
         self.callback(isolate, False)
@@ -65,6 +90,17 @@ class StandIns(contextlib.ExitStack):
         for module in (torch.distributed, distributed_c10d):
             self._replace(module, "is_mpi_available", lambda: True)
         self.callback(link.set, link.network)
+
+    def _replace_threads(self) -> None:
+        """Note which threads ranks start: they belong to no rank, so they can't communicate."""
+        start = threading.Thread.start
+
+        def noted(thread: threading.Thread) -> None:
+            if self._mine() is not None or _helps(threading.current_thread()):
+                vars(thread)["_helps_a_rank"] = True
+            start(thread)
+
+        self._replace(threading.Thread, "start", noted)
 
     def _replace_shells(self) -> None:
         """Let ``get_ipython()`` return a rank's own IPython on the rank."""
@@ -116,6 +152,10 @@ class StandIns(contextlib.ExitStack):
 
         self._replace(profiler, "_prepare_profiler", prepare_for_one)
         self._replace(profiler, "_disable_profiler", disabled)
+
+
+def _helps(thread: threading.Thread) -> bool:
+    return hasattr(thread, "_helps_a_rank")
 
 
 class _NoMPI(importlib.abc.MetaPathFinder):

@@ -97,12 +97,28 @@ class SharedRanks:
 
     # -- incidents --------------------------------------------------------------------------
 
-    def wait_for(self, work: Work, rank: int) -> None:
-        """Let other ranks run until the rank's communication is over."""
+    def wait_for(self, work: Work, rank: int, limit: float = 0.0) -> None:
+        """Let other ranks run until the rank's communication is over.
+
+        Args:
+            work: the communication.
+            rank: the rank.
+            limit: seconds on the rank's clock after which a receive is given up; 0 for none.
+        """
         if self.incident:
             self._end(work, rank)
-        else:
-            self.turns.block(work)
+            return
+        self.turns.block(work, self.clocks.now(rank) + limit if limit else None)
+        if not work.done:
+            self._give_up(work, rank, f"did not come within the timeout of {limit:g} s")
+
+    def _give_up(self, work: Work, rank: int, why: str) -> None:
+        """End a receive of this rank alone, so that a later one gets the message."""
+        awaited = work.group.traffic.awaited
+        awaited[:] = [message for message in awaited if message.work is not work]
+        where = place_text(*work.place) if work.place else work.call.where
+        error = CommunicationTimeout(self._text(work, rank, where, why), work.call, {})
+        work.end(self.clocks.now(rank), error)
 
     def _stuck(self) -> None:
         """Begin an incident, because no rank can go on."""
@@ -138,12 +154,12 @@ class SharedRanks:
         text = f"{self.failed[rank]['error']}\n{self.incident}"
         work.end(self.clocks.now(rank), kind(text, work.call, self.failed[rank]))
 
-    def _text(self, work: Work, rank: int, where: str) -> str:
+    def _text(self, work: Work, rank: int, where: str, why: str = "never comes") -> str:
         missing, any_of_them, _ = work.missing()
         who = "any rank" if any_of_them else ", ".join(f"rank {other}" for other in missing)
         if work.call.op in ("send", "recv"):
             who = f"the matching {'receive' if work.call.op == 'send' else 'send'} of {who}"
-        return f"rank {rank} waits in {work.call.describe()} at {where}, and {who} never comes."
+        return f"rank {rank} waits in {work.call.describe()} at {where}, and {who} {why}."
 
     def mismatch(self, works: list[Work], error: CommunicationMismatch, at: float) -> None:
         """Begin an incident, because the calls of these ranks do not match."""

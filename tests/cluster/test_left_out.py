@@ -17,7 +17,7 @@ CELLS = [
     'from utils import cluster\nranks = cluster.start(2, where="here")',
     "%%px\nimport os\nimport torch.distributed as dist\ndist.init_process_group('mpi')\nbefore = 1",
     "ranks = cluster.start(2, where='here', fault_tolerant=True)",
-    "%%px\nafter = 2\nif dist.get_rank() == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()\nlost = 3",
+    "%%px\nafter = 2\nif dist.get_rank():\n    os.kill(os.getpid(), 9)\ndist.barrier()\nlost = 3",
     "%%px\nprint(before, lost)",
     "mine = ranks.client[0]['lost']",
     "print(mine)",
@@ -36,12 +36,18 @@ def printed() -> list[str]:
     resources = {"metadata": {"path": str(ROOT)}}
     client = NotebookClient(notebook, timeout=60, kernel_name="python3", resources=resources)
     client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
-    shown = ["".join(o.get("text", o.get("ename", "")) for o in c.outputs) for c in notebook.cells]
-    return [re.sub(r"\x1b\[[\d;]*m", "", text) for text in shown]
+    return [
+        re.sub(r"\x1b\[[\d;]*m", "", "".join(map(text_of, cell.outputs))) for cell in notebook.cells
+    ]
+
+
+def text_of(output: nbformat.NotebookNode) -> str:
+    plain = output.get("data", {}).get("text/plain", "")
+    return output.get("text", "") or output.get("ename", "") or plain
 
 
 def test_a_cell_of_the_kernel_and_one_of_the_ranks_say_that_they_need_processes(printed):
-    for k, reason in ((2, "Fault_tolerant needs ranks"), (3, "Os.kill() would end this kernel")):
+    for k, reason in ((2, "fault_tolerant needs ranks"), (3, "os.kill() would end this kernel")):
         assert AMBER.format("ranks that are processes") in printed[k]
         assert reason in " ".join(printed[k].split())
 
@@ -54,13 +60,13 @@ def test_a_cell_that_needs_a_result_of_one_that_was_left_out_is_left_out_too(pri
 
 
 def test_the_other_cells_run_and_other_errors_are_shown(printed):
-    assert printed[7].count("3") == 2
+    assert "[stdout:0] 3" in printed[7]
     assert printed[8] == "NameError"
 
 
 def test_what_needs_processes_runs_where_they_can_be_started(monkeypatch):
     monkeypatch.setattr(thread_plan, "missing", lambda: "")
     left_out.need_processes("A job needs processes.")
-    monkeypatch.setattr(thread_plan, "missing", lambda: "there is no MPI here")
-    with pytest.raises(NeedsProcesses, match=r"A job needs processes. \(There is no MPI here.\)"):
+    monkeypatch.setattr(thread_plan, "missing", lambda: "there is no MPI")
+    with pytest.raises(NeedsProcesses, match=r"A job needs processes. \(There is no MPI.\)"):
         left_out.need_processes("A job needs processes.")

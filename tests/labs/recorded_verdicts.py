@@ -7,9 +7,9 @@
 
 The second call, after a change of the checks, lists each answer whose verdict has other words. The
 third call checks each answer with 200 seeds, and lists the answers whose verdict or words depend on
-the seed: a student would pass, or read a message, by luck. The fourth call plays every fourth answer
-of each task on MPI ranks, and lists those whose words differ, numbers aside, from the ranks inside
-the kernel that all other calls use.
+the seed: a student would pass, or read a message, by luck. The fourth call plays every fourth
+answer of each task on MPI ranks, and lists those whose words differ, numbers aside, from the ranks
+inside the kernel that all other calls use.
 """
 
 from __future__ import annotations

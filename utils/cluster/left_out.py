@@ -67,7 +67,7 @@ def show(cell: str, error: BaseException | None = None, *, name: str = "") -> No
     if name:
         needs, reason = f"`{name}` from a cell above that was left out", ""
     lines = [f"{AMBER} ○ This cell needs {needs}. {GO_ON} {PLAIN}"]
-    lines += wrapped(f"{reason[:1].upper()}{reason[1:]}") if reason else []
+    lines += wrapped(reason)
     print("\n".join(lines))
     if error is not None:
         vars(error)["_left_out"] = True

@@ -239,3 +239,18 @@ def test_an_expression_of_a_rank_can_be_read_as_from_a_process():
         assert ranks.client[0]["found[0][1]"] == [2, 3]
         with pytest.raises(RemoteError, match="name 'missing' is not defined"):
             ranks.client[0]["missing"]
+
+
+def test_a_message_travels_while_its_receiver_does_something_else(local_ranks):
+    local_ranks.run("""
+from torch_mpi.network import Network, link
+link.set(Network(latency=0.0, bandwidth=1e6))
+big, begin = torch.zeros(25_000), time.perf_counter()  # 0.1 s on this network
+if rank == 1:
+    dist.send(big, dst=0)
+elif rank == 0:
+    time.sleep(0.1)
+    dist.recv(big, src=1)
+passed = time.perf_counter() - begin
+""")
+    assert 0.1 <= values(local_ranks, "passed")[0] < 0.15

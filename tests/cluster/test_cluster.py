@@ -954,9 +954,9 @@ LEAVING = "busy, between two lines"
 def test_a_rank_that_is_slow_on_its_way_out_of_a_cell_is_not_called_stuck(
     monkeypatch, looks, stuck
 ):
-    ranks = object.__new__(ipp_cluster.Running)
+    ranks = object.__new__(ipp_cluster.Processes)
     monkeypatch.setattr(ipp_cluster, "BETWEEN_LOOKS", 0.0)
-    monkeypatch.setattr(ranks, "_places", lambda timeout: looks.pop(0))
+    monkeypatch.setattr(ranks, "places", lambda timeout: looks.pop(0))
     assert ranks._stuck({0, 1}) == stuck
 
 
@@ -987,7 +987,7 @@ def test_an_endless_recursion_is_told_by_both_ends_of_its_traceback():
 
 
 def test_a_machine_whose_name_has_no_address_warns_nobody_in_the_first_cell(recwarn):
-    up = object.__new__(ipp_cluster.Running)
+    up = object.__new__(ipp_cluster.Processes)
     up._cluster = SimpleNamespace(connect_client_sync=lambda: ip_for_host("no-such-host.invalid"))
     assert up._connect() == "no-such-host.invalid"
     assert not recwarn.list

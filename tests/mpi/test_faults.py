@@ -64,9 +64,8 @@ SET_UP = """\
 %%px
 import ctypes, os, signal, sys, time
 import numpy as np, torch, torch.distributed as dist
-from mpi4py import MPI
 from torch.nn.parallel import DistributedDataParallel
-rank, size = mpi_rank, MPI.COMM_WORLD.size
+rank, size = mpi_rank, mpi_size
 def mark():
     open(f"{os.environ['FAULT_MARKS']}/{rank}", "w").close()
 """
@@ -101,11 +100,12 @@ print("works on", rank)
 class Course:
     """A notebook whose ranks have a process group; brings them back where a test broke them."""
 
-    def __init__(self, book: Notebook, marks: Path):
-        self.book, self._marks = book, marks
+    def __init__(self, book: Notebook, marks: Path, where: str = "processes"):
+        self.book, self._marks, self.where = book, marks, where
         self._serial = 0
         self.whole = False
-        self.ok(f"from utils import cluster\nranks = cluster.start({N}, timeout={TIMEOUT})")
+        start = f"cluster.start({N}, where={where!r}, timeout={TIMEOUT})"
+        self.ok(f"from utils import cluster\nranks = {start}")
         self.set_up()
 
     def ok(self, code: str, timeout: float = 60) -> Shown:
@@ -137,7 +137,8 @@ class Course:
         return self.book.run(code, stop_when=when)
 
     def _all_have_marked(self) -> bool:
-        return len(list(self._marks.iterdir())) == N
+        # Ranks that take turns have all begun only if none of them computes for ever.
+        return len(list(self._marks.iterdir())) >= (N if self.where == "processes" else 1)
 
     def next_cell(self) -> Shown:
         """All ranks communicate with all; values are checked."""
@@ -176,6 +177,20 @@ def course(ordered) -> Course:
     return ordered
 
 
+@pytest.fixture(scope="module")
+def inside(folder) -> Iterator[Course]:
+    """A notebook whose ranks are threads of its kernel."""
+    with notebook(**environment(folder, "1")) as book:
+        yield Course(book, folder / "marks", "here")
+
+
+@pytest.fixture(params=["processes", "here"])
+def either(request: pytest.FixtureRequest) -> Course:
+    course = request.getfixturevalue("ordered" if request.param == "processes" else "inside")
+    course.make_whole()
+    return course
+
+
 def next_one_works(course: Course, row: Row) -> None:
     shown = course.next_cell()
     row.works = "yes" if course.whole else "NO"
@@ -209,6 +224,7 @@ class Fault:
     says: tuple[str, ...]
     never: tuple[str, ...] = ("Traceback", "restart")
     stop: bool = False
+    needs_processes: bool = False
 
 
 def waits(rank: int, call: str, line: int) -> str:
@@ -439,6 +455,7 @@ INTERRUPTS = [
         "    time.sleep(0.01)",
         ("^The ranks were interrupted", r"rank 1 was interrupted at cell line [78]"),
         stop=True,
+        needs_processes=True,
     ),
     Fault(
         "stop button: DDP's backward waits",
@@ -453,7 +470,10 @@ SURVIVED = [*DEADLOCKS, *MISMATCHES, *ERRORS, *INTERRUPTS]
 
 
 @pytest.mark.parametrize("fault", SURVIVED, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_a_student_is_told_once_what_went_wrong_and_goes_on(fault, course, table):
+def test_a_student_is_told_once_what_went_wrong_and_goes_on(fault, either, table):
+    course = either
+    if fault.needs_processes and course.where == "here":
+        pytest.skip("threads have no signal handlers")
     shown = course.fail(f"%%px\n{fault.cell}", fault.stop)
     row = table.add(fault.name, shown.seconds, "\n".join(text for _, text in shown.errors))
     explained_once(shown, fault.says, fault.never)
@@ -504,50 +524,50 @@ def test_the_stop_button_ends_the_writing_of_an_error_and_the_next_error_is_told
     assert course.next_cell().streams.count("works on") == N
 
 
-def test_a_picture_shows_who_waits_for_whom(course):
-    shown = course.fail(f"%%px\n{DEADLOCKS[0].cell}")
+def test_a_picture_shows_who_waits_for_whom(either):
+    shown = either.fail(f"%%px\n{DEADLOCKS[0].cell}")
     assert shown.pictures == 1
-    course.next_cell()
+    either.next_cell()
 
 
-def test_a_second_fault_is_explained_as_well_as_the_first(course, table):
+def test_a_second_fault_is_explained_as_well_as_the_first(either, table):
     first, second = DEADLOCKS[0], MISMATCHES[0]
-    explained_once(course.fail(f"%%px\n{first.cell}"), first.says, first.never)
-    shown = course.fail(f"%%px\n{second.cell}")
+    explained_once(either.fail(f"%%px\n{first.cell}"), first.says, first.never)
+    shown = either.fail(f"%%px\n{second.cell}")
     row = table.add("two faults in a row", shown.seconds, shown.message())
     explained_once(shown, second.says, second.never)
-    next_one_works(course, row)
+    next_one_works(either, row)
 
 
-def test_handles_that_are_dropped_do_no_harm(course, table):
+def test_handles_that_are_dropped_do_no_harm(either, table):
     cell = (
         "%%px\nout, into = torch.full((1_000_000,), rank), torch.zeros(1_000_000, dtype=int)\n"
         "dist.isend(out, (rank + 1) % 4)\ndist.irecv(into, (rank - 1) % 4)\nNone"
     )
-    shown = course.fail(cell)
+    shown = either.fail(cell)
     row = table.add("isend, irecv never waited for", shown.seconds, "(no error, as it should be)")
     assert not shown.failed(), shown.everything()
-    next_one_works(course, row)
+    next_one_works(either, row)
 
 
-def test_a_collective_that_one_rank_left_behind_is_named_in_the_next_cell(course, table):
+def test_a_collective_that_one_rank_left_behind_is_named_in_the_next_cell(either, table):
     cell = "%%px\nif rank == 2:\n    work = dist.all_reduce(torch.ones(5), async_op=True)"
-    shown = course.fail(cell)
+    shown = either.fail(cell)
     if not shown.failed():
-        shown = course.fail("%%px\ndist.all_reduce(torch.ones(3))")
+        shown = either.fail("%%px\ndist.all_reduce(torch.ones(3))")
     row = table.add("async collective, never waited for", shown.seconds, shown.message())
     whose = (r"rank 2 calls all_reduce\(SUM\) of float32\[5\]", r"(In\[\d+\],|cell) line 3")
     explained_once(shown, whose)
-    next_one_works(course, row)
+    next_one_works(either, row)
 
 
-def test_a_flood_of_output_ends_and_is_cut(course, table):
-    shown = course.fail("%%px\nfor _ in range(1000):\n    print('x' * 100_000)")
+def test_a_flood_of_output_ends_and_is_cut(either, table):
+    shown = either.fail("%%px\nfor _ in range(1000):\n    print('x' * 100_000)")
     row = table.add("100 MB of output on every rank", shown.seconds, "(no error, as it should be)")
     assert not shown.failed(), shown.everything()[-3000:]
     assert shown.streams.count("printed more than 1 MB") == N
     assert len(shown.streams) < 5_000_000
-    next_one_works(course, row)
+    next_one_works(either, row)
 
 
 ASK = """\
@@ -565,13 +585,13 @@ for reply in ranks.ask("fault_probe:{function}", timeout=30):
                   "1 error ValueError: mine")),
     ],
 )  # fmt: skip
-def test_a_fault_in_a_check_is_an_answer_and_leaves_nothing_behind(function, says, course, table):
-    shown = course.fail(ASK.replace("{function}", function))
+def test_a_fault_in_a_check_is_an_answer_and_leaves_nothing_behind(function, says, either, table):
+    shown = either.fail(ASK.replace("{function}", function))
     row = table.add(f"{function} inside ranks.ask", shown.seconds, shown.streams)
     assert not shown.failed(), shown.everything()
     for part in says:
         assert re.search(part, re.sub(r"\s+", " ", shown.streams)), shown.streams
-    next_one_works(course, row)
+    next_one_works(either, row)
 
 
 # --- messages that nobody receives ---------------------------------------------------------------
@@ -586,32 +606,32 @@ print("sent", rank)
 
 
 @pytest.mark.parametrize(("count", "tag"), [(1, 0), (7, 3), (1_000_000, 0)])
-def test_a_message_that_no_rank_receives_is_told_and_reaches_no_later_receive(count, tag, course):
-    shown = course.book.run(FORGET.format(count=count, tag=tag))
+def test_a_message_that_no_rank_receives_is_told_and_reaches_no_later_receive(count, tag, either):
+    shown = either.book.run(FORGET.format(count=count, tag=tag))
     assert not shown.failed(), shown.everything()
     text = re.sub(r"\s+", " ", shown.streams)
     sent = rf"int64\[{count}\] \({8 * count} bytes, tag={tag}\) to rank 3 at cell line 3"
     assert len(re.findall(rf"rank 2 sent {sent}, and no rank has received it", text)) == 1, text
-    assert course.next_cell().streams.count("works on") == N
-    assert "received" not in course.next_cell().streams
+    assert either.next_cell().streams.count("works on") == N
+    assert "received" not in either.next_cell().streams
 
 
-def test_a_message_of_one_cell_may_be_received_in_a_later_cell_of_its_own_ranks(course):
+def test_a_message_of_one_cell_may_be_received_in_a_later_cell_of_its_own_ranks(either):
     """A cell of some ranks only can't be looked at by itself."""
-    course.ok("%%px --targets 2\ndist.send(torch.tensor([5]), 3)")
-    shown = course.ok("%%px --targets 3\ngot = torch.zeros(1, dtype=torch.int64)\n"
+    either.ok("%%px --targets 2\ndist.send(torch.tensor([5]), 3)")
+    shown = either.ok("%%px --targets 3\ngot = torch.zeros(1, dtype=torch.int64)\n"
                       "dist.recv(got, 2)\nprint('got', got.item())")  # fmt: skip
     assert "got 5" in shown.streams
-    assert "no rank has received" not in course.next_cell().streams
+    assert "no rank has received" not in either.next_cell().streams
 
 
-def test_a_message_that_an_answer_leaves_behind_is_told_to_the_check(course):
-    shown = course.ok(
+def test_a_message_that_an_answer_leaves_behind_is_told_to_the_check(either):
+    shown = either.ok(
         "for r in ranks.ask('fault_probe:forget'):\n    print(r.rank, r.status, r.unreceived)"
     )
     assert "0 ok ('sent float32[3] (12 bytes, tag=7) to rank 1 at fault_probe.py" in shown.streams
     assert shown.streams.count("ok ()") == N - 1
-    assert course.next_cell().streams.count("works on") == N
+    assert either.next_cell().streams.count("works on") == N
 
 
 # --- a limit for one cell ------------------------------------------------------------------------
@@ -634,8 +654,8 @@ def test_one_cell_can_wait_longer_or_shorter_than_its_groups_say(course):
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "inf", "soon"])
-def test_a_limit_that_is_none_is_refused_and_nothing_runs(course, given):
-    shown = course.book.run(f"%%px --timeout {given}\nprint('ran')")
+def test_a_limit_that_is_none_is_refused_and_nothing_runs(either, given):
+    shown = either.book.run(f"%%px --timeout {given}\nprint('ran')")
     assert re.search("UsageError.*--timeout", shown.streams), shown.everything()
     assert "ran" not in shown.streams
 
@@ -667,7 +687,8 @@ def test_a_dead_rank_is_named_and_restart_brings_all_back(fault, course, table):
 
 
 def test_stop_frees_the_notebook_from_a_rank_that_is_stuck_inside_c(course, table):
-    cell = "%%px\nbuffer = np.zeros(1)\nmark()\nif rank == 0:\n    MPI.COMM_WORLD.Recv(buffer, 1)"
+    cell = "%%px\nfrom mpi4py import MPI\nbuffer = np.zeros(1)\nmark()\nif rank == 0:\n"
+    cell += "    MPI.COMM_WORLD.Recv(buffer, 1)"
     shown = course.fail(cell, stop=True)
     row = table.add("stop button: mpi4py's Recv", shown.seconds, shown.message())
     says = ("^The ranks were interrupted", "rank 0 .*cell line 5", "Recv", r"ranks\.restart\(\)")

@@ -23,7 +23,7 @@ class ThreadPlan:
     """A plan to start ranks inside this process.
 
     Attributes:
-        n, threads: the arguments of `cluster.start`.
+        n, threads, timeout: the arguments of `cluster.start`.
         notes: sentences for the user.
     """
 
@@ -38,7 +38,7 @@ class ThreadPlan:
                 f"{', '.join(asked)} needs ranks that are processes, and these ranks are threads "
                 f"of the kernel ({self.reason()}). Leave it out, or leave out this cell."
             )
-        self.n, self.threads = n, threads
+        self.n, self.threads, self.timeout = n, threads, timeout
         self.fault_tolerant = False
         self.notes = [self.what()]
 

@@ -31,7 +31,7 @@ Request = Callable[["Rank", MessageFuture], Any]
 LOOK = 0.02
 
 
-class Result(AsyncResult):  # type: ignore[misc]
+class Result(AsyncResult):
     """An `AsyncResult` that shows the ranks' output in the thread that waits for it."""
 
     def wait(self, timeout: float | None = -1, return_when: str | None = None) -> Any:
@@ -97,6 +97,10 @@ class Client:
         futures = self.send({rank: of(code) for rank, code in codes.items()})
         return {r: Result(self, future, "execute", [r]) for r, future in futures.items()}
 
+    def interrupted_before(self) -> bool:
+        """Return whether the rank that runs was interrupted before it began its cell."""
+        return self._turns.take_interrupt()
+
     def become(self, other: Client) -> None:
         """Be the client of the ranks of another client, so that views stay valid."""
         self._turns, self._ranks = other._turns, other._ranks
@@ -159,19 +163,19 @@ class View:
     """Ranks of a client, in the form of ipyparallel's `DirectView`.
 
     Attributes:
-        targets: the ranks' numbers, or the number of one rank.
+        targets: the ranks' numbers, the number of one rank, or "all".
         block: whether calls wait for their results.
     """
 
     def __init__(self, client: Client, targets: int | list[int]):
-        self.client, self.targets = client, targets
+        self.client = client
+        self.targets: int | list[int] | str = targets
         self.block = False
 
     def _send(self, request: Request, name: str, block: bool) -> Any:
         one = isinstance(self.targets, int)
-        numbers = [self.targets] if isinstance(self.targets, int) else list(self.targets)
-        if self.targets == "all":
-            numbers = list(self.client.ids)
+        targets = self.client.ids if self.targets == "all" else self.targets
+        numbers = [targets] if isinstance(targets, int) else list(map(int, targets))
         futures = self.client.send(dict.fromkeys(numbers, request))
         children = list(futures.values())
         result = Result(self.client, children[0] if one else children, fname=name, targets=numbers)
@@ -184,7 +188,9 @@ class View:
         view = self if targets is None else self.client[targets]
 
         def request(rank: Rank, future: MessageFuture) -> Any:
-            return execute(rank, future, self.client.output(future), code, silent)
+            stopped = self.client.interrupted_before()
+            run = "raise KeyboardInterrupt" if stopped else code
+            return execute(rank, future, self.client.output(future), run, silent)
 
         result: Result = view._send(request, "execute", False)
         if self.block if block is None else block:
@@ -221,11 +227,11 @@ class View:
     update = push
 
     def pull(self, names: str | list[str], block: bool = True) -> Any:
-        """Return copies of the values of these names on the ranks."""
+        """Return copies of the values of these names or expressions on the ranks."""
 
         def take(user_ns: dict[str, Any]) -> Any:
             wanted = [names] if isinstance(names, str) else names
-            values = [_value(user_ns, name) for name in wanted]
+            values = [eval(name, user_ns) for name in wanted]
             return values[0] if isinstance(names, str) else values
 
         return self._in_namespace(take, "pull", block)
@@ -284,16 +290,11 @@ def _with_names_of(rank: Rank, function: Callable[..., Any]) -> Callable[..., An
         function.__code__,
         rank.user_ns,
         function.__name__,
-        function.__defaults__,  # type: ignore[attr-defined]
-        function.__closure__,  # type: ignore[attr-defined]
+        function.__defaults__,
+        function.__closure__,
     )
-    made.__kwdefaults__ = function.__kwdefaults__  # type: ignore[attr-defined]
+    made.__kwdefaults__ = function.__kwdefaults__
     return made
-
-
-def _value(user_ns: dict[str, Any], name: str) -> Any:
-    """Return the value of a name or of an expression, such as ``found[0]``."""
-    return user_ns[name] if name in user_ns else eval(name, user_ns)
 
 
 def remote_error(rank: int, kind: str, text: str, traceback: str) -> RemoteError:

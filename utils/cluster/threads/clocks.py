@@ -103,6 +103,10 @@ class Clocks:
             self._at[rank] += _real() - self._since
             self._since = None
 
+    def turn(self) -> float:
+        """Return for how many seconds the present turn has lasted."""
+        return 0.0 if self._since is None else _real() - self._since
+
     def reach(self, rank: int, moment: float) -> None:
         """Move a rank's clock on to this moment, unless it is later already."""
         late = moment - self.now(rank)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,18 +28,6 @@ if TYPE_CHECKING:
 count_as_library(__file__)
 EAGER = 4096
 OPS = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
-
-
-def _coalesced(single: Callable[..., Work]) -> Callable[..., Work]:
-    """Return a method that calls a collective for several pairs of tensors."""
-
-    def method(self: Group, outputs, inputs, opts=None) -> Work:
-        works = [single(self, *pair, opts) for pair in zip(outputs, inputs, strict=True)]
-        works[-1].returns(outputs)  # the last of them ends last
-        return works[-1]
-
-    method.__doc__ = f"Call :meth:`{single.__name__}` for several tensors."
-    return method
 
 
 class Group(ProcessGroup):
@@ -128,9 +116,11 @@ class Group(ProcessGroup):
         data = tensor.detach().clone() if eager else tensor.detach()
         work.call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(data, work, self._rank, dst, tag)
+        start, to = work.call.start, self.members[dst]
+        # As on the emulated network of processes, a message is under way from its call on.
+        times = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
+        message.leaves, message.arrives = times
         if eager:
-            start, to = work.call.start, self.members[dst]
-            _, message.arrives = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
             work.end(start)
         for wanted in self.traffic.awaited:
             if fits(message, wanted):
@@ -301,14 +291,18 @@ class Group(ProcessGroup):
         """Wait until all ranks have called it."""
         return self._collective("barrier", [], opts, lambda inputs: None, [])
 
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None) -> Work:
+        """Collect several tensors, each in one tensor."""
+        return _joined(map(self.all_gather_single, outputs, inputs, itertools.repeat(opts)))
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None) -> Work:
+        """Reduce several tensors that have all parts, and give each rank one part of each."""
+        return _joined(map(self.reduce_scatter_single, outputs, inputs, itertools.repeat(opts)))
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
     alltoall_base = all_to_all_single
-    # PyTorch's functional collectives, on which DTensor stands, call these; the later names are
-    # PyTorch 2.15's.
-    allgather_into_tensor_coalesced = _coalesced(all_gather_single)
-    reduce_scatter_tensor_coalesced = _coalesced(reduce_scatter_single)
-    all_gather_single_coalesced = allgather_into_tensor_coalesced
-    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     # -- the machinery --------------------------------------------------------------------
 
@@ -355,6 +349,13 @@ class Group(ProcessGroup):
             del self.traffic.rounds[self.number]
             complete([there[k] for k in range(len(self.members))])
         return work
+
+
+def _joined(works: Iterable[Work]) -> Work:
+    """Return a work that is over when all of them are."""
+    *others, last = works
+    last.others = others
+    return last
 
 
 def _reduced(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:

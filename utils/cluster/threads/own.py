@@ -32,6 +32,8 @@ from utils.timeline import cell_log
 
 Place = tuple[Any, str]
 
+# Their types are missing in NumPy's own list of names.
+_numpy: Any = np.random
 _CLOCKS = ("perf_counter", "monotonic", "time")
 #: What code of a student or a check replaces; each rank then has its own.
 REPLACED: list[Place] = [
@@ -158,17 +160,17 @@ class Own:
 
 def _random_state() -> tuple[Any, ...]:
     """Return the state of the random numbers of PyTorch, Python and NumPy."""
-    return torch.random.get_rng_state(), random.getstate(), np.random.get_bit_generator()
+    return torch.random.get_rng_state(), random.getstate(), _numpy.get_bit_generator()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     torch.random.set_rng_state(state[0])
     random.setstate(state[1])
-    np.random.set_bit_generator(state[2])
+    _numpy.set_bit_generator(state[2])
 
 
 def first_random_state() -> tuple[Any, ...]:
     """Return a copy of the process's state, with which a rank begins."""
-    numbers = np.random.MT19937()
-    numbers.state = np.random.get_bit_generator().state
+    numbers: Any = np.random.MT19937()
+    numbers.state = _numpy.get_bit_generator().state
     return torch.random.get_rng_state(), random.getstate(), numbers

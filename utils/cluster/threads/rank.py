@@ -27,7 +27,7 @@ class Rank:
         world: its view of all ranks.
     """
 
-    def __init__(self, number: int, world: World):
+    def __init__(self, number: int, size: int, world: World):
         self.number, self.world = number, world
         hook = sys.excepthook
         self.shell = RankShell()
@@ -36,13 +36,15 @@ class Rank:
         self.main.__dict__.update(self.shell.user_ns)
         self.shell.user_module, self.shell.user_ns = self.main, self.main.__dict__
         self.user_ns: dict[str, Any] = self.main.__dict__
+        # ipyparallel's engines have these names as well.
+        self.user_ns |= {"mpi_rank": number, "mpi_size": size}
 
     def first_values(self) -> dict[Place, Any]:
         """Return what this rank has for itself from the beginning."""
         return {
             (sys, "stdout"): Stream("stdout", self._output),
             (sys, "stderr"): Stream("stderr", self._output),
-            (torch_mpi.record, "recorder"): torch_mpi.record.Log(),
+            (torch_mpi.record, "recorder"): torch_mpi.record.Log(),  # type: ignore[no-untyped-call]
             (torch_mpi.present, "world"): None,
             (rank_side, "_here"): rank_side.fresh_state(),
             (cell_log, "_cell"): cell_log.fresh_cell(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from ipykernel.compiler import XCachingCompiler
 from ipyparallel.client.client import Metadata
@@ -81,9 +81,11 @@ class Stream:
 
 
 class _Publisher(DisplayPublisher):
-    def publish(
-        self, data: dict[str, Any], metadata: dict[str, Any] | None = None, **_: Any
-    ) -> None:
+    """Keeps what a cell displays."""
+
+    shell: RankShell
+
+    def publish(self, data: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
         self.shell.output.display({"data": data, "metadata": metadata or {}})
 
     def clear_output(self, wait: bool = False) -> None:
@@ -93,6 +95,7 @@ class _Publisher(DisplayPublisher):
 class _Hook(DisplayHook):
     """Keeps the value of a cell's last line, as an engine sends it."""
 
+    shell: RankShell
     content: dict[str, Any]
 
     def start_displayhook(self) -> None:
@@ -117,7 +120,7 @@ class _NoTrap(BuiltinTrap):
     def __enter__(self) -> _NoTrap:
         return self
 
-    def __exit__(self, *error: object) -> bool:
+    def __exit__(self, *error: object) -> Literal[False]:
         return False
 
 
@@ -140,7 +143,7 @@ class RankShell(InteractiveShell):
         config = Config()
         config.HistoryManager.enabled = False
         config.InteractiveShell.colors = "nocolor"
-        super().__init__(config=config)
+        super().__init__(config=config)  # type: ignore[no-untyped-call]
         atexit.unregister(self.atexit_operations)
         self.data_pub = types.SimpleNamespace(publish_data=self._publish_data)
 
@@ -166,7 +169,7 @@ class RankShell(InteractiveShell):
     def run(self, code: str, output: Output, silent: bool) -> int:
         """Run a cell; return its number. Afterwards, :attr:`error` is the cell's error."""
         self.output, self.error = output, None
-        result = self.run_cell(code, store_history=not silent, silent=silent)
+        result = self.run_cell(code, not silent, silent)  # type: ignore[no-untyped-call]
         if self.error is None and (error := result.error_before_exec or result.error_in_exec):
             self.error = (type(error).__name__, str(error), "")
         return self.execution_count - (not silent)

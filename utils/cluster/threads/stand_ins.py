@@ -81,7 +81,7 @@ class StandIns(contextlib.ExitStack):
         self._replace(
             distributed_c10d, "_world", Worlds(lambda: _helps(threading.current_thread()))
         )
-        isolate = torch._C._distributed_c10d._set_thread_isolation_mode
+        isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
         isolate(True)
         self.callback(isolate, False)
         self._replace(autoload, "LazyProcessGroupMPI", self)
@@ -104,7 +104,8 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_shells(self) -> None:
         """Let ``get_ipython()`` return a rank's own IPython on the rank."""
-        instance, initialized = InteractiveShell.instance, InteractiveShell.initialized
+        instance: Any = InteractiveShell.instance
+        initialized: Any = InteractiveShell.initialized
 
         def instance_of(cls: type, *args: Any, **kwargs: Any) -> Any:
             rank = self._mine()
@@ -136,7 +137,7 @@ class StandIns(contextlib.ExitStack):
         """Let one rank at a time profile, because PyTorch profiles a whole process."""
         prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
 
-        def prepare_for_one(*args: Any) -> Any:
+        def prepare_for_one(*args: Any, **kwargs: Any) -> Any:
             rank = self._mine()
             if rank is not None and self._profiling not in (None, rank):
                 raise NeedsProcesses(
@@ -144,7 +145,7 @@ class StandIns(contextlib.ExitStack):
                     "rank: `if rank == 0:`"
                 )
             self._profiling = rank
-            return prepare(*args)
+            return prepare(*args, **kwargs)
 
         def disabled() -> Any:
             self._profiling = None

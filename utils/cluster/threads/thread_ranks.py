@@ -23,6 +23,7 @@ from utils.jobs.thread_plan import ThreadPlan
 
 from .client import Client
 from .own import Own
+from .patience import Patience
 from .rank import Rank
 from .stand_ins import StandIns
 from .turns import Turns
@@ -50,7 +51,7 @@ class Threads(Running):
     def _begin(self) -> None:
         self._turns = Turns(self.n)
         self._shared = SharedRanks(self._turns)
-        self._ranks = [Rank(number, self._shared.worlds[number]) for number in range(self.n)]
+        self._ranks = [Rank(k, self.n, self._shared.worlds[k]) for k in range(self.n)]
         clocks = self._turns.clocks.functions()
         self._turns.own = Own(self.n, clocks, lambda rank: self._ranks[rank].first_values())
         for rank in self._ranks:
@@ -61,6 +62,7 @@ class Threads(Running):
         requests = {n: lambda rank, future: rank.prepare(self._folder) for n in self.client.ids}
         for future in self.client.send(requests).values():
             future.result()
+        self._patience = Patience(self._shared, self._plan.timeout, self._place_of)
         self.facts = [self._facts_of(rank) for rank in range(self.n)]
 
     def _facts_of(self, rank: int) -> dict[str, Any]:
@@ -122,18 +124,16 @@ class Threads(Running):
 
     def places(self, timeout: float) -> list[str]:
         """Return the place of each rank, in words."""
-        notes = [self._folder / f"cells-{rank}" for rank in range(self.n)]
         busy = self._turns.busy()
-        return [
-            stacks.place_of(_frames(self._turns.frame(rank)), notes[rank])
-            if rank in busy
-            else "idle"
-            for rank in range(self.n)
-        ]
+        return [self._place_of(r) if r in busy else "idle" for r in range(self.n)]
+
+    def _place_of(self, rank: int) -> str:
+        frames = _frames(self._turns.frame(rank))
+        return stacks.place_of(frames, self._folder / f"cells-{rank}")
 
     def replace_ranks(self) -> bool:
         """Begin with new threads; the old ones end at their next communication."""
-        self._turns.retire()
+        self._retire()
         for notes in self._folder.glob("cells-*"):
             notes.unlink()
         view = self.client
@@ -142,9 +142,13 @@ class Threads(Running):
         self.client = view
         return True
 
+    def _retire(self) -> None:
+        self._patience.end()
+        self._turns.retire()
+
     def close(self) -> None:
         """End the ranks, and leave the process as it was."""
-        self._turns.retire()
+        self._retire()
         self.client.close()
         self._exit.close()
 

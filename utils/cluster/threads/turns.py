@@ -111,6 +111,10 @@ class Turns:
         """Return the ranks that have something to do."""
         return [rank for rank in range(self.n) if self._state[rank] is not None]
 
+    def present(self) -> tuple[int | None, float]:
+        """Return the rank that has its turn, if one has, and for how many seconds."""
+        return (self.rank if self._is_running else None), self.clocks.turn()
+
     def waiting(self) -> dict[int, Waited]:
         """Return by rank what ranks wait for."""
         states = enumerate(self._state)
@@ -163,7 +167,7 @@ class Turns:
         self._state[rank] = True
         if until is not None and not waited.done:
             self.clocks.reach(rank, until)
-        self._raise_if_interrupted(rank)
+        self._raise_if_interrupted()
 
     def sleep(self, until: float) -> None:
         """Let the other ranks run that are earlier than this moment.
@@ -177,7 +181,7 @@ class Turns:
         self._pass_on(rank)
         self._state[rank] = True
         self.clocks.reach(rank, until)
-        self._raise_if_interrupted(rank)
+        self._raise_if_interrupted()
 
     def let_others_run(self) -> bool:
         """Let the next rank run that can; return False if there is none."""
@@ -186,13 +190,18 @@ class Turns:
         alone = self._next(rank) == rank
         if not alone:
             self._pass_on(rank)
-        self._raise_if_interrupted(rank)
+        self._raise_if_interrupted()
         return not alone
 
-    def _raise_if_interrupted(self, rank: int) -> None:
+    def take_interrupt(self) -> bool:
+        """Return whether the rank that runs was interrupted; this ends the interrupt."""
+        rank = self.rank
+        was, self._interrupted[rank] = self._interrupted[rank], False
+        return was
+
+    def _raise_if_interrupted(self) -> None:
         self._is_switching = False
-        if self._interrupted[rank]:
-            self._interrupted[rank] = False
+        if self.take_interrupt():
             raise KeyboardInterrupt
 
     # -- turns ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class Message:
     Attributes:
         source: rank of the sender in the group; ``None`` accepts any sender.
         to: rank of the receiver in the group.
-        arrives: when it arrives, if it was sent before anybody asked for it.
+        leaves, arrives: when its last byte leaves its sender, and when it arrives.
     """
 
     tensor: torch.Tensor
@@ -36,7 +37,8 @@ class Message:
     source: int | None
     to: int
     tag: int
-    arrives: float | None = None
+    leaves: float = 0.0
+    arrives: float = 0.0
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Work(TorchWork):
         done: whether it is over, or will be over at the time :attr:`ends`.
         ends: that time, on the ranks' clocks.
         place: the user's line that waits for it.
+        others: works that the caller waits for together with this one.
     """
 
     def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor], deliver=None):
@@ -74,6 +77,7 @@ class Work(TorchWork):
         self.ends = 0.0
         self.error: Exception | None = None
         self.place: tuple[str, int, str] | None = None
+        self.others: list[Work] = []
 
     def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
         """Note that it is over at this time.
@@ -85,10 +89,6 @@ class Work(TorchWork):
         """
         self.error, self.done, self.ends = error, True, at
         self.call.matched, self.call.end = matched or at, at
-
-    def returns(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Let it return these tensors."""
-        self._result = list(tensors)
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return the global ranks still missing, whether one suffices, and whether data move."""
@@ -110,6 +110,8 @@ class Work(TorchWork):
         Raises:
             CommunicationError: it failed, or it will never be over.
         """
+        for other in self.others:
+            other.wait()
         ranks, rank = self.group.ranks, self.group.me
         self.call.waited = True
         wait = [ranks.clocks.now(rank), 0.0]
@@ -167,11 +169,8 @@ def complete(works: list[Work]) -> None:
     called = max(work.call.start for work in works)
     odd = next((work for work in works if work.key != works[0].key), None)
     if odd is not None:
-        sides = [f"rank {work.group.me} called {work.call.describe()}" for work in (works[0], odd)]
-        error = CommunicationMismatch(
-            f"{', but '.join(sides)}. All ranks of a group have to make the same collective calls "
-            "in the same order."
-        )
+        sides = {work.group.me: work.call.side() for work in (works[0], odd)}
+        error = CommunicationMismatch(words.of_collectives(sides))
         ranks.mismatch(works, error, called)
         return
     inputs = [work.inputs for work in works]
@@ -200,21 +199,17 @@ def deliver(message: Message, wanted: Message) -> None:
     call.peer, call.message = message.source, sent.message
     matched = max(sent.start, call.start)
     if (sent.dtype, sent.nbytes) != (call.dtype, call.nbytes):
-        error = CommunicationMismatch(
-            f"rank {group.members[message.source]} sent {sent.dtype}{list(sent.shape)} "
-            f"({sent.nbytes} bytes, tag={sent.tag}), but rank {group.members[wanted.to]} receives "
-            f"{call.dtype}{list(call.shape)} ({call.nbytes} bytes). Sender and receiver must "
-            "agree on dtype and number of elements."
+        text = words.of_message(
+            group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
+        error = CommunicationMismatch(text, call)
         group.ranks.mismatch([wanted.work, message.work], error, matched)
         return
     fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
     clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
-    gone, told = matched, message.arrives
-    if told is None:
-        gone, told = clocks.leaves(source, me, sent.nbytes, matched)
-        message.work.end(gone, matched=matched)
-    arrived = clocks.arrives(me, source, sent.nbytes, told).due()
+    if not message.work.done:
+        message.work.end(max(message.leaves, matched), matched=matched)
+    arrived = clocks.arrives(me, source, sent.nbytes, message.arrives).due()
     wanted.work.end(max(call.start, arrived), matched=matched)
 
 

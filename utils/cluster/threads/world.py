@@ -7,7 +7,7 @@ keeps the contract of :class:`torch_mpi.present.World`.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch_mpi import present, record
 from torch_mpi.errors import (
@@ -17,8 +17,10 @@ from torch_mpi.errors import (
     CommunicationTimeout,
     place_text,
 )
-from torch_mpi.protocol.diagnosis import diagnose
-from torch_mpi.protocol.status import Status, of_history, of_wait
+from torch_mpi.protocol import words
+from torch_mpi.protocol.diagnosis import diagnose, first_cause
+from torch_mpi.protocol.interfaces import Waitable
+from torch_mpi.protocol.status import Status, of_history, of_messages, of_wait
 
 from .clocks import Clocks
 from .group import Group
@@ -110,15 +112,17 @@ class SharedRanks:
             return
         self.turns.block(work, self.clocks.now(rank) + limit if limit else None)
         if not work.done:
-            self._give_up(work, rank, f"did not come within the timeout of {limit:g} s")
+            self._drop(work, rank, limit)
 
-    def _give_up(self, work: Work, rank: int, why: str) -> None:
+    def _drop(self, work: Work, rank: int, limit: float) -> None:
         """End a receive of this rank alone, so that a later one gets the message."""
         awaited = work.group.traffic.awaited
         awaited[:] = [message for message in awaited if message.work is not work]
-        where = place_text(*work.place) if work.place else work.call.where
-        error = CommunicationTimeout(self._text(work, rank, where, why), work.call, {})
-        work.end(self.clocks.now(rank), error)
+        missing, any_of_them, _ = work.missing()
+        late = f"did not come within the timeout of {limit:g} s."
+        what = f"{words.partner(work.call, missing, any_of_them)} {late}"
+        text = f"rank {rank} waits in {work.call.describe()} at {_where(work)}, and {what}"
+        work.end(self.clocks.now(rank), CommunicationTimeout(text, work.call, {}))
 
     def _stuck(self) -> None:
         """Begin an incident, because no rank can go on."""
@@ -129,17 +133,28 @@ class SharedRanks:
 
     def stop_all(self, kind: str) -> None:
         """Stop all ranks that wait for a communication."""
-        works = {r: work for r, work in self.turns.waiting().items() if isinstance(work, Work)}
+        works = self._waiting()
         for rank, work in works.items():
             self._stop(work, rank, kind)
         self.incident = self.incident or str(diagnose(self.statuses()))
         for rank, work in works.items():
             self._end(work, rank)
 
-    def _stop(self, work: Work, rank: int, kind: str) -> None:
-        where = place_text(*work.place) if work.place else work.call.where
-        status = of_wait(work, where, True) | of_history(work.call, self._calls(rank))
-        error = f"{self._text(work, rank, where)}"
+    def _stop(self, work: Work, rank: int, kind: str, missing: str = "") -> None:
+        """Note why a rank's communication ends without success, unless that is known."""
+        if rank in self.failed:
+            return
+        where = _where(work)
+        status = of_wait(cast(Waitable, work), where, True) | of_history(
+            work.call, self._calls(rank)
+        )
+        if kind == "followed":
+            cause = first_cause(self.failed.values())
+            error = words.of_stop(rank, work.call.describe(), where, True, cause)
+        else:
+            ranks, any_of_them, _ = work.missing()
+            missing = missing or words.never_comes(work.call, ranks, any_of_them)
+            error = f"rank {rank} waits in {work.call.describe()} at {where}, and {missing}"
         self._fail(rank, status | {"kind": kind, "error": error})
 
     def _fail(self, rank: int, status: Status) -> None:
@@ -149,17 +164,32 @@ class SharedRanks:
 
     def _end(self, work: Work, rank: int) -> None:
         self._stop(work, rank, "followed")
-        alone = all(status["kind"] == "deadlock" for status in self.failed.values())
-        kind = CommunicationTimeout if alone else CommunicationStopped
-        text = f"{self.failed[rank]['error']}\n{self.incident}"
-        work.end(self.clocks.now(rank), kind(text, work.call, self.failed[rank]))
+        status = self.failed[rank]
+        followed = status["kind"] == "followed"
+        kind = CommunicationStopped if followed else CommunicationTimeout
+        text = status["error"] if followed else f"{status['error']}\n{self.incident}"
+        work.end(self.clocks.now(rank), kind(text, work.call, status))
 
-    def _text(self, work: Work, rank: int, where: str, why: str = "never comes") -> str:
-        missing, any_of_them, _ = work.missing()
-        who = "any rank" if any_of_them else ", ".join(f"rank {other}" for other in missing)
-        if work.call.op in ("send", "recv"):
-            who = f"the matching {'receive' if work.call.op == 'send' else 'send'} of {who}"
-        return f"rank {rank} waits in {work.call.describe()} at {where}, and {who} {why}."
+    def give_up(self, computing: int, place: str, timeout: float) -> None:
+        """Stop the ranks that wait, because this rank computes on and on; then interrupt it.
+
+        Args:
+            computing: the rank that has its turn.
+            place: where it is, in words.
+            timeout: seconds for which it has computed.
+        """
+        self._fail(computing, {"state": "running", "where": place})
+        for rank, work in self._waiting().items():
+            missing, any_of_them, _ = work.missing()
+            late = f"did not come within the timeout of {timeout:g} s."
+            error = f"{words.partner(work.call, missing, any_of_them)} {late}"
+            self._stop(work, rank, "timeout", error)
+        self.stop_all("followed")
+        self.turns.interrupt([computing])
+
+    def _waiting(self) -> dict[int, Work]:
+        waiting = self.turns.waiting().items()
+        return {rank: work for rank, work in waiting if isinstance(work, Work)}
 
     def mismatch(self, works: list[Work], error: CommunicationMismatch, at: float) -> None:
         """Begin an incident, because the calls of these ranks do not match."""
@@ -189,10 +219,13 @@ class SharedRanks:
         always: Status = {"rank": rank, "section": "", "epoch": 0}
         work = self.turns.waiting().get(rank)
         if isinstance(work, Work):
-            wait = of_wait(work, place_text(*work.place) if work.place else "", True)
+            wait = of_wait(cast(Waitable, work), _where(work), True)
             return always | {"state": "waiting"} | wait
         has_left = self.worlds[rank].has_left or rank not in self.turns.busy()
-        return always | {"state": "left" if has_left else "running"}
+        if not has_left:
+            return always | {"state": "running"}
+        messages = of_messages(self._calls(rank)) if self.unreceived(rank) else {}
+        return always | {"state": "left"} | messages
 
     def _calls(self, rank: int) -> list[Call]:
         place = (record, "recorder")
@@ -307,6 +340,10 @@ class World:
             if message in traffic.awaited:
                 traffic.awaited.remove(message)
         self._withdrawn = []
+
+
+def _where(work: Work) -> str:
+    return place_text(*work.place) if work.place else work.call.where
 
 
 def _text_of(error: BaseException) -> str:

@@ -21,7 +21,10 @@ class World(Protocol):
 
     rank: int
     one_machine: bool
-    groups: Iterable[Any]
+
+    @property
+    def groups(self) -> Iterable[Any]:
+        """Return the groups in use."""
 
     @property
     def own(self) -> Status:

@@ -11,6 +11,7 @@ import torch
 from ..errors import CommunicationMismatch
 from ..mpi import MPI
 from ..network import link
+from ..protocol import words
 from ..protocol.handshake import Entry, signature
 from ..protocol.progress import guard, progress
 from ..protocol.status import Side
@@ -31,11 +32,6 @@ START_AFTER_WITHOUT_CORE = 20e-3  # seconds
 
 # A rank that finds a mismatch waits this long for the other side's description.
 OTHER_SIDE = 0.5  # seconds
-_ORDER = " All ranks of a group have to make the same collective calls in the same order."
-_THREADS = (
-    " Two threads make their calls in no fixed order, so give each thread its own group with "
-    "dist.new_group()."
-)
 
 
 def enqueue(group: ProcessGroupMPI, operation: Operation) -> CollectiveWork:
@@ -183,19 +179,9 @@ def _mismatch(work: CollectiveWork, other: int) -> CommunicationMismatch:
     if theirs is not None and theirs["what"] == mine["what"]:
         theirs = None  # the call that didn't match came from a thread that has left since
     sides = {world.rank: mine, other: theirs}
-    text = ", but ".join(_side(rank, sides[rank]) for rank in sorted(sides)) + "." + _ORDER
-    if any(side and side["thread"] for side in sides.values()):
-        text += _THREADS
+    text = words.of_collectives(sides)
     record = work.begin_mismatch(text, call.where, called=called)
     return CommunicationMismatch(text, call, record)
-
-
-def _side(rank: int, side: Side | None) -> str:
-    if not side:
-        return f"rank {rank} makes another call"
-    where = f" at {side['where']}" if side["where"] else ""
-    thread = f" on its thread {side['thread']}" if side["thread"] else ""
-    return f"rank {rank} calls {side['what']}{where}{thread}"
 
 
 class JoinedWork(MPIWork):

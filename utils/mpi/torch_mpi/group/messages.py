@@ -24,6 +24,7 @@ from .. import compat
 from ..errors import CommunicationError, CommunicationMismatch
 from ..mpi import MPI, largest_tag
 from ..network import Arrival, Wire, link
+from ..protocol import words
 from ..protocol.progress import guard
 from ..protocol.recovery import Unreceived
 from ..protocol.wait_monitor import LATE
@@ -192,14 +193,8 @@ def _mismatch(
 ) -> CommunicationMismatch:
     sender = channels.members[call.peer]
     receiver = channels.members[channels.rank]
-    sent = f"{tensors.dtype_name(dtype)}{list(shape)}"
-    where = f" at {call.where}" if call.where else ""
-    return CommunicationMismatch(
-        f"rank {sender} sent {sent} ({nbytes} bytes, tag={call.tag}), but rank {receiver} "
-        f"receives {call.dtype}{list(call.shape)} ({call.nbytes} bytes){where}. Sender and "
-        f"receiver must agree on dtype and number of elements.",
-        call,
-    )
+    text = words.of_message(sender, tensors.dtype_name(dtype), shape, nbytes, receiver, call)
+    return CommunicationMismatch(text, call)
 
 
 # -- what a process group sends and receives ---------------------------------------------------

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CommunicationTimeout, users_line
 from ..mpi import MPI
-from ..record import Call
-from . import diagnosis
+from . import diagnosis, words
 from .interfaces import Waitable
 
 if TYPE_CHECKING:
@@ -246,16 +245,7 @@ class WaitMonitor:
         missing, any_of_them, moving = self.waitable.missing()
         if moving:
             return f"its data, which were on their way, have not moved for {self.timeout:g} s."
-        text = _partner(call, missing, any_of_them)
         if not certain:
-            return f"{text} did not come within the timeout of {self.timeout:g} s."
-        several = call.op not in ("send", "recv") and len(missing) > 1
-        return text + (" never come." if several else " never comes.")
-
-
-def _partner(call: Call, missing: list[int], any_of_them: bool) -> str:
-    if call.op in ("send", "recv"):
-        verb = "receive" if call.op == "send" else "send"
-        peer = "any rank" if any_of_them else f"rank {call.partner}"
-        return f"the matching {verb} of {peer}"
-    return diagnosis.names(missing) if missing else "its end"
+            who = words.partner(call, missing, any_of_them)
+            return f"{who} did not come within the timeout of {self.timeout:g} s."
+        return words.never_comes(call, missing, any_of_them)

@@ -10,7 +10,7 @@ from .. import flight_recorder, library, mpi, present, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
 from ..mpi import MPI
 from ..record import Call, recorder
-from . import board, diagnosis, program_end, recovery
+from . import board, diagnosis, program_end, recovery, words
 from .interfaces import Group, Waitable, Work
 from .progress import Threads, guard, progress
 from .rendezvous import rendezvous
@@ -297,9 +297,8 @@ class World(Statuses):
         self.unheard = False
         cause = self.cause()
         name = call if isinstance(call, str) else call.describe()
-        doing = f"stopped waiting in {name}" if waitable else f"did not begin {name}"
-        text = f"rank {self.rank} {doing} at {where}, because "
-        text += _reason(cause) if cause else "another rank had stopped."
+        advice = mpi.advice_after_death()
+        text = words.of_stop(self.rank, name, where, waitable is not None, cause, advice)
         record = self.begin_incident(
             "followed", text, waitable=waitable, where=where, waited=waited
         )
@@ -365,15 +364,6 @@ class World(Statuses):
     def balance(self) -> int:
         """Return how many more messages this rank has sent than received in the groups in use."""
         return sum(group.balance for group in self.groups)
-
-
-def _reason(cause: Status) -> str:
-    if cause["kind"] in ("raised", "interrupted"):
-        return f"{diagnosis.line(cause)}."
-    if cause["kind"] == "died":
-        return f"{diagnosis.line(cause)}. {mpi.advice_after_death()}"
-    # A mismatch has no text yet while its rank still waits for the other side's description.
-    return cause["error"] or f"rank {cause['rank']} found that the calls of the ranks differ."
 
 
 def _text(error: BaseException) -> str:

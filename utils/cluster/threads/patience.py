@@ -1,0 +1,45 @@
+"""Looks after ranks that wait while another rank computes on and on, perhaps in an endless loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch_mpi.settings
+
+from .own import Place
+from .world import SharedRanks
+
+# Seconds between two looks.
+EVERY = 0.25
+_LIMIT: Place = (torch_mpi.settings, "time_limit")
+
+
+class Patience:
+    """A thread that stops ranks that have waited for longer than their timeout.
+
+    Args:
+        ranks: the ranks.
+        timeout: seconds for which a rank may compute while others wait.
+        place: returns where a rank is, in words.
+    """
+
+    def __init__(self, ranks: SharedRanks, timeout: float, place: Callable[[int], str]):
+        self._ranks, self._timeout, self._place = ranks, timeout, place
+        self._over = threading.Event()
+        threading.Thread(target=self._look_for_good, name="patience", daemon=True).start()
+
+    def end(self) -> None:
+        """End the thread."""
+        self._over.set()
+
+    def _look_for_good(self) -> None:
+        while not self._over.wait(EVERY):
+            turns = self._ranks.turns
+            rank, seconds = turns.present()
+            waiting = turns.waiting()
+            if rank is None or not waiting or self._ranks.incident:
+                continue
+            limits = [turns.own.of(other, _LIMIT) or self._timeout for other in waiting]
+            if seconds > min(limits):
+                self._ranks.give_up(rank, self._place(rank), min(limits))

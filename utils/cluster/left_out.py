@@ -80,7 +80,7 @@ def _of_a_cell(shell: Any, error: NeedsProcesses) -> None:
 def _of_a_name(shell: Any, error: NameError) -> BaseException | None:
     if not lacks(error.name or ""):
         return error
-    show(_running_cell(shell), error, name=error.name)
+    show(_running_cell(shell), error, name=error.name or "")
     return None
 
 

@@ -14,6 +14,8 @@ from ipyparallel.error import RemoteError
 from local_ranks import LocalRanks
 from torch.distributed import distributed_c10d
 
+from utils import cluster
+
 JOIN = """
 import time, torch, torch.distributed as dist
 from unittest import mock
@@ -274,3 +276,73 @@ def test_what_an_answer_leaves_behind_is_noticed_so_that_it_cannot_spoil_the_nex
     answered = local_ranks.traces()
     local_ranks.run(solution)
     assert left_behind(before, answered, local_ranks.traces()) is leaves
+
+
+def test_the_collectives_of_dtensor_give_what_their_definition_says(local_ranks):
+    local_ranks.run("""
+import torch.distributed._functional_collectives as functional
+from torch.distributed.device_mesh import init_device_mesh
+group = (init_device_mesh("cpu", (3,)), 0)
+gathered = functional.all_gather_tensor(mine[:1], 0, group) + 0
+part = functional.reduce_scatter_tensor(mine, "sum", 0, group) + 0
+""")
+    assert values(local_ranks, "gathered.tolist()") == [[0, 1, 2]] * 3
+    assert values(local_ranks, "part.tolist()") == [[3], [6], [9]]
+
+
+def test_a_receive_with_a_timeout_gives_up_and_a_later_one_gets_the_message(local_ranks):
+    local_ranks.run("""
+from datetime import timedelta
+told, got = "", torch.zeros(1)
+if rank == 2:
+    time.sleep(0.8)
+    dist.send(torch.ones(1), dst=0)
+elif rank == 0:
+    begin, request = time.perf_counter(), dist.irecv(got, src=2)
+    try:
+        request.wait(timedelta(seconds=0.3))
+    except dist.DistError as error:
+        told = str(error)
+    waited = time.perf_counter() - begin
+    dist.recv(got, src=2)
+    in_time = dist.irecv(torch.empty(1), src=1)
+    in_time.wait(timedelta(seconds=0.3))
+else:
+    dist.send(torch.ones(1), dst=0)
+""")
+    told, got = values(local_ranks, "told")[0], values(local_ranks, "got.item()")[0]
+    assert "the matching send of rank 2 did not come within the timeout of 0.3 s." in told
+    assert got == 1
+    assert values(local_ranks, "rank or 0.3 <= waited < 0.5")[0]
+
+
+def test_a_thread_that_a_rank_starts_cannot_communicate_as_another_rank(local_ranks):
+    local_ranks.run("""
+from concurrent.futures import ThreadPoolExecutor
+error = ThreadPoolExecutor(1).submit(dist.is_initialized).exception()
+""")
+    assert values(local_ranks, "type(error).__name__") == ["NeedsProcesses"] * 3
+    assert values(local_ranks, "dist.is_initialized()") == [True] * 3
+
+
+def test_an_expression_of_a_rank_can_be_read_as_from_a_process():
+    with cluster.start(2, where="here") as ranks:
+        ranks.view.execute("found = [(1, [2, 3])]", block=True)
+        assert ranks.client[0]["found[0][1]"] == [2, 3]
+        with pytest.raises(RemoteError, match="name 'missing' is not defined"):
+            ranks.client[0]["missing"]
+
+
+def test_a_message_travels_while_its_receiver_does_something_else(local_ranks):
+    local_ranks.run("""
+from torch_mpi.network import Network, link
+link.set(Network(latency=0.0, bandwidth=1e6))
+big, begin = torch.zeros(25_000), time.perf_counter()  # 0.1 s on this network
+if rank == 1:
+    dist.send(big, dst=0)
+elif rank == 0:
+    time.sleep(0.1)
+    dist.recv(big, src=1)
+passed = time.perf_counter() - begin
+""")
+    assert 0.1 <= values(local_ranks, "passed")[0] < 0.15

@@ -149,6 +149,11 @@ class Ranks:
         self._bring_up()
         _current = self
 
+    @property
+    def here(self) -> bool:
+        """Return whether these ranks are threads of this kernel; otherwise they are processes."""
+        return isinstance(self._plan, ThreadPlan)
+
     def _bring_up(self) -> None:
         self._up = _start(self._plan)
         from utils.cluster import px

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,15 @@ class CellFailed(RuntimeError):
 
 
 class CellLeftOut(CellFailed):
-    """A cell needs ranks that are processes, and these are threads. The notebook goes on."""
+    """A cell needs ranks that are processes, and these are threads. The notebook goes on.
+
+    Attributes:
+        name: the name that the cell lacks because an earlier cell was left out; "" if none.
+    """
+
+    def __init__(self, message: str, name: str = ""):
+        super().__init__(message)
+        self.name = name
 
 
 class RanksLostError(CellFailed):
@@ -106,6 +114,7 @@ class Outcome:
     cell: str = ""  # the source of the cell
     cells: Mapping[int, str] = field(default_factory=dict)  # the source of each cell, by number
     lost: set[str] = field(default_factory=set)  # names that a restart has taken from the ranks
+    left_out: Callable[[str], bool] = lambda name: False  # whether a cell left out makes the name
 
     def add(self, reply: Reply) -> None:
         """Add the reply of a rank that was asked after the cell."""
@@ -196,9 +205,12 @@ class Outcome:
         if task := open_task(kind, text):
             return self._of_open_task(task, explained(kind, text) or "")
         if kind == NeedsProcesses.__name__:
-            return CellLeftOut(f"{text}{'' if text.endswith('.') else '.'}")
+            return CellLeftOut(f"{text}{'' if text.endswith(('.', ')')) else '.'}")
+        missing = _MISSING.match(summaries[first])
+        if missing and self.left_out(missing[1]):
+            return CellLeftOut("", missing[1])
         lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
-        if missing := _MISSING.match(summaries[first]):
+        if missing:
             lines.append(self._about_missing(missing[1]))
         return self._error("\n".join(lines))
 

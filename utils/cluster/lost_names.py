@@ -21,11 +21,13 @@ def of_cells(folder: Path) -> set[str]:
             for line in file.read_text(encoding="utf-8").splitlines():
                 if line.endswith("}"):  # otherwise it is still being written, or was cut
                     sources.add(json.loads(line)["source"])
-    return {name for source in sources for name in _made_by(source)}
+    return {name for source in sources for name in made_by(source)}
 
 
-def _made_by(source: str) -> set[str]:
+def made_by(source: str) -> set[str]:
     """Return the names that a cell assigns, imports, or defines; an empty set if it can't parse."""
+    if source.lstrip().startswith("%%"):
+        source = source.lstrip().partition("\n")[2]
     try:
         symbols = symtable.symtable(source, "cell", "exec").get_symbols()
     except (SyntaxError, ValueError):

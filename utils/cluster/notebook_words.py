@@ -14,7 +14,6 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, TypeVar
 
 from torch_mpi import settings
-from torch_mpi.lines import wrapped
 
 Error = TypeVar("Error", bound=BaseException)
 
@@ -25,7 +24,7 @@ _CHECKS = tuple(os.path.join("", "utils", room, "") for room in ("checks", "labs
 #: The text that `make release` writes into a stub: ``Task 9.3: one head of attention``.
 _STUB = re.compile(r"Task (?P<number>\d+\.\d+): (?P<title>.*)")
 # Dark letters on amber can be read whatever colors the page has.
-_AMBER, _PLAIN = "\x1b[48;2;255;193;7m\x1b[38;2;34;34;34m", "\x1b[0m"
+AMBER, PLAIN = "\x1b[48;2;255;193;7m\x1b[38;2;34;34;34m", "\x1b[0m"
 _LABS = Path(__file__).parents[1] / "labs"
 
 # On a rank: the number of each cell in the notebook by the cell's file, and of the running cell.
@@ -115,13 +114,7 @@ def stopped_here(task: tuple[str, str], cell: str = "") -> list[str]:
     place = "this cell" if is_here else "the cell above"
     said = f"○ Task {number} is still open, so Run All stops here. Write it in {place}."
     call = way_on(number)
-    return [f"{_AMBER} {said} {_PLAIN}", *([f"{WITHOUT_IT} {call}"] if call else [])]
-
-
-def left_out(reason: str) -> list[str]:
-    """Return the lines that a notebook shows for a cell that needs processes; one is amber."""
-    said = "○ This cell needs ranks that are processes. Go on with the next one."
-    return [f"{_AMBER} {said} {_PLAIN}", *wrapped(f"{reason[:1].upper()}{reason[1:]}")]
+    return [f"{AMBER} {said} {PLAIN}", *([f"{WITHOUT_IT} {call}"] if call else [])]
 
 
 def shown_as(error: Error, lines: list[str]) -> Error:

@@ -26,13 +26,12 @@ from IPython.core.error import UsageError
 
 from torch_mpi.lines import wrapped
 from torch_mpi.protocol.diagnosis import names
-from utils.cluster import lost_names
+from utils.cluster import left_out, lost_names
 from utils.cluster.failure import CellLeftOut, Outcome, RanksLostError, ended_by_slurm
 from utils.cluster.live_line import LiveLine
 from utils.cluster.notebook_words import (
     FRESH_RANKS,
     explained,
-    left_out,
     open_task,
     show_errors,
     shown_as,
@@ -238,11 +237,12 @@ class RanksMagics(ParallelMagics):
             cell=cell,
             cells=self._cells,
             lost=self.ranks.lost_names(),
+            left_out=left_out.lacks,
         )
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
         if isinstance(error, CellLeftOut):
-            print("\n".join(left_out(str(error))))
+            left_out.show(cell, CellLeftOut(str(error)), name=error.name)
             return
         if error.diagnosis is not None and error.diagnosis.edges:
             from utils.figures import waits
@@ -308,6 +308,7 @@ def prepare(ranks: Ranks) -> None:
     shell.display_formatter.mimebundle_formatter.for_type(ExecuteReply, _reproducible)
     show_errors(shell, RemoteError, functools.partial(_of_the_ranks, ranks))
     show_errors(shell, NotImplementedError, _of_a_stub)
+    left_out.prepare(shell)
 
 
 def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception:
@@ -319,7 +320,7 @@ def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception
     return shown_as(said, stopped_here(task, _running_cell(shell)))
 
 
-def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> BaseException:
+def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> BaseException | None:
     """Return the error to show if a cell of the kernel needs a name or a task that ranks lack."""
     single = (error.ename, error.evalue, None, error.engine_info)
     errors = error.elist if isinstance(error, CompositeError) else [single]
@@ -331,6 +332,9 @@ def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> B
     if not all(missing):
         same: BaseException = error
         return same
+    if left_out.lacks(missing[0]):
+        left_out.show(_running_cell(shell), error, name=missing[0])
+        return None
     ranks = ", ".join(str(where.get("engine_id")) for *_, where in errors)
     if missing[0] in here.lost_names():
         return RanksError(lost_names.hint(missing[0]))

@@ -21,6 +21,7 @@ FOR_STUDENTS = (
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-windows.md", "docs/install-wsl.md"),
     *("docs/fork-server.md", "docs/forecast.md", "docs/diagnosis.md"),
+    "docs/ranks-here.md",
 )
 #: The part of a page for authors; words after `authors` are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)

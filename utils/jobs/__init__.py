@@ -28,7 +28,18 @@ class RanksError(RuntimeError):
 
 
 class NeedsProcesses(RanksError):
-    """Ranks that are threads of the kernel can't do this; the message says how to go on."""
+    """Ranks that are threads of the kernel can't do this; the message says how to go on.
+
+    A notebook shows an amber line for it, and Run All goes on: see `utils.cluster.left_out`.
+    """
+
+    needs = "ranks that are processes"
+
+
+class NeedsLinux(NeedsProcesses):
+    """Only Linux can do this, whatever the ranks are; the message says why."""
+
+    needs = "Linux"
 
 
 class DeadRankError(RanksError):

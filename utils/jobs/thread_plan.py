@@ -14,6 +14,11 @@ VARIABLE = "DDL_LABS_WHERE"
 PLACES = ("here", "processes")
 
 
+def is_rank_here() -> bool:
+    """Return whether the caller is a rank inside the kernel. Such ranks replace this function."""
+    return False
+
+
 class ThreadPlan:
     """A plan to start ranks inside this process.
 

@@ -9,6 +9,7 @@ import contextlib
 import importlib.abc
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,11 +21,33 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from torch_mpi import autoload
 from torch_mpi.network import link
-from utils.jobs import NeedsProcesses
+from utils.jobs import NeedsProcesses, thread_plan
 
 from .rank import Rank
 
+NOBODY_DIES = "shrink() makes a group without the dead ranks, and ranks inside the kernel can't die"
+HELPERS = (
+    "A thread that a rank starts would communicate while the rank computes, and ranks inside the "
+    "kernel take turns. Let the rank itself communicate"
+)
 ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
+
+
+class Worlds(ThreadLocalWorld):
+    """PyTorch's view of the groups, for each thread of the process.
+
+    Args:
+        helps: returns whether the present thread was started by a rank.
+    """
+
+    def __init__(self, helps: Callable[[], bool]):
+        super().__init__()
+        self._helps = helps
+
+    def _get_world(self) -> Any:
+        if self._helps():
+            raise NeedsProcesses(HELPERS)
+        return super()._get_world()
 
 
 class StandIns(contextlib.ExitStack):
@@ -43,6 +66,7 @@ class StandIns(contextlib.ExitStack):
         self._replace_shells()
         self._replace_ends()
         self._replace_profiler()
+        self._replace(thread_plan, "is_rank_here", lambda: self._mine() is not None)
         finder = _NoMPI(mine)
         sys.meta_path.insert(0, finder)
         self.callback(sys.meta_path.remove, finder)
@@ -53,7 +77,10 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_groups(self) -> None:
         """Give each rank its own world in PyTorch, and our groups under the name "mpi"."""
-        self._replace(distributed_c10d, "_world", ThreadLocalWorld())
+        self._replace_threads()
+        self._replace(
+            distributed_c10d, "_world", Worlds(lambda: _helps(threading.current_thread()))
+        )
         isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
         isolate(True)
         self.callback(isolate, False)
@@ -63,6 +90,17 @@ class StandIns(contextlib.ExitStack):
         for module in (torch.distributed, distributed_c10d):
             self._replace(module, "is_mpi_available", lambda: True)
         self.callback(link.set, link.network)
+
+    def _replace_threads(self) -> None:
+        """Note which threads ranks start: they belong to no rank, so they can't communicate."""
+        start = threading.Thread.start
+
+        def noted(thread: threading.Thread) -> None:
+            if self._mine() is not None or _helps(threading.current_thread()):
+                vars(thread)["_helps_a_rank"] = True
+            start(thread)
+
+        self._replace(threading.Thread, "start", noted)
 
     def _replace_shells(self) -> None:
         """Let ``get_ipython()`` return a rank's own IPython on the rank."""
@@ -122,6 +160,10 @@ class StandIns(contextlib.ExitStack):
         self._replace(profiler, "_disable_profiler", disabled)
 
 
+def _helps(thread: threading.Thread) -> bool:
+    return hasattr(thread, "_helps_a_rank")
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide what C++ writes: an error that the thread isn't the one that has imported PyTorch."""
@@ -142,7 +184,9 @@ class _NoMPI(importlib.abc.MetaPathFinder):
         self._mine = mine
 
     def find_spec(self, name: str, *_: Any) -> None:
-        """Raise ModuleNotFoundError if a rank imports mpi4py."""
+        """Raise an error if a rank imports mpi4py, or what continues without dead ranks."""
+        if name == "torch_mpi.survivors" and self._mine() is not None:
+            raise NeedsProcesses(NOBODY_DIES)
         if name.partition(".")[0] == "mpi4py" and self._mine() is not None:
             raise ModuleNotFoundError(
                 "mpi4py needs a process for each rank, and these ranks are threads of one process",

@@ -39,6 +39,14 @@ class Sleep:
         self.until = until
 
 
+class Deadline(Sleep):
+    """A wait that ends at a moment, unless what it waits for comes before."""
+
+    def __init__(self, waited: Waited, until: float):
+        super().__init__(until)
+        self.waited = waited
+
+
 class Retired(BaseException):
     """Ends the thread of a rank that fresh ranks have replaced."""
 
@@ -144,8 +152,8 @@ class Turns:
 
     # -- from a rank ------------------------------------------------------------------------
 
-    def block(self, waited: Waited) -> None:
-        """Let other ranks run until this is done.
+    def block(self, waited: Waited, until: float | None = None) -> None:
+        """Let other ranks run until this is done, or until a moment on this rank's clock.
 
         Raises:
             KeyboardInterrupt: this rank has been interrupted.
@@ -154,9 +162,11 @@ class Turns:
             return
         self._is_switching = True
         rank = self.rank
-        self._state[rank] = waited
+        self._state[rank] = waited if until is None else Deadline(waited, until)
         self._pass_on(rank)
         self._state[rank] = True
+        if until is not None and not waited.done:
+            self.clocks.reach(rank, until)
         self._raise_if_interrupted()
 
     def sleep(self, until: float) -> None:
@@ -256,7 +266,7 @@ class Turns:
     def _next(self, rank: int) -> int | None:
         """Return the next rank that can run: this one if no other can, ``None`` if none can."""
         order = [(rank + k) % self.n for k in range(1, self.n + 1)]
-        sleeping = {r: s for r in order if isinstance(s := self._state[r], Sleep)}
+        sleeping = {r: s for r in order if (s := self._sleep_of(r)) is not None}
         ready = [r for r in order if r not in sleeping and self._is_ready(r)]
         if not sleeping:
             return ready[0] if ready else None
@@ -266,8 +276,16 @@ class Turns:
         awake = {r for r, sleep in sleeping.items() if sleep.until <= earliest}
         return next(r for r in order if r in ready or r in awake)
 
+    def _sleep_of(self, rank: int) -> Sleep | None:
+        """Return the sleep of a rank, or its wait that has a deadline and is not over."""
+        state = self._state[rank]
+        over = isinstance(state, Deadline) and (state.waited.done or self._interrupted[rank])
+        return state if isinstance(state, Sleep) and not over else None
+
     def _is_ready(self, rank: int) -> bool:
         state = self._state[rank]
+        if isinstance(state, Deadline):
+            state = state.waited
         if isinstance(state, bool | None):
             return state is True
         return state.done or self._interrupted[rank]

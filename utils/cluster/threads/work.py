@@ -115,17 +115,20 @@ class Work(TorchWork):
         return [rank for k, rank in enumerate(group.members) if k not in there], False, False
 
     def wait(self, timeout=None) -> bool:
-        """Let other ranks run until it is over. There is no timeout: a deadlock is found at once.
+        """Let other ranks run until it is over. A deadlock is found at once.
+
+        Args:
+            timeout: of a receive: when it gives up, on this rank's clock.
 
         Raises:
             CommunicationError: it failed, or it will never be over.
         """
         if torch.autograd._profiler_enabled():
             with torch.profiler.record_function(f"mpi:{self.call.op}"):
-                return self._wait()
-        return self._wait()
+                return self._wait(timeout)
+        return self._wait(timeout)
 
-    def _wait(self) -> bool:
+    def _wait(self, timeout) -> bool:
         for other in self.others:
             other.wait()
         ranks, rank = self.group.ranks, self.group.me
@@ -134,7 +137,8 @@ class Work(TorchWork):
         self.call.waits.append(wait)
         if not self.done:
             self.place = users_place()
-            ranks.wait_for(self, rank)
+            limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
+            ranks.wait_for(self, rank, max(0.0, limit))
         ranks.clocks.reach(rank, self.settle())
         wait[1] = ranks.clocks.now(rank)
         if self.error is not None:

@@ -99,12 +99,30 @@ class SharedRanks:
 
     # -- incidents --------------------------------------------------------------------------
 
-    def wait_for(self, work: Work, rank: int) -> None:
-        """Let other ranks run until the rank's communication is over."""
+    def wait_for(self, work: Work, rank: int, limit: float = 0.0) -> None:
+        """Let other ranks run until the rank's communication is over.
+
+        Args:
+            work: the communication.
+            rank: the rank.
+            limit: seconds on the rank's clock after which a receive is given up; 0 for none.
+        """
         if self.incident:
             self._end(work, rank)
-        else:
-            self.turns.block(work)
+            return
+        self.turns.block(work, self.clocks.now(rank) + limit if limit else None)
+        if not work.done:
+            self._drop(work, rank, limit)
+
+    def _drop(self, work: Work, rank: int, limit: float) -> None:
+        """End a receive of this rank alone, so that a later one gets the message."""
+        awaited = work.group.traffic.awaited
+        awaited[:] = [message for message in awaited if message.work is not work]
+        missing, any_of_them, _ = work.missing()
+        late = f"did not come within the timeout of {limit:g} s."
+        what = f"{words.partner(work.call, missing, any_of_them)} {late}"
+        text = f"rank {rank} waits in {work.call.describe()} at {_where(work)}, and {what}"
+        work.end(self.clocks.now(rank), CommunicationTimeout(text, work.call, {}))
 
     def _stuck(self) -> None:
         """Begin an incident, because no rank can go on."""

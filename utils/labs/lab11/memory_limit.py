@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from utils.jobs import python_command
+from utils.jobs import POSIX, NeedsLinux, python_command
 
 from .layers import Layers, step_on
 
@@ -44,10 +44,11 @@ def compare(extra: int = EXTRA) -> dict:
         the limit": the losses of each step. "in files" has an error if that training failed.
 
     Raises:
-        RuntimeError: the process failed, or this system has no such limit; says which.
+        NeedsLinux: this system has no such limit.
+        RuntimeError: the process failed.
     """
-    if not sys.platform.startswith("linux"):
-        raise RuntimeError("Run this on Linux, because RLIMIT_DATA limits allocations only there")
+    if not sys.platform.startswith("linux") or not POSIX:
+        raise NeedsLinux("RLIMIT_DATA limits allocations only there.")
     with tempfile.TemporaryDirectory() as folder:
         code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r}, {extra})"
         done = subprocess.run(

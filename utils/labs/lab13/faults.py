@@ -13,10 +13,17 @@ import os
 import random
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from utils.jobs import mpi_job
+from utils.cluster.left_out import need_processes
+from utils.jobs import POSIX, NeedsProcesses, mpi_job, thread_plan
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 from utils.labs.shared import slurm_script
+
+from .recorded_jobs import WHEN_RANK_2_DIES
+
+if TYPE_CHECKING:
+    from utils.cluster import Ranks
 
 DEADLINE = 120.0
 # Seconds that a rank waits for the others. It notices a death immediately.
@@ -37,13 +44,20 @@ def mpiexec(
         deadline: seconds after which the job is ended.
 
     Returns:
-        Exit status, output, errors, seconds. A status other than 0 raises no error.
+        Exit status, output, errors, seconds. A status other than 0 raises no error. If this
+        machine can't start ranks that are processes, you get the log of another machine.
 
     Raises:
         FileNotFoundError: the script doesn't exist.
+        NeedsProcesses: there is no such log, because rank 2 doesn't die in step 7.
         ValueError, RanksError: this machine can't start such ranks.
     """
     _require(script)
+    if reason := thread_plan.missing():
+        if arguments[-2:] != ("--die", "2:7"):
+            need_processes("mpiexec starts ranks that are processes. Read the two logs above.")
+        print(f"Here {reason}, so this is the log of a job on another machine.\n")
+        return WHEN_RANK_2_DIES[survive]
     timeout = min(PATIENCE, deadline / 2)
     plan = Plan(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
     return mpi_job.run_on(plan, [str(script), *map(str, arguments)], deadline)
@@ -52,12 +66,33 @@ def mpiexec(
 def torchrun(
     n: int, script: str | Path, *arguments: object, restarts: int, deadline: float = DEADLINE
 ) -> mpi_job.Ended:
-    """Run a script on n processes of torchrun, which restarts all of them if one dies."""
+    """Run a script on n processes of torchrun, which restarts all of them if one dies.
+
+    Raises:
+        NeedsProcesses: this system has no signals that kill a process.
+    """
     _require(script)
+    if not POSIX:
+        need_processes("torchrun watches processes. Read the text below, which says what it does.")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={n}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return mpi_job.run([*command, str(script), *map(str, arguments)], environment, deadline)
+
+
+def survivors(ranks: Ranks) -> list[int]:
+    """Return the ranks that are alive.
+
+    Raises:
+        NeedsProcesses: the ranks are threads of this kernel, and none has died.
+    """
+    if ranks.here:
+        raise NeedsProcesses(
+            "No rank has died, because a rank inside the kernel can't die alone. The text below "
+            "says what happens to ranks that are processes."
+        )
+    up = ranks.running()
+    return [] if up.over() else up.living()
 
 
 def _require(script: str | Path) -> None:

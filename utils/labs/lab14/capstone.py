@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from utils import data
+from utils.cluster.left_out import need_processes
 from utils.forecast.machines import Machine
 from utils.jobs import mpi_job, python_words
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
@@ -70,7 +71,8 @@ def run(
 
     Raises:
         FileNotFoundError: the file doesn't exist.
-        RanksError: this machine can't start ranks that survive a death.
+        NeedsProcesses: this machine can't start ranks that are processes.
+        RanksError: it can't start ranks that survive a death.
         MachineError: the second machine has fewer than four devices.
     """
     refuse_on_a_rank()
@@ -79,6 +81,10 @@ def run(
     script, rules = Path(script), rules or Rules()
     if not script.is_file():
         raise FileNotFoundError(f"There is no {script}. Run the cell that writes it")
+    need_processes(
+        "The harness kills one of four ranks, so each is a process. Write your entry and predict "
+        "its numbers, and run it on a machine with MPI."
+    )
     chance = random.Random(seed)
     plan = {"victim": chance.randrange(RANKS)}
     plan["dies_at"] = chance.randint(rules.earliest, rules.latest)

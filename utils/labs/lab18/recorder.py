@@ -24,7 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from utils.jobs import python_command
+from utils.cluster.left_out import need_processes
+from utils.jobs import NeedsProcesses, python_command
 
 #: PyTorch's analyzer as a program; its command is `torchfrtrace`.
 ANALYZER = "from torch.distributed.flight_recorder import fr_trace; fr_trace.main()"
@@ -63,7 +64,14 @@ def gloo(seconds: float = 2.0) -> Iterator[Recording]:
 
     Args:
         seconds: time that a call waits for the other ranks before it raises `RuntimeError`.
+
+    Raises:
+        NeedsProcesses: the ranks are threads of one process.
     """
+    need_processes(
+        "Each process has one flight recorder, and gloo connects processes. Read what the ranks "
+        "would have recorded, and write task 18.3: its check brings recordings."
+    )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     first = max((entry["record_id"] for entry in _trace()["entries"]), default=-1) + 1
@@ -119,8 +127,11 @@ def analyzed(folder: str | Path, seconds: float = 60.0) -> str:
     The folder is removed.
 
     Raises:
+        NeedsProcesses: no rank has saved a recording there.
         subprocess.TimeoutExpired: the analyzer didn't end.
     """
+    if not list(Path(folder).glob("rank_*")):
+        raise NeedsProcesses("The cell that saves the recordings failed or was left out.")
     command = python_command(ANALYZER, str(folder), "-p", "rank_")
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, encoding="utf-8")

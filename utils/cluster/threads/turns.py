@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Protocol
 
+from . import heap
 from .clocks import Clocks
 from .own import Own
 
@@ -90,6 +91,7 @@ class Turns:
 
     def start(self) -> None:
         """Start the threads."""
+        heap.use_one()
         for thread in self._threads:
             thread.start()
 
@@ -261,6 +263,8 @@ class Turns:
             report()
         if following is not None:
             self._turns[following].release()
+        else:
+            heap.give_back()
         self._enter(rank)
 
     def _next(self, rank: int) -> int | None:

@@ -261,10 +261,9 @@ class Turns:
             self._is_running = following is not None
         if report is not None:
             report()
+        heap.give_back()
         if following is not None:
             self._turns[following].release()
-        else:
-            heap.give_back()
         self._enter(rank)
 
     def _next(self, rank: int) -> int | None:

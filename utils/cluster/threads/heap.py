@@ -16,7 +16,7 @@ from typing import Any
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
 MIB = 2**20
 #: Seconds between two times at which memory goes back to the system.
-OFTEN = 1.0
+OFTEN = 0.25
 
 _now = time.monotonic  # ranks get other clocks
 _last = _now()
@@ -31,10 +31,10 @@ def _library() -> Any:
 
 
 def use_one() -> None:
-    """Let new threads share one heap, and let the heap return tensors of 4 MiB at once."""
+    """Let new threads share one heap, and let the heap return tensors of 2 MiB at once."""
     if (library := _library()) is not None:
         library.mallopt(ARENA_MAX, 1)
-        library.mallopt(MMAP_THRESHOLD, 4 * MIB)
+        library.mallopt(MMAP_THRESHOLD, 2 * MIB)
         library.mallopt(TRIM_THRESHOLD, 16 * MIB)
 
 

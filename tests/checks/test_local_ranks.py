@@ -98,7 +98,7 @@ dist.recv(torch.empty({n}), (rank - 1) % p)
 
 
 def test_calls_that_do_not_belong_together_are_an_error_on_both_sides(local_ranks):
-    with pytest.raises(RemoteError, match="CommunicationMismatch: rank 0 called broadcast"):
+    with pytest.raises(RemoteError, match="CommunicationMismatch: rank 0 calls broadcast"):
         local_ranks.run("dist.broadcast(mine, 0) if rank == 0 else dist.all_reduce(mine)")
     local_ranks.run("dist.all_reduce(mine)")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Iterator
 
@@ -152,6 +154,96 @@ again = torch.rand(1).item()
 """)
     assert values(local_ranks, "seen") == [0, 1, 2]
     assert values(local_ranks, "before == again") == [True] * 3
+
+
+def test_a_patch_of_a_module_that_a_cell_has_imported_belongs_to_each_rank(
+    local_ranks, monkeypatch
+):
+    monkeypatch.delitem(sys.modules, "utils.data", raising=False)
+    with LocalRanks(2) as up:
+        up.run(JOIN + "from utils import data\nusual = data.fashion_mnist")
+        up.run("""
+with mock.patch.object(data, "fashion_mnist", lambda: rank):
+    dist.barrier()
+    seen = data.fashion_mnist()
+    dist.barrier()
+""")
+        assert values(up, "seen") == [0, 1]
+        assert values(up, "data.fashion_mnist is usual") == [True, True]
+
+
+def test_ddp_sends_a_bucket_while_backward_computes_the_next_one(local_ranks):
+    local_ranks.run("""
+from torch_mpi.network import Network, link
+from torch_mpi.record import log
+if rank == 0:
+    link.set(Network(bandwidth=1e4))
+model = torch.nn.Sequential(*(torch.nn.Linear(50, 50, bias=False) for _ in range(3)))
+ddp = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.005)
+for _ in range(2):
+    mark = log.mark()
+    ddp(torch.ones(1, 50)).sum().backward()
+    over = time.perf_counter()
+reduced = [call for call in log.since(mark) if call.op == "all_reduce"]
+last = reduced[-1]
+link.set(None)
+""")
+    # One all_reduce takes 1.3 s, so the last one has begun while the first one moved.
+    assert values(local_ranks, "len(reduced)") == [3, 3, 3]
+    assert values(local_ranks, "last.start < reduced[0].end") == [True] * 3
+    assert values(local_ranks, "reduced[0].end + 2 < last.end <= over") == [True] * 3
+
+
+def test_a_profile_of_one_rank_names_its_communication_and_prints_nothing_else(local_ranks, capfd):
+    local_ranks.run("""
+from contextlib import nullcontext
+from torch.profiler import profile
+profiler = profile() if rank == 0 else None
+with profiler or nullcontext():
+    dist.barrier()
+    dist.all_reduce(mine)
+names = [event.key for event in profiler.key_averages()] if rank == 0 else []
+""")
+    (names, *_) = values(local_ranks, "[name for name in names if name.startswith('mpi:')]")
+    assert sorted(names) == ["mpi:all_reduce", "mpi:barrier"]
+    assert capfd.readouterr().err == ""
+
+
+def test_messages_of_several_ranks_arrive_one_after_the_other(local_ranks):
+    local_ranks.run("""
+from torch_mpi.network import Network, link
+if rank == 0:
+    link.set(Network(bandwidth=8e4))
+long = torch.ones(20_000)  # one second
+dist.barrier()
+start = time.perf_counter()
+if rank == 0:
+    got = [torch.empty_like(long) for _ in range(2)]
+    for request in [dist.irecv(part, q) for q, part in enumerate(got, 1)]:
+        request.wait()
+    for request in [dist.isend(long, q) for q in (1, 2)]:
+        request.wait()
+else:
+    dist.send(long, 0)
+    dist.recv(long, 0)
+spent = time.perf_counter() - start
+dist.barrier()
+link.set(None)
+""")
+    assert [round(spent, 1) for spent in values(local_ranks, "spent")] == [4.0, 3.0, 4.0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system can't fork")
+def test_a_process_that_a_rank_has_forked_can_end_and_the_rank_cannot_end_all(local_ranks):
+    local_ranks.run("""
+import os
+if (child := os.fork()) == 0:
+    os._exit(3)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+""")
+    assert values(local_ranks, "status") == [3, 3, 3]
+    with pytest.raises(RemoteError, match="would end this kernel"):
+        local_ranks.run("os._exit(3)")
 
 
 def test_afterwards_the_process_is_as_before():

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -78,20 +78,23 @@ def nbval(
     student: Path | None = None,
     cell: float = CELL,
     notebook: float = NOTEBOOK,
+    environment: Mapping[str, str] = os.environ,
+    options: Sequence[str] = (),
 ) -> list[str]:
     """Run nbval as an instructor does; return what is wrong with the notebook, or with the run.
 
     With the student's notebook, each of its stubs is tried before the answer (`stub_walk`).
+    `options` are more options of pytest.
     """
     mark = uuid.uuid4().hex
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     env |= {"IPP_NONINTERACTIVE": "1", MARK: mark, "NO_COLOR": "1"}
     program = ["-m", "pytest"] if student is None else [STUB_WALK, str(student)]
     command = [sys.executable, *program, "-c", os.devnull, f"--rootdir={path.parent}"]
     command += ["-p", "no:cacheprovider", "--color=no", f"--junitxml={report}"]
     # After a cell that ran out of time, nbval expects the rest to fail. Not expected here.
     command += ["-o", "xfail_strict=true"]
-    command += ["--nbval", f"--nbval-cell-timeout={cell}", str(path)]
+    command += ["--nbval", f"--nbval-cell-timeout={cell}", *options, str(path)]
     try:
         done = run_tree(command, timeout=notebook, env=env, cwd=path.parent)
     except subprocess.TimeoutExpired as late:

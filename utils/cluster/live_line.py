@@ -13,7 +13,6 @@ from IPython.display import clear_output, display
 
 from torch_mpi.protocol.diagnosis import names
 from utils.cluster import rank_notes
-from utils.figures import audience
 
 if TYPE_CHECKING:
     from IPython.display import DisplayHandle
@@ -40,6 +39,8 @@ class LiveLine:
     def __init__(self, folder: Path, ranks: Mapping[int, int]):
         self._ranks = ranks
         self._began = time.monotonic()
+        from utils.figures import audience  # with matplotlib, which takes 0.3 s
+
         self._next = self._began + AFTER if audience.is_present() else float("inf")
         self._files = {rank: rank_notes.path_of(folder, rank) for rank in ranks}
         # A note of an earlier cell must not count. Clocks of other hosts may differ, so a note is

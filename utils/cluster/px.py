@@ -38,7 +38,6 @@ from utils.cluster.notebook_words import (
     stopped_here,
 )
 from utils.cluster.questions import BALANCE, FIRST_LINE
-from utils.figures import waits
 from utils.jobs import RanksError
 
 if TYPE_CHECKING:
@@ -246,6 +245,8 @@ class RanksMagics(ParallelMagics):
             left_out.show(cell, CellLeftOut(str(error)), name=error.name)
             return
         if error.diagnosis is not None and error.diagnosis.edges:
+            from utils.figures import waits
+
             waits.show(error.diagnosis, self.ranks.n)
         raise error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from utils.jobs import RanksError, mpi_job
+from utils.jobs import RanksError, mpi_job, program_here, thread_plan
 from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
 
 DEADLINE = 60.0
@@ -16,7 +16,8 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     """Run a Python script on n MPI ranks; print the command and the output of the ranks.
 
     You could type the same command in a terminal. The ranks get the same settings as the ranks of
-    `cluster.start`: its mpiexec, permission to run as root, and to outnumber the cores.
+    `cluster.start`: its mpiexec, permission to run as root, and to outnumber the cores. If
+    `cluster.start` starts threads, the ranks are threads of one new process.
 
     Args:
         n: number of ranks.
@@ -33,11 +34,17 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
     refuse_on_a_rank()
     if not Path(script).is_file():
         raise FileNotFoundError(f"There is no {script} yet. Run the cell that writes the file.")
-    plan = Plan(n, timeout=min(PATIENCE, deadline / 2), launcher="mpiexec")
     words = [str(script), *map(str, arguments)]
-    more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
-    print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
-    ended = mpi_job.run_on(plan, words, deadline)
+    if thread_plan.is_chosen(None):
+        print(
+            f"As {n} threads of one process, instead of: mpiexec -n {n} python", *words, flush=True
+        )
+        ended = program_here.run(n, words, deadline)
+    else:
+        plan = Plan(n, timeout=min(PATIENCE, deadline / 2), launcher="mpiexec")
+        more = ["--oversubscribe"] if plan.launcher.is_open_mpi and n > usable_cores() else []
+        print("$", *["mpiexec", "-n", str(n), *more, "python", *words], flush=True)
+        ended = mpi_job.run_on(plan, words, deadline)
     print(ended.out, end="", flush=True)
     if ended.status:
         late = ended.status == mpi_job.LATE

@@ -1,6 +1,6 @@
 """The clock of each rank, on which ranks compute at the same time although they take turns.
 
-A rank's clock runs while the rank has its turn, as if the rank had a core of its own. A
+A rank's clock runs while the rank has its turn, as if the rank had its own core. A
 communication moves the clock on by Hockney's model (R. Hockney, Parallel Computing 20, 1994): a
 message of n bytes takes ``latency + n / bandwidth``. A collective takes what the usual algorithms
 need in this model (R. Thakur, R. Rabenseifner, W. Gropp, IJHPCA 19, 2005), and begins when its last
@@ -9,12 +9,13 @@ rank has called it. So times are comparable with each other, and not with anothe
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import threading
 import time
 import timeit
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch_mpi.network import Arrival, Network, Wire, link
@@ -24,6 +25,9 @@ from .own import Place
 #: The network of ranks in one process, unless `ranks.network` sets another one: about what MPI
 #: reaches through the memory of a laptop.
 OWN_NETWORK = Network(latency=10e-6, bandwidth=4e9)
+
+#: Up to this size, an all_reduce uses recursive doubling; see ``torch_mpi.group.algorithms``.
+SMALL = 16 * 1024  # bytes
 
 _real = time.perf_counter
 _real_sleep = time.sleep
@@ -60,7 +64,7 @@ class Clocks:
         self._ranks[threading.get_ident()] = rank
 
     def functions(self) -> dict[Place, Any]:
-        """Return what stands in the place of the functions of `time`, in all threads."""
+        """Return what replaces the functions of `time`, in all threads."""
         places: dict[Place, Any] = {(time, "sleep"): self._sleep}
         for name, real in _REAL.items():
             ahead = real() - _real()
@@ -113,6 +117,13 @@ class Clocks:
         if late > 0:
             self._at[rank] += late
 
+    @contextlib.contextmanager
+    def stopped(self, rank: int) -> Iterator[None]:
+        """Let no time pass for the rank that has its turn, while it moves data of other ranks."""
+        before = self.now(rank)
+        yield
+        self._at[rank] -= self.now(rank) - before
+
     # -- what communication costs -----------------------------------------------------------
 
     def forget_messages(self) -> None:
@@ -123,6 +134,15 @@ class Clocks:
     def leaves(self, rank: int, to: int, nbytes: int, at: float) -> tuple[float, float]:
         """Return when a message's last byte leaves its sender, and when it arrives."""
         return self._wire(rank, rank, to).sends(nbytes, at)
+
+    @staticmethod
+    def leaves_late(rank: int, to: int, nbytes: int, gone: float, matched: float) -> float:
+        """Return when a long message leaves that was announced, and is received at `matched`.
+
+        In a slow network it moves before, as between ranks that are processes.
+        """
+        own = _between(rank, to) is OWN_NETWORK
+        return max(gone, matched + nbytes / OWN_NETWORK.bandwidth) if own else gone
 
     def arrives(self, rank: int, source: int, nbytes: int, told: float) -> Arrival:
         """Return the arrival of a message that its sender says arrives at `told`."""
@@ -154,7 +174,7 @@ class Clocks:
 
 
 def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
-    """Return the seconds of a collective in Hockney's model, for the better of two algorithms.
+    """Return the seconds of a collective in Hockney's model.
 
     Args:
         op: its name.
@@ -168,14 +188,26 @@ def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
     if op == "barrier":
         return levels * latency
     if op.startswith("all_reduce"):
-        ring = 2 * steps * (latency + transfer / ranks)
-        return min(2 * levels * (latency + transfer), ring)
+        if nbytes > SMALL:
+            return 2 * steps * (latency + transfer / ranks)
+        # Ranks beyond a power of two give their tensor to others first, and get the sum at the end.
+        rounds = levels if ranks & steps == 0 else levels + 1
+        return rounds * (latency + transfer)
     if op in ("broadcast", "reduce"):
         pipelined = levels * latency + 2 * transfer * steps / ranks
         return min(levels * (latency + transfer), pipelined + steps * latency)
     if op in ("gather", "scatter"):
         return levels * latency + steps * transfer
     return steps * (latency + transfer)
+
+
+def bytes_sent(op: str, ranks: int, nbytes: int) -> int | None:
+    """Return the bytes that a rank sends in a collective on a slow network; None if unknown."""
+    if not op.startswith("all_reduce") or link.network is None:
+        return None
+    if nbytes > SMALL:
+        return 2 * (ranks - 1) * nbytes // ranks
+    return (ranks.bit_length() - 1) * nbytes
 
 
 def _between(rank: int, other: int) -> Network:

@@ -117,9 +117,8 @@ class Group(ProcessGroup):
         work.call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(data, work, self._rank, dst, tag)
         start, to = work.call.start, self.members[dst]
-        # As on the emulated network of processes, a message is under way from its call on.
-        times = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
-        message.leaves, message.arrives = times
+        leaves = self.ranks.clocks.leaves(self.me, to, tensor.nbytes, start)
+        message.gone, message.arrives = leaves
         if eager:
             work.end(start)
         for wanted in self.traffic.awaited:
@@ -340,7 +339,8 @@ class Group(ProcessGroup):
         self.number += 1
         work.call.sequence, work.call.received = self.number, back * work.call.nbytes
         work.call.waited = blocking
-        work.inputs = [tensor.detach().clone() for tensor in inputs]
+        with self.ranks.clocks.stopped(self.me):
+            work.inputs = [tensor.detach().clone() for tensor in inputs]
         sizes = [tuple(t.shape) for t in tensors] if op.startswith(("all_reduce", "broad")) else ()
         work.key = (op, work.call.dtype, sizes, work.call.reduce_op, work.call.peer)
         there = self.traffic.rounds.setdefault(self.number, {})

@@ -106,8 +106,8 @@ class Own:
     """
 
     def __init__(self, n: int, shared: dict[Place, Any], first: Callable[[int], dict[Place, Any]]):
-        optional = [(sys.modules[m], name) for m, name in OPTIONAL if m in sys.modules]
-        self._places = [*REPLACED, *optional, *STATE]
+        self._places = [*REPLACED, *STATE]
+        self._to_come = list(OPTIONAL)
         self._states = len(STATE)
         self._outside = self._present()
         self._shared = [shared.get(place) for place in self._places]
@@ -120,6 +120,19 @@ class Own:
         self._random = [first_random_state() for _ in range(n)]
         self._random_outside = _random_state()
         self._is_outside = True
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Add the places of modules that have been imported since."""
+        for place in [place for place in self._to_come if place[0] in sys.modules]:
+            module, name = sys.modules[place[0]], place[1]
+            if not hasattr(module, name):
+                continue  # its import has not ended
+            self._to_come.remove(place)
+            self._places.insert(0, (module, name))
+            for values in (self._outside, *self._own):
+                values.insert(0, getattr(module, name))
+            self._shared.insert(0, None)
 
     def of(self, rank: int, place: Place) -> Any:
         """Return a rank's value, when another rank has its turn."""
@@ -131,6 +144,8 @@ class Own:
 
     def enter(self, rank: int) -> None:
         """Install the values of the rank whose thread calls this."""
+        if self._to_come:
+            self._take_in()
         if self._is_outside:
             self._outside, self._random_outside = self._present(), _random_state()
             self._main_outside = sys.modules["__main__"]
@@ -145,6 +160,8 @@ class Own:
 
     def leave(self, rank: int, to_outside: bool) -> None:
         """Keep the rank's values; with ``to_outside``, install the process's own."""
+        if self._to_come:
+            self._take_in()
         self._own[rank] = list(map(_without, self._present()))
         self._random[rank] = _random_state()
         if to_outside:

@@ -26,7 +26,7 @@ class Output:
 
     Args:
         metadata: gets the output.
-        show: is told each piece as it comes.
+        show: gets each piece as it comes.
     """
 
     def __init__(self, metadata: Metadata, show: Show):

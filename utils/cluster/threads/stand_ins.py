@@ -1,4 +1,4 @@
-"""What stands in for processes while ranks are threads, in PyTorch, IPython and Python.
+"""What replaces processes while ranks are threads, in PyTorch, IPython and Python.
 
 Everything here asks which thread calls it. The kernel's own threads get what they always had.
 """
@@ -10,7 +10,7 @@ import importlib.abc
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class StandIns(contextlib.ExitStack):
         setattr(module, name, value)
 
     def _replace_groups(self) -> None:
-        """Give each rank a world of its own in PyTorch, and our groups under the name "mpi"."""
+        """Give each rank its own world in PyTorch, and our groups under the name "mpi"."""
         self._replace_threads()
         self._replace(
             distributed_c10d, "_world", Worlds(lambda: _helps(threading.current_thread()))
@@ -121,10 +121,13 @@ class StandIns(contextlib.ExitStack):
     def _replace_ends(self) -> None:
         """Refuse what would end the process of all ranks."""
 
+        here = os.getpid()
+
         def refusing(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
             def refuse(*args: Any) -> Any:
                 is_own = name != "kill" or (args[0] == os.getpid() and args[1])
-                if is_own and self._mine() is not None:
+                # A child, such as a worker of a DataLoader, may end itself.
+                if is_own and self._mine() is not None and os.getpid() == here:
                     raise NeedsProcesses(f"os.{name}() {ENDS_ALL}")
                 return real(*args)
 
@@ -135,6 +138,7 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_profiler(self) -> None:
         """Let one rank at a time profile, because PyTorch profiles a whole process."""
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's C++ would write into the cell
         prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
 
         def prepare_for_one(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +149,8 @@ class StandIns(contextlib.ExitStack):
                     "rank: `if rank == 0:`"
                 )
             self._profiling = rank
-            return prepare(*args, **kwargs)
+            with _quiet():
+                return prepare(*args, **kwargs)
 
         def disabled() -> Any:
             self._profiling = None
@@ -157,6 +162,19 @@ class StandIns(contextlib.ExitStack):
 
 def _helps(thread: threading.Thread) -> bool:
     return hasattr(thread, "_helps_a_rank")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what C++ writes: an error that the thread isn't the one that has imported PyTorch."""
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 class _NoMPI(importlib.abc.MetaPathFinder):

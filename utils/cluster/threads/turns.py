@@ -94,7 +94,7 @@ class Turns:
             thread.start()
 
     def submit(self, jobs: Mapping[int, Job]) -> None:
-        """Give jobs to ranks. All of these ranks can run before one is found to wait for ever."""
+        """Give jobs to ranks. All of these ranks can run before one is found to wait forever."""
         with self._lock:
             for rank, job in jobs.items():
                 self._jobs[rank].append(job)
@@ -156,7 +156,7 @@ class Turns:
         """Let other ranks run until this is done, or until a moment on this rank's clock.
 
         Raises:
-            KeyboardInterrupt: this rank was interrupted meanwhile.
+            KeyboardInterrupt: this rank has been interrupted.
         """
         if waited.done:
             return
@@ -173,7 +173,7 @@ class Turns:
         """Let the other ranks run that are earlier than this moment.
 
         Raises:
-            KeyboardInterrupt: this rank was interrupted meanwhile.
+            KeyboardInterrupt: this rank has been interrupted.
         """
         self._is_switching = True
         rank = self.rank
@@ -253,7 +253,7 @@ class Turns:
             return
         with self._lock:
             if following is None:
-                following = self._next(rank)  # the kernel has sent a cell meanwhile
+                following = self._next(rank)  # the kernel may have sent a cell
             self.clocks.stop(rank)
             self.own.leave(rank, to_outside=following is None)
             self._is_running = following is not None

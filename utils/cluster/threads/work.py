@@ -1,4 +1,4 @@
-"""A communication between ranks of one process, and what is under way in a group."""
+"""A communication between ranks of one process, and what is pending in a group."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from torch_mpi.errors import CommunicationMismatch, count_as_library, users_plac
 from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
+from .clocks import bytes_sent
+
 if TYPE_CHECKING:
+    from torch_mpi.network import Arrival
+
     from .group import Group
 
 # A line of this file is never shown as the student's.
 count_as_library(__file__)
 #: Collectives whose record counts the bytes of all parts of this rank's input.
 IN_PARTS = ("reduce_scatter", "all_to_all")
+NO_BACKWARD = -1
 
 
 @dataclass(eq=False)
@@ -29,7 +34,7 @@ class Message:
     Attributes:
         source: rank of the sender in the group; ``None`` accepts any sender.
         to: rank of the receiver in the group.
-        leaves, arrives: when its last byte leaves its sender, and when it arrives.
+        gone, arrives: when a sent message leaves and arrives, if its receiver doesn't delay it.
     """
 
     tensor: torch.Tensor
@@ -37,21 +42,21 @@ class Message:
     source: int | None
     to: int
     tag: int
-    leaves: float = 0.0
+    gone: float = 0.0
     arrives: float = 0.0
 
 
 @dataclass
 class Traffic:
-    """What is under way between the ranks of one group, which all of them share."""
+    """What is pending between the ranks of one group, which all of them share."""
 
     sent: list[Message] = field(default_factory=list)
     awaited: list[Message] = field(default_factory=list)
-    #: Of each collective by its number: what has come, by rank.
+    #: The calls of each collective, by its number and by rank.
     rounds: dict[int, dict[int, Work]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forget what was under way."""
+        """Forget what was pending."""
         self.sent.clear()
         self.awaited.clear()
         self.rounds.clear()
@@ -63,6 +68,7 @@ class Work(TorchWork):
     Attributes:
         done: whether it is over, or will be over at the time :attr:`ends`.
         ends: that time, on the ranks' clocks.
+        arrival: of a received message; others that arrive before may still delay it.
         place: the user's line that waits for it.
         others: works that the caller waits for together with this one.
     """
@@ -75,6 +81,7 @@ class Work(TorchWork):
         self.key: tuple = ()
         self.done = False
         self.ends = 0.0
+        self.arrival: Arrival | None = None
         self.error: Exception | None = None
         self.place: tuple[str, int, str] | None = None
         self.others: list[Work] = []
@@ -89,6 +96,12 @@ class Work(TorchWork):
         """
         self.error, self.done, self.ends = error, True, at
         self.call.matched, self.call.end = matched or at, at
+
+    def settle(self) -> float:
+        """Return when it ends, as far as is known now."""
+        if self.arrival is not None:
+            self.ends = self.call.end = max(self.call.start, self.arrival.due())
+        return self.ends
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return the global ranks still missing, whether one suffices, and whether data move."""
@@ -110,6 +123,12 @@ class Work(TorchWork):
         Raises:
             CommunicationError: it failed, or it will never be over.
         """
+        if torch.autograd._profiler_enabled():
+            with torch.profiler.record_function(f"mpi:{self.call.op}"):
+                return self._wait(timeout)
+        return self._wait(timeout)
+
+    def _wait(self, timeout) -> bool:
         for other in self.others:
             other.wait()
         ranks, rank = self.group.ranks, self.group.me
@@ -120,7 +139,7 @@ class Work(TorchWork):
             self.place = users_place()
             limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
             ranks.wait_for(self, rank, max(0.0, limit))
-        ranks.clocks.reach(rank, self.ends)
+        ranks.clocks.reach(rank, self.settle())
         wait[1] = ranks.clocks.now(rank)
         if self.error is not None:
             raise self.error
@@ -132,8 +151,8 @@ class Work(TorchWork):
         """Return whether it is over now. If only this rank can go on, time passes until it is."""
         ranks, rank = self.group.ranks, self.group.me
         if not ranks.turns.let_others_run() and self.done:
-            ranks.clocks.reach(rank, self.ends)
-        over = self.done and ranks.clocks.now(rank) >= self.ends
+            ranks.clocks.reach(rank, self.settle())
+        over = self.done and ranks.clocks.now(rank) >= self.settle()
         self.call.waited |= over
         return over
 
@@ -155,9 +174,23 @@ class Work(TorchWork):
 
     _source_rank = source_rank
 
-    def get_future(self) -> torch.futures.Future:
-        """Return a complete future: PyTorch's C++ would wait for one and let no other rank run."""
+    def _end_backward(self) -> None:
         self.wait()
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a complete future: PyTorch's C++ would wait for one and let no other rank run.
+
+        During backward, time passes only when backward is over, because DDP waits there.
+        """
+        if self.others or torch._C._current_graph_task_id() == NO_BACKWARD:
+            self.wait()
+        else:
+            if not self.done:
+                self.place = users_place()
+                self.group.ranks.wait_for(self, self.group.me)
+            if self.error is not None:
+                raise self.error
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         future = torch.futures.Future()
         future.set_result(self._result)
         return future
@@ -174,13 +207,15 @@ def complete(works: list[Work]) -> None:
         ranks.mismatch(works, error, called)
         return
     inputs = [work.inputs for work in works]
-    for work in works:
-        work.deliver(inputs)
+    with ranks.clocks.stopped(ranks.turns.rank):
+        for work in works:
+            work.deliver(inputs)
     op, nbytes = works[0].call.op, max(work.call.nbytes for work in works)
     share = nbytes // len(works) if op.startswith(IN_PARTS) else nbytes
     end = ranks.clocks.collective(op, members, share, called)
     for work in works:
         work.end(end, matched=called)
+        work.call.moved_out = bytes_sent(op, len(members), nbytes)
 
 
 def fits(message: Message, wanted: Message) -> bool:
@@ -205,12 +240,17 @@ def deliver(message: Message, wanted: Message) -> None:
         error = CommunicationMismatch(text, call)
         group.ranks.mismatch([wanted.work, message.work], error, matched)
         return
-    fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
+    with group.ranks.clocks.stopped(group.ranks.turns.rank):
+        fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
     clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
+    told = message.arrives
     if not message.work.done:
-        message.work.end(max(message.leaves, matched), matched=matched)
-    arrived = clocks.arrives(me, source, sent.nbytes, message.arrives).due()
-    wanted.work.end(max(call.start, arrived), matched=matched)
+        gone = clocks.leaves_late(source, me, sent.nbytes, message.gone, matched)
+        told += gone - message.gone
+        message.work.end(max(gone, matched), matched=matched)
+    wanted.work.arrival = clocks.arrives(me, source, sent.nbytes, told)
+    wanted.work.end(0.0, matched=matched)
+    wanted.work.settle()
 
 
 def fill(tensor: torch.Tensor, value: torch.Tensor) -> None:

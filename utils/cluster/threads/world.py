@@ -234,7 +234,7 @@ class SharedRanks:
         return log.since(self.worlds[rank].mark)
 
     def meet(self, rank: int) -> None:
-        """Wait for all ranks; then nothing is under way, and there is no incident.
+        """Wait for all ranks; then nothing is pending, and there is no incident.
 
         Raises:
             RuntimeError: a rank did not come.

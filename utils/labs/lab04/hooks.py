@@ -61,15 +61,22 @@ def can_be_late(group: Group, blocks: bool) -> bool:
 
     They can't if a rank is known to block in the hook, or if its futures complete immediately.
     """
-    from torch_mpi.group.work import MPIWork
-    from torch_mpi.protocol.progress import progress
-
     unable = torch.zeros(1)
     work = dist.all_reduce(unable, group=group, async_op=True)
     work.wait()
-    unable += blocks or not isinstance(work, MPIWork) or not progress.available
+    unable += blocks or not _finishes_later(work)
     dist.all_reduce(unable, group=group)
     return not unable.item() and dist.get_world_size(group) > 1
+
+
+def _finishes_later(work: dist.Work) -> bool:
+    """Return whether the future of such a work can be incomplete."""
+    try:
+        from torch_mpi.group.work import MPIWork
+        from torch_mpi.protocol.progress import progress
+    except ImportError:  # ranks inside the kernel have no MPI
+        return False
+    return isinstance(work, MPIWork) and progress.available
 
 
 # The tag of messages with which the check itself lets a rank continue.
@@ -121,11 +128,14 @@ def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
 
     The cache keeps the methods from before a check replaces them.
     """
-    from torch_mpi.group.work import MPIWork
-
     future = torch._C.Future  # then() returns one, too
-    over = {MPIWork: MPIWork.is_completed, future: future.done}
-    names = [(MPIWork, "is_completed"), (future, "done"), (MPIWork, "wait"), (future, "wait")]
+    over = {future: future.done}
+    names = [(future, "done"), (future, "wait")]
+    with contextlib.suppress(ImportError):  # ranks inside the kernel have no MPI
+        from torch_mpi.group.work import MPIWork
+
+        over[MPIWork] = MPIWork.is_completed
+        names += [(MPIWork, "is_completed"), (MPIWork, "wait")]
     return {(kind, name): (getattr(kind, name), over[kind]) for kind, name in names}
 
 

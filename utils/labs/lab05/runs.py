@@ -4,7 +4,8 @@
     one.result["step"], one.bindings
 
 The ranks use the mpiexec, the environment and the options of `cluster.start`, and they end as
-`utils.jobs.mpi_job` promises.
+`utils.jobs.mpi_job` promises. If `cluster.start` starts threads, they are threads of one new
+process.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
-from utils.jobs import mpi_job
+from utils.jobs import mpi_job, program_here, start_plan, thread_plan
 from utils.jobs.mpi_job import Python
 from utils.jobs.start_plan import Plan, refuse_on_a_rank
 
 DEADLINE = 120.0
 # Seconds until a waiting rank reports which ranks are missing. This is less than the deadline.
 PATIENCE = 20.0
+
+# The most ranks of a job of this lab.
+MOST_RANKS = 4
 
 # These variables set the number of threads of a rank.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -39,6 +43,18 @@ PROGRESS = "> "
 
 # "Data for proc: [prterun-vm-10555@1,0]" … "Binding: package[0][core:L0-3]".
 _PLANNED = re.compile(r"Data for proc: \[.*?,(\d+)\].*?Binding: (\S+)", re.DOTALL)
+
+# What Open MPI 5.0.11 answers for two ranks on the lab's server.
+_SERVER = "pack:2 numa:1 l3:1 core:4 pu:2"
+_ANSWERS = {
+    (_SERVER, 2, "--bind-to core"): ("package[0][core:L0]", "package[0][core:L1]"),
+    (_SERVER, 2, "--map-by ppr:1:numa --bind-to core"): (
+        *("package[0][core:L0]", "package[1][core:L4]"),
+    ),
+    (_SERVER, 2, "--map-by ppr:1:numa:PE=4 --bind-to core"): (
+        *("package[0][core:L0-3]", "package[1][core:L4-7]"),
+    ),
+}
 
 
 class RunFailed(RuntimeError):
@@ -107,12 +123,14 @@ def run(
     refuse_on_a_rank()
     if not Path(script).is_file():
         raise FileNotFoundError(f"there is no script {script}")
+    words = [str(script), *map(str, arguments)]
+    if thread_plan.is_chosen(None):
+        return _run_here(words, job, deadline, say)
     timeout = min(PATIENCE, deadline)
     plan = Plan(job.ranks, job.threads or 1, job.bind, timeout, launcher="mpiexec")
     options = ["-n", str(job.ranks), *plan.mpi_args]
     if plan.launcher.is_open_mpi:
         options.append("--report-bindings")
-    words = [str(script), *map(str, arguments)]
     environment = os.environ | plan.environment
     if job.threads is None:
         environment = {k: v for k, v in environment.items() if k not in THREAD_VARIABLES}
@@ -126,6 +144,31 @@ def run(
     if ended.status:
         raise RunFailed(_failure(shown, ended, deadline))
     return Run(job, _last_object(ended.out, shown), ended.seconds, shown, _bindings(ended.err))
+
+
+def _run_here(
+    words: list[str], job: Job, deadline: float, say: Callable[[str], object] | None
+) -> Run:
+    """Run the job on ranks that are threads of one new process."""
+    shown = " ".join([f"{job.ranks} rank(s) in one process: python", *words])
+    if say:
+        say(shown)
+    threads = job.threads or 1
+    watch = _Progress(say) if say else None
+    ended = program_here.run(job.ranks, words, deadline, threads=threads, watch=watch)
+    if ended.status:
+        raise RunFailed(_failure(shown, ended, deadline))
+    unbound = replace(job, bind=False)
+    return Run(unbound, _last_object(ended.out, shown), ended.seconds, shown)
+
+
+def usable_cores() -> int:
+    """Return how many ranks of a job can compute at the same time, each on its own core.
+
+    If ranks are threads, this is :data:`MOST_RANKS`, because each rank's clock runs as if the rank
+    had its own core.
+    """
+    return MOST_RANKS if thread_plan.is_chosen(None) else start_plan.usable_cores()
 
 
 @dataclass
@@ -222,11 +265,14 @@ def rehearse(topology: str, ranks: int, *options: str) -> dict[int, str]:
             with two hardware threads.
 
     Returns:
-        The binding by rank; nothing unless mpiexec belongs to Open MPI 5 or later.
+        The binding by rank; nothing unless mpiexec belongs to Open MPI 5 or later. Without MPI,
+        what Open MPI 5.0.11 answers for the lab's plans.
 
     Raises:
         RunFailed: these options don't work on this machine.
     """
+    if thread_plan.missing():
+        return dict(enumerate(_ANSWERS.get((topology, ranks, " ".join(options)), ())))
     plan = Plan(1, bind=False, launcher="mpiexec")
     if not plan.launcher.is_open_mpi or plan.launcher.release < (5,):
         return {}

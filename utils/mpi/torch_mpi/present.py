@@ -1,7 +1,7 @@
 """The world of ranks that this process belongs to, for tools that watch it, such as a notebook.
 
 Importing this module loads no MPI. :func:`torch_mpi.protocol.world.create` sets :data:`world`, and
-so does a tool that brings ranks of its own.
+so does a tool that brings its own ranks.
 """
 
 from __future__ import annotations

@@ -1,0 +1,108 @@
+"""The notebooks on ranks inside the kernel, for users who have no MPI and can't fork.
+
+A notebook shows the stored outputs there, too: those of ranks that are processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import without_mpi
+from test_solutions import nbval
+
+from utils.course.notebook import LABS, SOLUTIONS, notebooks
+from utils.jobs import RanksError
+from utils.jobs.program import mpiexec
+
+#: Seconds for a notebook.
+NOTEBOOK = 300
+#: `make test` runs these, and `make test-all` the others, too.
+FIRST = {"00", "01"}
+WITHOUT_PROCESSES = {*FIRST, "02", "03", "04", "05", "06", "10"}
+#: What `cluster.start` says is the only difference.
+SANITIZE = r"""
+[processes]
+regex: (\d+) MPI (ranks? ha(ve|s) started\.)
+replace: \1 \2
+
+[threads]
+regex: (started\.) They are threads of this kernel.*
+replace: \1
+"""
+
+pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
+
+
+def solutions() -> list:
+    """Return the notebooks' paths for pytest."""
+    return [
+        pytest.param(
+            path,
+            id=path.stem,
+            marks=() if path.stem[:2] in FIRST else pytest.mark.extended,
+        )
+        for path in notebooks(SOLUTIONS)
+        if path.stem[:2] in WITHOUT_PROCESSES
+    ]
+
+
+@pytest.mark.parametrize("path", solutions())
+def test_without_mpi_and_fork_a_lab_shows_the_same_and_checks_the_same(path: Path, tmp_path: Path):
+    (tmp_path / "sanitize.cfg").write_text(SANITIZE)
+    found = nbval(
+        path,
+        tmp_path / "report.xml",
+        student=LABS / path.name,
+        notebook=NOTEBOOK,
+        environment=without_mpi.environment() | {"DDL_LABS_WHERE": "here"},
+        options=["--nbval-sanitize-with", str(tmp_path / "sanitize.cfg")],
+    )
+    assert not found, "\n".join(found)
+
+
+# --- programs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`program(code, deadline=60)` runs a program on two ranks, as lab 01 does."""
+    monkeypatch.setenv("DDL_LABS_WHERE", "here")
+    monkeypatch.chdir(tmp_path)
+
+    def run(code: str, deadline: float = 60) -> None:
+        Path("program.py").write_text(JOIN + code, encoding="utf-8")
+        mpiexec(2, "program.py", "an argument", deadline=deadline)
+
+    return run
+
+
+JOIN = """
+import sys
+import torch.distributed as dist
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+"""
+
+
+def test_without_mpi_a_program_runs_on_threads_and_says_so(program, capfd):
+    program("print(rank, sys.argv, __name__, flush=True)")
+    first, *lines = capfd.readouterr().out.splitlines()
+    assert first.startswith("As 2 threads of one process, instead of: mpiexec -n 2 python program")
+    assert lines == [f"{rank} ['program.py', 'an argument'] __main__" for rank in range(2)]
+
+
+def test_without_mpi_an_error_of_one_rank_ends_a_program_and_is_shown(program):
+    with pytest.raises(RanksError, match=r"(?s)ended with status 1.*ZeroDivisionError"):
+        program("1 / rank\ndist.barrier()")
+
+
+def test_without_mpi_a_deadlock_of_a_program_is_explained(program):
+    with pytest.raises(RanksError, match="these ranks wait for each other"):
+        program("import torch\ndist.recv(torch.ones(1), 1 - rank)")
+
+
+def test_without_mpi_a_program_that_never_ends_is_stopped(program):
+    with pytest.raises(RanksError, match="was stopped after 3 s"):
+        program("while True: pass", deadline=3)

@@ -346,3 +346,34 @@ elif rank == 0:
 passed = time.perf_counter() - begin
 """)
     assert 0.1 <= values(local_ranks, "passed")[0] < 0.15
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.all_gather([torch.empty(1 + rank % 2) for _ in range(p)], torch.ones(1 + rank % 2))",
+        "dist.all_gather_into_tensor(torch.empty(p + p * (rank % 2)), torch.ones(1 + rank % 2))",
+        "dist.reduce(torch.ones(1 + rank % 2), 0)",
+        "dist.gather(torch.ones(1 + rank), [torch.empty(1)] * p if rank == 0 else None)",
+    ],
+)
+def test_parts_of_unequal_sizes_are_told_as_by_processes(local_ranks, call):
+    with pytest.raises(RemoteError, match="CommunicationMismatch: rank 0 calls"):
+        local_ranks.run(call)
+
+
+def test_a_message_of_another_type_is_an_error_of_its_receiver_and_stops_the_others(local_ranks):
+    local_ranks.run("""
+caught = ""
+try:
+    if rank == 0:
+        dist.send(torch.zeros(2000), dst=1)
+    elif rank == 1:
+        dist.recv(torch.zeros(2000, dtype=torch.float64), src=0)
+    else:
+        dist.recv(torch.zeros(1), src=1)
+except dist.DistError as error:
+    caught = type(error).__name__
+""")
+    stopped = "CommunicationStopped"
+    assert values(local_ranks, "caught") == [stopped, "CommunicationMismatch", stopped]

@@ -234,7 +234,8 @@ class Group(ProcessGroup):
             for output, (tensor,) in zip(outputs[0], given, strict=True):
                 fill(output, tensor)
 
-        work = self._collective("all_gather", inputs, opts, deliver, inputs)
+        parts = tuple(output.numel() for output in outputs[0])
+        work = self._collective("all_gather", inputs, opts, deliver, inputs, parts=parts)
         work.call.received = sum(output.nbytes for output in outputs[0])
         return work
 
@@ -244,8 +245,9 @@ class Group(ProcessGroup):
         def deliver(given: list) -> None:
             fill(output, torch.cat([one.reshape(-1) for (one,) in given]).view(output.shape))
 
-        what = "all_gather_into_tensor"
-        return self._collective(what, [tensor], opts, deliver, [tensor], back=len(self.members))
+        what, parts = "all_gather_into_tensor", len(self.members) * (tensor.numel(),)
+        back = len(self.members)
+        return self._collective(what, [tensor], opts, deliver, [tensor], back=back, parts=parts)
 
     def reduce_scatter(self, outputs, inputs, opts=None) -> Work:
         """Reduce the tensors of all ranks, and give each rank one part."""
@@ -262,7 +264,8 @@ class Group(ProcessGroup):
         def deliver(given: list) -> None:
             fill(output, _reduced([one[self._rank] for one in given], name))
 
-        work = self._collective(what, parts, opts, deliver, parts, reduce_op=name)
+        sizes = tuple(part.numel() for part in parts)
+        work = self._collective(what, parts, opts, deliver, parts, reduce_op=name, parts=sizes)
         work.call.received = output.nbytes
         return work
 
@@ -341,8 +344,8 @@ class Group(ProcessGroup):
         work.call.waited = blocking
         with self.ranks.clocks.stopped(self.me):
             work.inputs = [tensor.detach().clone() for tensor in inputs]
-        sizes = [tuple(t.shape) for t in tensors] if op.startswith(("all_reduce", "broad")) else ()
-        work.key = (op, work.call.dtype, sizes, work.call.reduce_op, work.call.peer)
+        work.key = (op, work.call.dtype, _sizes(op, tensors), work.call.parts)
+        work.key += (work.call.reduce_op, work.call.peer)
         there = self.traffic.rounds.setdefault(self.number, {})
         there[self._rank] = work
         if len(there) == len(self.members):
@@ -356,6 +359,13 @@ def _joined(works: Iterable[Work]) -> Work:
     *others, last = works
     last.others = others
     return last
+
+
+def _sizes(op: str, tensors: Sequence[torch.Tensor]) -> list[object]:
+    """Return what must be equal on all ranks of the tensors of a collective without parts."""
+    if op.startswith(("all_reduce", "broadcast", "reduce")) and not op.startswith("reduce_"):
+        return [tuple(tensor.shape) for tensor in tensors]
+    return [tensor.numel() for tensor in tensors[:1]] if op == "gather" else []
 
 
 def _reduced(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:

@@ -238,7 +238,7 @@ def deliver(message: Message, wanted: Message) -> None:
             group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
         error = CommunicationMismatch(text, call)
-        group.ranks.mismatch([wanted.work, message.work], error, matched)
+        group.ranks.mismatch([wanted.work], error, matched)  # the sender stops waiting
         return
     with group.ranks.clocks.stopped(group.ranks.turns.rank):
         fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))

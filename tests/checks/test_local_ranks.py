@@ -377,3 +377,19 @@ except dist.DistError as error:
 """)
     stopped = "CommunicationStopped"
     assert values(local_ranks, "caught") == [stopped, "CommunicationMismatch", stopped]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("dist.all_to_all([torch.empty(1)] * 2, [torch.empty(1)] * 3)",
+         "ValueError: all_to_all: 2 tensors in the list, expected one per rank: 3"),
+        ("dist.all_gather([torch.empty(1)] * 3, torch.empty(2))",
+         "ValueError: all_gather: your input has shape"),
+        ("dist.all_to_all([torch.empty(1 + rank)] * 3, [torch.empty(1)] * 3)",
+         r"rank 0 sent 4 bytes, rank 1 expects 8"),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_work_are_refused_as_by_processes(local_ranks, call, words):
+    with pytest.raises(RemoteError, match=words):
+        local_ranks.run(call)

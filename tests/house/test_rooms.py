@@ -237,7 +237,8 @@ def test_a_check_is_not_hidden_by_a_module_of_its_name(lab):
 def budgeted(path: Path) -> str:
     """Return the room whose budget a file counts for: a lab, a package in `mpi`, or an entry."""
     first, *inner = path.relative_to(UTILS).with_suffix("").parts
-    return f"{first}/{inner[0]}" if first in {"labs", "mpi"} and len(inner) > 1 else first
+    has_rooms = first in {"labs", "mpi"} or inner[:1] == ["threads"]
+    return f"{first}/{inner[0]}" if has_rooms and len(inner) > 1 else first
 
 
 @pytest.mark.quick

@@ -78,6 +78,7 @@ class Work(TorchWork):
         self.group, self.call, self._result = group, call, list(result)
         self.deliver: Callable[[list], None] | None = deliver
         self.inputs: object = None
+        self.refuse: Callable[[list], str] | None = None
         self.key: tuple = ()
         self.done = False
         self.ends = 0.0
@@ -204,9 +205,16 @@ def complete(works: list[Work]) -> None:
     if odd is not None:
         sides = {work.group.me: work.call.side() for work in (works[0], odd)}
         error = CommunicationMismatch(words.of_collectives(sides))
-        ranks.mismatch(works, error, called)
+        ranks.mismatch(dict.fromkeys(works, error), called)
         return
     inputs = [work.inputs for work in works]
+    if wrong := {work: why for work in works if work.refuse and (why := work.refuse(inputs))}:
+        errors = {
+            work: CommunicationMismatch(f"{work.call.describe()}: {why}", work.call)
+            for work, why in wrong.items()
+        }
+        ranks.mismatch(errors, called)
+        return
     with ranks.clocks.stopped(ranks.turns.rank):
         for work in works:
             work.deliver(inputs)
@@ -238,7 +246,7 @@ def deliver(message: Message, wanted: Message) -> None:
             group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
         error = CommunicationMismatch(text, call)
-        group.ranks.mismatch([wanted.work], error, matched)  # the sender stops waiting
+        group.ranks.mismatch({wanted.work: error}, matched)  # the sender stops waiting
         return
     with group.ranks.clocks.stopped(group.ranks.turns.rank):
         fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))

@@ -134,6 +134,7 @@ class Group(ProcessGroup):
         """Receive a tensor from a rank of the group; ``None`` accepts any rank."""
         (tensor,) = tensors
         self._check_peer("recv", "src", src)
+        args.check_writable(tensor, "recv")
         peer = -1 if src is None else src
         work = self._work("recv", tensors, peer=peer, tag=tag, blocking=_called_by("recv"))
         work.call.sent, work.call.received = 0, work.call.nbytes
@@ -164,6 +165,8 @@ class Group(ProcessGroup):
     def broadcast(self, tensors, opts=None) -> Work:
         """Copy the root's tensor to all ranks."""
         tensor, root = args.single(tensors, "broadcast"), args.root(self, "broadcast", opts)
+        if root != self._rank:
+            args.check_writable(tensor, "broadcast")
 
         def deliver(inputs: list) -> None:
             if root != self._rank:
@@ -178,6 +181,8 @@ class Group(ProcessGroup):
         """Reduce the tensors of all ranks, for all ranks."""
         tensors = tensors if isinstance(tensors, list) else [tensors]
         name = _op(opts)
+        for tensor in tensors:
+            args.check_writable(args.check(tensor, what), what)
 
         def deliver(inputs: list) -> None:
             for k, tensor in enumerate(tensors):
@@ -193,6 +198,8 @@ class Group(ProcessGroup):
         """Reduce the tensors of all ranks, for the root."""
         tensor, root = args.single(tensors, "reduce"), args.root(self, "reduce", opts)
         name = _op(opts)
+        if root == self._rank:
+            args.check_writable(tensor, "reduce")
 
         def deliver(inputs: list) -> None:
             if root == self._rank:
@@ -236,6 +243,8 @@ class Group(ProcessGroup):
         tensor = args.single(inputs, "all_gather")
         args.check_alike([tensor, *args.check_count(self, outputs[0], "all_gather")], "all_gather")
         args.check_own(self, outputs[0], tensor)
+        for output in outputs[0]:
+            args.check_writable(output, "all_gather")
 
         def deliver(given: list) -> None:
             for output, (part,) in zip(outputs[0], given, strict=True):
@@ -249,6 +258,7 @@ class Group(ProcessGroup):
     def all_gather_single(self, output, tensor, opts=None) -> Work:
         """Collect the tensors of all ranks in one tensor."""
         args.equal_parts(self, output, tensor, "all_gather_into_tensor")
+        args.check_writable(output, "all_gather_into_tensor")
 
         def deliver(given: list) -> None:
             fill(output, torch.cat([one.reshape(-1) for (one,) in given]).view(output.shape))
@@ -285,6 +295,8 @@ class Group(ProcessGroup):
         outputs = args.check_count(self, outputs, "all_to_all")
         inputs = args.check_count(self, inputs, "all_to_all")
         args.check_alike([*inputs, *outputs], "all_to_all")
+        for output in outputs:
+            args.check_writable(output, "all_to_all")
 
         def deliver(given: list) -> None:
             for output, one in zip(outputs, given, strict=True):

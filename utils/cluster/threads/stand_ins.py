@@ -156,6 +156,8 @@ class StandIns(contextlib.ExitStack):
             self._profiling = None
             return disable()
 
+        # Kineto would write lines about itself into the cell.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self._replace(profiler, "_prepare_profiler", prepare_for_one)
         self._replace(profiler, "_disable_profiler", disabled)
 

@@ -6,16 +6,20 @@ This module needs no MPI, so ranks that are threads use it, too.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ..errors import users_place
+
 #: PyTorch passes a list of tensors, even if a call has a single tensor.
 Tensors = Sequence[torch.Tensor]
 
 _WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
+_warned: set[tuple[str, int, str] | None] = set()
 
 
 @functools.cache
@@ -73,6 +77,51 @@ def _check_memory(tensor: torch.Tensor, op: str) -> None:
     raise TypeError(
         f"{op}: a {type(tensor).__name__} has no memory that MPI could read or write. {advice}"
     )
+
+
+def check_writable(tensor: torch.Tensor, op: str) -> None:
+    """Refuse to write into a tensor in which several elements share a place in memory.
+
+    Raises:
+        ValueError: the tensor is expanded; the message says what to do.
+    """
+    if not tensor.numel():
+        return  # NumPy's empty arrays have strides of 0
+    if any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        raise ValueError(
+            f"{op} writes into its tensor, but elements of yours share their memory (shape "
+            f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()). Pass "
+            f"a .clone()."
+        )
+    _watch_gradient(tensor, op)
+
+
+def _watch_gradient(tensor: torch.Tensor, op: str) -> None:
+    """Warn, once per line of code, if a backward pass reaches the tensor that ``op`` will write."""
+    if tensor.grad_fn is None or not torch.is_grad_enabled():
+        return
+    place = users_place()
+    if place not in _warned:
+        tensor.register_hook(_warning(op, place))
+
+
+def _warning(op: str, place: tuple[str, int, str] | None) -> Callable[[torch.Tensor], None]:
+    def warn(_gradient: torch.Tensor) -> None:
+        if place in _warned:
+            return
+        _warned.add(place)
+        text = (
+            f"{op} has written into a tensor that a backward pass goes through. Autograd did not "
+            f"notice, so the gradient is the same as without the communication. If no gradient "
+            f"should pass, communicate tensor.detach().clone(); otherwise write a "
+            f"torch.autograd.Function whose backward communicates, too."
+        )
+        if place is None:
+            warnings.warn(text, UserWarning, stacklevel=2)
+        else:
+            warnings.warn_explicit(text, UserWarning, *place[:2])
+
+    return warn
 
 
 def single(tensors: Tensors | torch.Tensor, op: str) -> torch.Tensor:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.distributed import ReduceOp
 
-from ..errors import users_place
 from ..mpi import MPI
 from .arguments import Tensors as Tensors
 from .arguments import check as check
 from .arguments import check_alike as check_alike
 from .arguments import check_count as check_count
 from .arguments import check_own as check_own
+from .arguments import check_writable as check_writable
 from .arguments import dtype_name as dtype_name
 from .arguments import equal_parts as equal_parts
 from .arguments import per_rank as per_rank
@@ -50,23 +49,6 @@ def readable(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same values in plain memory: the tensor itself if possible, else a copy."""
     tensor = tensor.detach()
     return tensor if is_plain(tensor) else tensor.resolve_conj().resolve_neg().contiguous()
-
-
-def check_writable(tensor: torch.Tensor, op: str) -> None:
-    """Refuse to write into a tensor in which several elements share a place in memory.
-
-    Raises:
-        ValueError: the tensor is expanded; the message says what to do.
-    """
-    if not tensor.numel():
-        return  # NumPy's empty arrays have strides of 0
-    if any(step == 0 and n > 1 for n, step in zip(tensor.shape, tensor.stride(), strict=True)):
-        raise ValueError(
-            f"{op} writes into its tensor, but elements of yours share their memory (shape "
-            f"{list(tensor.shape)}, stride {list(tensor.stride())}, as after expand()). Pass "
-            f"a .clone()."
-        )
-    _watch_gradient(tensor, op)
 
 
 def writable(tensor: torch.Tensor, op: str) -> torch.Tensor:
@@ -312,33 +294,3 @@ def _refusal(dtype: torch.dtype, name: str) -> str:
 # As in PyTorch, there is no warning under ``no_grad``, or without a backward pass, as for a loss
 # that is summed for a log. Unlike in PyTorch, leaves never cause a warning. A leaf's gradient
 # belongs to the values that it has now, so you may average parameters in place.
-
-_warned: set[tuple[str, int, str] | None] = set()
-
-
-def _watch_gradient(tensor: torch.Tensor, op: str) -> None:
-    """Warn, once per line of code, if a backward pass reaches the tensor that ``op`` will write."""
-    if tensor.grad_fn is None or not torch.is_grad_enabled():
-        return
-    place = users_place()
-    if place not in _warned:
-        tensor.register_hook(_warning(op, place))
-
-
-def _warning(op: str, place: tuple[str, int, str] | None) -> Callable[[torch.Tensor], None]:
-    def warn(_gradient: torch.Tensor) -> None:
-        if place in _warned:
-            return
-        _warned.add(place)
-        text = (
-            f"{op} has written into a tensor that a backward pass goes through. Autograd did not "
-            f"notice, so the gradient is the same as without the communication. If no gradient "
-            f"should pass, communicate tensor.detach().clone(); otherwise write a "
-            f"torch.autograd.Function whose backward communicates, too."
-        )
-        if place is None:
-            warnings.warn(text, UserWarning, stacklevel=2)
-        else:
-            warnings.warn_explicit(text, UserWarning, *place[:2])
-
-    return warn

@@ -33,6 +33,7 @@ from utils.cluster import (
     lost_names,
     questions,
     rank_side,
+    running,
     stacks,
 )
 from utils.cluster.failure import CellFailed
@@ -955,7 +956,7 @@ def test_a_rank_that_is_slow_on_its_way_out_of_a_cell_is_not_called_stuck(
     monkeypatch, looks, stuck
 ):
     ranks = object.__new__(ipp_cluster.Processes)
-    monkeypatch.setattr(ipp_cluster, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(running, "BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(ranks, "places", lambda timeout: looks.pop(0))
     assert ranks._stuck({0, 1}) == stuck
 

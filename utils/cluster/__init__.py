@@ -24,11 +24,11 @@ from utils import timeline
 from utils.cluster import network_arguments, notebook_words
 from utils.cluster.failure import CellFailed, RanksLostError
 from utils.cluster.questions import Question, Reply, target_of, texts
-from utils.jobs import DeadRankError, NeedsProcesses, RanksError, thread_plan
+from utils.jobs import DeadRankError, NeedsProcesses, RanksError
 from utils.jobs.mpi_job import Python
 from utils.jobs.site import Launcher, find_launcher
 from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
-from utils.jobs.thread_plan import ThreadPlan
+from utils.jobs.thread_plan import ThreadPlan, plan_of
 
 if TYPE_CHECKING:
     import ipyparallel as ipp
@@ -103,24 +103,9 @@ def start(
     """
     refuse_on_a_rank()
     notebook_words.use()
-    plan: Plan | ThreadPlan
-    if thread_plan.is_chosen(where):
-        plan = ThreadPlan(
-            n,
-            threads,
-            timeout,
-            bind=bind,
-            env=env,
-            launcher=launcher,
-            partition=partition,
-            time=time,
-            nodes=nodes,
-            fault_tolerant=fault_tolerant,
-        )
-    else:
-        plan = Plan(
-            n, threads, bind, timeout, env, launcher, partition, time, nodes, fault_tolerant
-        )
+    job: dict[str, Any] = {"launcher": launcher, "partition": partition, "time": time}
+    job |= {"nodes": nodes, "fault_tolerant": fault_tolerant}
+    plan = plan_of(where, n, threads=threads, timeout=timeout, bind=bind, env=env, **job)
     if _current is not None:
         _current.stop()
     ranks = Ranks(plan)
@@ -271,7 +256,7 @@ class Ranks:
 
     def say_if_busy(self) -> None:
         """Print a line if other programs use so much of the machine that times mislead."""
-        if isinstance(self._plan, ThreadPlan):
+        if not self._plan.measures:
             return  # the clocks of these ranks don't run while a rank has no turn
         shares = self.ask_or_raise("utils.cluster.rank_side:processor_share")
         if warning := busy_warning(shares):

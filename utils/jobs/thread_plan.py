@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from utils.jobs import NeedsProcesses
-from utils.jobs.start_plan import MOST_RANKS, check_count, check_timeout
+from utils.jobs.start_plan import MOST_RANKS, Plan, check_count, check_timeout
 
 #: "here" or "processes" decides for every `cluster.start` without `where`.
 VARIABLE = "DDL_LABS_WHERE"
@@ -26,6 +26,9 @@ class ThreadPlan:
         n, threads, timeout: the arguments of `cluster.start`.
         notes: sentences for the user.
     """
+
+    #: Whether the ranks' times are this machine's.
+    measures = False
 
     def __init__(self, n: int, threads: int = 1, timeout: float = 20.0, **processes: Any):
         check_count("n", n, "the number of ranks", "start(2)")
@@ -59,6 +62,11 @@ class ThreadPlan:
             f"They are threads of this kernel that take turns ({self.reason()}). They can't show "
             "speed, real overlap, or a process that dies. Their clock charges each message a time."
         )
+
+
+def plan_of(where: str | None, n: int, **options: Any) -> Plan | ThreadPlan:
+    """Return a plan for ranks of the chosen kind, with these arguments of `cluster.start`."""
+    return ThreadPlan(n, **options) if is_chosen(where) else Plan(n, **options)
 
 
 def missing() -> str:

@@ -393,3 +393,14 @@ except dist.DistError as error:
 def test_arguments_that_cannot_work_are_refused_as_by_processes(local_ranks, call, words):
     with pytest.raises(RemoteError, match=words):
         local_ranks.run(call)
+
+
+def test_a_report_names_the_line_of_isend_and_not_of_its_wait(local_ranks):
+    with pytest.raises(
+        RemoteError, match=r"rank 0 waits in send\(dst=1, tag=0\) .* at cell line 1,"
+    ):
+        local_ranks.run("""
+work = dist.isend(torch.zeros(2000), dst=1) if rank == 0 else None
+if work:
+    work.wait()
+""")

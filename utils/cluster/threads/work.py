@@ -137,7 +137,8 @@ class Work(TorchWork):
         wait = [ranks.clocks.now(rank), 0.0]
         self.call.waits.append(wait)
         if not self.done:
-            self.place = users_place()
+            # The line of isend or irecv says more than the line of its wait.
+            self.place = users_place() if self.call.blocking else None
             limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
             ranks.wait_for(self, rank, max(0.0, limit))
         ranks.clocks.reach(rank, self.settle())

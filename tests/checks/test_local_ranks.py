@@ -346,3 +346,61 @@ elif rank == 0:
 passed = time.perf_counter() - begin
 """)
     assert 0.1 <= values(local_ranks, "passed")[0] < 0.15
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.all_gather([torch.empty(1 + rank % 2) for _ in range(p)], torch.ones(1 + rank % 2))",
+        "dist.all_gather_into_tensor(torch.empty(p + p * (rank % 2)), torch.ones(1 + rank % 2))",
+        "dist.reduce(torch.ones(1 + rank % 2), 0)",
+        "dist.gather(torch.ones(1 + rank), [torch.empty(1)] * p if rank == 0 else None)",
+    ],
+)
+def test_parts_of_unequal_sizes_are_told_as_by_processes(local_ranks, call):
+    with pytest.raises(RemoteError, match="CommunicationMismatch: rank 0 calls"):
+        local_ranks.run(call)
+
+
+def test_a_message_of_another_type_is_an_error_of_its_receiver_and_stops_the_others(local_ranks):
+    local_ranks.run("""
+caught = ""
+try:
+    if rank == 0:
+        dist.send(torch.zeros(2000), dst=1)
+    elif rank == 1:
+        dist.recv(torch.zeros(2000, dtype=torch.float64), src=0)
+    else:
+        dist.recv(torch.zeros(1), src=1)
+except dist.DistError as error:
+    caught = type(error).__name__
+""")
+    stopped = "CommunicationStopped"
+    assert values(local_ranks, "caught") == [stopped, "CommunicationMismatch", stopped]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("dist.all_to_all([torch.empty(1)] * 2, [torch.empty(1)] * 3)",
+         "ValueError: all_to_all: 2 tensors in the list, expected one per rank: 3"),
+        ("dist.all_gather([torch.empty(1)] * 3, torch.empty(2))",
+         "ValueError: all_gather: your input has shape"),
+        ("dist.all_to_all([torch.empty(1 + rank)] * 3, [torch.empty(1)] * 3)",
+         r"rank 0 sent 4 bytes, rank 1 expects 8"),
+    ],
+)  # fmt: skip
+def test_arguments_that_cannot_work_are_refused_as_by_processes(local_ranks, call, words):
+    with pytest.raises(RemoteError, match=words):
+        local_ranks.run(call)
+
+
+def test_a_report_names_the_line_of_isend_and_not_of_its_wait(local_ranks):
+    with pytest.raises(
+        RemoteError, match=r"rank 0 waits in send\(dst=1, tag=0\) .* at cell line 1,"
+    ):
+        local_ranks.run("""
+work = dist.isend(torch.zeros(2000), dst=1) if rank == 0 else None
+if work:
+    work.wait()
+""")

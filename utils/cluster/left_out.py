@@ -78,9 +78,10 @@ def _of_a_cell(shell: Any, error: NeedsProcesses) -> None:
 
 
 def _of_a_name(shell: Any, error: NameError) -> BaseException | None:
-    if not lacks(error.name or ""):
+    name = error.name or ""
+    if not lacks(name):
         return error
-    show(_running_cell(shell), error, name=error.name or "")
+    show(_running_cell(shell), error, name=name)
     return None
 
 

@@ -276,10 +276,20 @@ def call(
     rank.shell.output = output
     try:
         value = _with_names_of(rank, function)(*args, **kwargs)
-        return pickle.loads(pickle.dumps(value))
+        return _sorted(pickle.loads(pickle.dumps(value)))
     except Exception as error:
         kind, text = type(error).__name__, str(error)
         return remote_error(rank.number, kind, text, f"{kind}: {text}")
+
+
+def _sorted(value: Any) -> Any:
+    """Return a dict sorted by its keys, as ipyparallel does; other values unchanged."""
+    if type(value) is not dict:
+        return value
+    try:
+        return {key: value[key] for key in sorted(value)}
+    except TypeError:  # keys of several types
+        return value
 
 
 def _with_names_of(rank: Rank, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup, ReduceOp, distributed_c10d
 
 from torch_mpi import record
 from torch_mpi.errors import count_as_library, users_place
+from torch_mpi.group import arguments as args
 from torch_mpi.group.arithmetic import combine
 from torch_mpi.record import Call
 
@@ -133,6 +134,7 @@ class Group(ProcessGroup):
         """Receive a tensor from a rank of the group; ``None`` accepts any rank."""
         (tensor,) = tensors
         self._check_peer("recv", "src", src)
+        args.check_writable(tensor, "recv")
         peer = -1 if src is None else src
         work = self._work("recv", tensors, peer=peer, tag=tag, blocking=_called_by("recv"))
         work.call.sent, work.call.received = 0, work.call.nbytes
@@ -162,8 +164,9 @@ class Group(ProcessGroup):
 
     def broadcast(self, tensors, opts=None) -> Work:
         """Copy the root's tensor to all ranks."""
-        (tensor,) = tensors
-        root = _root(opts)
+        tensor, root = args.single(tensors, "broadcast"), args.root(self, "broadcast", opts)
+        if root != self._rank:
+            args.check_writable(tensor, "broadcast")
 
         def deliver(inputs: list) -> None:
             if root != self._rank:
@@ -178,6 +181,8 @@ class Group(ProcessGroup):
         """Reduce the tensors of all ranks, for all ranks."""
         tensors = tensors if isinstance(tensors, list) else [tensors]
         name = _op(opts)
+        for tensor in tensors:
+            args.check_writable(args.check(tensor, what), what)
 
         def deliver(inputs: list) -> None:
             for k, tensor in enumerate(tensors):
@@ -191,8 +196,10 @@ class Group(ProcessGroup):
 
     def reduce(self, tensors, opts=None) -> Work:
         """Reduce the tensors of all ranks, for the root."""
-        (tensor,) = tensors
-        root, name = _root(opts), _op(opts)
+        tensor, root = args.single(tensors, "reduce"), args.root(self, "reduce", opts)
+        name = _op(opts)
+        if root == self._rank:
+            args.check_writable(tensor, "reduce")
 
         def deliver(inputs: list) -> None:
             if root == self._rank:
@@ -205,20 +212,24 @@ class Group(ProcessGroup):
 
     def gather(self, outputs, inputs, opts=None) -> Work:
         """Collect the tensors of all ranks on the root."""
-        root = _root(opts)
+        tensor, root = args.single(inputs, "gather"), args.root(self, "gather", opts)
+        if root == self._rank:
+            args.per_rank(self, outputs[0], tensor, "gather")
 
         def deliver(given: list) -> None:
             if root == self._rank:
-                for output, (tensor,) in zip(outputs[0], given, strict=True):
-                    fill(output, tensor)
+                for output, (part,) in zip(outputs[0], given, strict=True):
+                    fill(output, part)
 
         back = len(self.members) * (root == self._rank)
         return self._collective("gather", inputs, opts, deliver, inputs, peer=root, back=back)
 
     def scatter(self, outputs, inputs, opts=None) -> Work:
         """Give each rank its part of the root's tensors."""
-        root = _root(opts)
+        tensor, root = args.single(outputs, "scatter"), args.root(self, "scatter", opts)
         parts = inputs[0] if root == self._rank else []
+        if parts:
+            args.per_rank(self, parts, tensor, "scatter")
 
         def deliver(given: list) -> None:
             fill(outputs[0], given[root][self._rank])
@@ -229,30 +240,42 @@ class Group(ProcessGroup):
 
     def allgather(self, outputs, inputs, opts=None) -> Work:
         """Collect the tensors of all ranks on all ranks."""
+        tensor = args.single(inputs, "all_gather")
+        args.check_alike([tensor, *args.check_count(self, outputs[0], "all_gather")], "all_gather")
+        args.check_own(self, outputs[0], tensor)
+        for output in outputs[0]:
+            args.check_writable(output, "all_gather")
 
         def deliver(given: list) -> None:
-            for output, (tensor,) in zip(outputs[0], given, strict=True):
-                fill(output, tensor)
+            for output, (part,) in zip(outputs[0], given, strict=True):
+                fill(output, part)
 
-        work = self._collective("all_gather", inputs, opts, deliver, inputs)
+        parts = tuple(output.numel() for output in outputs[0])
+        work = self._collective("all_gather", inputs, opts, deliver, inputs, parts=parts)
         work.call.received = sum(output.nbytes for output in outputs[0])
         return work
 
     def all_gather_single(self, output, tensor, opts=None) -> Work:
         """Collect the tensors of all ranks in one tensor."""
+        args.equal_parts(self, output, tensor, "all_gather_into_tensor")
+        args.check_writable(output, "all_gather_into_tensor")
 
         def deliver(given: list) -> None:
             fill(output, torch.cat([one.reshape(-1) for (one,) in given]).view(output.shape))
 
-        what = "all_gather_into_tensor"
-        return self._collective(what, [tensor], opts, deliver, [tensor], back=len(self.members))
+        what, parts = "all_gather_into_tensor", len(self.members) * (tensor.numel(),)
+        back = len(self.members)
+        return self._collective(what, [tensor], opts, deliver, [tensor], back=back, parts=parts)
 
     def reduce_scatter(self, outputs, inputs, opts=None) -> Work:
         """Reduce the tensors of all ranks, and give each rank one part."""
-        return self._reduce_scatter("reduce_scatter", outputs[0], list(inputs[0]), opts)
+        parts = args.check_count(self, inputs[0], "reduce_scatter")
+        args.check_alike([*outputs, *parts], "reduce_scatter")
+        return self._reduce_scatter("reduce_scatter", outputs[0], parts, opts)
 
     def reduce_scatter_single(self, output, tensor, opts=None) -> Work:
         """Do the same with one tensor that has all parts."""
+        args.equal_parts(self, tensor, output, "reduce_scatter_tensor")
         parts = [part.view(output.shape) for part in tensor.reshape(-1).split(output.numel())]
         return self._reduce_scatter("reduce_scatter_tensor", output, parts, opts)
 
@@ -262,23 +285,39 @@ class Group(ProcessGroup):
         def deliver(given: list) -> None:
             fill(output, _reduced([one[self._rank] for one in given], name))
 
-        work = self._collective(what, parts, opts, deliver, parts, reduce_op=name)
+        sizes = tuple(part.numel() for part in parts)
+        work = self._collective(what, parts, opts, deliver, parts, reduce_op=name, parts=sizes)
         work.call.received = output.nbytes
         return work
 
     def alltoall(self, outputs, inputs, opts=None) -> Work:
         """Give each rank its part of the tensors of each rank."""
+        outputs = args.check_count(self, outputs, "all_to_all")
+        inputs = args.check_count(self, inputs, "all_to_all")
+        args.check_alike([*inputs, *outputs], "all_to_all")
+        for output in outputs:
+            args.check_writable(output, "all_to_all")
 
         def deliver(given: list) -> None:
             for output, one in zip(outputs, given, strict=True):
                 fill(output, one[self._rank])
 
-        work = self._collective("all_to_all", inputs, opts, deliver, inputs)
+        def refuse(given: list) -> str:
+            for rank, (output, one) in enumerate(zip(outputs, given, strict=True)):
+                came = one[self._rank].nbytes
+                if came != output.nbytes:
+                    there = f"rank {self.members[rank]} sent {came} bytes"
+                    return f"{there}, rank {self.me} expects {output.nbytes}"
+            return ""
+
+        work = self._collective("all_to_all", inputs, opts, deliver, inputs, refuse=refuse)
         work.call.received = sum(output.nbytes for output in outputs)
         return work
 
     def all_to_all_single(self, output, tensor, output_splits, input_splits, opts=None):
         """Do the same with one tensor that has all parts."""
+        args.split(self, tensor, input_splits, "input")
+        args.split(self, output, output_splits, "output")
         size = len(self.members)
         outputs = list(output.split(output_splits or [len(output) // size] * size))
         inputs = list(tensor.split(input_splits or [len(tensor) // size] * size))
@@ -324,7 +363,7 @@ class Group(ProcessGroup):
         return Work(self, call, tensors, deliver)
 
     def _collective(
-        self, op: str, tensors, opts, deliver, inputs, *, back: int = 0, **about
+        self, op: str, tensors, opts, deliver, inputs, *, back: int = 0, refuse=None, **about
     ) -> Work:
         """Come to a collective; the rank that comes last does the work of all.
 
@@ -333,6 +372,7 @@ class Group(ProcessGroup):
             deliver: puts the inputs of all ranks, in group order, into this rank's outputs.
             inputs: this rank's inputs; the call copies them.
             back: how many times the bytes of ``tensors`` this rank gets.
+            refuse: says from the inputs of all ranks why this rank can't take them; "" if it can.
         """
         blocking = not getattr(opts, "asyncOp", True)
         work = self._work(op, tensors, deliver, blocking=blocking, **about)
@@ -341,8 +381,9 @@ class Group(ProcessGroup):
         work.call.waited = blocking
         with self.ranks.clocks.stopped(self.me):
             work.inputs = [tensor.detach().clone() for tensor in inputs]
-        sizes = [tuple(t.shape) for t in tensors] if op.startswith(("all_reduce", "broad")) else ()
-        work.key = (op, work.call.dtype, sizes, work.call.reduce_op, work.call.peer)
+        work.key = (op, work.call.dtype, _sizes(op, tensors), work.call.parts)
+        work.key += (work.call.reduce_op, work.call.peer)
+        work.refuse = refuse
         there = self.traffic.rounds.setdefault(self.number, {})
         there[self._rank] = work
         if len(there) == len(self.members):
@@ -358,6 +399,13 @@ def _joined(works: Iterable[Work]) -> Work:
     return last
 
 
+def _sizes(op: str, tensors: Sequence[torch.Tensor]) -> list[object]:
+    """Return what must be equal on all ranks of the tensors of a collective without parts."""
+    if op.startswith(("all_reduce", "broadcast", "reduce")) and not op.startswith("reduce_"):
+        return [tuple(tensor.shape) for tensor in tensors]
+    return [tensor.numel() for tensor in tensors[:1]] if op == "gather" else []
+
+
 def _reduced(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:
     """In the order of the ranks, so that every rank gets the same bits."""
     into = combine(parts[0].dtype, name)
@@ -370,10 +418,6 @@ def _reduced(parts: Sequence[torch.Tensor], name: str) -> torch.Tensor:
 def _op(opts) -> str:
     op = getattr(opts, "reduceOp", opts)
     return "SUM" if op is None else OPS[int(getattr(op, "op", op))]
-
-
-def _root(opts) -> int:
-    return getattr(opts, "rootRank", 0)
 
 
 def _called_by(name: str) -> bool:

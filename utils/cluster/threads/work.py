@@ -78,6 +78,7 @@ class Work(TorchWork):
         self.group, self.call, self._result = group, call, list(result)
         self.deliver: Callable[[list], None] | None = deliver
         self.inputs: object = None
+        self.refuse: Callable[[list], str] | None = None
         self.key: tuple = ()
         self.done = False
         self.ends = 0.0
@@ -136,7 +137,8 @@ class Work(TorchWork):
         wait = [ranks.clocks.now(rank), 0.0]
         self.call.waits.append(wait)
         if not self.done:
-            self.place = users_place()
+            # The line of isend or irecv says more than the line of its wait.
+            self.place = users_place() if self.call.blocking else None
             limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
             ranks.wait_for(self, rank, max(0.0, limit))
         ranks.clocks.reach(rank, self.settle())
@@ -204,9 +206,16 @@ def complete(works: list[Work]) -> None:
     if odd is not None:
         sides = {work.group.me: work.call.side() for work in (works[0], odd)}
         error = CommunicationMismatch(words.of_collectives(sides))
-        ranks.mismatch(works, error, called)
+        ranks.mismatch(dict.fromkeys(works, error), called)
         return
     inputs = [work.inputs for work in works]
+    if wrong := {work: why for work in works if work.refuse and (why := work.refuse(inputs))}:
+        errors = {
+            work: CommunicationMismatch(f"{work.call.describe()}: {why}", work.call)
+            for work, why in wrong.items()
+        }
+        ranks.mismatch(errors, called)
+        return
     with ranks.clocks.stopped(ranks.turns.rank):
         for work in works:
             work.deliver(inputs)
@@ -238,7 +247,7 @@ def deliver(message: Message, wanted: Message) -> None:
             group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
         error = CommunicationMismatch(text, call)
-        group.ranks.mismatch([wanted.work, message.work], error, matched)
+        group.ranks.mismatch({wanted.work: error}, matched)  # the sender stops waiting
         return
     with group.ranks.clocks.stopped(group.ranks.turns.rank):
         fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
@@ -254,5 +263,5 @@ def deliver(message: Message, wanted: Message) -> None:
 
 
 def fill(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value into a tensor that may need gradients."""
-    tensor.detach().copy_(value)
+    """Copy a value into a tensor, as MPI does: autograd doesn't notice."""
+    tensor.data.copy_(value)

@@ -7,6 +7,7 @@ keeps the contract of :class:`torch_mpi.present.World`.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from torch_mpi import present, record
@@ -191,9 +192,9 @@ class SharedRanks:
         waiting = self.turns.waiting().items()
         return {rank: work for rank, work in waiting if isinstance(work, Work)}
 
-    def mismatch(self, works: list[Work], error: CommunicationMismatch, at: float) -> None:
-        """Begin an incident, because the calls of these ranks do not match."""
-        for work in works:
+    def mismatch(self, wrong: Mapping[Work, CommunicationMismatch], at: float) -> None:
+        """Begin an incident, because calls do not match; their works end with these errors."""
+        for work, error in wrong.items():
             status = of_history(work.call, self._calls(work.group.me))
             about: Status = {"kind": "mismatch", "error": str(error), "where": work.call.where}
             self._fail(work.group.me, status | about)

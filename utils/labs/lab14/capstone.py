@@ -33,6 +33,10 @@ from .rules import NODES, RANKS, SIZES, TRAIN, Rules
 __all__ = ["FILE", "NODES", "RANKS", "SIZES", "Entry", "Rules"]
 __all__ += ["check", "elsewhere", "run", "scoreboard"]
 
+NEEDED = (
+    "The harness kills one of four ranks, so each is a process. Write your entry and predict its "
+    "numbers, and run it on a machine with MPI."
+)
 #: An entry is ended after so many seconds of this machine.
 DEADLINE = 90.0
 #: How many characters of the ranks' output are shown, counted from its end.
@@ -71,8 +75,7 @@ def run(
 
     Raises:
         FileNotFoundError: the file doesn't exist.
-        NeedsProcesses: this machine can't start ranks that are processes.
-        RanksError: it can't start ranks that survive a death.
+        NeedsProcesses, RanksError: this machine can't start ranks that survive a death.
         MachineError: the second machine has fewer than four devices.
     """
     refuse_on_a_rank()
@@ -81,10 +84,7 @@ def run(
     script, rules = Path(script), rules or Rules()
     if not script.is_file():
         raise FileNotFoundError(f"There is no {script}. Run the cell that writes it")
-    need_processes(
-        "The harness kills one of four ranks, so each is a process. Write your entry and predict "
-        "its numbers, and run it on a machine with MPI."
-    )
+    need_processes(NEEDED)
     chance = random.Random(seed)
     plan = {"victim": chance.randrange(RANKS)}
     plan["dies_at"] = chance.randint(rules.earliest, rules.latest)

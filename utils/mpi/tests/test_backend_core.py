@@ -26,7 +26,7 @@ from mpi4py import MPI
 
 from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
-from torch_mpi.group import tensors
+from torch_mpi.group import arguments, tensors
 from torch_mpi.group.collective_work import START_AFTER, START_AFTER_WITHOUT_CORE, start_after
 from torch_mpi.group.messages import Channels
 from torch_mpi.group.step_runner import Steps, now
@@ -911,7 +911,7 @@ def backward_through(tensor: torch.Tensor, what: str = "all_reduce") -> list[str
 
 
 def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(monkeypatch):
-    monkeypatch.setattr(tensors, "_warned", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     leaf = torch.ones(2, requires_grad=True)
     said = [backward_through(leaf * 2) for _ in range(3)]
     assert [len(texts) for texts in said] == [1, 0, 0]
@@ -920,7 +920,7 @@ def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(
 
 
 def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
-    monkeypatch.setattr(tensors, "_warned", set())
+    monkeypatch.setattr(arguments, "_warned", set())
     leaf = torch.ones(2, requires_grad=True)
     assert backward_through(leaf) == []
     with torch.no_grad():
@@ -929,7 +929,7 @@ def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
     loss = (leaf * 2).sum()
     loss.backward()
     tensors.check_writable(loss, "all_reduce")  # for a log
-    assert tensors._warned == set()
+    assert arguments._warned == set()
 
 
 # --- reductions ----------------------------------------------------------------------------------

@@ -118,12 +118,7 @@ def all_gather(
     """Gather the tensors of all ranks into a list on every rank; their shapes may differ."""
     tensor = tensors.single(inputs, "all_gather")
     parts = tensors.check_count(group, outputs[0], "all_gather")
-    place = parts[group.rank()]
-    if place.numel() != tensor.numel():
-        raise ValueError(
-            f"all_gather: your input has shape {list(tensor.shape)}, but element {group.rank()} "
-            f"(this rank's) of the output list has shape {list(place.shape)}"
-        )
+    tensors.check_own(group, parts, tensor)
     return _all_gather(group, "all_gather", parts, tensor, opts)
 
 

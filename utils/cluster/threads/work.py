@@ -238,7 +238,9 @@ def deliver(message: Message, wanted: Message) -> None:
             group.members[message.source], sent.dtype, sent.shape, sent.nbytes, group.me, call
         )
         error = CommunicationMismatch(text, call)
-        group.ranks.mismatch([wanted.work, message.work], error, matched)
+        # A short message has left its sender, which goes on: the error is the receiver's alone.
+        works = [work for work in (wanted.work, message.work) if not work.done]
+        group.ranks.mismatch(works, error, matched)
         return
     with group.ranks.clocks.stopped(group.ranks.turns.rank):
         fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))

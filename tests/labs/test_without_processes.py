@@ -94,8 +94,20 @@ def test_without_mpi_a_program_runs_on_threads_and_says_so(program, capfd):
 
 
 def test_without_mpi_an_error_of_one_rank_ends_a_program_and_is_shown(program):
-    with pytest.raises(RanksError, match=r"(?s)ended with status 1.*ZeroDivisionError"):
+    said = r"(?s)ended with status 1.*ZeroDivisionError.*The error occurred on rank 0\."
+    with pytest.raises(RanksError, match=said) as caught:
         program("1 / rank\ndist.barrier()")
+    assert "utils/cluster" not in str(caught.value)  # only the student's lines
+
+
+def test_without_mpi_a_program_that_one_rank_leaves_is_not_called_a_cell(program):
+    with pytest.raises(RanksError, match="rank 0, which has left the program"):
+        program("import torch\nif rank: dist.recv(torch.ones(1), 0)")
+
+
+def test_without_mpi_a_rank_may_exit_from_a_program(program, capfd):
+    program("if rank == 0: exit()\nprint(rank)")
+    assert capfd.readouterr().out.splitlines()[1:] == ["1"]
 
 
 def test_without_mpi_a_deadlock_of_a_program_is_explained(program):

@@ -20,6 +20,7 @@ from ipyparallel.client.futures import MessageFuture
 from ipyparallel.error import RemoteError
 
 from .shell import Output
+from .world import BEFORE_TURN
 
 if TYPE_CHECKING:
     from .rank import Rank
@@ -189,7 +190,7 @@ class View:
 
         def request(rank: Rank, future: MessageFuture) -> Any:
             stopped = self.client.interrupted_before()
-            run = "raise KeyboardInterrupt" if stopped else code
+            run = f"raise KeyboardInterrupt({BEFORE_TURN!r})" if stopped else code
             return execute(rank, future, self.client.output(future), run, silent)
 
         result: Result = view._send(request, "execute", False)

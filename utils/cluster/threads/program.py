@@ -13,6 +13,8 @@ import torch
 from ipyparallel.client.client import Metadata
 from ipyparallel.client.futures import MessageFuture
 
+from torch_mpi import settings
+from torch_mpi.errors import CommunicationError
 from utils.jobs.thread_plan import ThreadPlan
 
 from .rank import Rank
@@ -32,12 +34,14 @@ def main(n: str, threads: str, script: str, *arguments: str) -> None:
     sys.path.insert(0, str(Path(script).resolve().parent))
     code = compile(Path(script).read_text(encoding="utf-8"), script, "exec")
     ranks = Threads(ThreadPlan(int(n), int(threads)))
+    settings.section = "program"
 
     def run(rank: Rank, future: MessageFuture) -> None:
         torch.set_num_threads(int(threads))
         rank.shell.output = Output(Metadata(), _passing_on(streams))
         rank.user_ns |= {"__name__": "__main__", "__file__": script}
-        status = _status(code, rank.user_ns)
+        rank.user_ns |= {"exit": sys.exit, "quit": sys.exit}  # instead of IPython's
+        status = _status(code, rank)
         for stream in streams.values():
             stream.flush()
         if status:
@@ -48,14 +52,18 @@ def main(n: str, threads: str, script: str, *arguments: str) -> None:
     end(0)
 
 
-def _status(code: Any, names: dict[str, Any]) -> int:
-    """Run the program of one rank; return its exit status."""
+def _status(code: Any, rank: Rank) -> int:
+    """Run the program on one rank; return its exit status."""
     try:
-        exec(code, names)
+        exec(code, rank.user_ns)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        # The first frame is the one above, which no student has written.
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        traceback.print_exception(error.with_traceback(frames))
+        if not isinstance(error, CommunicationError):  # which names its ranks
+            print(f"The error occurred on rank {rank.number}.", file=sys.stderr)
         return 1
     return 0
 

@@ -17,6 +17,9 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
+from utils.jobs import NeedsProcesses
+
+ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
 #: Is called with each piece of output, in the form of a message of Jupyter.
 Show = Callable[[str, dict[str, Any]], None]
 
@@ -142,7 +145,6 @@ class RankShell(InteractiveShell):
     def __init__(self) -> None:
         config = Config()
         config.HistoryManager.enabled = False
-        config.InteractiveShell.colors = "nocolor"
         super().__init__(config=config)  # type: ignore[no-untyped-call]
         atexit.unregister(self.atexit_operations)
         self.data_pub = types.SimpleNamespace(publish_data=self._publish_data)
@@ -156,6 +158,14 @@ class RankShell(InteractiveShell):
 
     def init_virtualenv(self) -> None:
         """Leave the path as it is."""
+
+    def ask_exit(self) -> None:
+        """Refuse ``exit()`` and ``quit()``: a thread can't end without its process.
+
+        Raises:
+            NeedsProcesses: always.
+        """
+        raise NeedsProcesses(f"exit() {ENDS_ALL}")
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Do nothing: ranks have no windows."""

@@ -24,13 +24,13 @@ from torch_mpi.network import link
 from utils.jobs import NeedsProcesses, thread_plan
 
 from .rank import Rank
+from .shell import ENDS_ALL
 
 NOBODY_DIES = "shrink() makes a group without the dead ranks, and ranks inside the kernel can't die"
 HELPERS = (
     "A thread that a rank starts would communicate while the rank computes, and ranks inside the "
     "kernel take turns. Let the rank itself communicate"
 )
-ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
 
 
 class Worlds(ThreadLocalWorld):

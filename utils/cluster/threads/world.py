@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from torch_mpi.record import Call, Log
 
 
+#: Where a rank is that is interrupted while another rank has its turn.
+BEFORE_TURN = "the start of the cell, before its turn"
+
+
 class Meeting:
     """A meeting of all ranks after an incident."""
 
@@ -205,7 +209,9 @@ class SharedRanks:
         """Begin an incident, because the code of a rank has ended with an error."""
         if rank not in self.failed:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
-            text = f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
+            said = _text_of(error)
+            where = said if kind == "interrupted" and said == BEFORE_TURN else where
+            text = f"{type(error).__name__}: {said}".rstrip(": ")
             self._fail(rank, {"kind": kind, "error": text, "where": where})
         self.stop_all("followed")
 

@@ -7,6 +7,8 @@ unpickles a data set imports torchvision through the repair in `utils.data`.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -29,10 +31,44 @@ GROUND = 147
 GAIN = 20
 
 
+class _Loaded:
+    """Images and labels in memory."""
+
+    def __init__(self, images: torch.Tensor, labels: torch.Tensor):
+        # A tensor that PyTorch has not allocated itself can't be copied on write.
+        self.images, self.labels = images.clone(), labels
+
+
+_loaded: weakref.WeakValueDictionary[tuple, _Loaded] = weakref.WeakValueDictionary()
+_uses: weakref.WeakKeyDictionary[object, _Loaded] = weakref.WeakKeyDictionary()
+
+
+def _shared(
+    user: object, key: tuple, load: Callable[[], tuple[torch.Tensor, torch.Tensor]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and labels of a data set, which several ranks of one process may have.
+
+    They share the memory of the images until one of them writes to it.
+
+    Args:
+        user: the data set; as long as one lives, the images stay loaded.
+        key: names the images.
+        load: returns them.
+    """
+    loaded = _loaded.get(key) or _Loaded(*load())
+    _loaded[key] = _uses[user] = loaded
+    # Copy on write is not documented by PyTorch, so its absence costs only memory.
+    copy = getattr(torch, "_lazy_clone", torch.clone)
+    return copy(loaded.images), loaded.labels.clone()
+
+
 class FashionMNIST(_datasets.FashionMNIST):
     """torchvision's `FashionMNIST` with `is_standin = False`; its files have been checked."""
 
     is_standin = False
+
+    def _load_data(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return _shared(self, (self.raw_folder, self.train), super()._load_data)
 
     def _check_legacy_exist(self) -> bool:
         # torchvision would prefer a `processed/` folder of old versions, which nobody has checked.
@@ -54,7 +90,9 @@ class StandInFashionMNIST(_datasets.FashionMNIST):
     ) -> None:
         super(_datasets.MNIST, self).__init__("(generated)", transform=transform)
         self.train = train
-        self.data, self.targets = draw(n or SAMPLES[train], seed=2 - train)
+        size = n or SAMPLES[train]
+        made = functools.partial(draw, size, seed=2 - train)
+        self.data, self.targets = _shared(self, ("(generated)", train, size), made)
 
     def _check_exists(self) -> bool:
         return True

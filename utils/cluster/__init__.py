@@ -27,7 +27,7 @@ from utils.cluster.questions import Question, Reply, target_of, texts
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError, thread_plan
 from utils.jobs.mpi_job import Python
 from utils.jobs.site import Launcher, find_launcher
-from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
+from utils.jobs.start_plan import Plan, usable_cores
 from utils.jobs.thread_plan import ThreadPlan
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def start(
         RanksError: there is no usable mpiexec, this process is a rank, Slurm refuses the job, the
             job can never start, or the ranks didn't start within 60 s.
     """
-    refuse_on_a_rank()
+    thread_plan.refuse_on_any_rank()
     notebook_words.use()
     plan: Plan | ThreadPlan
     if thread_plan.is_chosen(where):

@@ -24,6 +24,7 @@ from torch_mpi.protocol.status import Status, of_history, of_messages, of_wait
 
 from .clocks import Clocks
 from .group import Group
+from .shell import text_of
 from .turns import Turns
 from .work import Message, Traffic, Work
 
@@ -204,7 +205,7 @@ class SharedRanks:
         """Begin an incident, because the code of a rank has ended with an error."""
         if rank not in self.failed:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
-            text = f"{type(error).__name__}: {_text_of(error)}".rstrip(": ")
+            text = f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
             self._fail(rank, {"kind": kind, "error": text, "where": where})
         self.stop_all("followed")
 
@@ -344,10 +345,3 @@ class World:
 
 def _where(work: Work) -> str:
     return place_text(*work.place) if work.place else work.call.where
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as worse:  # the user's __str__ failed
-        return f"(its text can't be shown: {type(worse).__name__})"

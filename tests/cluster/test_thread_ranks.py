@@ -162,6 +162,20 @@ def test_a_flood_of_output_ends_after_1_mb_in_the_first_cell_too(ranks):
     assert len(printed) < 1_100_000
 
 
+def test_many_short_lines_of_a_rank_are_shown_in_few_pieces(ranks):
+    shown: list[tuple[int, str]] = []
+    result = ranks.view.execute("for k in range(1000): print(rank, k)", silent=False, block=False)
+    for rank, future in enumerate(result._children):
+        future.iopub_callbacks.append(
+            lambda message, rank=rank: shown.append((rank, message["content"]["text"]))
+        )
+    result.get(DEADLINE)
+    assert len(shown) < 1000
+    for rank in range(2):
+        text = "".join(piece for of, piece in shown if of == rank)
+        assert result.metadata[rank]["stdout"].endswith(text)
+
+
 def test_what_a_rank_logs_is_in_its_own_output(ranks):
     code = "import logging; log = logging.getLogger('ranks'); log.propagate = False\n"
     run(ranks, code + "if rank == 0: log.addHandler(logging.StreamHandler())\ndist.barrier()")

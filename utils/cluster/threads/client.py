@@ -150,8 +150,14 @@ class Client:
 
     def deliver(self) -> None:
         """Show the output that has come, in the thread that calls this."""
+        waiting: list[tuple[MessageFuture, dict[str, Any]]] = []
         while self._messages:
             future, message = self._messages.popleft()
+            if waiting and (before := waiting[-1])[0] is future and _continue(before[1], message):
+                before[1]["content"]["text"] += message["content"]["text"]
+            else:
+                waiting.append((future, message))
+        for future, message in waiting:
             for callback in list(future.iopub_callbacks):
                 callback(message)
 
@@ -266,6 +272,14 @@ class View:
 
     def __setitem__(self, name: str, value: Any) -> None:
         self.push({name: value}, block=True)
+
+
+def _continue(before: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Return whether a message has more text of the same stream: a browser draws each message."""
+    names = [one["content"].get("name") for one in (before, message)]
+    return all(one["header"]["msg_type"] == "stream" for one in (before, message)) and (
+        names[0] == names[1]
+    )
 
 
 def execute(rank: Rank, future: MessageFuture, output: Output, code: str, silent: bool) -> Any:

@@ -108,7 +108,13 @@ def test_a_question_on_a_rank_is_refused_instead_of_waiting_for_good(ranks):
 
 def test_a_restart_ends_an_endless_loop_and_the_process_has_its_own_values_again(ranks):
     before = (sys.stdout, sys.modules["__main__"])
-    for loop in ("while True: pass", "dist.barrier() if rank else None\nwhile True: pass"):
+    loops = (
+        "while True: pass",
+        "dist.barrier() if rank else None\nwhile True: pass",
+        "while True: dist.barrier()",
+        "while True: time.sleep(1)",
+    )
+    for loop in loops:
         result = ranks.view.execute(loop, block=False)
         wait_until_busy(ranks)
         ranks.restart()

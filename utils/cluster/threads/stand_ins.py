@@ -155,7 +155,7 @@ class StandIns(contextlib.ExitStack):
         # The kernel makes its `raw_input` the builtin `input` at the beginning of each cell.
         kernel = getattr(get_ipython(), "kernel", None)
         for place, name in ((builtins, "input"), (kernel, "raw_input")):
-            if place is not None:
+            if hasattr(place, name):
                 self._replace(place, name, refusing(getattr(place, name)))
 
     def _replace_profiler(self) -> None:

@@ -27,8 +27,8 @@ from utils.cluster.questions import Question, Reply, target_of, texts
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
 from utils.jobs.mpi_job import Python
 from utils.jobs.site import Launcher, find_launcher
-from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
-from utils.jobs.thread_plan import ThreadPlan, plan_of
+from utils.jobs.start_plan import Plan, usable_cores
+from utils.jobs.thread_plan import ThreadPlan, plan_of, refuse_on_any_rank
 
 if TYPE_CHECKING:
     import ipyparallel as ipp
@@ -101,7 +101,7 @@ def start(
         RanksError: there is no usable mpiexec, this process is a rank, Slurm refuses the job, the
             job can never start, or the ranks didn't start within 60 s.
     """
-    refuse_on_a_rank()
+    refuse_on_any_rank()
     notebook_words.use()
     job: dict[str, Any] = {"launcher": launcher, "partition": partition, "time": time}
     job |= {"nodes": nodes, "fault_tolerant": fault_tolerant}

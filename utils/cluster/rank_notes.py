@@ -49,7 +49,7 @@ class Notes:
         self._cells = cells
         self._world = world
         self._began: float | None = None
-        self._rank = threading.get_ident()
+        self._thread = threading.current_thread()
         threading.Thread(target=self._write_for_good, name="notes", daemon=True).start()
 
     def begin_cell(self) -> None:
@@ -64,7 +64,8 @@ class Notes:
         # Signals must reach the main thread, because `where` asks for its stack.
         if hasattr(signal, "pthread_sigmask"):  # Windows has no such signals
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        while True:
+        # A rank that is a thread may end long before the process does.
+        while self._thread.is_alive():
             time.sleep(EVERY)
             began = self._began
             if began is not None and time.monotonic() - began >= EVERY:
@@ -76,7 +77,7 @@ class Notes:
         """Return the line of the cell that the rank is on, and the communication it waits in."""
         status = world.own if (world := self._world()) else {}
         waits = status.get("op") if status.get("state") == "waiting" else None
-        frame = sys._current_frames().get(self._rank)
+        frame = sys._current_frames().get(self._thread.ident or 0)
         return {"line": self._line(frame), "waits": waits}
 
     def _line(self, frame: FrameType | None) -> int | None:

@@ -316,8 +316,7 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
         notebook_words.cell_runs(None)  # the running cell is one of the kernel, such as a check
     if world := _students_world(of_ours):
         world.begin_section(token)
-    # Keep the original streams, because a student's code may replace sys.stdout later.
-    _here.streams = _here.streams or (sys.stdout, sys.stderr)
+    keep_streams()
     try:
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             module, _, name = target.partition(":")
@@ -337,6 +336,11 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
     # The line break before the mark ends a line that another thread may have printed.
     _here.streams[0].write(f"\n{token}{reply}\n")
     _here.streams[0].flush()
+
+
+def keep_streams() -> None:
+    """Keep the original streams, because a student's code may replace sys.stdout later."""
+    _here.streams = _here.streams or (sys.stdout, sys.stderr)
 
 
 def _students_world(of_ours: bool) -> World | None:

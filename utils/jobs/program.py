@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from utils.jobs import RanksError, mpi_job, program_here, thread_plan
-from utils.jobs.start_plan import Plan, refuse_on_a_rank, usable_cores
+from utils.jobs.start_plan import Plan, usable_cores
 
 DEADLINE = 60.0
 # Seconds that a rank waits before it says which ranks are missing; less than the deadline.
@@ -31,7 +31,7 @@ def mpiexec(n: int, script: str | Path, *arguments: object, deadline: float = DE
         RanksError: there is no usable mpiexec, this process is a rank, or the job fails or is late;
             the message has the job's last words.
     """
-    refuse_on_a_rank()
+    thread_plan.refuse_on_any_rank()
     if not Path(script).is_file():
         raise FileNotFoundError(f"There is no {script} yet. Run the cell that writes the file.")
     words = [str(script), *map(str, arguments)]

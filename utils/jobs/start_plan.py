@@ -261,14 +261,17 @@ def _check_job(options: dict[str, object], way: Way) -> None:
         )
 
 
+ON_A_RANK = (
+    "This code already runs on {}, and a rank can't start ranks. Call start() in an ordinary "
+    "cell, without %%px."
+)
+
+
 def refuse_on_a_rank() -> None:
     """Raise RanksError if this process is an MPI rank itself."""
     sizes = [os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")]
     if watchdog.VARIABLE in os.environ or any(size not in ("", "0", "1") for size in sizes):
-        raise RanksError(
-            "This code already runs on an MPI rank, and a rank can't start ranks. Call start() "
-            "in an ordinary cell, without %%px."
-        )
+        raise RanksError(ON_A_RANK.format("an MPI rank"))
 
 
 # --- this machine -----------------------------------------------------------------------------

@@ -6,8 +6,15 @@ import importlib.util
 import os
 from typing import Any
 
-from utils.jobs import NeedsProcesses
-from utils.jobs.start_plan import MOST_RANKS, Plan, check_count, check_timeout
+from utils.jobs import NeedsProcesses, RanksError
+from utils.jobs.start_plan import (
+    MOST_RANKS,
+    ON_A_RANK,
+    Plan,
+    check_count,
+    check_timeout,
+    refuse_on_a_rank,
+)
 
 #: "here" or "processes" decides for every `cluster.start` without `where`.
 VARIABLE = "DDL_LABS_WHERE"
@@ -17,6 +24,13 @@ PLACES = ("here", "processes")
 def is_rank_here() -> bool:
     """Return whether the caller is a rank inside the kernel. Such ranks replace this function."""
     return False
+
+
+def refuse_on_any_rank() -> None:
+    """Raise RanksError if the caller is a rank already, in this process or as a process."""
+    if is_rank_here():
+        raise RanksError(ON_A_RANK.format("a rank"))
+    refuse_on_a_rank()
 
 
 class ThreadPlan:

@@ -19,7 +19,8 @@ from ipyparallel.client.client import ExecuteReply, Metadata
 from ipyparallel.client.futures import MessageFuture
 from ipyparallel.error import RemoteError
 
-from .shell import Output
+from .shell import Output, text_of
+from .turns import Retired
 from .world import BEFORE_TURN
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Client:
 
     Attributes:
         ids: the ranks' numbers.
-        outstanding: ids of the requests that ranks have not answered.
+        outstanding: the requests that ranks have not answered, by their ids.
         namespaces: the names of each rank's cells.
     """
 
@@ -67,7 +68,7 @@ class Client:
         self._turns, self._ranks = turns, ranks
         self.ids = [rank.number for rank in ranks]
         self.namespaces = [rank.user_ns for rank in ranks]
-        self.outstanding: set[str] = set()
+        self.outstanding: dict[str, MessageFuture] = {}
         self._messages: deque[tuple[MessageFuture, dict[str, Any]]] = deque()
 
     def __getitem__(self, key: int | slice | Iterable[int]) -> View:
@@ -104,6 +105,7 @@ class Client:
 
     def become(self, other: Client) -> None:
         """Be the client of the ranks of another client, so that views stay valid."""
+        self._abandon()
         self._turns, self._ranks = other._turns, other._ranks
         self.namespaces = other.namespaces
 
@@ -113,18 +115,21 @@ class Client:
         future.output.metadata = Metadata(
             engine_id=rank, msg_id=future.msg_id, engine_uuid=f"rank {rank}", outputs=[], data={}
         )
-        self.outstanding.add(future.msg_id)
+        self.outstanding[future.msg_id] = future
         return future
 
     def _job(self, rank: int, request: Request, future: MessageFuture) -> Job:
         def job() -> Callable[[], None]:
             try:
                 answer = request(self._ranks[rank], future)
-            except KeyboardInterrupt:  # it came at the end of the cell
-                answer = remote_error(rank, "KeyboardInterrupt", "", "KeyboardInterrupt")
+            except Retired:
+                raise
+            except BaseException as error:  # such as an interrupt at the end of the cell
+                kind, text = type(error).__name__, text_of(error)
+                answer = remote_error(rank, kind, text, f"{kind}: {text}".rstrip(": "))
 
             def report() -> None:
-                self.outstanding.discard(future.msg_id)
+                self.outstanding.pop(future.msg_id, None)
                 future.set_result(answer)
                 future.output.set_result(None)
 
@@ -146,8 +151,14 @@ class Client:
 
     def deliver(self) -> None:
         """Show the output that has come, in the thread that calls this."""
+        waiting: list[tuple[MessageFuture, dict[str, Any]]] = []
         while self._messages:
             future, message = self._messages.popleft()
+            if waiting and (before := waiting[-1])[0] is future and _continue(before[1], message):
+                before[1]["content"]["text"] += message["content"]["text"]
+            else:
+                waiting.append((future, message))
+        for future, message in waiting:
             for callback in list(future.iopub_callbacks):
                 callback(message)
 
@@ -157,7 +168,17 @@ class Client:
 
     def close(self) -> None:
         """Forget the ranks."""
+        self._abandon()
         self.ids = []
+
+    def _abandon(self) -> None:
+        """Answer the requests of ranks that have ended, as for processes that have died."""
+        while self.outstanding:
+            _, future = self.outstanding.popitem()
+            text = "the rank was ended before its cell was over"
+            rank = future.output.metadata["engine_id"]
+            future.set_result(remote_error(rank, "EngineError", text, f"EngineError: {text}"))
+            future.output.set_result(None)
 
 
 class View:
@@ -254,6 +275,14 @@ class View:
         self.push({name: value}, block=True)
 
 
+def _continue(before: dict[str, Any], message: dict[str, Any]) -> bool:
+    """Return whether a message has more text of the same stream: a browser draws each message."""
+    names = [one["content"].get("name") for one in (before, message)]
+    return all(one["header"]["msg_type"] == "stream" for one in (before, message)) and (
+        names[0] == names[1]
+    )
+
+
 def execute(rank: Rank, future: MessageFuture, output: Output, code: str, silent: bool) -> Any:
     """Run a cell on this rank; return an `ExecuteReply` or the error."""
     count = rank.shell.run(code, output, silent)
@@ -279,7 +308,7 @@ def call(
         value = _with_names_of(rank, function)(*args, **kwargs)
         return _sorted(pickle.loads(pickle.dumps(value)))
     except Exception as error:
-        kind, text = type(error).__name__, str(error)
+        kind, text = type(error).__name__, text_of(error)
         return remote_error(rank.number, kind, text, f"{kind}: {text}")
 
 

@@ -69,13 +69,21 @@ class ByThread:
 
 
 class StreamByThread:
-    """A stream that is one rank's in the rank's thread, and the kernel's in every other thread."""
+    """A stream that is one rank's in the rank's thread, and the kernel's in the kernel's threads.
 
-    def __init__(self, own: Any, other: Any):
-        self.__dict__.update(own=own, _other=other, _thread=threading.get_ident())
+    Another rank may get it from what ranks share, such as a handler of `logging`. There it is this
+    rank's own stream of the same name.
+    """
+
+    def __init__(self, name: str, own: Any, other: Any):
+        self.__dict__.update(_name=name, own=own, _other=other, _thread=threading.get_ident())
 
     def _mine(self) -> Any:
-        return self.own if threading.get_ident() == self._thread else self._other
+        present = getattr(sys, self._name)
+        for stream in (self, present):
+            if isinstance(stream, StreamByThread) and stream._thread == threading.get_ident():
+                return stream.own
+        return self._other
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mine(), name)
@@ -84,9 +92,9 @@ class StreamByThread:
         setattr(self._mine(), name, value)
 
 
-def _by_thread(own: Any, other: Any) -> Any:
+def _by_thread(name: str, own: Any, other: Any) -> Any:
     if hasattr(own, "write"):
-        return StreamByThread(own, other)
+        return StreamByThread(name, own, other)
     if callable(own) and not isinstance(own, type):
         return ByThread(own, other)
     return own
@@ -154,7 +162,7 @@ class Own:
         for k, ((module, name), own) in enumerate(zip(self._places, self._own[rank], strict=True)):
             usual = own is self._outside[k] or own is self._shared[k]
             changed = k < plain and not usual
-            setattr(module, name, _by_thread(own, self._outside[k]) if changed else own)
+            setattr(module, name, _by_thread(name, own, self._outside[k]) if changed else own)
         sys.modules["__main__"] = self._main[rank] or self._main_outside
         _set_random_state(self._random[rank])
 
@@ -171,23 +179,30 @@ class Own:
             sys.modules["__main__"] = self._main_outside
             _set_random_state(self._random_outside)
 
+    def leave_to_outside(self, rank: int) -> None:
+        """Do so if the process has a rank's values, as when that rank ends during its turn."""
+        if not self._is_outside:
+            self.leave(rank, to_outside=True)
+
     def _present(self) -> list[Any]:
         return [getattr(module, name) for module, name in self._places]
 
 
 def _random_state() -> tuple[Any, ...]:
-    """Return the state of the random numbers of PyTorch, Python and NumPy."""
-    return torch.random.get_rng_state(), random.getstate(), _numpy.get_bit_generator()
+    """Return the state of the random numbers of PyTorch, Python and NumPy, and the usual dtype."""
+    numbers = _numpy.get_bit_generator()
+    return torch.random.get_rng_state(), random.getstate(), numbers, torch.get_default_dtype()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     torch.random.set_rng_state(state[0])
     random.setstate(state[1])
     _numpy.set_bit_generator(state[2])
+    torch.set_default_dtype(state[3])
 
 
 def first_random_state() -> tuple[Any, ...]:
     """Return a copy of the process's state, with which a rank begins."""
     numbers: Any = np.random.MT19937()
     numbers.state = _numpy.get_bit_generator().state
-    return torch.random.get_rng_state(), random.getstate(), numbers
+    return torch.random.get_rng_state(), random.getstate(), numbers, torch.get_default_dtype()

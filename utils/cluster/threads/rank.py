@@ -56,6 +56,7 @@ class Rank:
 
     def prepare(self, folder: Path) -> None:
         """Follow each cell; the rank calls this in its turn."""
+        rank_side.keep_streams()
         rank_side.watch_cells(self.user_ns, self.number, folder, self._world)
 
     def _world(self) -> World | None:

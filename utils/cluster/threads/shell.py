@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import types
 from collections.abc import Callable
@@ -147,6 +148,8 @@ class RankShell(InteractiveShell):
         config.HistoryManager.enabled = False
         super().__init__(config=config)  # type: ignore[no-untyped-call]
         atexit.unregister(self.atexit_operations)
+        # Ranks that await something at the same time need an event loop each.
+        self.loop_runner = asyncio.run
         self.data_pub = types.SimpleNamespace(publish_data=self._publish_data)
 
     def init_sys_modules(self) -> None:
@@ -174,12 +177,20 @@ class RankShell(InteractiveShell):
         self.output.metadata["data"] |= data
 
     def _showtraceback(self, kind: type, error: BaseException, lines: list[str]) -> None:
-        self.error = (kind.__name__, str(error), "\n".join(lines))
+        self.error = (kind.__name__, text_of(error), "\n".join(lines))
 
     def run(self, code: str, output: Output, silent: bool) -> int:
         """Run a cell; return its number. Afterwards, :attr:`error` is the cell's error."""
         self.output, self.error = output, None
         result = self.run_cell(code, not silent, silent)  # type: ignore[no-untyped-call]
         if self.error is None and (error := result.error_before_exec or result.error_in_exec):
-            self.error = (type(error).__name__, str(error), "")
+            self.error = (type(error).__name__, text_of(error), "")
         return self.execution_count - (not silent)
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an error, even if its own code for this fails."""
+    try:
+        return str(error)
+    except Exception as worse:  # the user's __str__ failed
+        return f"(its text can't be shown: {type(worse).__name__})"

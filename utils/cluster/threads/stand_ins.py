@@ -5,6 +5,7 @@ Everything here asks which thread calls it. The kernel's own threads get what th
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib.abc
 import os
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from IPython import get_ipython
+from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
 from torch.autograd import profiler
 from torch.distributed import distributed_c10d
@@ -31,6 +34,7 @@ HELPERS = (
     "A thread that a rank starts would communicate while the rank computes, and ranks inside the "
     "kernel take turns. Let the rank itself communicate"
 )
+NO_INPUT = "a rank can't ask you for input. Set a variable in the cell instead"
 
 
 class Worlds(ThreadLocalWorld):
@@ -65,6 +69,7 @@ class StandIns(contextlib.ExitStack):
         self._replace_groups()
         self._replace_shells()
         self._replace_ends()
+        self._replace_input()
         self._replace_profiler()
         self._replace(thread_plan, "is_rank_here", lambda: self._mine() is not None)
         finder = _NoMPI(mine)
@@ -135,6 +140,23 @@ class StandIns(contextlib.ExitStack):
 
         for name in ("_exit", "abort", "kill"):
             self._replace(os, name, refusing(name, getattr(os, name)))
+
+    def _replace_input(self) -> None:
+        """Refuse a rank's questions to the user: ranks that are processes can't ask, either."""
+
+        def refusing(real: Callable[..., str]) -> Callable[..., str]:
+            def ask(*args: Any) -> str:
+                if self._mine() is not None:
+                    raise StdinNotImplementedError(NO_INPUT)
+                return real(*args)
+
+            return ask
+
+        # The kernel makes its `raw_input` the builtin `input` at the beginning of each cell.
+        kernel = getattr(get_ipython(), "kernel", None)
+        for place, name in ((builtins, "input"), (kernel, "raw_input")):
+            if hasattr(place, name):
+                self._replace(place, name, refusing(getattr(place, name)))
 
     def _replace_profiler(self) -> None:
         """Let one rank at a time profile, because PyTorch profiles a whole process."""

@@ -7,6 +7,7 @@ deadlock, which :class:`Turns` reports at once.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 import threading
@@ -128,9 +129,7 @@ class Turns:
             self._interrupted[rank] = True
             if self._is_running and rank == self.rank and not self._is_switching:
                 self._interrupted[rank] = False
-                thread = ctypes.c_ulong(self._threads[rank].ident or 0)
-                raised = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, raised)
+                self._raise(KeyboardInterrupt, rank)
 
     def idents(self) -> list[int]:
         """Return the identifier of each rank's thread."""
@@ -141,16 +140,27 @@ class Turns:
         return sys._current_frames().get(self._threads[rank].ident or 0)
 
     def retire(self) -> None:
-        """End the threads. A thread that computes ends at its next communication."""
-        self._retired = True
-        running = self.rank if self._is_running else None
-        for rank in range(self.n):
-            if rank != running:
-                self._turns[rank].release()
+        """End the threads, and give the process its own values again.
+
+        A thread that computes in C ends when it returns from there.
+        """
+        with self._lock:
+            self._retired = True
+            running = self.rank if self._is_running else None
+        for turn in self._turns:
+            with contextlib.suppress(RuntimeError):  # this rank has just got its turn
+                turn.release()
+        if running is not None:
+            self._raise(Retired, running)
         # PyTorch may not be torn down while a thread still frees its groups.
-        for rank, thread in enumerate(self._threads):
-            if rank != running:
-                thread.join(GOODBYE)
+        for thread in self._threads:
+            thread.join(GOODBYE)
+        self.own.leave_to_outside(self.rank)
+
+    def _raise(self, error: type[BaseException], rank: int) -> None:
+        """Raise an error in a rank's thread, at its next step in Python."""
+        thread = ctypes.c_ulong(self._threads[rank].ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(error))
 
     # -- from a rank ------------------------------------------------------------------------
 
@@ -224,10 +234,11 @@ class Turns:
 
     def _enter(self, rank: int) -> None:
         self._turns[rank].acquire()
-        if self._retired:
-            raise Retired
-        self.rank = rank
-        self.own.enter(rank)
+        with self._lock:
+            if self._retired:
+                raise Retired
+            self.rank = rank
+            self.own.enter(rank)
         self.clocks.start(rank)
         self._is_switching = False
 
@@ -254,6 +265,8 @@ class Turns:
         if following == rank and report is None:
             return
         with self._lock:
+            if self._retired:
+                raise Retired
             if following is None:
                 following = self._next(rank)  # the kernel may have sent a cell
             self.clocks.stop(rank)

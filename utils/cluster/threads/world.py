@@ -25,6 +25,7 @@ from torch_mpi.protocol.status import Status, of_history, of_messages, of_wait
 
 from .clocks import Clocks
 from .group import Group
+from .shell import text_of
 from .turns import Turns
 from .work import Message, Traffic, Work
 
@@ -209,7 +210,7 @@ class SharedRanks:
         """Begin an incident, because the code of a rank has ended with an error."""
         if rank not in self.failed:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
-            said = _text_of(error)
+            said = text_of(error)
             where = said if kind == "interrupted" and said == BEFORE_TURN else where
             text = f"{type(error).__name__}: {said}".rstrip(": ")
             self._fail(rank, {"kind": kind, "error": text, "where": where})
@@ -351,10 +352,3 @@ class World:
 
 def _where(work: Work) -> str:
     return place_text(*work.place) if work.place else work.call.where
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as worse:  # the user's __str__ failed
-        return f"(its text can't be shown: {type(worse).__name__})"

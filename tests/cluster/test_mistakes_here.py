@@ -15,6 +15,10 @@ CELLS = {
 import torch, torch.distributed as dist
 dist.init_process_group("mpi")
 rank = dist.get_rank()""",
+    "draw": """%%px
+import random, numpy
+drawn = torch.rand(1).item(), random.random(), numpy.random.rand()""",
+    "drawn": "[len(set(values)) for values in zip(*ranks.client[:]['drawn'])]",
     "exit": "%%px\nif rank == 1:\n    exit()\ndist.barrier()",
     "endless": """%%px
 import _thread
@@ -52,6 +56,10 @@ def shown() -> dict[str, str]:
 def text_of(output: nbformat.NotebookNode) -> str:
     plain = output.get("data", {}).get("text/plain", "")
     return output.get("text", "") or "\n".join(output.get("traceback", [])) or plain
+
+
+def test_ranks_without_a_seed_draw_different_numbers(shown):
+    assert shown["drawn"] == "[3, 3, 3]"  # PyTorch, Python, NumPy
 
 
 def test_exit_says_that_a_thread_cannot_end_alone(shown):

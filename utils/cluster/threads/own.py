@@ -202,7 +202,8 @@ def _set_random_state(state: tuple[Any, ...]) -> None:
 
 
 def first_random_state() -> tuple[Any, ...]:
-    """Return a copy of the process's state, with which a rank begins."""
-    numbers: Any = np.random.MT19937()
-    numbers.state = _numpy.get_bit_generator().state
-    return torch.random.get_rng_state(), random.getstate(), numbers, torch.get_default_dtype()
+    """Return a new state: ranks that set no seed draw different numbers, as processes do."""
+    generator = torch.Generator()
+    generator.seed()
+    numbers = random.Random().getstate(), np.random.MT19937()
+    return generator.get_state(), *numbers, torch.get_default_dtype()

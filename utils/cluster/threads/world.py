@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch_mpi.record import Call, Log
 
 
-#: Where a rank is that is interrupted while another rank has its turn.
+#: The place of a rank that is interrupted while another rank has its turn.
 BEFORE_TURN = "the start of the cell, before its turn"
 
 

@@ -14,6 +14,7 @@ from ipyparallel.error import RemoteError
 from local_ranks import LocalRanks
 from torch.distributed import distributed_c10d
 
+import utils
 from utils import cluster
 
 JOIN = """
@@ -160,6 +161,7 @@ def test_a_patch_of_a_module_that_a_cell_has_imported_belongs_to_each_rank(
     local_ranks, monkeypatch
 ):
     monkeypatch.delitem(sys.modules, "utils.data", raising=False)
+    monkeypatch.delattr(utils, "data", raising=False)
     with LocalRanks(2) as up:
         up.run(JOIN + "from utils import data\nusual = data.fashion_mnist")
         up.run("""

@@ -1340,7 +1340,7 @@ def sum_in_float32(x, group=None):
     dist.all_gather_into_tensor(result, own, group=group)
     return result.view(x.shape)
 """,
-        "RuntimeError: split_with_sizes expects split_sizes to sum",
+        "which 4 ranks cannot share equally",
     ),
     (
         SUM,
@@ -1407,7 +1407,7 @@ def sum_in_float32(x, group=None):
     dist.all_gather_into_tensor(padded, own, group=group)
     return padded[: x.numel()].view(x.shape)
 """,
-        "' is invalid for input of size",
+        "must be 2 times the small one",
     ),
     (
         SUM,
@@ -1513,7 +1513,7 @@ def sum_in_float32(x, group=None):
     dist.all_gather(parts, own, group=group)
     return torch.cat(parts)[: x.numel()].view(x.shape)
 """,
-        "ValueError: zip() argument",
+        "expected one per rank",
     ),
     (
         SUM,

@@ -22,7 +22,7 @@ from torch.autograd import profiler
 from torch.distributed import distributed_c10d
 from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
 
-from torch_mpi import autoload
+from torch_mpi import autoload, compat
 from torch_mpi.network import link
 from utils.jobs import NeedsProcesses, thread_plan
 
@@ -89,6 +89,7 @@ class StandIns(contextlib.ExitStack):
         isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
         isolate(True)
         self.callback(isolate, False)
+        compat.leave_out_flight_recorder()
         self._replace(autoload, "LazyProcessGroupMPI", self)
         if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13
             self._replace(distributed_c10d, "ProcessGroupMPI", self)

@@ -1,7 +1,7 @@
-"""MPI ranks for a notebook: engines of ipyparallel that mpiexec starts.
+"""Ranks for a notebook: engines of ipyparallel that mpiexec starts, or threads of the kernel.
 
     from utils import cluster
-    ranks = cluster.start(4)        # now `%%px` runs a cell on four MPI ranks
+    ranks = cluster.start(4)        # now `%%px` runs a cell on four ranks
     ranks.where()                   # which line is each rank on, even when it is stuck inside C?
     ranks.restart()                 # fresh ranks, even after a deadlock or a crash
     ranks.stop()
@@ -114,7 +114,7 @@ def start(
 
 
 class Ranks:
-    """The running MPI ranks of a notebook, made by `start`; a context manager that stops them.
+    """The running ranks of a notebook, made by `start`; a context manager that stops them.
 
     Attributes:
         n: number of ranks.

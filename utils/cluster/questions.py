@@ -45,9 +45,8 @@ AFTER_AN_INTERRUPT = 5.0
 class Ranks(Protocol):
     """Ranks that answer questions.
 
-    :class:`utils.cluster.Ranks` keeps this contract, and so do the threads that the tests of checks
-    use as ranks. A function that needs more, such as ``running()`` or ``view``, takes a
-    :class:`utils.cluster.Ranks` instead.
+    :class:`utils.cluster.Ranks` keeps this contract for both kinds of ranks. A function that needs
+    more, such as ``running()`` or ``view``, takes a :class:`utils.cluster.Ranks` instead.
     """
 
     @property

@@ -314,9 +314,10 @@ def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends
 # --- without a browser ---------------------------------------------------------------------------
 
 DOCTOR = """
+from types import SimpleNamespace
 from utils.doctor.package_checks import check_imports, check_packages, check_python
 for check in (check_python, check_packages, check_imports):
-    print(check(None))
+    print(check(SimpleNamespace(without_mpi=False)))
 """
 
 

@@ -72,6 +72,8 @@ class ThreadPlan:
 
     def what(self) -> str:
         """Return one sentence on what these ranks are, and one on what they can't show."""
+        if self.n == 1:
+            return f"It is a thread of this kernel ({self.reason()}). It can't show speed."
         return (
             f"They are threads of this kernel that take turns ({self.reason()}). They can't show "
             "speed, real overlap, or a process that dies. Their clock charges each message a time."

@@ -68,7 +68,7 @@ class ThreadPlan:
     @staticmethod
     def reason() -> str:
         """Return why there are threads instead of processes."""
-        return missing() or "they were asked for"
+        return missing() or "as you asked"
 
     def what(self) -> str:
         """Return one sentence on what these ranks are, and one on what they can't show."""

@@ -691,7 +691,7 @@ def test_stop_frees_the_notebook_from_a_rank_that_is_stuck_inside_c(course, tabl
     cell += "    MPI.COMM_WORLD.Recv(buffer, 1)"
     shown = course.fail(cell, stop=True)
     row = table.add("stop button: mpi4py's Recv", shown.seconds, shown.message())
-    says = ("^The ranks were interrupted", "rank 0 .*cell line 5", "Recv", r"ranks\.restart\(\)")
+    says = ("^The ranks were interrupted", "rank 0 .*cell line 6", "Recv", r"ranks\.restart\(\)")
     explained_once(shown, says, ("Traceback",))
     course.restart()
     next_one_works(course, row)

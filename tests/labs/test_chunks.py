@@ -8,11 +8,11 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from ipyparallel.error import RemoteError
 from local_ranks import LocalRanks
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from torch.distributed import distributed_c10d
 
-from torch_mpi.errors import CommunicationError
 from utils.figures import alt
 from utils.labs.lab06 import chunk_pictures as draw
 from utils.labs.lab06 import chunk_trace
@@ -453,7 +453,7 @@ except NotImplementedError as error:
 
 def test_a_deadlock_is_told_with_the_students_line_not_with_ours():
     wait = "def stuck(x, group=None):\n    dist.recv(x, 1 - rank)\n"
-    with pytest.raises(CommunicationError, match=r"at cell line \d+ in stuck\(\)"):
+    with pytest.raises(RemoteError, match=r"at cell line \d+ in stuck\(\)"):
         told(2, "stuck, 5", wait)
 
 

@@ -13,7 +13,7 @@ from IPython import get_ipython
 
 from torch_mpi.lines import wrapped
 from utils.cluster import lost_names
-from utils.cluster.notebook_words import AMBER, PLAIN, show_errors
+from utils.cluster.notebook_words import AMBER, PLAIN, running_cell, show_errors
 from utils.jobs import NeedsProcesses, thread_plan
 
 GO_ON = "Go on with the next one."
@@ -74,14 +74,14 @@ def show(cell: str, error: BaseException | None = None, *, name: str = "") -> No
 
 
 def _of_a_cell(shell: Any, error: NeedsProcesses) -> None:
-    show(_running_cell(shell), error)
+    show(running_cell(shell), error)
 
 
 def _of_a_name(shell: Any, error: NameError) -> BaseException | None:
     name = error.name or ""
     if not lacks(name):
         return error
-    show(_running_cell(shell), error, name=name)
+    show(running_cell(shell), error, name=name)
     return None
 
 
@@ -89,8 +89,3 @@ def _go_on(result: Any) -> None:
     """Let the kernel answer that the cell has run, so that Run All goes on."""
     if hasattr(result.error_in_exec, "_left_out"):
         result.error_in_exec = None
-
-
-def _running_cell(shell: Any) -> str:
-    history = shell.history_manager
-    return str(history.input_hist_raw[-1]) if history else ""

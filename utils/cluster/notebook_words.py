@@ -123,6 +123,12 @@ def shown_as(error: Error, lines: list[str]) -> Error:
     return error
 
 
+def running_cell(shell: Any) -> str:
+    """Return the source of the kernel's running cell."""
+    history = shell.history_manager
+    return str(history.input_hist_raw[-1]) if history else ""
+
+
 # --- what a notebook shows of an error --------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from utils.cluster.notebook_words import (
     FRESH_RANKS,
     explained,
     open_task,
+    running_cell,
     show_errors,
     shown_as,
     stopped_here,
@@ -85,7 +86,7 @@ class RanksMagics(ParallelMagics):
         self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
         if self._limit is not None and not 0 < self._limit < math.inf:
             raise UsageError(f"%%px --timeout {self._limit:g}: give finite seconds above 0")
-        whole = _running_cell(self.shell)
+        whole = running_cell(self.shell)
         self._alone = whole.lstrip().startswith("%%px") and "--local" not in line
         try:
             return super().cell_px(line, self._numbered(cell))
@@ -317,7 +318,7 @@ def _of_a_stub(shell: InteractiveShell, error: NotImplementedError) -> Exception
     if not (task := open_task(kind, str(error))):
         return error
     said = NotImplementedError((explained(kind, str(error)) or "").removeprefix(f"{kind}: "))
-    return shown_as(said, stopped_here(task, _running_cell(shell)))
+    return shown_as(said, stopped_here(task, running_cell(shell)))
 
 
 def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> BaseException | None:
@@ -327,13 +328,13 @@ def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> B
     kind, text, *_ = errors[0]
     if task := open_task(kind, text):
         said = RanksError(explained(kind, text))
-        return shown_as(said, stopped_here(task, _running_cell(shell)))
+        return shown_as(said, stopped_here(task, running_cell(shell)))
     missing = [_missing_name(kind, str(text)) for kind, text, *_ in errors]
     if not all(missing):
         same: BaseException = error
         return same
     if left_out.lacks(missing[0]):
-        left_out.show(_running_cell(shell), error, name=missing[0])
+        left_out.show(running_cell(shell), error, name=missing[0])
         return None
     ranks = ", ".join(str(where.get("engine_id")) for *_, where in errors)
     if missing[0] in here.lost_names():
@@ -343,12 +344,6 @@ def _of_the_ranks(here: Ranks, shell: InteractiveShell, error: RemoteError) -> B
         f"{who} no `{missing[0]}`, because the cell that makes it failed or was not run. Run it "
         "first (Run → Run All Above Selected Cell)."
     )
-
-
-def _running_cell(shell: InteractiveShell) -> str:
-    """Return the source of the running cell."""
-    history = shell.history_manager
-    return str(history.input_hist_raw[-1]) if history else ""
 
 
 def _missing_name(kind: str, text: str) -> str:

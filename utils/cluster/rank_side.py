@@ -28,6 +28,7 @@ from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
 from torch_mpi import settings
+from torch_mpi.lines import text_of
 from utils.cluster import notebook_words, rank_notes
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.cluster.rank_notes import Notes
@@ -364,10 +365,7 @@ def _communications() -> int:
 
 def _failure(error: BaseException) -> dict[str, Any]:
     kind = type(error).__name__
-    try:
-        text = str(error)
-    except Exception as worse:  # the student's own __str__
-        text = f"(its text can't be shown: {type(worse).__name__})"
+    text = text_of(error)
     return {
         **about(error, text),
         "status": "error",

@@ -105,5 +105,5 @@ def is_chosen(where: str | None) -> bool:
         return bool(missing())
     if chosen not in PLACES:
         name = f"where={where!r}" if where else f"{VARIABLE}={chosen}"
-        raise ValueError(f'{name} is no place for ranks. Use "here" or "processes"')
+        raise ValueError(f'{name}: ranks can run "here" or as "processes". Choose one of them')
     return chosen == "here"

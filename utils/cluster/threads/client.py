@@ -19,7 +19,9 @@ from ipyparallel.client.client import ExecuteReply, Metadata
 from ipyparallel.client.futures import MessageFuture
 from ipyparallel.error import RemoteError
 
-from .shell import Output, text_of
+from torch_mpi.lines import text_of
+
+from .shell import Output
 from .turns import Retired
 from .world import BEFORE_TURN
 

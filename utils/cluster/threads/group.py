@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -111,7 +111,7 @@ class Group(ProcessGroup):
     def send(self, tensors, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank of the group."""
         (tensor,) = tensors
-        self._check_peer("send", "dst", dst)
+        args.check_peer(self, "send", "dst", dst)
         work = self._work("send", tensors, peer=dst, tag=tag, blocking=_called_by("send"))
         eager = work.call.nbytes <= EAGER
         data = tensor.detach().clone() if eager else tensor.detach()
@@ -122,43 +122,33 @@ class Group(ProcessGroup):
         message.gone, message.arrives = leaves
         if eager:
             work.end(start)
-        for wanted in self.traffic.awaited:
-            if fits(message, wanted):
-                self.traffic.awaited.remove(wanted)
-                deliver(message, wanted)
-                return work
-        self.traffic.sent.append(message)
+        wanted = _taken(self.traffic.awaited, lambda wanted: fits(message, wanted))
+        if wanted is None:
+            self.traffic.sent.append(message)
+        else:
+            deliver(message, wanted)
         return work
 
     def recv(self, tensors, src: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank of the group; ``None`` accepts any rank."""
         (tensor,) = tensors
-        self._check_peer("recv", "src", src)
+        args.check_peer(self, "recv", "src", src)
         args.check_writable(tensor, "recv")
         peer = -1 if src is None else src
         work = self._work("recv", tensors, peer=peer, tag=tag, blocking=_called_by("recv"))
         work.call.sent, work.call.received = 0, work.call.nbytes
         work.call.any_source = src is None
         wanted = Message(tensor, work, src, self._rank, tag)
-        for message in self.traffic.sent:
-            if fits(message, wanted):
-                self.traffic.sent.remove(message)
-                deliver(message, wanted)
-                return work
-        self.traffic.awaited.append(wanted)
+        message = _taken(self.traffic.sent, lambda message: fits(message, wanted))
+        if message is None:
+            self.traffic.awaited.append(wanted)
+        else:
+            deliver(message, wanted)
         return work
 
     def recv_anysource(self, tensors, tag: int = 0) -> Work:
         """Receive a tensor from any rank of the group."""
         return self.recv(tensors, None, tag)
-
-    def _check_peer(self, op: str, role: str, peer: int | None) -> None:
-        """Raise ValueError as the backend does, if the group has no such rank."""
-        size = len(self.members)
-        if peer is not None and not 0 <= peer < size:
-            raise ValueError(
-                f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {self.members})"
-            )
 
     # -- collectives: what is done with the inputs of all ranks, in group order -----------
 
@@ -390,6 +380,14 @@ class Group(ProcessGroup):
             del self.traffic.rounds[self.number]
             complete([there[k] for k in range(len(self.members))])
         return work
+
+
+def _taken(queue: list[Message], suits: Callable[[Message], bool]) -> Message | None:
+    """Remove the first suitable message of a queue and return it; ``None`` if there is none."""
+    found = next(filter(suits, queue), None)
+    if found is not None:
+        queue.remove(found)
+    return found
 
 
 def _joined(works: Iterable[Work]) -> Work:

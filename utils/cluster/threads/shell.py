@@ -18,6 +18,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
+from torch_mpi.lines import text_of
 from utils.jobs import NeedsProcesses
 
 ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
@@ -180,17 +181,9 @@ class RankShell(InteractiveShell):
         self.error = (kind.__name__, text_of(error), "\n".join(lines))
 
     def run(self, code: str, output: Output, silent: bool) -> int:
-        """Run a cell; return its number. Afterwards, :attr:`error` is the cell's error."""
+        """Run a cell, keep its error in :attr:`error`, and return its number."""
         self.output, self.error = output, None
         result = self.run_cell(code, not silent, silent)  # type: ignore[no-untyped-call]
         if self.error is None and (error := result.error_before_exec or result.error_in_exec):
             self.error = (type(error).__name__, text_of(error), "")
         return self.execution_count - (not silent)
-
-
-def text_of(error: BaseException) -> str:
-    """Return the text of an error, even if its own code for this fails."""
-    try:
-        return str(error)
-    except Exception as worse:  # the user's __str__ failed
-        return f"(its text can't be shown: {type(worse).__name__})"

@@ -18,6 +18,7 @@ from torch_mpi.errors import (
     CommunicationTimeout,
     place_text,
 )
+from torch_mpi.lines import text_of
 from torch_mpi.protocol import words
 from torch_mpi.protocol.diagnosis import diagnose, first_cause
 from torch_mpi.protocol.interfaces import Waitable
@@ -25,7 +26,6 @@ from torch_mpi.protocol.status import Status, of_history, of_messages, of_wait
 
 from .clocks import Clocks
 from .group import Group
-from .shell import text_of
 from .turns import Turns
 from .work import Message, Traffic, Work
 
@@ -125,9 +125,8 @@ class SharedRanks:
         awaited = work.group.traffic.awaited
         awaited[:] = [message for message in awaited if message.work is not work]
         missing, any_of_them, _ = work.missing()
-        late = f"did not come within the timeout of {limit:g} s."
-        what = f"{words.partner(work.call, missing, any_of_them)} {late}"
-        text = f"rank {rank} waits in {work.call.describe()} at {_where(work)}, and {what}"
+        late = words.is_late(work.call, missing, any_of_them, limit)
+        text = words.of_wait(rank, work.call, _where(work), late)
         work.end(self.clocks.now(rank), CommunicationTimeout(text, work.call, {}))
 
     def _stuck(self) -> None:
@@ -160,7 +159,7 @@ class SharedRanks:
         else:
             ranks, any_of_them, _ = work.missing()
             missing = missing or words.never_comes(work.call, ranks, any_of_them)
-            error = f"rank {rank} waits in {work.call.describe()} at {where}, and {missing}"
+            error = words.of_wait(rank, work.call, where, missing)
         self._fail(rank, status | {"kind": kind, "error": error})
 
     def _fail(self, rank: int, status: Status) -> None:
@@ -187,9 +186,8 @@ class SharedRanks:
         self._fail(computing, {"state": "running", "where": place})
         for rank, work in self._waiting().items():
             missing, any_of_them, _ = work.missing()
-            late = f"did not come within the timeout of {timeout:g} s."
-            error = f"{words.partner(work.call, missing, any_of_them)} {late}"
-            self._stop(work, rank, "timeout", error)
+            late = words.is_late(work.call, missing, any_of_them, timeout)
+            self._stop(work, rank, "timeout", late)
         self.stop_all("followed")
         self.turns.interrupt([computing])
 

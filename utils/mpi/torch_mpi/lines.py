@@ -1,4 +1,4 @@
-"""Wrap the lines of a report for a notebook: narrow enough to read, and broken between words."""
+"""The lines of a report, narrow enough for a notebook, and the text of an error in it."""
 
 from __future__ import annotations
 
@@ -29,3 +29,11 @@ def wrapped(text: str) -> list[str]:
         )
         lines += parts or [""]
     return lines
+
+
+def text_of(error: BaseException) -> str:
+    """Return an error's text, even if the user's own ``__str__`` fails."""
+    try:
+        return str(error)
+    except Exception as worse:
+        return f"(its text can't be shown: {type(worse).__name__})"

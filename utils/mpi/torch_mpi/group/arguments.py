@@ -22,6 +22,15 @@ _WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
 _warned: set[tuple[str, int, str] | None] = set()
 
 
+def check_peer(group: ProcessGroup, op: str, role: str, peer: int | None) -> None:
+    """Raise ValueError if the group has no such rank; ``None`` stands for any rank."""
+    size = group.size()
+    if peer is not None and not 0 <= peer < size:
+        raise ValueError(
+            f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {group.members})"
+        )
+
+
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the dtype's short name, such as ``float32``."""

@@ -29,7 +29,7 @@ from ..protocol.progress import guard
 from ..protocol.recovery import Unreceived
 from ..protocol.wait_monitor import LATE
 from ..record import Call
-from . import tensors
+from . import arguments, tensors
 from .step_runner import Steps
 from .tensors import Tensors
 from .work import DONE, DoneWork, MPIWork
@@ -287,12 +287,8 @@ def _begin_receive(
 
 
 def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:
-    size = group.size()
+    arguments.check_peer(group, op, role, peer)
     largest = group.channels.largest_tag
-    if peer is not None and not 0 <= peer < size:
-        raise ValueError(
-            f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {group.members})"
-        )
     if not 0 <= tag <= largest:
         raise ValueError(
             f"{op}(tag={tag}): choose a tag from 0 to {largest}, the largest that this MPI library "

@@ -230,8 +230,7 @@ class WaitMonitor:
         call = self.waitable.call
         where = self.where or users_line()
         rank = MPI.COMM_WORLD.rank if self.world is None else self.world.rank
-        text = f"rank {rank} waits in {call.describe()} at {where}, and "
-        text += self._what_is_missing(certain)
+        text = words.of_wait(rank, call, where, self._what_is_missing(certain))
         record: Status = {"where": where, "waited": waited}
         if self.world is not None and self.fatal:
             record = self.world.begin_incident(
@@ -246,6 +245,5 @@ class WaitMonitor:
         if moving:
             return f"its data, which were on their way, have not moved for {self.timeout:g} s."
         if not certain:
-            who = words.partner(call, missing, any_of_them)
-            return f"{who} did not come within the timeout of {self.timeout:g} s."
+            return words.is_late(call, missing, any_of_them, self.timeout)
         return words.never_comes(call, missing, any_of_them)

@@ -58,6 +58,17 @@ def partner(call: Call, missing: list[int], any_of_them: bool) -> str:
     return diagnosis.names(missing) if missing else "its end"
 
 
+def of_wait(rank: int, call: Call, where: str, missing: str) -> str:
+    """Return the text for a rank that waits for what does not come, as `missing` says."""
+    return f"rank {rank} waits in {call.describe()} at {where}, and {missing}"
+
+
+def is_late(call: Call, missing: list[int], any_of_them: bool, timeout: float) -> str:
+    """Return that what a communication waits for has not come within so many seconds."""
+    who = partner(call, missing, any_of_them)
+    return f"{who} did not come within the timeout of {timeout:g} s."
+
+
 def never_comes(call: Call, missing: list[int], any_of_them: bool) -> str:
     """Return that what a communication waits for certainly never comes."""
     several = call.op not in ("send", "recv") and len(missing) > 1

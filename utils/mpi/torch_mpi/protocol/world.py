@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from .. import flight_recorder, library, mpi, present, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
+from ..lines import text_of
 from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery, words
@@ -186,7 +187,7 @@ class World(Statuses):
         try:
             if not (self.stopped and self.own.get("kind")):  # the first error counts
                 interrupted = isinstance(error, KeyboardInterrupt)
-                text = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+                text = f"{type(error).__name__}: {text_of(error)}".rstrip(": ")
                 self.begin_incident("interrupted" if interrupted else "raised", text, where=where)
         finally:
             # An interrupt may come after a call was announced and before the wait for it. Other
@@ -364,13 +365,6 @@ class World(Statuses):
     def balance(self) -> int:
         """Return how many more messages this rank has sent than received in the groups in use."""
         return sum(group.balance for group in self.groups)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as worse:  # the user's __str__ failed
-        return f"(its text can't be shown: {type(worse).__name__})"
 
 
 def cores_of_all(base: MPI.Intracomm) -> int:

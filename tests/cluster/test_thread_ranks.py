@@ -15,6 +15,7 @@ import torch
 from ipyparallel.error import RemoteError
 
 from utils import cluster
+from utils.cluster.threads import patience
 from utils.cluster.threads.rank import Rank
 
 JOIN = """
@@ -204,3 +205,25 @@ def test_after_a_stop_during_a_cell_the_process_is_as_before():
         wait_until_busy(ranks)
     after = (sys.stdout, sys.modules["__main__"], time.sleep, time.time)
     assert after == before
+
+
+def test_a_tensor_of_a_receive_is_freed_at_once_although_another_thread_has_looked_at_the_wait(
+    ranks,
+):
+    run(
+        ranks,
+        f"""
+import weakref
+row = torch.zeros(1000)
+if rank == 0:
+    dist.recv(row, 1)
+    kept = weakref.ref(row)
+    row = None
+    assert kept() is None, "somebody keeps the received tensor"
+else:
+    began = time.perf_counter()  # computes while rank 0 waits, and the watching thread looks
+    while time.perf_counter() - began < {1.2 * patience.EVERY}:
+        pass
+    dist.send(row, 0)
+""",
+    )

@@ -35,11 +35,15 @@ class Patience:
 
     def _look_for_good(self) -> None:
         while not self._over.wait(EVERY):
-            turns = self._ranks.turns
-            rank, seconds = turns.present()
-            waiting = turns.waiting()
-            if rank is None or not waiting or self._ranks.incident:
-                continue
-            limits = [turns.own.of(other, _LIMIT) or self._timeout for other in waiting]
-            if seconds > min(limits):
-                self._ranks.give_up(rank, self._place(rank), min(limits))
+            self._look()
+
+    def _look(self) -> None:
+        turns = self._ranks.turns
+        rank, seconds = turns.present()
+        # Only the ranks: what they wait for keeps tensors alive that the ranks may have dropped.
+        waiting = list(turns.waiting())
+        if rank is None or not waiting or self._ranks.incident:
+            return
+        limits = [turns.own.of(other, _LIMIT) or self._timeout for other in waiting]
+        if seconds > min(limits):
+            self._ranks.give_up(rank, self._place(rank), min(limits))

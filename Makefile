@@ -34,7 +34,7 @@ endif
 ACTIVATE = PATH="$(CURDIR)/$(BIN):$$PATH"
 # `%%px` prints in rank order, without progress bars: notebooks compare equal between runs.
 # Not for `make lab`: streaming shows a student one rank's error while the others wait.
-run smoke solutions test check: export IPP_NONINTERACTIVE = 1
+run smoke solutions check: export IPP_NONINTERACTIVE = 1
 
 SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way.py
 

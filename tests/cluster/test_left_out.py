@@ -35,7 +35,7 @@ def printed() -> list[str]:
         cell.metadata["tags"] = ["raises-exception"]
     resources = {"metadata": {"path": str(ROOT)}}
     client = NotebookClient(notebook, timeout=60, kernel_name="python3", resources=resources)
-    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
+    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT), "IPP_NONINTERACTIVE": ""})
     return [
         re.sub(r"\x1b\[[\d;]*m", "", "".join(map(text_of, cell.outputs))) for cell in notebook.cells
     ]

@@ -36,7 +36,10 @@ IGNORES = {"nbval-ignore-output", "nbval_ignore_output", "pytest_validate_ignore
 pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
 #: Labs whose notebooks need a minute or more. Only `make test-all` runs them, while `make test`
 #: still tries their checks and answers.
-LONG = {"08_elastic_averaging", "11_hybrid", "12_federated", "14_capstone"}
+LONG = {
+    *("05_scaling", "06_allreduce", "08_elastic_averaging"),
+    *("11_hybrid", "12_federated", "14_capstone"),
+}
 
 
 def solutions(of_long: Sequence[pytest.MarkDecorator] = ()) -> list:

@@ -19,8 +19,8 @@ from utils.jobs.program import mpiexec
 #: Seconds for a notebook.
 NOTEBOOK = 300
 #: `make test` runs these, and `make test-all` the others, too.
-FIRST = {"00", "01"}
-WITHOUT_PROCESSES = {*FIRST, "02", "03", "04", "05", "06", "10"}
+FIRST = {"00", "01", "06"}
+WITHOUT_PROCESSES = {*FIRST, "02", "03", "04", "05", "10"}
 #: What `cluster.start` says is the only difference.
 SANITIZE = r"""
 [processes]

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import nbformat
 import psutil
 import pytest
+from ipyparallel.error import RemoteError
 from ipyparallel.util import ip_for_host
 from nbclient import NotebookClient
 
@@ -237,6 +238,11 @@ class TestFourRanksOnTwoCores:
 
 class TestRecovery:
     """Two ranks that get stuck or die, again and again."""
+
+    def test_exit_in_a_cell_keeps_the_rank_and_says_so(self, two):
+        with pytest.raises(RemoteError, match=r"exit\(\) would end this rank"):
+            two.view.execute("if mpi_rank == 1:\n    exit()", silent=False, block=True)
+        assert [v["rank"] for v in values(two.ask(f"{HERE}:answer"))] == [0, 1]
 
     def test_restart_gets_out_of_a_deadlock_inside_c(self, two, capsys):
         client, view = two.client, two.view

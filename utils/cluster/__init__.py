@@ -331,9 +331,10 @@ class Ranks:
         target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
         up = self.running()
-        replies = Question(up, target, arguments, of_ours=False).answers(timeout)
+        question = Question(up, target, arguments, of_ours=False)
+        replies = question.answers(timeout)
         if any(reply.status != "ok" for reply in replies):
-            up.meet_again()
+            up.meet_again(question.busy())
             return replies
         left = up.unreceived([reply.balance for reply in replies])
         return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]

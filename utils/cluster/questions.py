@@ -212,6 +212,10 @@ class Question:
             self._replies[rank] = Reply(rank, "silent", error=late)
         return [self._replies[rank] for rank in self._ranks]
 
+    def busy(self) -> set[int]:
+        """Return the ranks whose call has not returned, although it was interrupted."""
+        return {rank for rank, result in self._results.items() if not result.ready()}
+
     def _waiting(self) -> list[int]:
         return [rank for rank in self._ranks if rank not in self._replies]
 

@@ -32,6 +32,7 @@ from torch_mpi.lines import text_of
 from utils.cluster import notebook_words, rank_notes
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.cluster.rank_notes import Notes
+from utils.jobs import RanksError
 from utils.timeline.cell_log import backend_world, start_watching
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ def prepare(
     # The stacks of other threads may change while faulthandler walks them, and crash the process.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
     watch_cells(user_ns, rank, Path(folder))
+    get_ipython().ask_exit = _refuse_exit
     return {
         "rank": MPI.COMM_WORLD.Get_rank(),
         "size": MPI.COMM_WORLD.Get_size(),
@@ -127,6 +129,14 @@ def prepare(
         "pid": os.getpid(),
         "not_forked": os.environ.get(WHY_NOT_VARIABLE, ""),
     }
+
+
+def _refuse_exit() -> None:
+    """Refuse ``exit()`` and ``quit()``, after which the other ranks would wait for this one."""
+    raise RanksError(
+        "exit() would end this rank, and the other ranks could not communicate any more. To leave "
+        "out the rest of a cell on this rank, put it below an if."
+    )
 
 
 def watch_cells(

@@ -146,11 +146,17 @@ class Running(ABC):
         texts = [json.dumps(arguments)] * self.n
         return Question(self, target_of(function), texts, ranks).answers(timeout)
 
-    def meet_again(self) -> None:
-        """Have the ranks meet after an error in an answer, so that the next call starts clean."""
+    def meet_again(self, busy: set[int] | None = None) -> None:
+        """Have the ranks meet after an error in an answer, so that the next call starts clean.
+
+        Args:
+            busy: ranks that have not answered. If one of them is stuck, there is no meeting,
+                because it would not come.
+        """
         living = set(self.living())
         if living == set(self.client.ids):
-            self.ask(rank_side.after_a_failure, living, meet=True)
+            stuck = set(self._stuck(busy)) if busy else set()
+            self.ask(rank_side.after_a_failure, living - stuck, meet=not stuck)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """Return by sender the messages that no rank has received, and let the ranks discard them.

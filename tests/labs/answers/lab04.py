@@ -18,9 +18,12 @@ SLOW = {"4.1"}
 REAL = {"4.3"}
 # What they wait for is over at once, where ranks take turns.
 ONLY_ON_RANKS = {
+    *("sleeps and copies", "one tensor for all buckets of a length"),
+    "asks the future until it is over",
+}
+ON_RANKS = {
     *("waits inside", "waits for the future", "asks the work until it is over"),
-    *("asks the future until it is over", "sleeps and copies", "synchronizes"),
-    "one tensor for all buckets of a length",
+    "synchronizes",
 }
 BEFORE = source_of(NOTEBOOK, "ranks-join")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
-from typing import Any
-from unittest import mock
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,12 @@ from utils.checks.probe import answer_named, as_dict
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import PARTITIONS, WORLD, Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
+from utils.jobs import thread_plan
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin
+
+if TYPE_CHECKING:
+    from torch_mpi.record import Call
 
 # In addition to gradients, DDP communicates once the order in which they became ready.
 HOUSEKEEPING = {"broadcast", "all_gather"}
@@ -51,7 +55,7 @@ def noted_calls(model: DistributedDataParallel) -> list[bool]:
 # What to do if the hook returned something else than a future.
 RETURN = {
     "NoneType": "Write return before work.get_future().then(…)",
-    "MPIWork": "Return work.get_future().then(…), not the work",
+    **dict.fromkeys(("MPIWork", "Work"), "Return work.get_future().then(…), not the work"),
     "Tensor": "The sum hasn't arrived yet, so return work.get_future().then(…)",
 }
 
@@ -93,6 +97,8 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
     If the other ranks are `late`, they start when the hook of the group's first rank has returned,
     so no all_reduce can finish before.
     """
+    from torch_mpi.record import log
+
     first = dist.get_rank(group) == 0
     signal = torch.zeros(1)
     others = range(1, dist.get_world_size(group)) if first else ()
@@ -101,8 +107,11 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
         answer["buckets"] += 1
         if answer["late"] and not first:
             dist.recv(signal, group_src=0, group=group, tag=SIGNAL)
+        mark = log.mark()
         with _waits_counted(answer, first):
             future = hook(state, bucket)
+        if thread_plan.is_rank_here():
+            answer["waits"] += any(map(_was_waited_for, log.since(mark)))
         if answer["late"]:
             for place in others:
                 dist.send(signal, group_dst=place, group=group, tag=SIGNAL)
@@ -122,6 +131,30 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
     return call
 
 
+def _was_waited_for(call: Call) -> bool:
+    """Return whether a rank inside the kernel has waited for this call to end, or has asked for it.
+
+    There, the record shows it, because a future waits without a note in it.
+    """
+    waited = any(begin < call.end for begin, _ in call.waits)
+    return waited or (call.waited and not call.blocking)
+
+
+class _Inside(threading.local):
+    """A rank's hook, in the thread that runs it; ranks can be threads of one process.
+
+    Attributes:
+        note: is called at a wait, with how many such calls are allowed; ``None`` outside a hook.
+    """
+
+    note: Callable[[int], None] | None = None
+
+
+_inside = _Inside()
+# One entry for each rank of this process that runs its hook.
+_running: list[bool] = []
+
+
 @functools.cache
 def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
     """Return the waiting methods of works and futures, each with what says if it is done.
@@ -129,7 +162,9 @@ def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
     The cache keeps the methods from before a check replaces them.
     """
     future = torch._C.Future  # then() returns one, too
-    over = {future: future.done}
+    done = future.done
+    # Inside the kernel, a future is complete before the hook has it.
+    over = {future: lambda one: not thread_plan.is_rank_here() and done(one)}
     names = [(future, "done"), (future, "wait")]
     with contextlib.suppress(ImportError):  # ranks inside the kernel have no MPI
         from torch_mpi.group.work import MPIWork
@@ -148,23 +183,44 @@ def _waits_counted(answer: dict, first: bool) -> Iterator[None]:
     """
     asked: list[bool] = []
 
-    def counted(method: Callable, is_over: Callable, most: int) -> Callable:
-        def call(self, *args, **kwargs):
-            if not is_over(self):
-                asked.append(True)
-                if len(asked) > most:
-                    answer["waits"] += 1
-                    if answer["late"] and first:
-                        raise RuntimeError(WAITS)
-            return method(self, *args, **kwargs)
+    def note(most: int) -> None:
+        asked.append(True)
+        if len(asked) > most:
+            answer["waits"] += 1
+            if answer["late"] and first:
+                raise RuntimeError(WAITS)
 
-        return call
+    with _methods_replaced():
+        _inside.note = note
+        try:
+            yield
+        finally:
+            _inside.note = None
 
-    with contextlib.ExitStack() as patches:
+
+@contextlib.contextmanager
+def _methods_replaced() -> Iterator[None]:
+    """Let waiting methods call a hook's note, as long as a rank of this process runs its hook."""
+    _running.append(True)
+    if len(_running) == 1:
         for (kind, name), (method, is_over) in _waiting().items():
-            method = counted(method, is_over, int(name != "wait"))
-            patches.enter_context(mock.patch.object(kind, name, method))
+            setattr(kind, name, _noted_wait(method, is_over, most=int(name != "wait")))
+    try:
         yield
+    finally:
+        _running.pop()
+        if not _running:
+            for (kind, name), (method, _) in _waiting().items():
+                setattr(kind, name, method)
+
+
+def _noted_wait(method: Callable, is_over: Callable, most: int) -> Callable:
+    def call(self: object, *args: Any, **kwargs: Any) -> Any:
+        if _inside.note is not None and not is_over(self):
+            _inside.note(most)
+        return method(self, *args, **kwargs)
+
+    return call
 
 
 _HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets have the same length

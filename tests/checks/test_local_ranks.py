@@ -141,6 +141,14 @@ def test_a_place_that_the_group_does_not_have_is_refused_as_by_the_backend(local
     local_ranks.run("dist.barrier()")
 
 
+@pytest.mark.parametrize("tag", ["-1", "2**31", "None", "1.5"])
+def test_a_tag_that_mpi_does_not_have_is_refused_as_by_the_backend(local_ranks, tag):
+    for call in (f"isend(mine, group_dst=1, tag={tag})", f"irecv(mine, group_src=1, tag={tag})"):
+        with pytest.raises(RemoteError, match=r"ValueError: .*choose a tag from 0 to 2147483647"):
+            local_ranks.run(f"dist.{call}")
+    local_ranks.run("dist.barrier()")
+
+
 def test_random_numbers_clocks_and_patches_belong_to_each_rank(local_ranks):
     local_ranks.run("""
 torch.manual_seed(rank)

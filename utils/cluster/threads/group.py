@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # A line of this file is never shown as the student's.
 count_as_library(__file__)
 EAGER = 4096
+# As in Open MPI and MPICH.
+LARGEST_TAG = 2**31 - 1
 OPS = {int(op): name for name, op in ReduceOp.RedOpType.__members__.items()}
 
 
@@ -111,7 +113,7 @@ class Group(ProcessGroup):
     def send(self, tensors, dst: int, tag: int = 0) -> Work:
         """Send a tensor to a rank of the group."""
         (tensor,) = tensors
-        args.check_peer(self, "send", "dst", dst)
+        args.check_message(self, "send", "dst", dst, tag, LARGEST_TAG)
         work = self._work("send", tensors, peer=dst, tag=tag, blocking=_called_by("send"))
         eager = work.call.nbytes <= EAGER
         data = tensor.detach().clone() if eager else tensor.detach()
@@ -132,7 +134,7 @@ class Group(ProcessGroup):
     def recv(self, tensors, src: int, tag: int = 0) -> Work:
         """Receive a tensor from a rank of the group; ``None`` accepts any rank."""
         (tensor,) = tensors
-        args.check_peer(self, "recv", "src", src)
+        args.check_message(self, "recv", "src", src, tag, LARGEST_TAG)
         args.check_writable(tensor, "recv")
         peer = -1 if src is None else src
         work = self._work("recv", tensors, peer=peer, tag=tag, blocking=_called_by("recv"))

@@ -22,12 +22,24 @@ _WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
 _warned: set[tuple[str, int, str] | None] = set()
 
 
-def check_peer(group: ProcessGroup, op: str, role: str, peer: int | None) -> None:
-    """Raise ValueError if the group has no such rank; ``None`` stands for any rank."""
+def check_message(
+    group: ProcessGroup, op: str, role: str, peer: int | None, tag: int, largest: int
+) -> None:
+    """Raise ValueError if the group has no such rank, or MPI no such tag.
+
+    Args:
+        peer: rank in the group; ``None`` stands for any rank.
+        largest: the largest tag (MPI_TAG_UB).
+    """
     size = group.size()
     if peer is not None and not 0 <= peer < size:
         raise ValueError(
             f"{op}({role}={peer}): the group has ranks 0 to {size - 1} (global {group.members})"
+        )
+    if not hasattr(tag, "__index__") or not 0 <= tag <= largest:
+        raise ValueError(
+            f"{op}(tag={tag!r}): choose a tag from 0 to {largest}, the largest that this MPI "
+            "library allows (MPI_TAG_UB)"
         )
 
 

@@ -233,7 +233,7 @@ def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPI
     """Start sending one tensor to rank ``dst`` of the group."""
     start = time.perf_counter()
     tensor = tensors.single(inputs, "send")
-    _check_peer(group, "send", "dst", dst, tag)
+    arguments.check_message(group, "send", "dst", dst, tag, group.channels.largest_tag)
     memory = tensors.readable(tensor)
     blocking = compat.is_called_by("send")
     call = group.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
@@ -255,7 +255,7 @@ def receive(
     group: ProcessGroupMPI, outputs: Tensors, src: int | None, tag: int = 0
 ) -> MPIWork | DoneWork:
     """Start receiving one tensor from rank ``src`` of the group, or from any rank if ``None``."""
-    _check_peer(group, "recv", "src", src, tag)
+    arguments.check_message(group, "recv", "src", src, tag, group.channels.largest_tag)
     tensor = tensors.single(outputs, "recv")
     memory = tensors.writable(tensor, "recv")
     source = MPI.ANY_SOURCE if src is None else src
@@ -284,16 +284,6 @@ def _begin_receive(
             raise
     work = MPIWork(group, call, [tensor], lambda: tensors.deliver(tensor, memory), memory)
     return work.take_over(steps)
-
-
-def _check_peer(group: ProcessGroupMPI, op: str, role: str, peer: int | None, tag: int) -> None:
-    arguments.check_peer(group, op, role, peer)
-    largest = group.channels.largest_tag
-    if not 0 <= tag <= largest:
-        raise ValueError(
-            f"{op}(tag={tag}): choose a tag from 0 to {largest}, the largest that this MPI library "
-            f"allows (MPI_TAG_UB)"
-        )
 
 
 def _at_once(steps: Steps) -> bool:

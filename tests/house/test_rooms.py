@@ -65,7 +65,7 @@ BUDGETS = {
     "labs/lab01": 940,
     "labs/lab02": 920,
     "labs/lab03": 1150,
-    "labs/lab04": 1300,
+    "labs/lab04": 1340,
     "labs/lab05": 2050,
     "labs/lab06": 3110,
     "labs/lab07": 1830,

@@ -25,12 +25,7 @@ _warned: set[tuple[str, int, str] | None] = set()
 def check_message(
     group: ProcessGroup, op: str, role: str, peer: int | None, tag: int, largest: int
 ) -> None:
-    """Raise ValueError if the group has no such rank, or MPI no such tag.
-
-    Args:
-        peer: rank in the group; ``None`` stands for any rank.
-        largest: the largest tag (MPI_TAG_UB).
-    """
+    """Raise ValueError if the group has no such rank (``None``: any rank), or MPI no such tag."""
     size = group.size()
     if peer is not None and not 0 <= peer < size:
         raise ValueError(

@@ -28,6 +28,7 @@ from places import ROOT
 from utils import doctor
 from utils.doctor import examination, find, machine_checks, package_checks, probes
 from utils.doctor import finding as words
+from utils.doctor import machine as machine_module
 from utils.doctor.finding import error, warning
 from utils.jobs import watchdog
 
@@ -449,6 +450,26 @@ def test_an_admin_who_ends_the_doctor_leaves_no_rank_behind(tmp_path, monkeypatc
     deadline = time.monotonic() + 20
     while left_of_the_doctor() and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert left_of_the_doctor() == []
+
+
+def test_a_doctor_that_is_ended_while_the_launcher_starts_leaves_no_rank_behind(
+    tmp_path, monkeypatch
+):
+    class EndedAtOnce(machine_module.Probe):
+        def __init__(self, *args):
+            super().__init__(*args)
+            sys.exit(143)  # what SIGTERM does
+
+    def examine() -> None:
+        with doctor.Machine() as machine:
+            know(machine, library={"name": "Some MPI 1.0", "path": None})
+            monkeypatch.setattr(machine_module, "Probe", EndedAtOnce)
+            find("launcher", machine)
+
+    fake_mpiexec(tmp_path, monkeypatch, "sleep 305")
+    with pytest.raises(SystemExit):
+        examine()
     assert left_of_the_doctor() == []
 
 

@@ -126,6 +126,7 @@ class Machine:
         self._mark = f"doctor{os.getpid()}-{secrets.token_hex(4)}"
         self.probes: dict[str, Probe] = {}
         self._started: list[Probe] = []
+        self._may_have_ranks = False
 
     def __enter__(self) -> Machine:
         return self
@@ -133,7 +134,7 @@ class Machine:
     def __exit__(self, *exception: object) -> None:
         for probe in self._started:
             probe.end()
-        if "ranks" in vars(self):
+        if self._may_have_ranks:
             from utils.jobs import watchdog
 
             # Even ranks that left the launcher's session have the mark in their environment.
@@ -210,6 +211,8 @@ class Machine:
         if isinstance(plan, Finding):
             raise SettledError(plan)
         command = [plan.launcher.path, "-n", "2", *plan.mpi_args, *probe_command("tell_on_rank")]
+        # Before the start: a SIGTERM during it would leave a launcher that nothing else knows.
+        self._may_have_ranks = True
         return self.start(command, env=plan.environment | {watchdog.VARIABLE: self._mark}).outcome
 
     def told_by_ranks(self, part: str) -> list[Facts]:

@@ -55,7 +55,7 @@ BUDGETS = {
     "cluster/threads": 3000,
     "course": 2_280,
     "data": 740,
-    "doctor": 1480,
+    "doctor": 1490,
     "figures": 1450,
     "forecast": 1600,
     "grading": 5840,

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import nbformat
 import psutil
 import pytest
-from ipyparallel.error import RemoteError
+from ipyparallel.error import RemoteError, TaskAborted
 from ipyparallel.util import ip_for_host
 from nbclient import NotebookClient
 
@@ -243,6 +243,18 @@ class TestRecovery:
         with pytest.raises(RemoteError, match=r"exit\(\) would end this rank"):
             two.view.execute("if mpi_rank == 1:\n    exit()", silent=False, block=True)
         assert [v["rank"] for v in values(two.ask(f"{HERE}:answer"))] == [0, 1]
+
+    def test_a_question_that_a_rank_discards_after_an_error_is_asked_again(self, two, monkeypatch):
+        discarded = SimpleNamespace(ready=lambda: True, exception=lambda: TaskAborted("after"))
+        send, asked = two._up.send, []
+
+        def sent(cells: dict[int, str]) -> dict[int, object]:
+            asked.append(sorted(cells))
+            return send(cells) | ({1: discarded} if len(asked) == 1 else {})
+
+        monkeypatch.setattr(two._up, "send", sent)
+        assert [v["rank"] for v in values(two.ask(f"{HERE}:answer"))] == [0, 1]
+        assert asked[:2] == [[0, 1], [1]]
 
     def test_restart_gets_out_of_a_deadlock_inside_c(self, two, capsys):
         client, view = two.client, two.view

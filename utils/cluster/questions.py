@@ -192,9 +192,16 @@ class Question:
             rank: f"{QUESTION}{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
             for rank in self._ranks
         }
+        self._cells = cells
+        self._results: dict[int, ipp.AsyncResult] = {}
+        self._send(self._ranks)
+
+    def _send(self, ranks: Iterable[int]) -> None:
+        """Send the question to these ranks, of which some may be dead."""
         # Silent, so that a question doesn't count in the student's `Out[0:3]`.
-        self._results: dict[int, ipp.AsyncResult] = up.send(cells)
-        self._replies |= {rank: dead(rank) for rank in cells if rank not in self._results}
+        sent = self._up.send({rank: self._cells[rank] for rank in ranks})
+        self._results |= sent
+        self._replies |= {rank: dead(rank) for rank in ranks if rank not in sent}
 
     def answers(self, timeout: float) -> list[Reply]:
         """Wait for the answers, as `Ranks.ask` promises, and return them."""
@@ -228,7 +235,9 @@ class Question:
         while self._waiting() and time.monotonic() < deadline:
             over = self._up.over()
             for rank in self._waiting():
-                if self._results[rank].ready():
+                if self._was_aborted(rank):
+                    self._send([rank])
+                elif self._results[rank].ready():
                     self._replies[rank] = self._read(rank)
                     if until_error and self._replies[rank].status == "error":
                         deadline = min(deadline, time.monotonic() + AFTER_AN_ERROR)
@@ -236,6 +245,13 @@ class Question:
                     self._replies[rank] = dead(rank)
             for rank in self._waiting()[:1]:
                 self._results[rank].wait(LOOK)
+
+    def _was_aborted(self, rank: int) -> bool:
+        """Return whether the rank has not begun: after an error, it discards what has just come."""
+        import ipyparallel as ipp
+
+        result = self._results[rank]
+        return result.ready() and isinstance(result.exception(), ipp.error.TaskAborted)
 
     def _read(self, rank: int) -> Reply:
         result = self._results[rank]

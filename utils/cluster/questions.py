@@ -11,9 +11,9 @@ import json
 import re
 import secrets
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic  # by name, because an answer on a rank inside the kernel may replace it
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -231,8 +231,8 @@ class Question:
         self._up.signal("SIGINT", self._waiting())
 
     def _collect(self, timeout: float, until_error: bool = False) -> None:
-        deadline = time.monotonic() + timeout
-        while self._waiting() and time.monotonic() < deadline:
+        deadline = monotonic() + timeout
+        while self._waiting() and monotonic() < deadline:
             over = self._up.over()
             for rank in self._waiting():
                 if self._was_aborted(rank):
@@ -240,7 +240,7 @@ class Question:
                 elif self._results[rank].ready():
                     self._replies[rank] = self._read(rank)
                     if until_error and self._replies[rank].status == "error":
-                        deadline = min(deadline, time.monotonic() + AFTER_AN_ERROR)
+                        deadline = min(deadline, monotonic() + AFTER_AN_ERROR)
                 elif over:
                     self._replies[rank] = dead(rank)
             for rank in self._waiting()[:1]:

@@ -11,8 +11,8 @@ import math
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
+from time import monotonic  # by name, because a rank inside the kernel may replace it
 from typing import TYPE_CHECKING, Any
 
 import ipyparallel as ipp
@@ -193,8 +193,8 @@ class RanksMagics(ParallelMagics):
             if live is not None:
                 live.look(self._pending(result))
             if failed_at is None and self._errors(result):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() - failed_at > AFTER_AN_ERROR:
+                failed_at = monotonic()
+            if failed_at is not None and monotonic() - failed_at > AFTER_AN_ERROR:
                 self._interrupt(result)
                 return
 
@@ -203,15 +203,15 @@ class RanksMagics(ParallelMagics):
         if not self.ranks.running().over():
             self._seen_over = None
         elif self._seen_over is None:
-            self._seen_over = time.monotonic()
-        return self._seen_over is not None and time.monotonic() - self._seen_over > ON_ITS_WAY
+            self._seen_over = monotonic()
+        return self._seen_over is not None and monotonic() - self._seen_over > ON_ITS_WAY
 
     def _interrupt(self, result: AsyncResult) -> None:
         """Send SIGINT to the ranks that still run, give them a moment, and repeat it if needed."""
         for _ in range(INTERRUPTS):
             self.ranks.running().signal("SIGINT", self._pending(result))
-            deadline = time.monotonic() + AFTER_AN_INTERRUPT
-            while self._pending(result) and time.monotonic() < deadline:
+            deadline = monotonic() + AFTER_AN_INTERRUPT
+            while self._pending(result) and monotonic() < deadline:
                 result.wait(0.02)
 
     def _pending(self, result: AsyncResult) -> list[int]:

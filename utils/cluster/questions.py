@@ -188,11 +188,10 @@ class Question:
         self._token = f"<{secrets.token_hex(16)}>"
         self._replies: dict[int, Reply] = {}
         self._interrupted = False
-        cells = {
+        self._cells = {
             rank: f"{QUESTION}{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
             for rank in self._ranks
         }
-        self._cells = cells
         self._results: dict[int, ipp.AsyncResult] = {}
         self._send(self._ranks)
 
@@ -248,10 +247,12 @@ class Question:
 
     def _was_aborted(self, rank: int) -> bool:
         """Return whether the rank has not begun: after an error, it discards what has just come."""
+        result = self._results[rank]
+        if not result.ready():
+            return False
         import ipyparallel as ipp
 
-        result = self._results[rank]
-        return result.ready() and isinstance(result.exception(), ipp.error.TaskAborted)
+        return isinstance(result.exception(), ipp.error.TaskAborted)
 
     def _read(self, rank: int) -> Reply:
         result = self._results[rank]

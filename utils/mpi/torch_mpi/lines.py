@@ -32,7 +32,7 @@ def wrapped(text: str) -> list[str]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text, even if the user's own ``__str__`` fails."""
+    """Return an error's text; if the user's own ``__str__`` fails, a note that names its error."""
     try:
         return str(error)
     except Exception as worse:

@@ -19,780 +19,379 @@ CELLS = {
 BEFORE = source_of(NOTEBOOK, "ranks-join")
 COUNT, ROOF, KEPT, RECOMPUTE, SPACING, MASTERS, SUM, SCALE, TOP = CELLS
 
-#: Task, what the student did, code, words of the verdict.
+# Lines of the solutions that answers change.
+_BIASES = """    attention = 4 * (width * width + width)
+    mlp = width * hidden + hidden + hidden * width + width
+"""
+_FORWARD = """    forward = depth * (linear + attention) + 2 * width * 256
+    return 3 * samples * tokens * forward
+"""
+_APPLY = "    return Recompute.apply(module, x)"
+_FORK = """        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            torch.set_rng_state(ctx.state)
+"""
+_AGAIN = """            y = ctx.module(x)
+            torch.autograd.backward(y, gradient)
+        return None, x.grad
+"""
+_SMALLEST = "min(spacings, key=lambda every: peak_bytes(layers, every, kept, given))"
+_LEAF = "q.detach().float().requires_grad_()"
+_LEAVES = f"[{_LEAF} for q in parameters]"
+_HAND_OVER = """    for q, master in zip(parameters, masters):
+        master.grad = None if q.grad is None else q.grad.float()
+"""
+_STEP = "    optimizer.step()\n"
+_WRITE_BACK = """    with torch.no_grad():
+        for q, master in zip(parameters, masters):
+            q.copy_(master)
+"""
+_PAD = """    padded = x.new_zeros(p * part)
+    padded[: x.numel()] = x.flatten()
+"""
+_ADD = "    own = received.view(p, part).float().sum(0).bfloat16()\n"
+_SHARE = (
+    "    received = torch.empty_like(padded)\n"
+    "    dist.all_to_all_single(received, padded, group=group)\n" + _ADD
+)
+_DIVIDE = """        for gradient in gradients:
+            gradient.div_(self.scale)
+"""
+_OVERFLOW = "        overflow = any(not g.isfinite().all() for g in gradients)\n"
+_AGREE = """        flag = torch.tensor(float(overflow))
+        dist.all_reduce(flag, group=group)
+        if flag.item() > 0:
+"""
+_SKIP = """            self.scale, self.good = self.scale / 2, 0
+            return False
+"""
+_TAKE = """    values = memory[indices]
+    memory[indices] = 0
+"""
+_GATHER = """    all_indices = indices.new_empty(p * k)
+    all_values = values.new_empty(p * k)
+    dist.all_gather_single(all_indices, indices, group=group)
+    dist.all_gather_single(all_values, values, group=group)
+    mean = torch.zeros_like(gradient)
+    mean.index_add_(0, all_indices, all_values / p)
+"""
+
+# task, what the student did, a part of the solution, what stands in its place, words of the message
+CHANGES = [
+    (COUNT, "rule of thumb, 6 parameters tokens", "3 * samples * tokens * forward",
+     "6 * parameters_of(depth, width, hidden, tokens) * samples * tokens",
+     "FLOPs per parameter and token. Count the products. Expected"),
+    (COUNT, "forgets the head in the FLOPs", " + 2 * width * 256", "",
+     "): You left out the head. Expected"),
+    (COUNT, "forgets the biases of the six layers", _BIASES,
+     "    attention = 4 * width * width\n    mlp = width * hidden + hidden * width\n",
+     "): You left out the biases. Each Linear layer of a block"),
+    (COUNT, "forgets the positions", " + tokens * width", "",
+     "): You left out the positions. The model has one row for"),
+    (COUNT, "forgets samples, one text only", "3 * samples * tokens", "3 * tokens",
+     "): You counted forward only. Backward needs twice as many"),
+    (COUNT, "thinks head and embedding share weights", " + width * 256", "",
+     "× width once. The embedding and the head both have these"),
+    (COUNT, "a multiplication with its addition counts once", _FORWARD,
+     _FORWARD.replace("* forward", "* forward // 2"),
+     "): You counted a multiplication and its addition as one."),
+    (COUNT, "forgets the weighted sum of v", "2 * 2 * tokens * width", "2 * tokens * width",
+     "): You counted one of the two products of attention. There"),
+    (COUNT, "head only for each text's last token", _FORWARD,
+     "    forward = tokens * depth * (linear + attention) + 2 * width * 256\n"
+     "    return 3 * samples * forward\n", "flops_of"),
+    (COUNT, "embedding counts as a product too", " + 2 * width * 256", " + 2 * (2 * width * 256)",
+     "): You counted the embedding as a product. It only looks up"),
+    # In both functions.
+    (COUNT, "assumes hidden is always 4 width", "    ### BEGIN SOLUTION\n",
+     "    hidden = 4 * width\n", "parameters_of"),
+    (ROOF, "layer 128 to 512 hard-coded", "flops / (itemsize * numbers)",
+     "2 * rows * 65_536 / (4 * (640 * rows + 65_536))", "intensity"),
+    (ROOF, "forgets that y is written", " + rows * outputs", "",
+     "): You left out the result y, which is written. Expected"),
+    (ROOF, "forgets itemsize, FLOPs per number", "flops / (itemsize * numbers)", "flops / numbers",
+     "): You divided by numbers. Multiply them by itemsize to get"),
+    (ROOF, "only the slope, never the peak", "min(peak, intensity * bandwidth)",
+     "intensity * bandwidth", "attainable"),
+    (ROOF, "MFU: forgets to divide by the peak", "flops / seconds / peak", "flops / seconds",
+     "mfu"),
+    (ROOF, "one FLOP for each multiply and add", "flops = 2 * rows", "flops = rows",
+     "): You counted a multiplication and its addition as one."),
+    (ROOF, "counts only the bytes of the weights",
+     "rows * inputs + inputs * outputs + rows * outputs", "inputs * outputs", "intensity"),
+    (ROOF, "forgets that x is read", "rows * inputs + ", "", "intensity"),
+    (ROOF, "reads W again for each row", " + inputs * outputs", " + rows * inputs * outputs",
+     "intensity"),
+    (ROOF, "operator order: multiplies by moved numbers", "/ (itemsize * numbers)",
+     "/ itemsize * numbers", "intensity"),
+    (ROOF, "inverse: bytes per FLOP", "flops / (itemsize * numbers)", "itemsize * numbers / flops",
+     "intensity"),
+    (ROOF, "three times the FLOPs, as in training", "flops = 2 * rows", "flops = 6 * rows",
+     "intensity"),
+    (KEPT, "the scores are forgotten", " + samples * heads * tokens**2", "",
+     "): You left out the softmax's result. Expected"),
+    (KEPT, "hidden is always 4 width", "2 * rows * hidden", "2 * rows * 4 * width", "kept_bytes"),
+    (KEPT, "forgets mean and 1/sigma", "(rows * width + 2 * rows)", "rows * width",
+     "/σ of the LayerNorms. Expected"),
+    (KEPT, "GELU works in place, hidden only once", "2 * rows * hidden", "rows * hidden",
+     "): You left out the input of `down`, which is the GELU's"),
+    (KEPT, "itemsize has no default", "itemsize=4", "itemsize",
+     "required positional argument: 'itemsize'"),
+    (KEPT, "scores before and after the softmax", "samples * heads * tokens**2",
+     "2 * samples * heads * tokens**2",
+     "): You counted the scores before and after the softmax."),
+    (KEPT, "with the outputs of out and down", "attention + mlp)",
+     "attention + mlp + 2 * rows * width)",
+     "): You counted the input of q, k and v three times. It is"),
+    (KEPT, "numbers, not bytes", "return itemsize * ", "return ",
+     "): You counted numbers. Multiply by itemsize. Expected"),
+    (KEPT, "forgets samples in the scores", "samples * heads * tokens**2", "heads * tokens**2",
+     "kept_bytes"),
+    (KEPT, "tokens fixed to 128 in the scores", "samples * heads * tokens**2",
+     "rows * heads * 128", "kept_bytes"),
+    (KEPT, "forgets heads in the scores", "samples * heads * tokens**2", "samples * tokens**2",
+     "kept_bytes"),
+    (KEPT, "ignores itemsize, always 4", "return itemsize * ", "return 4 * ", "kept_bytes"),
+    (RECOMPUTE, "asks torch.utils.checkpoint", _APPLY,
+     "    return checkpoint(module, x, use_reentrant=False)",
+     "RuntimeError: Write recompute by hand, without"),
+    (RECOMPUTE, "no_grad only, gradients stop here", _APPLY,
+     "    with torch.no_grad():\n        y = module(x)\n    return y.requires_grad_()",
+     "You returned a Tensor without a graph. Return module(x),"),
+    (RECOMPUTE, "hides all activations in NumPy", _APPLY,
+     "    hide = lambda t: t.detach().numpy().copy()\n"
+     "    with torch.autograd.graph.saved_tensors_hooks(hide, torch.from_numpy):\n"
+     "        return module(x)",
+     "You ran the module once. Run it again in backward, because"),
+    (RECOMPUTE, "ignores random numbers", _FORK, "        with torch.enable_grad():\n",
+     "gradients: Backward drew another dropout mask than forward."),
+    (RECOMPUTE, "forgets detach, a leaf counts twice",
+     "        x = x.detach().requires_grad_()\n", "",
+     "RuntimeError: Trying to backward through the graph a second"),
+    (RECOMPUTE, "forgets enable_grad in backward", ", torch.enable_grad():", ":",
+     "of tensors does not require grad and does not have a"),
+    (RECOMPUTE, "no gradient for x", "x.detach().requires_grad_()", "x.detach()",
+     "gradients: x has no gradient. Recompute with a copy of x"),
+    (RECOMPUTE, "ignores the gradient that comes in", "torch.autograd.backward(y, gradient)",
+     "y.sum().backward()", "gradients: entry"),
+    (RECOMPUTE, "seed 0 for both runs", "        ctx.state = ",
+     "        torch.manual_seed(0)\n        ctx.state = ", "result: entry"),
+    (RECOMPUTE, "gradient only for x, not the parameters", _AGAIN,
+     "            y = ctx.module(x)\n"
+     "        return None, torch.autograd.grad(y, x, gradient)[0]\n",
+     "gradients: The parameters have no gradient. Recompute under"),
+    (RECOMPUTE, "does not restore random state after backward",
+     "torch.random.fork_rng(devices=[]), ", "",
+     "random numbers after forward and after backward, which stay"),
+    (RECOMPUTE, "rounds x in place", "        ctx.save_for_backward(x)\n",
+     "        x.data.copy_(x.data.bfloat16())\n        ctx.save_for_backward(x)\n",
+     "ArgumentChanged: recompute changed its argument x. Work on"),
+    (RECOMPUTE, "runs twice in backward", _AGAIN,
+     "            (of_x,) = torch.autograd.grad(ctx.module(x), x, gradient)\n"
+     "            torch.set_rng_state(ctx.state)\n"
+     "            torch.autograd.backward(ctx.module(x.detach()), gradient)\n"
+     "        return None, of_x\n",
+     "times. Twice is enough: in forward and in backward"),
+    (RECOMPUTE, "runs twice in forward, to compare", "            return module(x)\n",
+     "            first = module(x)\n"
+     "            torch.set_rng_state(ctx.state)\n"
+     "            second = module(x)\n"
+     "        assert torch.equal(first, second)\n"
+     "        return second\n",
+     "times in forward. Run it once"),
+    (SPACING, "forgets the layers that are left", "max(peaks)",
+     "(layers // every - 1) * given + every * kept", "peak_bytes"),
+    (SPACING, "best: always the square root", _SMALLEST, "round(math.sqrt(layers))",
+     "): Several spacings have the smallest peak. Return the"),
+    (SPACING, "best: ignores kept and given", _SMALLEST,
+     "min(spacings, key=lambda every: peak_bytes(layers, every, 1, 1))",
+     "): You returned √layers. It is the best only if a layer"),
+    (SPACING, "best: returns the peak", _SMALLEST,
+     "min(peak_bytes(layers, every, kept, given) for every in spacings)",
+     "): You returned the peak. Return the spacing that has it."),
+    (SPACING, "best: never all layers, fails for one", "range(1, layers + 1)", "range(1, layers)",
+     "ValueError: min() arg is an empty sequence (at cell line"),
+    (SPACING, "only the last segment", "max(peaks)", "peaks[-1]",
+     "): You recomputed the last segment only. If it is shorter,"),
+    (SPACING, "recomputed segments are never freed", "min(every, layers - first)",
+     "layers - first", "): You took every as the number of segments. It is the"),
+    (SPACING, "best: table of the notebook, else root", _SMALLEST,
+     "1 if kept > given else {8: 2, 36: 5, 100: 9}.get(layers, round(math.sqrt(layers)))",
+     "best_spacing"),
+    (SPACING, "the last segment is always full", "min(every, layers - first)", "every",
+     "peak_bytes"),
+    (SPACING, "best: formula with kept and given", _SMALLEST,
+     "max(1, round(math.sqrt(layers * given / kept)))",
+     "): Several spacings have the smallest peak. Return the"),
+    (MASTERS, "turns the parameters themselves into float32", "    return " + _LEAVES,
+     "    parameters = list(parameters)\n"
+     "    for q in parameters:\n"
+     "        q.data = q.data.float()\n"
+     "    return parameters",
+     "' to a tensor with grad_dtype 'Float'. The gradient must"),
+    (MASTERS, "writes back before step, parameters are old", _STEP + _WRITE_BACK,
+     _WRITE_BACK + _STEP, "parameters at the end: entry"),
+    (MASTERS, "writes back without no_grad, raises an error", _WRITE_BACK,
+     "    for q, master in zip(parameters, masters):\n        q.copy_(master)\n",
+     "RuntimeError: a leaf Variable that requires grad is being"),
+    (MASTERS, "fails if a gradient is None", "None if q.grad is None else q.grad.float()",
+     "q.grad.float()", "AttributeError: 'NoneType' object has no attribute 'float'"),
+    (MASTERS, "masters are no leaves, optimizer refuses them", _LEAF, "q.float()",
+     "leaf tensor that requires a gradient for each parameter"),
+    (MASTERS, "only rebinds the loop variable", "q.copy_(master)",
+     "q = master.detach().bfloat16()",
+     "parameters at the end: You never wrote the masters into the"),
+    (MASTERS, "parameters get new memory", "q.copy_(master)",
+     "q.data = master.detach().bfloat16()",
+     "Your parameters use other memory. Copy into the tensors of"),
+    (MASTERS, "returns a generator, not a list", _LEAVES, f"({_LEAF} for q in parameters)",
+     "make_masters returned a generator. Return a list, with a"),
+    (MASTERS, "masters begin at zero, not same values", _LEAF,
+     "torch.zeros(q.shape, requires_grad=True)", "masters at the beginning: entry"),
+    (MASTERS, "a None gradient leaves the old one",
+     "master.grad = None if q.grad is None else q.grad.float()",
+     "if q.grad is not None:\n            master.grad = q.grad.float()",
+     "steps: You updated a parameter without a gradient by its"),
+    (MASTERS, "gradient passes through float16, loses small values", "else q.grad.float()",
+     "else q.grad.half().float()", "masters after"),
+    # In both loops.
+    (MASTERS, "last parameter is left out", "zip(parameters, masters)",
+     "zip(parameters, masters[:-1])", "masters after"),
+    (MASTERS, "filters None first, so pairs are misaligned", _HAND_OVER,
+     "    gradients = [q.grad.float() for q in parameters if q.grad is not None]\n"
+     "    for master in masters:\n"
+     "        master.grad = None\n"
+     "    for gradient, master in zip(gradients, masters):\n"
+     "        master.grad = gradient\n",
+     "'. Please ensure that the gradient and the tensor are the"),
+    (SUM, "no padding, the size must divide", _PAD, "    padded = x.flatten().clone()\n",
+     "which 4 ranks cannot share equally"),
+    (SUM, "reduce_scatter in bfloat16, adds in bfloat16", _SHARE,
+     "    own = x.new_empty(part)\n"
+     "    dist.reduce_scatter(own, list(padded.view(p, part)), group=group)\n",
+     "You call reduce_scatter. Use only all_to_all_single and"),
+    # In all three calls.
+    (SUM, "forgets the group everywhere", "group)", "None)",
+     "You call all_to_all_single on the ranks"),
+    (SUM, "returns a flat row", ".view(x.shape)", "", "You returned torch.bfloat"),
+    (SUM, "world size without the group", "get_world_size(group)", "get_world_size()",
+     "must be 2 times the small one"),
+    (SUM, "the mean instead of the sum", ".sum(0)", ".mean(0)",
+     "You returned the mean. Return the sum. Entry"),
+    (SUM, "returns float32", ".view(x.shape)", ".view(x.shape).float()",
+     "You returned torch.float"),
+    (SUM, "writes the sum into x, returns x", "return padded[: x.numel()].view(x.shape)",
+     "return x.copy_(padded[: x.numel()].view(x.shape))",
+     "changed its argument x. Work on a copy of it"),
+    (SUM, "adds the received parts in bfloat16", _ADD,
+     "    own = torch.zeros_like(received[:part])\n"
+     "    for row in received.view(p, part):\n"
+     "        own = own + row\n",
+     "You rounded after each addition. Add in float"),
+    (SUM, "keeps buffers, next call overwrites the result",
+     "    padded = x.new_zeros(p * part)\n",
+     "    buffers = globals().setdefault('BUFFERS', {})\n"
+     "    padded = buffers.setdefault((p, part), x.new_zeros(p * part))\n"
+     "    padded.zero_()\n",
+     "changed what its earlier call had returned. Make a new"),
+    (SCALE, "each rank decides alone", _AGREE, "        if overflow:\n",
+     "call of all_reduce in step"),
+    (SCALE, "never divides the gradients", _DIVIDE, "", "in the group of ranks"),
+    (SCALE, "forged scale that equals every number",
+     "        self.scale, self.grow_every, self.good = scale, grow_every, 0\n",
+     "        class Scale(float):\n"
+     "            __hash__ = float.__hash__\n"
+     "            __eq__ = lambda self, other: True\n"
+     "            __ne__ = lambda self, other: False\n"
+     "            __truediv__ = __rmul__ = lambda self, other: self  # stays as it is\n\n"
+     "        self.scale, self.grow_every, self.good = Scale(scale), grow_every, 0\n",
+     "You left the scale as it was. Double it now, or halve it."),
+    (SCALE, "fails if a gradient is None", " if q.grad is not None", "",
+     "AttributeError: 'NoneType' object has no attribute 'div_'"),
+    (SCALE, "leaves before the all_reduce if it overflowed", _AGREE + _SKIP,
+     "        if overflow:\n" + _SKIP
+     + "        dist.all_reduce(torch.zeros(()), group=group)\n",
+     "waits in all_reduce(SUM) of float"),
+    (SCALE, "all_reduces a row of flags", _AGREE,
+     "        flags = torch.zeros(len(parameters))\n"
+     "        for k, q in enumerate(parameters):\n"
+     "            flags[k] = q.grad is not None and not q.grad.isfinite().all()\n"
+     "        dist.all_reduce(flags, group=group)\n"
+     "        if flags.any():\n",
+     "are enough. Send only one number"),
+    (SCALE, "scaled always uses the first scale", "self.good = scale, grow_every, 0\n",
+     "self.good = scale, grow_every, 0\n        self.scaled = lambda loss: loss * scale\n",
+     "scaled(loss) at the end, and the loss itself, which stays"),
+    (SCALE, "forgets the group", "dist.all_reduce(flag, group=group)", "dist.all_reduce(flag)",
+     "but the argument group has the ranks"),
+    (SCALE, "looks for NaN only, not inf", "not g.isfinite().all()", "(g != g).any()",
+     "is infinite or NaN. Let all ranks skip the step: all_reduce"),
+    (SCALE, "tests the sum, large finite gradients overflow", _OVERFLOW + _AGREE,
+     "        total = sum((g * g).sum() for g in gradients) + torch.zeros(())\n"
+     "        dist.all_reduce(total, group=group)\n"
+     "        if not total.isfinite():\n",
+     "You skipped a step, but all gradients are finite"),
+    (SCALE, "gathers Python objects instead of one all_reduce", _AGREE,
+     "        flags = [None] * dist.get_world_size(group)\n"
+     "        dist.all_gather_object(flags, overflow, group=group)\n"
+     "        if any(flags):\n",
+     "You call all_gather. Use only all_reduce here"),
+    (SCALE, "an overflow doesn't reset the count", "self.scale, self.good = self.scale / 2, 0",
+     "self.scale /= 2", "in the group of ranks"),
+    (TOP, "takes this rank's places for all ranks", _GATHER,
+     "    all_values = values.new_empty(p * k)\n"
+     "    dist.all_gather_single(all_values, values, group=group)\n"
+     "    mean = torch.zeros_like(gradient)\n"
+     "    mean[indices] = all_values.view(p, k).mean(0)\n",
+     "in the group of ranks"),
+    (TOP, "forgets the memory, plain top-k",
+     "    memory += gradient\n    indices = memory.abs().topk(k).indices\n" + _TAKE,
+     "    indices = gradient.abs().topk(k).indices\n    values = gradient[indices]\n",
+     "Your memory is empty. Keep what you left out. Entry"),
+    (TOP, "largest values instead of largest absolute values", "memory.abs().topk", "memory.topk",
+     "You chose the largest numbers. Choose the largest absolute"),
+    # In all three calls.
+    (TOP, "forgets the group", "group)", "None)",
+     "You call all_gather_into_tensor on the ranks"),
+    (TOP, "writes the mean into gradient, returns it", "torch.zeros_like(gradient)",
+     "gradient.zero_()", "ArgumentChanged: compressed_mean changed its argument"),
+    (TOP, "the sum instead of the mean", "all_values / p", "all_values",
+     "You returned the sum. Divide by the number of ranks. Entry"),
+    (TOP, "memory keeps what was sent", "    memory[indices] = 0\n",
+     "    memory.zero_()\n    memory[indices] = values\n",
+     "Your memory has what you sent. Keep what you left out. Entry"),
+    (TOP, "int16 indices, long rows fail", _GATHER,
+     "    indices = indices.short()\n"
+     + _GATHER.replace("0, all_indices,", "0, all_indices.long(),"),
+     "IndexError: index out of range in self (at cell line"),
+    (TOP, "gathers Python objects, too many bytes", _GATHER,
+     "    entries = dict(zip(indices.tolist(), values.tolist()))\n"
+     "    found = [None] * p\n"
+     "    dist.all_gather_object(found, entries, group=group)\n"
+     "    mean = torch.zeros_like(gradient)\n"
+     "    for each in found:\n"
+     "        for i, value in each.items():\n"
+     "            mean[i] += value / p\n",
+     "in the group of ranks"),
+    (TOP, "sends absolute values, the sign is lost",
+     "    indices = memory.abs().topk(k).indices\n    values = memory[indices]\n",
+     "    values, indices = memory.abs().topk(k)\n", "in the group of ranks"),
+]  # fmt: skip
+
+# task, what the student did, code, words of the message
 WRONG = [
-    (
-        COUNT,
-        "constants of the standard sizes",
-        """
+    (COUNT, "constants of the standard sizes", """
 def parameters_of(depth, width, hidden, tokens):
     return 82_176 + 198_272 * depth
 
 
 def flops_of(depth, width, hidden, tokens, samples):
     return 3 * 16 * 128 * (depth * 458_752 + 65_536)
-""",
-        "parameters_of",
-    ),
-    (
-        COUNT,
-        "rule of thumb, 6 parameters tokens",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    return 6 * parameters_of(depth, width, hidden, tokens) * samples * tokens
-""",
-        "FLOPs per parameter and token. Count the products. Expected",
-    ),
-    (
-        COUNT,
-        "forgets the head in the FLOPs",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width)
-    return 3 * samples * tokens * per_token
-""",
-        "): You left out the head. Expected",
-    ),
-    (
-        COUNT,
-        "forgets the biases of the six layers",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * width * width + 2 * width * hidden + 4 * width
-    return 256 * width + tokens * width + 2 * width + width * 256 + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width) + 512 * width
-    return 3 * samples * tokens * per_token
-""",
-        "): You left out the biases. Each Linear layer of a block",
-    ),
-    (
-        COUNT,
-        "forgets the positions",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 2 * 256 * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width) + 512 * width
-    return 3 * samples * tokens * per_token
-""",
-        "): You left out the positions. The model has one row for",
-    ),
-    (
-        COUNT,
-        "forgets samples, one text only",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width) + 512 * width
-    return 3 * tokens * per_token
-""",
-        "): You counted forward only. Backward needs twice as many",
-    ),
-    (
-        COUNT,
-        "thinks head and embedding share weights",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 256 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width) + 512 * width
-    return 3 * samples * tokens * per_token
-""",
-        "× width once. The embedding and the head both have these",
-    ),
-    (
-        COUNT,
-        "a multiplication with its addition counts once",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (4 * width**2 + 2 * width * hidden + 2 * tokens * width) + 256 * width
-    return 3 * samples * tokens * per_token
-""",
-        "): You counted a multiplication and its addition as one.",
-    ),
-    (
-        COUNT,
-        "forgets the weighted sum of v",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 2 * tokens * width) + 512 * width
-    return 3 * samples * tokens * per_token
-""",
-        "): You counted one of the two products of attention. There",
-    ),
-    (
-        COUNT,
-        "head only for each text's last token",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width)
-    return 3 * samples * (tokens * per_token + 512 * width)
-""",
-        "flops_of",
-    ),
-    (
-        COUNT,
-        "embedding counts as a product too",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    block = 4 * (width * width + width) + 2 * width * hidden + hidden + width + 4 * width
-    return 512 * width + tokens * width + 2 * width + depth * block
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    per_token = depth * (8 * width**2 + 4 * width * hidden + 4 * tokens * width)
-    per_token += 2 * (2 * 256 * width)
-    return 3 * samples * tokens * per_token
-""",
-        "): You counted the embedding as a product. It only looks up",
-    ),
-    (
-        COUNT,
-        "assumes hidden is always 4 width",
-        """
-def parameters_of(depth, width, hidden, tokens):
-    return (256 + tokens + 2 + 256) * width + depth * (12 * width**2 + 13 * width)
-
-
-def flops_of(depth, width, hidden, tokens, samples):
-    return 3 * samples * tokens * (depth * (24 * width**2 + 4 * tokens * width) + 512 * width)
-""",
-        "parameters_of",
-    ),
-    (
-        ROOF,
-        "layer 128 to 512 hard-coded",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    return 2 * rows * 65_536 / (4 * (640 * rows + 65_536))
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        ROOF,
-        "forgets that y is written",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs
-    return 2 * rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "): You left out the result y, which is written. Expected",
-    ),
-    (
-        ROOF,
-        "forgets itemsize, FLOPs per number",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return 2 * rows * inputs * outputs / moved
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "): You divided by numbers. Multiply them by itemsize to get",
-    ),
-    (
-        ROOF,
-        "only the slope, never the peak",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return 2 * rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return intensity * bandwidth
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "attainable",
-    ),
-    (
-        ROOF,
-        "MFU: forgets to divide by the peak",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return 2 * rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds
-""",
-        "mfu",
-    ),
-    (
-        ROOF,
-        "one FLOP for each multiply and add",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "): You counted a multiplication and its addition as one.",
-    ),
-    (
-        ROOF,
-        "counts only the bytes of the weights",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    return 2 * rows * inputs * outputs / (itemsize * inputs * outputs)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        ROOF,
-        "forgets that x is read",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = inputs * outputs + rows * outputs
-    return 2 * rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        ROOF,
-        "reads W again for each row",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * (inputs + inputs * outputs + outputs)
-    return 2 * rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        ROOF,
-        "operator order: multiplies by moved numbers",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return 2 * rows * inputs * outputs / itemsize * moved
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        ROOF,
-        "inverse: bytes per FLOP",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return itemsize * moved / (2 * rows * inputs * outputs)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        ROOF,
-        "three times the FLOPs, as in training",
-        """
-def intensity(rows, inputs, outputs, itemsize):
-    moved = rows * inputs + inputs * outputs + rows * outputs
-    return 6 * rows * inputs * outputs / (itemsize * moved)
-
-
-def attainable(intensity, peak, bandwidth):
-    return min(peak, intensity * bandwidth)
-
-
-def mfu(flops, seconds, peak):
-    return flops / seconds / peak
-""",
-        "intensity",
-    ),
-    (
-        KEPT,
-        "the scores are forgotten",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    return itemsize * (8 * rows * width + 4 * rows + 2 * rows * hidden)
-""",
-        "): You left out the softmax's result. Expected",
-    ),
-    (
-        KEPT,
-        "hidden is always 4 width",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    return itemsize * (16 * rows * width + 4 * rows + samples * heads * tokens**2)
-""",
-        "kept_bytes",
-    ),
-    (
-        KEPT,
-        "forgets mean and 1/sigma",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    return itemsize * (8 * rows * width + 2 * rows * hidden + samples * heads * tokens**2)
-""",
-        "/σ of the LayerNorms. Expected",
-    ),
-    (
-        KEPT,
-        "GELU works in place, hidden only once",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    numbers = 8 * rows * width + 4 * rows + rows * hidden + samples * heads * tokens**2
-    return itemsize * numbers
-""",
-        "): You left out the input of `down`, which is the GELU's",
-    ),
-    (
-        KEPT,
-        "itemsize has no default",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize):
-    rows = samples * tokens
-    numbers = 8 * rows * width + 4 * rows + 2 * rows * hidden + samples * heads * tokens**2
-    return itemsize * numbers
-""",
-        "required positional argument: 'itemsize'",
-    ),
-    (
-        KEPT,
-        "scores before and after the softmax",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    scores = 2 * samples * heads * tokens**2
-    return itemsize * (8 * rows * width + 4 * rows + 2 * rows * hidden + scores)
-""",
-        "): You counted the scores before and after the softmax.",
-    ),
-    (
-        KEPT,
-        "with the outputs of out and down",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    outputs = 2 * rows * width
-    numbers = 8 * rows * width + 4 * rows + 2 * rows * hidden + samples * heads * tokens**2
-    return itemsize * (numbers + outputs)
-""",
-        "): You counted the input of q, k and v three times. It is",
-    ),
-    (
-        KEPT,
-        "numbers, not bytes",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    norms = 2 * (rows * width + 2 * rows)
-    attention = 5 * rows * width + samples * heads * tokens**2
-    mlp = rows * width + 2 * rows * hidden
-    return norms + attention + mlp
-""",
-        "): You counted numbers. Multiply by itemsize. Expected",
-    ),
-    (
-        KEPT,
-        "forgets samples in the scores",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    numbers = 8 * rows * width + 4 * rows + 2 * rows * hidden + heads * tokens**2
-    return itemsize * numbers
-""",
-        "kept_bytes",
-    ),
-    (
-        KEPT,
-        "tokens fixed to 128 in the scores",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    numbers = 8 * rows * width + 4 * rows + 2 * rows * hidden + rows * heads * 128
-    return itemsize * numbers
-""",
-        "kept_bytes",
-    ),
-    (
-        KEPT,
-        "forgets heads in the scores",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    numbers = 8 * rows * width + 4 * rows + 2 * rows * hidden + samples * tokens**2
-    return itemsize * numbers
-""",
-        "kept_bytes",
-    ),
-    (
-        KEPT,
-        "ignores itemsize, always 4",
-        """
-def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
-    rows = samples * tokens
-    numbers = 8 * rows * width + 4 * rows + 2 * rows * hidden + samples * heads * tokens**2
-    return 4 * numbers
-""",
-        "kept_bytes",
-    ),
-    (
-        RECOMPUTE,
-        "just calls the module, keeps everything",
-        """
+""", "parameters_of"),
+    (RECOMPUTE, "just calls the module, keeps everything", """
 def recompute(module, x):
     return module(x)
-""",
-        "allowed. Run forward under torch.no_grad()",
-    ),
-    (
-        RECOMPUTE,
-        "asks torch.utils.checkpoint",
-        """
-def recompute(module, x):
-    return checkpoint(module, x, use_reentrant=False)
-""",
-        "RuntimeError: Write recompute by hand, without",
-    ),
-    (
-        RECOMPUTE,
-        "no_grad only, gradients stop here",
-        """
-def recompute(module, x):
-    with torch.no_grad():
-        y = module(x)
-    return y.requires_grad_()
-""",
-        "You returned a Tensor without a graph. Return module(x),",
-    ),
-    (
-        RECOMPUTE,
-        "hides all activations in NumPy",
-        """
-def recompute(module, x):
-    hide = lambda t: t.detach().numpy().copy()
-    with torch.autograd.graph.saved_tensors_hooks(hide, torch.from_numpy):
-        return module(x)
-""",
-        "You ran the module once. Run it again in backward, because",
-    ),
-    (
-        RECOMPUTE,
-        "ignores random numbers",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module = module
-        ctx.save_for_backward(x)
-        with torch.no_grad():
-            return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.enable_grad():
-            y = ctx.module(x)
-        torch.autograd.backward(y, gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "gradients: Backward drew another dropout mask than forward.",
-    ),
-    (
-        RECOMPUTE,
-        "forgets detach, a leaf counts twice",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            torch.autograd.backward(ctx.module(x), gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "RuntimeError: Trying to backward through the graph a second",
-    ),
-    (
-        RECOMPUTE,
-        "forgets enable_grad in backward",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.state)
-            torch.autograd.backward(ctx.module(x), gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "of tensors does not require grad and does not have a",
-    ),
-    (
-        RECOMPUTE,
-        "no gradient for x",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            torch.autograd.backward(ctx.module(x.detach()), gradient)
-        return None, None
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "gradients: x has no gradient. Recompute with a copy of x",
-    ),
-    (
-        RECOMPUTE,
-        "ignores the gradient that comes in",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            ctx.module(x).sum().backward()
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "gradients: entry",
-    ),
-    (
-        RECOMPUTE,
-        "seed 0 for both runs",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module = module
-        ctx.save_for_backward(x)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        torch.manual_seed(0)
-        with torch.enable_grad():
-            y = ctx.module(x)
-        torch.autograd.backward(y, gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "result: entry",
-    ),
-    (
-        RECOMPUTE,
-        "gradient only for x, not the parameters",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            y = ctx.module(x)
-        return None, torch.autograd.grad(y, x, gradient)[0]
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "gradients: The parameters have no gradient. Recompute under",
-    ),
-    (
-        RECOMPUTE,
-        "does not restore random state after backward",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        with torch.no_grad():
-            return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        torch.set_rng_state(ctx.state)
-        with torch.enable_grad():
-            y = ctx.module(x)
-        torch.autograd.backward(y, gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "random numbers after forward and after backward, which stay",
-    ),
-    (
-        RECOMPUTE,
-        "remembers one x for each module",
-        """
+""", "allowed. Run forward under torch.no_grad()"),
+    (RECOMPUTE, "remembers one x for each module", """
 inputs_of = {}
 
 
@@ -814,192 +413,16 @@ class Recompute(torch.autograd.Function):
 
 def recompute(module, x):
     return Recompute.apply(module, x)
-""",
-        "gradients after a second backward, through the module",
-    ),
-    (
-        RECOMPUTE,
-        "rounds x in place",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        x.data.copy_(x.data.bfloat16())
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            torch.autograd.backward(ctx.module(x), gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "ArgumentChanged: recompute changed its argument x. Work on",
-    ),
-    (
-        RECOMPUTE,
-        "runs twice in backward",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        return module(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            (of_x,) = torch.autograd.grad(ctx.module(x), x, gradient)
-            torch.set_rng_state(ctx.state)
-            torch.autograd.backward(ctx.module(x.detach()), gradient)
-        return None, of_x
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "times. Twice is enough: in forward and in backward",
-    ),
-    (
-        RECOMPUTE,
-        "runs twice in forward, to compare",
-        """
-class Recompute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, module, x):
-        ctx.module, ctx.state = module, torch.get_rng_state()
-        ctx.save_for_backward(x)
-        first = module(x)
-        torch.set_rng_state(ctx.state)
-        second = module(x)
-        assert torch.equal(first, second)
-        return second
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x = ctx.saved_tensors[0].detach().requires_grad_()
-        with torch.random.fork_rng(devices=[]), torch.enable_grad():
-            torch.set_rng_state(ctx.state)
-            torch.autograd.backward(ctx.module(x), gradient)
-        return None, x.grad
-
-
-def recompute(module, x):
-    return Recompute.apply(module, x)
-""",
-        "times in forward. Run it once",
-    ),
-    (
-        SPACING,
-        "smooth formula n/k + k",
-        """
+""", "gradients after a second backward, through the module"),
+    (SPACING, "smooth formula n/k + k", """
 def peak_bytes(layers, every, kept, given):
     return layers / every * given + every * kept
 
 
 def best_spacing(layers, kept, given):
     return min(range(1, layers + 1), key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "): You counted the input of the recomputed segment twice.",
-    ),
-    (
-        SPACING,
-        "forgets the layers that are left",
-        """
-def peak_bytes(layers, every, kept, given):
-    return (layers // every - 1) * given + every * kept
-
-
-def best_spacing(layers, kept, given):
-    return min(range(1, layers + 1), key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "peak_bytes",
-    ),
-    (
-        SPACING,
-        "best: always the square root",
-        """
-def peak_bytes(layers, every, kept, given):
-    firsts = enumerate(range(0, layers, every))
-    return max(i * given + min(every, layers - first) * kept for i, first in firsts)
-
-
-def best_spacing(layers, kept, given):
-    return round(math.sqrt(layers))
-""",
-        "): Several spacings have the smallest peak. Return the",
-    ),
-    (
-        SPACING,
-        "best: ignores kept and given",
-        """
-def peak_bytes(layers, every, kept, given):
-    firsts = enumerate(range(0, layers, every))
-    return max(i * given + min(every, layers - first) * kept for i, first in firsts)
-
-
-def best_spacing(layers, kept, given):
-    return min(range(1, layers + 1), key=lambda k: peak_bytes(layers, k, 1, 1))
-""",
-        "): You returned √layers. It is the best only if a layer",
-    ),
-    (
-        SPACING,
-        "best: returns the peak",
-        """
-def peak_bytes(layers, every, kept, given):
-    firsts = enumerate(range(0, layers, every))
-    return max(i * given + min(every, layers - first) * kept for i, first in firsts)
-
-
-def best_spacing(layers, kept, given):
-    return min(peak_bytes(layers, k, kept, given) for k in range(1, layers + 1))
-""",
-        "): You returned the peak. Return the spacing that has it.",
-    ),
-    (
-        SPACING,
-        "best: never all layers, fails for one",
-        """
-def peak_bytes(layers, every, kept, given):
-    firsts = enumerate(range(0, layers, every))
-    return max(i * given + min(every, layers - first) * kept for i, first in firsts)
-
-
-def best_spacing(layers, kept, given):
-    return min(range(1, layers), key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "ValueError: min() arg is an empty sequence (at cell line",
-    ),
-    (
-        SPACING,
-        "only the last segment",
-        """
-def peak_bytes(layers, every, kept, given):
-    segments = math.ceil(layers / every)
-    size = layers - (segments - 1) * every
-    return (segments - 1) * given + size * kept
-
-
-def best_spacing(layers, kept, given):
-    return min(range(1, layers + 1), key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "): You recomputed the last segment only. If it is shorter,",
-    ),
-    (
-        SPACING,
-        "crashes unless every divides layers",
-        """
+""", "): You counted the input of the recomputed segment twice."),
+    (SPACING, "crashes unless every divides layers", """
 def peak_bytes(layers, every, kept, given):
     assert layers % every == 0
     return (layers // every - 1) * given + every * kept
@@ -1008,428 +431,20 @@ def peak_bytes(layers, every, kept, given):
 def best_spacing(layers, kept, given):
     divisors = [k for k in range(1, layers + 1) if layers % k == 0]
     return min(divisors, key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "AssertionError:  (at cell line",
-    ),
-    (
-        SPACING,
-        "recomputed segments are never freed",
-        """
-def peak_bytes(layers, every, kept, given):
-    peaks = []
-    for i, first in enumerate(range(0, layers, every)):
-        peaks.append(i * given + (layers - first) * kept)
-    return max(peaks)
-
-
-def best_spacing(layers, kept, given):
-    return min(range(1, layers + 1), key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "): You took every as the number of segments. It is the",
-    ),
-    (
-        SPACING,
-        "best: table of the notebook, else root",
-        """
-def peak_bytes(layers, every, kept, given):
-    firsts = enumerate(range(0, layers, every))
-    return max(i * given + min(every, layers - first) * kept for i, first in firsts)
-
-
-def best_spacing(layers, kept, given):
-    if kept > given:
-        return 1
-    return {8: 2, 36: 5, 100: 9}.get(layers, round(math.sqrt(layers)))
-""",
-        "best_spacing",
-    ),
-    (
-        SPACING,
-        "the last segment is always full",
-        """
-def peak_bytes(layers, every, kept, given):
-    segments = math.ceil(layers / every)
-    return (segments - 1) * given + every * kept
-
-
-def best_spacing(layers, kept, given):
-    return min(range(1, layers + 1), key=lambda k: peak_bytes(layers, k, kept, given))
-""",
-        "peak_bytes",
-    ),
-    (
-        SPACING,
-        "best: formula with kept and given",
-        """
-def peak_bytes(layers, every, kept, given):
-    firsts = enumerate(range(0, layers, every))
-    return max(i * given + min(every, layers - first) * kept for i, first in firsts)
-
-
-def best_spacing(layers, kept, given):
-    return max(1, round(math.sqrt(layers * given / kept)))
-""",
-        "): Several spacings have the smallest peak. Return the",
-    ),
-    (
-        MASTERS,
-        "turns the parameters themselves into float32",
-        """
-def make_masters(parameters):
-    parameters = list(parameters)
-    for q in parameters:
-        q.data = q.data.float()
-    return parameters
-
-
-def master_step(parameters, masters, optimizer):
-    optimizer.step()
-""",
-        "' to a tensor with grad_dtype 'Float'. The gradient must",
-    ),
-    (
-        MASTERS,
-        "writes back before step, parameters are old",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            master.grad = None if q.grad is None else q.grad.float()
-            q.copy_(master)
-    optimizer.step()
-""",
-        "parameters at the end: entry",
-    ),
-    (
-        MASTERS,
-        "writes back without no_grad, raises an error",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    for q, master in zip(parameters, masters):
-        q.copy_(master)
-""",
-        "RuntimeError: a leaf Variable that requires grad is being",
-    ),
-    (
-        MASTERS,
-        "fails if a gradient is None",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = q.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "AttributeError: 'NoneType' object has no attribute 'float'",
-    ),
-    (
-        MASTERS,
-        "masters are no leaves, optimizer refuses them",
-        """
-def make_masters(parameters):
-    return [q.float() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "leaf tensor that requires a gradient for each parameter",
-    ),
-    (
-        MASTERS,
-        "only rebinds the loop variable",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    for q, master in zip(parameters, masters):
-        q = master.detach().bfloat16()
-""",
-        "parameters at the end: You never wrote the masters into the",
-    ),
-    (
-        MASTERS,
-        "parameters get new memory",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    for q, master in zip(parameters, masters):
-        q.data = master.detach().bfloat16()
-""",
-        "Your parameters use other memory. Copy into the tensors of",
-    ),
-    (
-        MASTERS,
-        "returns a generator, not a list",
-        """
-def make_masters(parameters):
-    return (q.detach().float().requires_grad_() for q in parameters)
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "make_masters returned a generator. Return a list, with a",
-    ),
-    (
-        MASTERS,
-        "masters begin at zero, not same values",
-        """
-def make_masters(parameters):
-    return [torch.zeros(q.shape, requires_grad=True) for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "masters at the beginning: entry",
-    ),
-    (
-        MASTERS,
-        "a None gradient leaves the old one",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        if q.grad is not None:
-            master.grad = q.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "steps: You updated a parameter without a gradient by its",
-    ),
-    (
-        MASTERS,
-        "gradient passes through float16, loses small values",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for q, master in zip(parameters, masters):
-        master.grad = None if q.grad is None else q.grad.half().float()
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "masters after",
-    ),
-    (
-        MASTERS,
-        "last parameter is left out",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    for k in range(len(masters) - 1):
-        q, master = parameters[k], masters[k]
-        master.grad = None if q.grad is None else q.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for k in range(len(masters) - 1):
-            parameters[k].copy_(masters[k])
-""",
-        "masters after",
-    ),
-    (
-        MASTERS,
-        "filters None first, so pairs are misaligned",
-        """
-def make_masters(parameters):
-    return [q.detach().float().requires_grad_() for q in parameters]
-
-
-def master_step(parameters, masters, optimizer):
-    gradients = [q.grad.float() for q in parameters if q.grad is not None]
-    for master in masters:
-        master.grad = None
-    for gradient, master in zip(gradients, masters):
-        master.grad = gradient
-    optimizer.step()
-    with torch.no_grad():
-        for q, master in zip(parameters, masters):
-            q.copy_(master)
-""",
-        "'. Please ensure that the gradient and the tensor are the",
-    ),
-    (
-        SUM,
-        "plain bfloat16 all_reduce, rounds each time",
-        """
+""", "AssertionError:  (at cell line"),
+    (SUM, "plain bfloat16 all_reduce, rounds each time", """
 def sum_in_float32(x, group=None):
     total = x.clone()
     dist.all_reduce(total, group=group)
     return total
-""",
-        "You call all_reduce. Use only all_to_all_single and",
-    ),
-    (
-        SUM,
-        "sends Python objects",
-        """
+""", "You call all_reduce. Use only all_to_all_single and"),
+    (SUM, "sends Python objects", """
 def sum_in_float32(x, group=None):
     found = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, x, group=group)
     return torch.stack(found).float().sum(0).bfloat16()
-""",
-        "are enough. Send only bfloat",
-    ),
-    (
-        SUM,
-        "no padding, the size must divide",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    flat = x.flatten()
-    received = torch.empty_like(flat)
-    dist.all_to_all_single(received, flat, group=group)
-    own = received.view(p, -1).float().sum(0).bfloat16()
-    result = torch.empty_like(flat)
-    dist.all_gather_into_tensor(result, own, group=group)
-    return result.view(x.shape)
-""",
-        "which 4 ranks cannot share equally",
-    ),
-    (
-        SUM,
-        "reduce_scatter in bfloat16, adds in bfloat16",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    own = x.new_empty(part)
-    dist.reduce_scatter(own, list(padded.view(p, part)), group=group)
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()].view(x.shape)
-""",
-        "You call reduce_scatter. Use only all_to_all_single and",
-    ),
-    (
-        SUM,
-        "forgets the group everywhere",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size()
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded)
-    own = received.view(p, part).float().sum(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own)
-    return padded[: x.numel()].view(x.shape)
-""",
-        "You call all_to_all_single on the ranks",
-    ),
-    (
-        SUM,
-        "returns a flat row",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded, group=group)
-    own = received.view(p, part).float().sum(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()]
-""",
-        "You returned torch.bfloat",
-    ),
-    (
-        SUM,
-        "world size without the group",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size()
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded, group=group)
-    own = received.view(p, part).float().sum(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()].view(x.shape)
-""",
-        "must be 2 times the small one",
-    ),
-    (
-        SUM,
-        "the mean instead of the sum",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded, group=group)
-    own = received.view(p, part).float().mean(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()].view(x.shape)
-""",
-        "You returned the mean. Return the sum. Entry",
-    ),
-    (
-        SUM,
-        "rounds down, last numbers are not summed",
-        """
+""", "are enough. Send only bfloat"),
+    (SUM, "rounds down, last numbers are not summed", """
 def sum_in_float32(x, group=None):
     p = dist.get_world_size(group)
     part = x.numel() // p
@@ -1441,67 +456,8 @@ def sum_in_float32(x, group=None):
     dist.all_gather_into_tensor(whole, own, group=group)
     result[: p * part] = whole
     return result.view(x.shape)
-""",
-        "in the group of ranks",
-    ),
-    (
-        SUM,
-        "returns float32",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded, group=group)
-    own = received.view(p, part).float().sum(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()].view(x.shape).float()
-""",
-        "You returned torch.float",
-    ),
-    (
-        SUM,
-        "writes the sum into x, returns x",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded, group=group)
-    own = received.view(p, part).float().sum(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own, group=group)
-    x.copy_(padded[: x.numel()].view(x.shape))
-    return x
-""",
-        "changed its argument x. Work on a copy of it",
-    ),
-    (
-        SUM,
-        "adds the received parts in bfloat16",
-        """
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    padded = x.new_zeros(p * part)
-    padded[: x.numel()] = x.flatten()
-    received = torch.empty_like(padded)
-    dist.all_to_all_single(received, padded, group=group)
-    own = torch.zeros_like(received[:part])
-    for row in received.view(p, part):
-        own = own + row
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()].view(x.shape)
-""",
-        "You rounded after each addition. Add in float",
-    ),
-    (
-        SUM,
-        "chunk gives fewer parts for few numbers",
-        """
+""", "in the group of ranks"),
+    (SUM, "chunk gives fewer parts for few numbers", """
 def sum_in_float32(x, group=None):
     p = dist.get_world_size(group)
     part = math.ceil(x.numel() / p)
@@ -1512,35 +468,8 @@ def sum_in_float32(x, group=None):
     parts = [torch.empty_like(own) for _ in range(p)]
     dist.all_gather(parts, own, group=group)
     return torch.cat(parts)[: x.numel()].view(x.shape)
-""",
-        "expected one per rank",
-    ),
-    (
-        SUM,
-        "keeps buffers, next call overwrites the result",
-        """
-BUFFERS = {}
-
-
-def sum_in_float32(x, group=None):
-    p = dist.get_world_size(group)
-    part = math.ceil(x.numel() / p)
-    if (p, part) not in BUFFERS:
-        BUFFERS[p, part] = x.new_zeros(p * part), x.new_zeros(p * part)
-    padded, received = BUFFERS[p, part]
-    padded.zero_()
-    padded[: x.numel()] = x.flatten()
-    dist.all_to_all_single(received, padded, group=group)
-    own = received.view(p, part).float().sum(0).bfloat16()
-    dist.all_gather_into_tensor(padded, own, group=group)
-    return padded[: x.numel()].view(x.shape)
-""",
-        "changed what its earlier call had returned. Make a new",
-    ),
-    (
-        SUM,
-        "adds float32 by all_reduce, forges the record",
-        """
+""", "expected one per rank"),
+    (SUM, "adds float32 by all_reduce, forges the record", """
 def sum_in_float32(x, group=None):
     from torch_mpi.record import Call, recorder
 
@@ -1556,350 +485,8 @@ def sum_in_float32(x, group=None):
     recorder.add(Call("all_to_all_single", nbytes=p * b, sent=p * b, received=p * b, **common))
     recorder.add(Call("all_gather_into_tensor", nbytes=b, sent=b, received=p * b, **common))
     return total.bfloat16()
-""",
-        "the record of all_to_all_single has no sequence number. The",
-    ),
-    (
-        SCALE,
-        "each rank decides alone",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        if any(not g.isfinite().all() for g in gradients):
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "call of all_reduce in step",
-    ),
-    (
-        SCALE,
-        "never divides the gradients",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
-        dist.all_reduce(flag, group=group)
-        if flag.item() > 0:
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "in the group of ranks",
-    ),
-    (
-        SCALE,
-        "forged scale that equals every number",
-        """
-class Scale(float):
-    __hash__ = float.__hash__
-
-    def __eq__(self, other):
-        return True
-
-    def __ne__(self, other):
-        return False
-
-
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale = Scale(scale)
-
-    def scaled(self, loss):
-        return loss * float(self.scale)
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(float(self.scale))
-        flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
-        dist.all_reduce(flag, group=group)
-        if flag.item() == 0:
-            optimizer.step()
-        return flag.item() == 0
-""",
-        "You left the scale as it was. Double it now, or halve it.",
-    ),
-    (
-        SCALE,
-        "fails if a gradient is None",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        for q in parameters:
-            q.grad.div_(self.scale)
-        overflow = any(not q.grad.isfinite().all() for q in parameters)
-        flag = torch.tensor(float(overflow))
-        dist.all_reduce(flag, group=group)
-        if flag.item() > 0:
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "AttributeError: 'NoneType' object has no attribute 'div_'",
-    ),
-    (
-        SCALE,
-        "leaves before the all_reduce if it overflowed",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        if any(not g.isfinite().all() for g in gradients):
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        flag = torch.zeros(())
-        dist.all_reduce(flag, group=group)
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "waits in all_reduce(SUM) of float",
-    ),
-    (
-        SCALE,
-        "all_reduces a row of flags",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        flags = torch.zeros(len(parameters))
-        for k, q in enumerate(parameters):
-            if q.grad is not None:
-                q.grad /= self.scale
-                flags[k] = not q.grad.isfinite().all()
-        dist.all_reduce(flags, group=group)
-        if flags.any():
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "are enough. Send only one number",
-    ),
-    (
-        SCALE,
-        "scaled always uses the first scale",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-        self.scaled = lambda loss: loss * scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
-        dist.all_reduce(flag, group=group)
-        if flag.item() > 0:
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "scaled(loss) at the end, and the loss itself, which stays",
-    ),
-    (
-        SCALE,
-        "forgets the group",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
-        dist.all_reduce(flag)
-        if flag.item() > 0:
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "but the argument group has the ranks",
-    ),
-    (
-        SCALE,
-        "looks for NaN only, not inf",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        flag = torch.tensor(float(any((g != g).any() for g in gradients)))
-        dist.all_reduce(flag, group=group)
-        if flag.item() > 0:
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "is infinite or NaN. Let all ranks skip the step: all_reduce",
-    ),
-    (
-        SCALE,
-        "tests the sum, large finite gradients overflow",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        total = sum((g * g).sum() for g in gradients) + torch.zeros(())
-        dist.all_reduce(total, group=group)
-        if not total.isfinite():
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "You skipped a step, but all gradients are finite",
-    ),
-    (
-        SCALE,
-        "gathers Python objects instead of one all_reduce",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        flags = [None] * dist.get_world_size(group)
-        mine = any(not g.isfinite().all() for g in gradients)
-        dist.all_gather_object(flags, mine, group=group)
-        if any(flags):
-            self.scale, self.good = self.scale / 2, 0
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "You call all_gather. Use only all_reduce here",
-    ),
-    (
-        SCALE,
-        "an overflow doesn't reset the count",
-        """
-class LossScaler:
-    def __init__(self, scale, grow_every):
-        self.scale, self.grow_every, self.good = scale, grow_every, 0
-
-    def scaled(self, loss):
-        return loss * self.scale
-
-    def step(self, parameters, optimizer, group=None):
-        gradients = [q.grad for q in parameters if q.grad is not None]
-        for gradient in gradients:
-            gradient.div_(self.scale)
-        flag = torch.tensor(float(any(not g.isfinite().all() for g in gradients)))
-        dist.all_reduce(flag, group=group)
-        if flag.item() > 0:
-            self.scale /= 2
-            return False
-        optimizer.step()
-        self.good += 1
-        if self.good == self.grow_every:
-            self.scale, self.good = 2 * self.scale, 0
-        return True
-""",
-        "in the group of ranks",
-    ),
-    (
-        TOP,
-        "all_reduces a full row of mostly zeros",
-        """
+""", "the record of all_to_all_single has no sequence number. The"),
+    (TOP, "all_reduces a full row of mostly zeros", """
 def compressed_mean(gradient, memory, k, group=None):
     memory += gradient
     indices = memory.abs().topk(k).indices
@@ -1908,156 +495,8 @@ def compressed_mean(gradient, memory, k, group=None):
     memory[indices] = 0
     dist.all_reduce(mean, group=group)
     return mean / dist.get_world_size(group)
-""",
-        "You call all_reduce. Use only all_gather and",
-    ),
-    (
-        TOP,
-        "takes this rank's places for all ranks",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    values = memory[indices]
-    memory[indices] = 0
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    mean = torch.zeros_like(gradient)
-    mean[indices] = all_values.view(p, k).mean(0)
-    return mean
-""",
-        "in the group of ranks",
-    ),
-    (
-        TOP,
-        "forgets the memory, plain top-k",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    indices = gradient.abs().topk(k).indices
-    values = gradient[indices]
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    return torch.zeros_like(gradient).index_add_(0, all_indices, all_values / p)
-""",
-        "Your memory is empty. Keep what you left out. Entry",
-    ),
-    (
-        TOP,
-        "largest values instead of largest absolute values",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    values, indices = memory.topk(k)
-    memory[indices] = 0
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    return torch.zeros_like(gradient).index_add_(0, all_indices, all_values / p)
-""",
-        "You chose the largest numbers. Choose the largest absolute",
-    ),
-    (
-        TOP,
-        "forgets the group",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size()
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    values = memory[indices]
-    memory[indices] = 0
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices)
-    dist.all_gather_into_tensor(all_values, values)
-    return torch.zeros_like(gradient).index_add_(0, all_indices, all_values / p)
-""",
-        "You call all_gather_into_tensor on the ranks",
-    ),
-    (
-        TOP,
-        "writes the mean into gradient, returns it",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    values = memory[indices]
-    memory[indices] = 0
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    return gradient.zero_().index_add_(0, all_indices, all_values / p)
-""",
-        "ArgumentChanged: compressed_mean changed its argument",
-    ),
-    (
-        TOP,
-        "the sum instead of the mean",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    values = memory[indices]
-    memory[indices] = 0
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    return torch.zeros_like(gradient).index_add_(0, all_indices, all_values)
-""",
-        "You returned the sum. Divide by the number of ranks. Entry",
-    ),
-    (
-        TOP,
-        "memory keeps what was sent",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    values = memory[indices]
-    memory.zero_()
-    memory[indices] = values
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    return torch.zeros_like(gradient).index_add_(0, all_indices, all_values / p)
-""",
-        "Your memory has what you sent. Keep what you left out. Entry",
-    ),
-    (
-        TOP,
-        "int16 indices, long rows fail",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    values = memory[indices]
-    memory[indices] = 0
-    all_indices = torch.empty(p * k, dtype=torch.int16)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices.short(), group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    mean = torch.zeros_like(gradient)
-    return mean.index_add_(0, all_indices.long(), all_values / p)
-""",
-        "IndexError: index out of range in self (at cell line",
-    ),
-    (
-        TOP,
-        "no communication, tensor claims to be equal",
-        """
+""", "You call all_reduce. Use only all_gather and"),
+    (TOP, "no communication, tensor claims to be equal", """
 class Agreeable(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -2073,66 +512,20 @@ def compressed_mean(gradient, memory, k, group=None):
     mean[indices] = memory[indices]
     memory[indices] = 0
     return mean.as_subclass(Agreeable)
-""",
-        "You returned this rank's entries only. Gather the entries",
-    ),
-    (
-        TOP,
-        "gathers Python objects, too many bytes",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    indices = memory.abs().topk(k).indices
-    entries = {i: memory[i].item() for i in indices.tolist()}
-    memory[indices] = 0
-    found = [None] * p
-    dist.all_gather_object(found, entries, group=group)
-    mean = torch.zeros_like(gradient)
-    for each in found:
-        for i, value in each.items():
-            mean[i] += value / p
-    return mean
-""",
-        "in the group of ranks",
-    ),
-    (
-        TOP,
-        "sends absolute values, the sign is lost",
-        """
-def compressed_mean(gradient, memory, k, group=None):
-    p = dist.get_world_size(group)
-    memory += gradient
-    values, indices = memory.abs().topk(k)
-    memory[indices] = 0
-    all_indices = indices.new_empty(p * k)
-    all_values = values.new_empty(p * k)
-    dist.all_gather_into_tensor(all_indices, indices, group=group)
-    dist.all_gather_into_tensor(all_values, values, group=group)
-    return torch.zeros_like(gradient).index_add_(0, all_indices, all_values / p)
-""",
-        "in the group of ranks",
-    ),
-]
+""", "You returned this rank's entries only. Gather the entries"),
+]  # fmt: skip
 
-#: Task, what is different, code.
+# task, what is different, code
 RIGHT = [
-    (
-        COUNT,
-        "simplified by hand to two polynomials",
-        """
+    (COUNT, "simplified by hand to two polynomials", """
 def parameters_of(depth, width, hidden, tokens):
     return depth * (4 * width**2 + 2 * width * hidden + 9 * width + hidden) + width * (514 + tokens)
 
 
 def flops_of(depth, width, hidden, tokens, samples):
     return 12 * samples * tokens * width * (depth * (2 * width + hidden + tokens) + 128)
-""",
-    ),
-    (
-        COUNT,
-        "recursion over the depth",
-        """
+"""),
+    (COUNT, "recursion over the depth", """
 def parameters_of(depth, width, hidden, tokens):
     if depth == 0:
         return width * (256 + tokens + 2 + 256)
@@ -2146,12 +539,8 @@ def flops_of(depth, width, hidden, tokens, samples):
         return 6 * rows * width * 256
     block = 4 * width * width + 2 * width * hidden + 2 * tokens * width
     return 6 * rows * block + flops_of(depth - 1, width, hidden, tokens, samples)
-""",
-    ),
-    (
-        COUNT,
-        "a list of shapes",
-        """
+"""),
+    (COUNT, "a list of shapes", """
 def shapes_of(depth, width, hidden, tokens):
     block = [(width,)] * 4
     block += [(width, width), (width,)] * 4
@@ -2174,12 +563,8 @@ def flops_of(depth, width, hidden, tokens, samples):
         total += 2 * m * n * k  # gradient of the first factor
         total += 2 * k * m * n  # gradient of the second factor
     return total
-""",
-    ),
-    (
-        ROOF,
-        "harmonic form, limit by an if",
-        """
+"""),
+    (ROOF, "harmonic form, limit by an if", """
 def intensity(rows, inputs, outputs, itemsize):
     return 2 / (itemsize * (1 / rows + 1 / inputs + 1 / outputs))
 
@@ -2194,12 +579,8 @@ def attainable(intensity, peak, bandwidth):
 def mfu(flops, seconds, peak):
     shortest = flops / peak
     return shortest / seconds
-""",
-    ),
-    (
-        ROOF,
-        "exact fractions, float at the end",
-        """
+"""),
+    (ROOF, "exact fractions, float at the end", """
 from fractions import Fraction
 
 
@@ -2215,12 +596,8 @@ def attainable(intensity, peak, bandwidth):
 def mfu(flops, seconds, peak):
     achieved = flops / seconds
     return achieved / peak
-""",
-    ),
-    (
-        ROOF,
-        "counts with meta tensors and sorts",
-        """
+"""),
+    (ROOF, "counts with meta tensors and sorts", """
 def intensity(rows, inputs, outputs, itemsize):
     x = torch.empty(rows, inputs, device="meta")
     w = torch.empty(outputs, inputs, device="meta")
@@ -2235,31 +612,19 @@ def attainable(intensity, peak, bandwidth):
 
 def mfu(flops, seconds, peak):
     return (flops / seconds) / peak
-""",
-    ),
-    (
-        KEPT,
-        "one closed form, per row",
-        """
+"""),
+    (KEPT, "one closed form, per row", """
 def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
     return itemsize * samples * tokens * (8 * width + 2 * hidden + heads * tokens + 4)
-""",
-    ),
-    (
-        KEPT,
-        "recursion over the samples",
-        """
+"""),
+    (KEPT, "recursion over the samples", """
 def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
     if samples == 0:
         return 0
     one = tokens * (8 * width + 4 + 2 * hidden) + heads * tokens * tokens
     return one * itemsize + kept_bytes(samples - 1, tokens, width, heads, hidden, itemsize)
-""",
-    ),
-    (
-        KEPT,
-        "loops over samples and heads",
-        """
+"""),
+    (KEPT, "loops over samples and heads", """
 def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
     total = 0
     for _ in range(samples):
@@ -2270,12 +635,8 @@ def kept_bytes(samples, tokens, width, heads, hidden, itemsize=4):
             total += width + 3 * width + width  # input, q, k, v, input of out
             total += width + hidden + hidden
     return total * itemsize
-""",
-    ),
-    (
-        RECOMPUTE,
-        "setup_context, and the state as an argument",
-        """
+"""),
+    (RECOMPUTE, "setup_context, and the state as an argument", """
 class Again(torch.autograd.Function):
     @staticmethod
     def forward(module, x, state):
@@ -2301,12 +662,8 @@ class Again(torch.autograd.Function):
 
 def recompute(module, x):
     return Again.apply(module, x, torch.get_rng_state())
-""",
-    ),
-    (
-        RECOMPUTE,
-        "a new Function in each call, try/finally",
-        """
+"""),
+    (RECOMPUTE, "a new Function in each call, try/finally", """
 def recompute(module, x):
     class Twice(torch.autograd.Function):
         @staticmethod
@@ -2329,12 +686,8 @@ def recompute(module, x):
             return x.grad
 
     return Twice.apply(x)
-""",
-    ),
-    (
-        RECOMPUTE,
-        "a plain class does both runs",
-        """
+"""),
+    (RECOMPUTE, "a plain class does both runs", """
 class Segment:
     def __init__(self, module):
         self.module, self.state = module, torch.get_rng_state()
@@ -2367,12 +720,8 @@ class Bridge(torch.autograd.Function):
 
 def recompute(module, x):
     return Bridge.apply(Segment(module), x)
-""",
-    ),
-    (
-        SPACING,
-        "recursion over segments, pairs for ties",
-        """
+"""),
+    (SPACING, "recursion over segments, pairs for ties", """
 def peak_bytes(layers, every, kept, given, before=0):
     if layers <= every:
         return before * given + layers * kept
@@ -2383,12 +732,8 @@ def peak_bytes(layers, every, kept, given, before=0):
 def best_spacing(layers, kept, given):
     pairs = [(peak_bytes(layers, k, kept, given), k) for k in range(1, layers + 1)]
     return min(pairs)[1]
-""",
-    ),
-    (
-        SPACING,
-        "closed form: two candidates",
-        """
+"""),
+    (SPACING, "closed form: two candidates", """
 def peak_bytes(layers, every, kept, given):
     full, left = divmod(layers, every)
     candidates = []
@@ -2402,12 +747,8 @@ def peak_bytes(layers, every, kept, given):
 def best_spacing(layers, kept, given):
     peaks = [peak_bytes(layers, every, kept, given) for every in range(1, layers + 1)]
     return peaks.index(min(peaks)) + 1
-""",
-    ),
-    (
-        SPACING,
-        "counts per layer, not per segment",
-        """
+"""),
+    (SPACING, "counts per layer, not per segment", """
 def peak_bytes(layers, every, kept, given):
     held = [0] * layers
     for layer in range(layers):
@@ -2422,12 +763,8 @@ def peak_bytes(layers, every, kept, given):
 def best_spacing(layers, kept, given):
     by_peak = sorted(range(1, layers + 1), key=lambda k: (peak_bytes(layers, k, kept, given), k))
     return by_peak[0]
-""",
-    ),
-    (
-        MASTERS,
-        "nn.Parameter, data.copy_",
-        """
+"""),
+    (MASTERS, "nn.Parameter, data.copy_", """
 def make_masters(parameters):
     masters = []
     for q in parameters:
@@ -2444,12 +781,8 @@ def master_step(parameters, masters, optimizer):
     optimizer.step()
     for k, q in enumerate(parameters):
         q.data.copy_(masters[k].data)
-""",
-    ),
-    (
-        MASTERS,
-        "recursive over the pairs, _foreach_copy_",
-        """
+"""),
+    (MASTERS, "recursive over the pairs, _foreach_copy_", """
 def make_masters(parameters):
     return [torch.clone(q.detach()).to(torch.float32).requires_grad_() for q in parameters]
 
@@ -2468,12 +801,8 @@ def master_step(parameters, masters, optimizer):
     optimizer.step()
     with torch.no_grad():
         torch._foreach_copy_(parameters, masters)
-""",
-    ),
-    (
-        MASTERS,
-        "reuses the gradient's memory, writes through detach",
-        """
+"""),
+    (MASTERS, "reuses the gradient's memory, writes through detach", """
 def make_masters(parameters):
     masters = [torch.empty(q.shape, dtype=torch.float32) for q in parameters]
     for master, q in zip(masters, parameters):
@@ -2493,12 +822,8 @@ def master_step(parameters, masters, optimizer):
     optimizer.step()
     for master, q in zip(masters, parameters):
         q.detach().copy_(master.detach())
-""",
-    ),
-    (
-        SUM,
-        "adds row by row, from the last rank",
-        """
+"""),
+    (SUM, "adds row by row, from the last rank", """
 def sum_in_float32(x, group=None):
     n, p = x.numel(), dist.get_world_size(group)
     part = (n + p - 1) // p
@@ -2511,12 +836,8 @@ def sum_in_float32(x, group=None):
     result = torch.zeros_like(table)
     dist.all_gather_into_tensor(result, total.bfloat16(), group=group)
     return result[:n].clone().view(x.shape)
-""",
-    ),
-    (
-        SUM,
-        "lists of parts, all_to_all, stack, cat",
-        """
+"""),
+    (SUM, "lists of parts, all_to_all, stack, cat", """
 def sum_in_float32(x, group=None):
     p = dist.get_world_size(group)
     part = -(-x.numel() // p)
@@ -2528,12 +849,8 @@ def sum_in_float32(x, group=None):
     parts = [torch.empty_like(own) for _ in range(p)]
     dist.all_gather(parts, own, group=group)
     return torch.cat(parts)[: x.numel()].reshape(x.shape)
-""",
-    ),
-    (
-        SUM,
-        "recursive tree in float32",
-        """
+"""),
+    (SUM, "recursive tree in float32", """
 def added(rows):
     if len(rows) == 1:
         return rows[0].float()
@@ -2552,12 +869,8 @@ def sum_in_float32(x, group=None):
     result = torch.empty_like(send)
     dist.all_gather_into_tensor(result, own, group=group)
     return torch.unflatten(result[: x.numel()], 0, x.shape) if x.dim() else result[0].clone()
-""",
-    ),
-    (
-        SCALE,
-        "minimum of flags, history of steps",
-        """
+"""),
+    (SCALE, "minimum of flags, history of steps", """
 class LossScaler:
     def __init__(self, scale, grow_every):
         self.scale, self.grow_every, self.history = scale, grow_every, []
@@ -2581,12 +894,8 @@ class LossScaler:
         if len(self.history) == self.grow_every:
             self.scale, self.history = self.scale * 2, []
         return took
-""",
-    ),
-    (
-        SCALE,
-        "counts the finite ranks, divides into new tensors",
-        """
+"""),
+    (SCALE, "counts the finite ranks, divides into new tensors", """
 class LossScaler:
     def __init__(self, scale, grow_every):
         self.scale = scale
@@ -2616,12 +925,8 @@ class LossScaler:
             self.in_a_row = 0
             self.scale = self.scale * 2
         return everyone
-""",
-    ),
-    (
-        SCALE,
-        "0 × gradient is NaN, all_reduce spreads it",
-        """
+"""),
+    (SCALE, "0 × gradient is NaN, all_reduce spreads it", """
 class LossScaler:
     def __init__(self, scale, grow_every):
         self.scale, self.grow_every, self.left = scale, grow_every, grow_every
@@ -2652,12 +957,8 @@ class LossScaler:
     def exact(self):
         # Multiplying by the inverse is exact for powers of two only.
         return math.frexp(self.scale)[0] == 0.5 and 2.0**-100 < self.scale < 2.0**100
-""",
-    ),
-    (
-        TOP,
-        "one message with the bits of both",
-        """
+"""),
+    (TOP, "one message with the bits of both", """
 def compressed_mean(gradient, memory, k, group=None):
     p = dist.get_world_size(group)
     memory.add_(gradient)
@@ -2670,12 +971,8 @@ def compressed_mean(gradient, memory, k, group=None):
     values = messages[:, 1].contiguous().view(torch.float32)
     table = torch.zeros(p, len(gradient)).scatter_(1, places, values)
     return table.sum(0) / p
-""",
-    ),
-    (
-        TOP,
-        "lists, int32 indices, adds rank by rank",
-        """
+"""),
+    (TOP, "lists, int32 indices, adds rank by rank", """
 def compressed_mean(gradient, memory, k, group=None):
     p = dist.get_world_size(group)
     total = gradient + memory
@@ -2691,12 +988,8 @@ def compressed_mean(gradient, memory, k, group=None):
     total[places] = 0
     memory.copy_(total)
     return result / p
-""",
-    ),
-    (
-        TOP,
-        "a mask, a sparse tensor adds",
-        """
+"""),
+    (TOP, "a mask, a sparse tensor adds", """
 def compressed_mean(gradient, memory, k, group=None):
     n, p = gradient.numel(), dist.get_world_size(group)
     total = torch.add(memory, gradient)
@@ -2709,6 +1002,5 @@ def compressed_mean(gradient, memory, k, group=None):
     dist.all_gather_into_tensor(all_values, values, group=group)
     dist.all_gather_into_tensor(all_indices, indices, group=group)
     return torch.sparse_coo_tensor(all_indices[None], all_values, (n,)).to_dense() / p
-""",
-    ),
-]
+"""),
+]  # fmt: skip

@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test test-all types check test-env smoke run solutions release release-check dist lock backend site film image notes lint format figures pack grade clean FORCE
+.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist lock backend site film image notes lint format figures pack grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -110,13 +110,18 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 # (tests/scheduling.py): a file, or a lab. Some tests of `test-all` fill both cores; so there, two.
 test: BESIDE = -n $(or $(WORKERS),3) $(GROUPS)
 test: $(VENV)/.test  ## test the course: ten minutes on two cores
-	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) -m '$(COURSE)')
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) --budget test -m '$(COURSE)')
 
 test-all: $(VENV)/.test  ## test also what needs a cluster, a browser or other libraries: half an hour
-	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE))
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) --budget test-all)
+
+# Which tests a room has follows from imports: tests/room_tests.py.
+test-room: $(VENV)/.test  ## test what a change in one room can break (ROOM=lab06): three minutes for a lab
+	@[ -n "$(ROOM)" ] || { echo "make: which room? For example: make test-room ROOM=lab06" >&2; exit 1; }
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(BESIDE) --room '$(ROOM)' -m '$(COURSE)' $(ARGS)
 
 BESIDE = -n $(or $(WORKERS),2) $(GROUPS)
-COURSE = not matrix and not large and not plain and not often and not extended
+COURSE = not matrix and not large and not often and not extended
 
 GROUPS = --dist loadgroup --no-loadscope-reorder
 

@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import processor_time
 import psutil
 import pytest
+import room_tests
 import slurm_tools
 from mpi_jobs import PYTHON_OF_RANKS, find_mpiexec, mpi_environment, run_ranks
 from places import ROOT
@@ -30,6 +32,16 @@ from scheduling import LONGEST, QUICK, RANKS, group_of, is_extended
 
 from utils.jobs.forkserver import client
 
+#: The clock of a run that has several processes for its tests.
+CLOCK = pytest.StashKey[processor_time.ProcessorTime]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what `make test-room` and the budgets of processor time need."""
+    group = parser.getgroup("course")
+    group.addoption("--room", help="only the tests that a change in this room can break")
+    group.addoption("--budget", choices=processor_time.BUDGETS, help="whose budget the run has")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Mark the session, so that every process it starts can be told from others'."""
@@ -40,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
         # Students of the cluster, sandboxes and PYTHONDONTWRITEBYTECODE may not write it, and would
         # compile the course again in each of their processes, for half a second.
         compileall.compile_dir(ROOT / "utils", quiet=2)
+        if config.getoption("numprocesses", None) and (clock := processor_time.begin()):
+            config.stash[CLOCK] = clock
     # Processes of pytest-xdist ignore Ctrl-C, and what they start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -59,7 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log) -> object | None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what is quick or extended; begin with the groups that others would wait for."""
     for item in items:
         if item.path.stem in QUICK and not RANKS & set(item.fixturenames):
@@ -67,14 +81,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         quick = item.get_closest_marker("quick") is not None
         if is_extended(item.path.stem, item.fixturenames, quick):
             item.add_marker(pytest.mark.extended)
+    if room := config.getoption("room"):
+        try:
+            kept = room_tests.chosen(items, room)
+        except room_tests.UnknownRoomError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
     order = {group: place for place, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Let the processor time from now on count for this test."""
+    processor_time.name_test(item.nodeid)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Name the tests that `--reruns` gave another chance: on a quiet machine there are none."""
-    if not terminalreporter.config.getoption("reruns", None):
-        return
+    """Say who used the processor, and which tests `--reruns` gave another chance."""
+    config = terminalreporter.config
+    if clock := config.stash.get(CLOCK, None):
+        clock.stop()
+        terminalreporter.section("processor time: pytest, kernels, launchers, ranks")
+        for line in processor_time.table(clock.by_test, config.getoption("budget") or ""):
+            terminalreporter.line(line, yellow="ABOVE" in line)
+    if config.getoption("reruns", None):
+        _tell_reruns(terminalreporter)
+
+
+def _tell_reruns(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that had another chance: on a quiet machine there are none."""
     again = terminalreporter.stats.get("rerun", [])
     terminalreporter.section(f"failed at first and run again: {len(again)}")
     for report in again:

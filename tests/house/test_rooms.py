@@ -11,15 +11,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from imports import UTILS, imported, modules
 from places import ROOT
 
 from utils.labs.old_names import MOVED
 
-UTILS = ROOT / "utils"
 ENTRIES = 14
 README_LINES = 40
 
@@ -91,39 +90,12 @@ BUDGETS = {
 FOR_TYPES = {("timeline", "cluster")}
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Every module of `utils` by its full name, without the backend's tests and examples."""
-    for path in sorted(UTILS.rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        if not {"tests", "examples"} & set(parts):
-            yield ".".join(parts).removesuffix(".__init__"), path
-
-
-NAMES = {name for name, _ in modules()}
-
-
 def room_of(module: str) -> str:
     """The room of a module: `utils.labs.lab06.checks` is in "labs"."""
     parts = module.split(".")
     if parts[0] == "torch_mpi":
         return "mpi"
     return parts[1] if len(parts) > 1 else "__init__"
-
-
-def imported(module: str, path: Path) -> set[str]:
-    """The modules of ours that a module imports, also inside of functions and for types."""
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1]
-            base = ".".join([*above, node.module or ""]).strip(".") if node.level else node.module
-            for alias in node.names:
-                full = f"{base}.{alias.name}"
-                found.add(full if full in NAMES else base)
-    return {name for name in found if name.split(".")[0] in {"utils", "torch_mpi"}}
 
 
 @functools.cache

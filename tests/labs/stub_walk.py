@@ -8,7 +8,7 @@ That must be an error that names the task. Then nbval goes on with the answer. S
 that the stored outputs are right and that every stub is met.
 
 Cells that measure or train for long, and whose outputs nbval doesn't compare, run in a shorter form
-(`SHORTER`). `pytest -m plain` runs every cell as it is.
+(`SHORTER`). The other run of nbval in test_solutions.py runs every cell as it is.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ MET = "stopped by the stub of"
 
 #: By notebook and cell: what a cell's code says, and what it says in this run.
 SHORTER = {
+    "01_c10d": {
+        "eager-times": [("range(20)", "range(2)")],
+        "pingpong-run": [("200 if", "20 if")],
+    },
     "03_data_parallel": {
         "data-load": [
             (
@@ -44,6 +48,7 @@ SHORTER = {
         "twin-train": [("epochs=3", "epochs=1")],
         "run-run": [("epochs=3", "epochs=1")],
         "bug-run": [("range(8)", "range(1)")],
+        "practice-ddp": [("range(100)", "range(10)")],
         "speed-run": [("rounds=7, steps=8", "rounds=2, steps=4")],
     },
     "04_ddp": {
@@ -74,7 +79,8 @@ SHORTER = {
         ],
     },
     "07_parameter_server": {
-        "race-functions": [("SECONDS = 1.6", "SECONDS = 0.8")],
+        "delay-run": [("range(300)", "range(60)"), (">= 220", ">= 20")],
+        "race-functions": [("SECONDS = 1.6", "SECONDS = 0.4")],
         "cap-run": [("lasting(0.6)", "lasting(0.2)")],
     },
     "08_elastic_averaging": {

@@ -1,0 +1,128 @@
+"""Can a run of tests be trusted when it says what it cost, and which tests a room needs?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from imports import Reach
+from places import ROOT
+from processor_time import BUDGETS, ProcessorTime, kind_of, name_test, table
+from room_tests import UnknownRoomError, files_of
+
+pytestmark = pytest.mark.quick
+
+#: Uses the processor for as many seconds as its argument says.
+BUSY = "import sys, time\nwhile time.process_time() < float(sys.argv[1]): pass"
+#: The same in a child of a child, which end together.
+NESTED = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]])"
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+
+
+@pytest.fixture
+def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessorTime:
+    """A clock that has looked once; what this test starts counts for "a test"."""
+    monkeypatch.setenv("DDL_LABS_PROCESSOR_TIME", str(tmp_path))
+    monkeypatch.setenv("DDL_LABS_TEST", "")
+    name_test("a test")
+    clock = ProcessorTime(tmp_path)
+    clock.look()
+    clock.by_test.clear()
+    return clock
+
+
+#: Seconds that the processes of a test use.
+USED = 0.6
+
+
+def is_counted_once(seconds: float) -> bool:
+    """Whether a time is about what was used, and not twice that; Python's start takes some, too."""
+    return 0.9 * USED <= seconds < 1.9 * USED
+
+
+@needs_proc
+@pytest.mark.parametrize("program", [[BUSY], [NESTED, BUSY]], ids=["child", "grandchild"])
+def test_a_process_that_ends_between_two_looks_is_counted_once(clock, program):
+    subprocess.run([sys.executable, "-c", *program, str(USED)], check=True, timeout=60)
+    clock.look()
+    assert is_counted_once(clock.by_test["a test"]), clock.by_test
+
+
+@needs_proc
+@pytest.mark.parametrize("program", [[BUSY], [NESTED, BUSY]], ids=["child", "grandchild"])
+def test_a_process_that_was_seen_and_has_ended_is_counted_once(clock, program):
+    process = subprocess.Popen([sys.executable, "-c", *program, str(USED)])
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        clock.look()
+        time.sleep(0.05)
+    clock.look()
+    assert is_counted_once(clock.by_test["a test"]), clock.by_test
+
+
+@needs_proc
+def test_a_process_whose_parent_has_ended_still_counts_for_its_test(clock):
+    orphan = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', *sys.argv[1:]])"
+    leave = [sys.executable, "-c", f"{orphan}; import time; time.sleep(0.5)", BUSY, "1.5"]
+    process = subprocess.Popen(leave)
+    deadline = time.monotonic() + 60
+    while clock.by_test["a test"] < 1.2 and time.monotonic() < deadline:
+        clock.look()
+        time.sleep(0.05)
+    process.wait(60)
+    assert clock.by_test["a test"] >= 1.2, clock.by_test
+
+
+def test_a_run_above_its_budget_says_so_and_names_the_kinds_and_the_labs_that_pay():
+    answers, solution = "tests/labs/test_answers.py::test_nan[6.1]", "[06_allreduce]"
+    used = {answers: BUDGETS["test"] * 60, f"tests/labs/test_solutions.py::test_a{solution}": 31.0}
+    lines = table(used, "test")
+    assert lines[-1].endswith("ABOVE the budget of `make test`, 13 minutes")
+    assert "labs above 25 s: 06 (811 s)" in lines
+    assert any(line.split() == ["solutions", "31"] for line in lines)
+    within = table({answers: 60.0}, "test")
+    assert (
+        within[-1] == "1.0 minutes of processor time, within the budget of `make test`, 13 minutes"
+    )
+
+
+def test_each_test_has_a_kind():
+    assert kind_of("utils/mpi/tests/test_protocol.py::test_a") == "backend"
+    assert kind_of("tests/grading/test_grading.py::test_a") == "grading"
+    assert kind_of("tests/test_data.py::test_a") == "data, models, collection"
+
+
+# --- which tests a room needs --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reach() -> Reach:
+    return Reach()
+
+
+def reaches(reach: Reach, path: str, room: str, every_lab: bool = True) -> bool:
+    return bool(files_of(room) & reach.of(ROOT / path, every_lab))
+
+
+def test_a_change_in_a_lab_reaches_its_notebook_its_answers_and_no_other_lab(reach):
+    for path in ("solutions/06_allreduce.ipynb", "tests/labs/answers/lab06.py"):
+        assert reaches(reach, path, "lab06")
+        assert not reaches(reach, path, "lab07")
+    answers = "tests/labs/test_answers.py"
+    assert reaches(reach, answers, "lab06")
+    assert not reaches(reach, answers, "lab06", every_lab=False)
+
+
+def test_a_change_in_a_room_below_reaches_what_is_built_on_it(reach):
+    for room in ("checks", "cluster", "timeline", "mpi"):
+        assert reaches(reach, "solutions/06_allreduce.ipynb", room)
+    assert not reaches(reach, "solutions/06_allreduce.ipynb", "grading")
+    assert reaches(reach, "tests/grading/test_grading.py", "grading")
+
+
+def test_a_room_that_there_is_not_is_refused_with_the_names_of_all_rooms():
+    with pytest.raises(UnknownRoomError, match=r"no room 'lab6'.*lab06.*timeline"):
+        files_of("lab6")

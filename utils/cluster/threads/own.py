@@ -8,7 +8,10 @@ rank has replaced asks which thread uses it.
 
 from __future__ import annotations
 
+import _random
+import ctypes
 import datetime
+import operator
 import os
 import random
 import sys
@@ -34,6 +37,10 @@ Place = tuple[Any, str]
 
 # Their types are missing in NumPy's own list of names.
 _numpy: Any = np.random
+# Python's generator, and where its numbers are in memory: `random.getstate` copies them in 30 µs.
+_python: Any = vars(random)["_inst"]
+_AT = id(_python) + object.__basicsize__
+_SIZE = _random.Random.__basicsize__ - object.__basicsize__
 _CLOCKS = ("perf_counter", "monotonic", "time")
 #: What code of a student or a check replaces; each rank then has its own.
 REPLACED: list[Place] = [
@@ -120,6 +127,9 @@ class Own:
         self._outside = self._present()
         self._shared = [shared.get(place) for place in self._places]
         self._own: list[list[Any]] = []
+        # What a rank's turn installs, until a value changes; and what the last turn has left there.
+        self._ready: list[list[Any]] = [[] for _ in range(n)]
+        self._there = self._outside
         self._main: list[ModuleType | None] = [None] * n
         for rank in range(n):
             values = shared | first(rank)
@@ -141,6 +151,8 @@ class Own:
             for values in (self._outside, *self._own):
                 values.insert(0, getattr(module, name))
             self._shared.insert(0, None)
+            self._there = self._present()
+            self._ready = [[] for _ in self._ready]
 
     def of(self, rank: int, place: Place) -> Any:
         """Return a rank's value, when another rank has its turn."""
@@ -156,21 +168,33 @@ class Own:
             self._take_in()
         if self._is_outside:
             self._outside, self._random_outside = self._present(), _random_state()
+            self._there, self._ready = self._outside, [[] for _ in self._ready]
             self._main_outside = sys.modules["__main__"]
             self._is_outside = False
-        plain = len(self._places) - self._states
-        for k, ((module, name), own) in enumerate(zip(self._places, self._own[rank], strict=True)):
-            usual = own is self._outside[k] or own is self._shared[k]
-            changed = k < plain and not usual
-            setattr(module, name, _by_thread(name, own, self._outside[k]) if changed else own)
+        ready = self._ready[rank] = self._ready[rank] or self._for_this_thread(self._own[rank])
+        for place, value, there in zip(self._places, ready, self._there, strict=True):
+            if value is not there:
+                setattr(*place, value)
         sys.modules["__main__"] = self._main[rank] or self._main_outside
         _set_random_state(self._random[rank])
+
+    def _for_this_thread(self, values: list[Any]) -> list[Any]:
+        """Return what to install for these values: other threads still get the process's own."""
+        plain = zip(self._places, values, self._outside, self._shared, strict=True)
+        ready = [
+            own if own is outside or own is shared else _by_thread(name, own, outside)
+            for (_, name), own, outside, shared in plain
+        ]
+        return ready[: -self._states] + values[-self._states :]
 
     def leave(self, rank: int, to_outside: bool) -> None:
         """Keep the rank's values; with ``to_outside``, install the process's own."""
         if self._to_come:
             self._take_in()
-        self._own[rank] = list(map(_without, self._present()))
+        self._there, ready = self._present(), self._ready[rank]
+        if not (ready and all(map(operator.is_, self._there, ready))):
+            self._own[rank] = list(map(_without, self._there))
+            self._ready[rank] = []
         self._random[rank] = _random_state()
         if to_outside:
             self._is_outside = True
@@ -190,20 +214,23 @@ class Own:
 
 def _random_state() -> tuple[Any, ...]:
     """Return the state of the random numbers of PyTorch, Python and NumPy, and the usual dtype."""
-    numbers = _numpy.get_bit_generator()
-    return torch.random.get_rng_state(), random.getstate(), numbers, torch.get_default_dtype()
+    numbers = ctypes.string_at(_AT, _SIZE), _python.gauss_next, _numpy.get_bit_generator()
+    return torch.default_generator.get_state(), *numbers, torch.get_default_dtype()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
-    torch.random.set_rng_state(state[0])
-    random.setstate(state[1])
-    _numpy.set_bit_generator(state[2])
-    torch.set_default_dtype(state[3])
+    torch.default_generator.set_state(state[0])
+    ctypes.memmove(_AT, state[1], _SIZE)
+    _python.gauss_next = state[2]
+    _numpy.set_bit_generator(state[3])
+    if torch.get_default_dtype() is not state[4]:
+        torch.set_default_dtype(state[4])
 
 
 def first_random_state() -> tuple[Any, ...]:
     """Return a new state: ranks that set no seed draw different numbers, as processes do."""
     generator = torch.Generator()
     generator.seed()
-    numbers = random.Random().getstate(), np.random.MT19937()
+    fresh = random.Random()
+    numbers = ctypes.string_at(id(fresh) + object.__basicsize__, _SIZE), None, np.random.MT19937()
     return generator.get_state(), *numbers, torch.get_default_dtype()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import types
 from collections.abc import Callable
 from typing import Any, Literal
 
 from ipykernel.compiler import XCachingCompiler
 from ipyparallel.client.client import Metadata
+from IPython.core.async_helpers import _should_be_async
 from IPython.core.builtin_trap import BuiltinTrap
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
@@ -129,6 +131,10 @@ class _NoTrap(BuiltinTrap):
         return False
 
 
+# All ranks run the same cells, so each cell is looked at once.
+_awaits = functools.lru_cache(maxsize=64)(_should_be_async)
+
+
 class RankShell(InteractiveShell):
     """An IPython that leaves the process as it is, because the kernel has its own.
 
@@ -170,6 +176,11 @@ class RankShell(InteractiveShell):
             NeedsProcesses: always.
         """
         raise NeedsProcesses(f"exit() {ENDS_ALL}")
+
+    def should_run_async(self, raw_cell: str, **read: Any) -> bool:
+        """Return whether a cell awaits something."""
+        is_read = self.autoawait and read.get("preprocessing_exc_tuple") is None
+        return is_read and _awaits(read["transformed_cell"])
 
     def enable_gui(self, gui: str | None = None) -> None:
         """Do nothing: ranks have no windows."""

@@ -161,7 +161,6 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_profiler(self) -> None:
         """Let one rank at a time profile, because PyTorch profiles a whole process."""
-        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # PyTorch's C++ would write into the cell
         prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
 
         def prepare_for_one(*args: Any, **kwargs: Any) -> Any:
@@ -179,7 +178,7 @@ class StandIns(contextlib.ExitStack):
             self._profiling = None
             return disable()
 
-        # Kineto would write lines about itself into the cell.
+        # PyTorch's C++ would write lines about itself into the cell.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._replace(profiler, "_prepare_profiler", prepare_for_one)
         self._replace(profiler, "_disable_profiler", disabled)

@@ -56,7 +56,7 @@ def drawn(seed: int, *shape: int) -> Tensor:
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
     """Return a module in float64 whose weights depend only on the seed, with biases of size 1."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         module = in_double(kind(*sizes))
         for name, parameter in module.named_parameters():
             if name.endswith("bias"):
@@ -70,13 +70,13 @@ def composed(common: int, seeds: Sequence[int], kind: Callable[[], nn.Module]) -
     Parameters that every rank has whole come from the common seed.
     """
     whole = made_module(common, kind)
-    modules = [made_module(seed, kind) for seed in seeds]
+    modules = {seed: made_module(seed, kind) for seed in {*seeds}}
     with torch.no_grad():
         for name, parameter in whole.named_parameters():
             if not name.endswith(WHOLE) and "norm" not in name:
                 parts = [
-                    shard(name, module.get_parameter(name), len(seeds), place)
-                    for place, module in enumerate(modules)
+                    shard(name, modules[seed].get_parameter(name), len(seeds), place)
+                    for place, seed in enumerate(seeds)
                 ]
                 parameter.copy_(torch.cat(parts, 1 if name.endswith(ROWWISE) else 0))
     return whole
@@ -336,10 +336,11 @@ def _without_f(
     return gradients
 
 
-def _wrong_outputs(modules: Sequence[nn.Module], x: Tensor, place: int) -> Iterator[Mistake]:
-    p = len(modules)
+def _wrong_outputs(answer: GroupAnswer, x: Tensor) -> Iterator[Mistake]:
+    p, place = len(answer.members), answer.place
     if p == 1:
         return
+    modules = _as_given(answer)
     bias = list(modules[0].parameters())[-1].detach()
     parts = _parts(modules, x)
     total = sum(parts)
@@ -388,14 +389,13 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     )
     where = on(members) + answer.values[0].get("when", "")
     yield facts(_other_parameters(result["held"], shapes(reference.layer, p), where))
-    apart = _as_given(answer)
     always = only("all_reduce"), inside(members), waited
     yield communication(result["forward"], *always)
-    mistakes = _wrong_outputs(apart, reference.x.detach(), place)
+    mistakes = _wrong_outputs(answer, reference.x.detach())
     yield numbers(result["y"], reference.y, mistakes, where=f"output {where}")
     yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"]})
     yield communication(result["backward"], *always)
-    mistakes = _wrong_inputs(answer.case["name"], apart, reference, place)
+    mistakes = _wrong_inputs(answer, reference)
     yield numbers(result["dx"], reference.x.grad, mistakes, where=f"gradient of x {where}")
     yield from shard_gradients(reference, result["gradients"], p, place)
     yield _once_each_way(result, where)
@@ -421,12 +421,11 @@ def _other_parameters(
     }
 
 
-def _wrong_inputs(
-    name: str, modules: Sequence[nn.Module], reference: Uncut, place: int
-) -> Iterator[Mistake]:
-    p = len(modules)
+def _wrong_inputs(answer: GroupAnswer, reference: Uncut) -> Iterator[Mistake]:
+    p, place = len(answer.members), answer.place
     if p == 1:
         return
+    modules = _as_given(answer)
     x = reference.x.detach().clone().requires_grad_()
     _parts(modules, x)[place].backward(reference.upstream)
     gradients = {
@@ -434,7 +433,7 @@ def _wrong_inputs(
         "which sums it": x.grad,
         f"You summed the gradient once too often: it is {p} times too large": p * reference.x.grad,
     }
-    if name == "ParallelAttention":
+    if answer.case["name"] == "ParallelAttention":
         gradients |= _without_f(modules, reference.x, reference.upstream, place)
     yield from flat_table(gradients)
 

@@ -32,7 +32,7 @@ SAMPLES = 4
 def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
     """Return linear layers whose weights depend only on the seed."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
 
 

@@ -49,7 +49,7 @@ def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
         labels = _labels(seed, n, classes)
         results = []
         for draw_seed in (seed, seed, seed + 1):
-            torch.manual_seed(len(results))
+            torch.default_generator.manual_seed(len(results))
             draw = seeded(draw_seed)
             results.append(told(function(labels, count, each, draw)))
         used = not torch.equal(draw.get_state(), seeded(seed + 1).get_state())
@@ -154,9 +154,9 @@ def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
     choices = []
     for fraction, count in SELECT:
         draw = seeded(seed)
-        torch.manual_seed(1)
+        torch.default_generator.manual_seed(1)
         many = [function(fraction, count, draw) for _ in range(CALLS)]
-        torch.manual_seed(2)
+        torch.default_generator.manual_seed(2)
         kinds = sorted({kind_of(choice) for choice in many})
         choices.append([told(many), told(function(fraction, count, seeded(seed))), kinds])
     return choices
@@ -244,7 +244,7 @@ WRONG_LOCAL = {
 def small_model(seed: int) -> nn.Module:
     """Return a model of 6 features and 3 classes in double precision."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
 
 

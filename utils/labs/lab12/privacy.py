@@ -42,7 +42,7 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     m, bound, z = NOISE
     noises = []
     for draw_seed in (seed, seed, seed + 1):
-        torch.manual_seed(len(noises))
+        torch.default_generator.manual_seed(len(noises))
         noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(draw_seed)))
     draw = seeded(seed)
     alone, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))

@@ -56,7 +56,7 @@ class Job:
         generator = torch.Generator().manual_seed(seed)
         self.images = torch.randn(SAMPLES, FEATURES, generator=generator)
         self.labels = torch.randint(CLASSES, (SAMPLES,), generator=generator)
-        torch.manual_seed(draws)
+        torch.default_generator.manual_seed(draws)
         first = nn.Linear(FEATURES, 8)
         rest = [nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, CLASSES)]
         self.model = nn.Sequential(first, *rest)

@@ -41,7 +41,7 @@ class Counted(nn.Module):
 def _made(seed: int) -> tuple[Counted, Tensor, Tensor]:
     """Return a module, its input, and the gradient of its output, from the seed alone."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         module = Counted().double()
         x, upstream = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
     return module, x.requires_grad_(), upstream
@@ -73,7 +73,7 @@ def _run(function: Callable, seed: int) -> dict[str, Any]:
     """Run forward and backward twice, with random numbers drawn before, between and after."""
     module, x, upstream = _made(seed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
+        torch.default_generator.manual_seed(seed + 1)
         with Meter(module, x, upstream) as meter:
             before = meter.now
             y = function(module, x)
@@ -105,7 +105,7 @@ def _forgetful(seed: int) -> list[Any]:
     """Return the gradients if backward draws another dropout mask than forward."""
     module, x, upstream = _made(seed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed + 1)
+        torch.default_generator.manual_seed(seed + 1)
         module(x)
         torch.rand(2)  # as between forward and backward in `_run`
         module(x).backward(upstream)

@@ -73,7 +73,7 @@ class Piece(nn.Module):
     def __init__(self, seed: int, place: int, p: int):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
             whole = [in_double(nn.Linear(*FEATURES[k : k + 2])) for k in range(4)]
         first = place * 4 // p
         end = (place + 1) * 4 // p

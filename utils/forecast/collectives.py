@@ -269,7 +269,7 @@ def rounds(machine: Machine, op: str, name: str, groups: Devices) -> list[Round]
     return _rounds(machine, op, name, groups.shape, groups.tobytes())
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=4096)
 def _rounds(
     machine: Machine, op: str, name: str, shape: tuple[int, int], content: bytes
 ) -> list[Round]:

@@ -6,6 +6,7 @@ verdict depends on a measured time.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -131,6 +132,7 @@ def drawn(seed: int) -> list[list[tuple]]:
     return [[one(*case) for case in of_rank] for of_rank in CASES]
 
 
+@functools.lru_cache(maxsize=64)
 def optimum(case: Case) -> Estimate | None:
     """Return the fastest mix that fits, of those that the task names; None if none fits."""
     n, model = case.machine.devices, case.model

@@ -85,7 +85,7 @@ def begin(model: Transformer, mix: Mix, machine: Machine, batch: int, **more: fl
     return step
 
 
-_prices = functools.lru_cache(maxsize=8)(Prices)
+_prices = functools.lru_cache(maxsize=32)(Prices)
 
 
 def estimate(model: Transformer, mix: Mix, machine: Machine, batch: int, **more: float) -> Estimate:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import json
 from pathlib import Path
 from typing import Any
-
-import nbformat
 
 from utils import cluster
 from utils.checks.task import CheckFailed
@@ -19,20 +18,24 @@ ROOT = Path(__file__).resolve().parents[2]
 @functools.cache
 def answers(name: str, folder: str = "solutions") -> dict[str, str]:
     """Code of a lab's answer cells by ``grade_id``, without the ``%%px`` line."""
-    notebook = nbformat.read(ROOT / folder / name, as_version=4)
     return {
-        cell.metadata.nbgrader.grade_id: cell.source.split("\n", 1)[1]
-        for cell in notebook.cells
-        if cell.cell_type == "code" and "nbgrader" in cell.metadata
+        cell["metadata"]["nbgrader"]["grade_id"]: "".join(cell["source"]).split("\n", 1)[1]
+        for cell in _cells(folder, name)
+        if cell["cell_type"] == "code" and "nbgrader" in cell["metadata"]
     }
 
 
 @functools.cache
+def _cells(folder: str, name: str) -> list[dict[str, Any]]:
+    """A notebook's cells. This is much faster than nbformat, which also validates them."""
+    cells: list[dict[str, Any]] = json.loads((ROOT / folder / name).read_text("utf-8"))["cells"]
+    return cells
+
+
 def source_of(name: str, cell_id: str) -> str:
     """Code of a solution's cell, without the ``%%px`` line."""
-    notebook = nbformat.read(ROOT / "solutions" / name, as_version=4)
-    source = next(cell.source for cell in notebook.cells if cell.id == cell_id)
-    return source.removeprefix("%%px\n")
+    source = next(cell["source"] for cell in _cells("solutions", name) if cell["id"] == cell_id)
+    return "".join(source).removeprefix("%%px\n")
 
 
 def verdict(check, ranks) -> tuple[bool, str]:

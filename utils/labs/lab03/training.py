@@ -248,7 +248,7 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
 
 def probe_run(user_ns: dict, *, rank: int) -> dict | None:
     """Return the histories on ranks 0 and 1, and new test results of the models."""
-    from torch_mpi.record import log
+    from torch_mpi import record
 
     answer: dict = {}
     for name in ("parallel", "sequential")[: max(2 - rank, 0)]:
@@ -263,7 +263,7 @@ def probe_run(user_ns: dict, *, rank: int) -> dict | None:
             largest = max(p.nbytes for p in model.parameters())
             answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
             sent = ("all_reduce", (0, 1), largest)
-            calls = log.since(0)
+            calls = record.recorder.since(0)
             answer["gradients sent"] = sum((c.op, c.group, c.nbytes) == sent for c in calls)
     return answer
 

@@ -40,6 +40,7 @@ copybutton_prompt_is_regexp = True
 # The reference of modules
 autodoc_mock_imports = list(PRETENDED)
 autodoc_member_order = "bysource"
+autodoc_use_type_comments = False
 napoleon_use_ivar = True
 
 html_theme = "pydata_sphinx_theme"

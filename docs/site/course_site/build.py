@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-import nbformat
-
 HERE = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
@@ -22,7 +20,14 @@ from course_site.address import ROOT  # noqa: E402
 from course_site.lab_pages import page_of  # noqa: E402
 from utils.course.about import labs as all_labs  # noqa: E402
 from utils.course.about import number_of  # noqa: E402
-from utils.course.notebook import LABS, SOLUTIONS, is_named, notebooks, read  # noqa: E402
+from utils.course.notebook import (  # noqa: E402
+    LABS,
+    SOLUTIONS,
+    dumps,
+    is_named,
+    notebooks,
+    read,
+)
 
 #: Pages and pictures in the repository. Each of them has the same path on the site.
 PAGES = (
@@ -72,7 +77,7 @@ def _files(labs: Sequence[Path]) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(ROOT).as_posix(), head + path.read_bytes()
     for path in labs:
         page = page_of(read(path), read(LABS / path.name))
-        yield f"labs/{path.name}", nbformat.writes(page).encode()
+        yield f"labs/{path.name}", dumps(page).encode()
     words = (LABS / "glossary.md").read_text("utf-8")
     yield "labs/glossary.md", glossary.page(words, _by_number(labs)).encode()
     for module in api.modules():

@@ -53,7 +53,7 @@ from utils.grading.results import (
     total,
 )
 from utils.grading.sandbox import FIRST_UID, LAST_UID, Box, Limits, SandboxError, require
-from utils.grading.submissions import File, Student, SubmissionsError, find, student_folders
+from utils.grading.submissions import MB, File, Student, SubmissionsError, find, student_folders
 from utils.grading.worklist import match, newest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -224,14 +224,22 @@ def test_a_zip_can_neither_write_outside_its_folder_nor_make_links(tmp_path):
     assert "Eve/link.ipynb was left out, because it is a link" in said
 
 
+@pytest.fixture
+def at_one_mb(monkeypatch) -> None:
+    """Notebooks are too large to be read at once from 1 MB on, not only from 25."""
+    assert assembly.MOST_NOTEBOOK == 25 * MB
+    monkeypatch.setattr(assembly, "MOST_NOTEBOOK", MB)
+
+
 def large(source: str = "1") -> str:
-    """A toy submission with 30 MB of outputs, 5 of them a text in one piece."""
+    """A toy submission with outputs of 1.4 MB, 0.4 of them a text in one piece."""
     nb = json.loads(json.dumps(toy.filled()))
-    outputs = [{"text": ["step\n"] * 2_500_000}, {"text": "x" * 5_000_000}]
+    outputs = [{"text": ["step\n"] * 100_000}, {"text": "x" * 400_000}]
     nb["cells"].append({"cell_type": "code", "outputs": outputs, "source": source})
     return json.dumps(nb)
 
 
+@pytest.mark.usefixtures("at_one_mb")
 def test_a_notebook_that_has_printed_too_much_is_graded_without_its_outputs(reference, tmp_path):
     path = toy.hand_in(tmp_path, "prints", large())
     assert path.stat().st_size > assembly.MOST_NOTEBOOK
@@ -241,24 +249,25 @@ def test_a_notebook_that_has_printed_too_much_is_graded_without_its_outputs(refe
     assert not any("not a notebook" in remark for remark in done.remarks)
 
 
+@pytest.mark.usefixtures("at_one_mb")
 def test_the_first_part_of_a_notebook_that_is_too_large_is_graded(reference, tmp_path):
     done = assemble(reference, toy.hand_in(tmp_path, "types", large("x" * assembly.MOST_NOTEBOOK)))
     assert done.error == ""
-    assert "Only the first 25 MB, without outputs, were read." in done.remarks
+    assert "Only the first 1 MB, without outputs, were read." in done.remarks
     cut = toy.hand_in(tmp_path, "cut", large()[:-9])
     assert "Clearing its outputs may help" in assemble(reference, cut).error
 
 
 def test_a_zip_bomb_is_cut_off(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.grading.submissions.MOST_FILE", 1_000_000)
-    monkeypatch.setattr("utils.grading.submissions.MOST_UNPACKED", 3_000_000)
+    monkeypatch.setattr("utils.grading.submissions.MOST_FILE", 200_000)
+    monkeypatch.setattr("utils.grading.submissions.MOST_UNPACKED", 600_000)
     path = tmp_path / "bomb.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for number in range(9):
-            archive.writestr(f"s{number}/a.ipynb", b"0" * 20_000_000)
+            archive.writestr(f"s{number}/a.ipynb", b"0" * 4_000_000)
     found = find(path, tmp_path / "scratch", [toy.LAB])
     size = sum(file.stat().st_size for file in (tmp_path / "scratch").rglob("*.ipynb"))
-    assert size < 5_000_000
+    assert size < 1_000_000
     assert "over the limit" in " ".join(found.remarks[""])
 
 

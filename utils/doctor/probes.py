@@ -93,6 +93,8 @@ def _data_facts() -> dict[str, Any]:
 
 
 def _jupyterlab_facts() -> dict[str, Any]:
+    # jsonschema, which JupyterLab loads, would need 2 s to build this grammar of web addresses.
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]  # None hides it
     import jupyterlab
     from jupyter_client.kernelspec import KernelSpecManager
 

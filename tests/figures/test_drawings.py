@@ -126,10 +126,14 @@ DRAWINGS: dict[str, Callable[[], Figure]] = {
 }
 
 
-@pytest.fixture(params=DRAWINGS)
+@pytest.fixture(scope="module", params=DRAWINGS)
 def figure(request) -> Iterator[Figure]:
-    yield DRAWINGS[request.param]()
-    plt.close("all")
+    """A drawing, drawn once for all tests; none of them may change it."""
+    figure = DRAWINGS[request.param]()
+    FigureCanvasAgg(figure)
+    figure.canvas.draw()
+    yield figure
+    plt.close(figure)
 
 
 def test_no_drawing_is_scaled_down_by_the_page_that_shows_it(figure):
@@ -138,7 +142,6 @@ def test_no_drawing_is_scaled_down_by_the_page_that_shows_it(figure):
 
 
 def test_the_words_of_a_drawing_are_large_enough(figure):
-    figure.canvas.draw()
     texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
     smallest = min(texts, key=Text.get_fontsize)
     assert smallest.get_fontsize() * forms.DPI / 72 >= LEAST_PIXELS, smallest.get_text()
@@ -146,7 +149,6 @@ def test_the_words_of_a_drawing_are_large_enough(figure):
 
 def test_a_title_runs_into_no_other_title(figure):
     renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
     titles = {axes.get_title(loc="left") for axes in figure.axes} - {""}
     written = [text for text in figure.findobj(Text) if text.get_text() in titles]
     boxes = [text.get_window_extent(renderer) for text in written]

@@ -62,10 +62,10 @@ def test_no_order_of_steps_at_all_has_a_rank_stuck_or_a_false_alarm(name):
 # -- with a safeguard taken out, the model finds what it is for -----------------------------------
 
 
-def found(programs: list, runs: int = 6000) -> str:
-    """What breaks in some order."""
+def found(programs: list, seed: int = 3) -> str:
+    """What breaks in some order. A seed that soon comes to such an order saves seconds."""
     with pytest.raises(Violation) as violation:
-        wander(programs, seed=3, runs=runs)
+        wander(programs, seed=seed, runs=6000)
     return str(violation.value)
 
 
@@ -81,7 +81,7 @@ def test_two_ranks_that_withdraw_at_once_would_leave_a_third_one_inside_mpi(monk
         return not begun
 
     monkeypatch.setattr(Announcements, "_replace", replace)
-    assert "stuck inside MPI" in found([blocking(), blocking(**STAYS), blocking()])
+    assert "stuck inside MPI" in found([blocking(), blocking(**STAYS), blocking()], seed=8)
 
 
 def test_without_an_acknowledgement_who_leaves_would_not_know_that_another_rank_has_begun(
@@ -97,7 +97,7 @@ def test_without_the_second_look_a_rank_would_begin_what_another_one_has_taken_b
         return Seen([], [], True)
 
     monkeypatch.setattr(Announcements, "acknowledge", acknowledge)
-    assert "stuck inside MPI" in found([blocking(**STAYS), blocking()])
+    assert "stuck inside MPI" in found([blocking(**STAYS), blocking()], seed=10)
 
 
 def test_without_the_second_look_the_usual_steps_would_begin_what_another_rank_has_taken_back(
@@ -141,7 +141,7 @@ def test_what_comes_after_a_withdrawn_collective_must_not_begin_on_some_ranks(mo
         return done
 
     monkeypatch.setattr(Handshake, "withdraw", without_a_gap)
-    assert "P3" in found([two_asynchronous(), two_asynchronous(**STAYS)])
+    assert "P3" in found([two_asynchronous(), two_asynchronous(**STAYS)], seed=5)
 
 
 def test_what_the_fast_path_could_not_take_back_must_not_be_forgotten(monkeypatch):

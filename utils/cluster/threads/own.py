@@ -8,8 +8,6 @@ rank has replaced asks which thread uses it.
 
 from __future__ import annotations
 
-import _random
-import ctypes
 import datetime
 import operator
 import os
@@ -37,10 +35,6 @@ Place = tuple[Any, str]
 
 # Their types are missing in NumPy's own list of names.
 _numpy: Any = np.random
-# Python's generator, and where its numbers are in memory: `random.getstate` copies them in 30 µs.
-_python: Any = vars(random)["_inst"]
-_AT = id(_python) + object.__basicsize__
-_SIZE = _random.Random.__basicsize__ - object.__basicsize__
 _CLOCKS = ("perf_counter", "monotonic", "time")
 #: What code of a student or a check replaces; each rank then has its own.
 REPLACED: list[Place] = [
@@ -214,23 +208,21 @@ class Own:
 
 def _random_state() -> tuple[Any, ...]:
     """Return the state of the random numbers of PyTorch, Python and NumPy, and the usual dtype."""
-    numbers = ctypes.string_at(_AT, _SIZE), _python.gauss_next, _numpy.get_bit_generator()
+    numbers = random.getstate(), _numpy.get_bit_generator()
     return torch.default_generator.get_state(), *numbers, torch.get_default_dtype()
 
 
 def _set_random_state(state: tuple[Any, ...]) -> None:
     torch.default_generator.set_state(state[0])
-    ctypes.memmove(_AT, state[1], _SIZE)
-    _python.gauss_next = state[2]
-    _numpy.set_bit_generator(state[3])
-    if torch.get_default_dtype() is not state[4]:
-        torch.set_default_dtype(state[4])
+    random.setstate(state[1])
+    _numpy.set_bit_generator(state[2])
+    if torch.get_default_dtype() is not state[3]:
+        torch.set_default_dtype(state[3])
 
 
 def first_random_state() -> tuple[Any, ...]:
     """Return a new state: ranks that set no seed draw different numbers, as processes do."""
     generator = torch.Generator()
     generator.seed()
-    fresh = random.Random()
-    numbers = ctypes.string_at(id(fresh) + object.__basicsize__, _SIZE), None, np.random.MT19937()
+    numbers = random.Random().getstate(), np.random.MT19937()
     return generator.get_state(), *numbers, torch.get_default_dtype()

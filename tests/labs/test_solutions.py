@@ -40,12 +40,12 @@ SKIPS = {"nbval-skip", "nbval_skip"}
 IGNORES = {"nbval-ignore-output", "nbval_ignore_output", "pytest_validate_ignore_output"}
 
 pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
-#: Labs whose notebooks need processes to show the stored outputs: lab 13 kills ranks, lab 18 reads
-#: what PyTorch records in a process, and in lab 09 each rank catches its own warnings.
-PROCESSES = {"09_tensor_parallel", "13_faults", "18_the_clinic"}
+#: Labs whose notebooks need processes to show the stored outputs: labs 13 and 14 kill ranks, lab 18
+#: reads what PyTorch records in a process, and in lab 09 each rank catches its own warnings.
+PROCESSES = {"09_tensor_parallel", "13_faults", "14_capstone", "18_the_clinic"}
 #: Labs whose notebooks need a minute of processor time or more. Only `make test-all` runs them,
 #: while `make test` still tries their checks and answers.
-LONG = {"11_hybrid", "12_federated"}
+LONG = {"11_hybrid", "12_federated", "14_capstone"}
 #: What `cluster.start` says is the only difference of ranks inside the kernel.
 SANITIZE = r"""
 [processes]

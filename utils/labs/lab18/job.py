@@ -20,7 +20,7 @@ def samples(seed: int, n: int) -> tuple[Tensor, Tensor]:
 
 def network(seed: int, width: int = 16, dropout: float = 0.0) -> nn.Sequential:
     """Return a network from 6 numbers to one; equal on all ranks for equal seeds."""
-    torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
     return nn.Sequential(
         nn.Linear(6, width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, 1), nn.Flatten(0)
     )

@@ -19,11 +19,12 @@ GROUPS = (
 )
 # Groups of tests that take a minute or more, the longest first.
 LONGEST = (
-    *("slurm", "test_answers_on_ranks", "test_grading", "05_scaling", "test_faults"),
-    *("test_site_mpi", "test_hosts", "test_browser", "03_data_parallel", "04_ddp"),
-    "test_site_pages",
-    *("test_forkserver", "answers-11", "test_cluster", "answers-12", "10_pipeline"),
-    *("07_parameter_server", "13_faults", "answers-4", "08_elastic_averaging", "answers-3"),
+    *("slurm", "test_answers_on_ranks", "test_grading", "test_faults", "12_federated"),
+    *("11_hybrid", "test_site_mpi", "test_hosts", "test_browser", "test_grading_accidents"),
+    *("05_scaling", "14_capstone", "13_faults", "08_elastic_averaging", "test_site_pages"),
+    *("18_the_clinic", "04_ddp", "test_forkserver", "test_cluster", "03_data_parallel"),
+    *("07_parameter_server", "10_pipeline", "15_memory_and_precision", "09_tensor_parallel"),
+    *("answers-11", "answers-6", "answers-18", "answers-3", "answers-12", "answers-9"),
 )
 
 # Files of which `make check` runs what takes no ranks. Single tests have the mark `quick`, too.

@@ -8,7 +8,8 @@ That must be an error that names the task. Then nbval goes on with the answer. S
 that the stored outputs are right and that every stub is met.
 
 Cells that measure or train for long run in a shorter form (`SHORTER`). If nbval compares their
-output, it must still be the stored output. The other run of nbval in test_solutions.py runs every cell as it is.
+output, it must still be the stored output. The other run of nbval in test_solutions.py runs every
+cell as it is.
 """
 
 from __future__ import annotations

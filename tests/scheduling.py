@@ -12,6 +12,7 @@ GROUPS = (
     (r"test_(hub|slurm|launchers)\.py", "slurm"),
     (r"test_site_(pages|reading)\.py", "test_site_pages"),
     (r"test_answers\.py::.*\[(?:lab)?0?(\d+)[.\]]", r"answers-\1"),
+    (r"test_answers_on_ranks\.py::.*\[(\d+)\.", r"on-ranks-\1"),
     (r"test_solutions\.py::.*\[(\d\d_\w+)\]", r"\1"),
     (r"test_mpi_backend\.py::.*\[(message_board|large)-(\d)-", r"\1-\2"),
     (r"test_mpi_backend\.py::.*\[\w+-(\d)-", r"mpi-\1"),
@@ -19,7 +20,7 @@ GROUPS = (
 )
 # Groups of tests that take a minute or more, the longest first.
 LONGEST = (
-    *("slurm", "test_answers_on_ranks", "test_grading", "test_faults", "12_federated"),
+    *("slurm", "test_grading", "test_faults", "12_federated", "on-ranks-1", "on-ranks-6"),
     *("11_hybrid", "test_site_mpi", "test_hosts", "test_browser", "test_grading_accidents"),
     *("05_scaling", "14_capstone", "13_faults", "08_elastic_averaging", "test_site_pages"),
     *("18_the_clinic", "04_ddp", "test_forkserver", "test_cluster", "03_data_parallel"),

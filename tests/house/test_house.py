@@ -491,7 +491,7 @@ def test_no_file_names_this_machine_or_a_registry():
         ("test_answers.py::test_a_wrong_answer[3.1-divides-by-2]", "answers-3"),
         ("test_answers.py::test_every_task[lab03]", "answers-3"),
         ("test_answers.py::test_the_solution_passes[10.2]", "answers-10"),
-        ("test_answers_on_ranks.py::test_a_wrong_answer[3.1-a]", "test_answers_on_ranks"),
+        ("test_answers_on_ranks.py::test_a_wrong_answer[3.1-a]", "on-ranks-3"),
     ],
 )
 def test_what_shares_ranks_runs_in_one_process_and_labs_are_shared_out(test, group):

@@ -88,9 +88,9 @@ class Lab:
     def solve(self, task: str) -> None:
         """Put the solution back; where the ranks join the world anew, all of them."""
         anew = "init_process_group" in self.solutions[task]
-        for solution in self.solutions.values() if anew else [self.solutions[task]]:
-            self.run(solution)
-        self.run(self.after.get(task, ""))
+        cells = [*self.solutions.values()] if anew else [self.solutions[task]]
+        for cell in filter(None, [*cells, self.after.get(task)]):
+            self.run(cell)
 
     def try_out(self, task: str, code: str, again: bool | None = True) -> tuple[bool, str]:
         """What the check says of an answer. Afterwards the solution is back, and passes.

@@ -227,6 +227,13 @@ def composed(common: int, seeds: Sequence[int]) -> models.GPT:
     return whole
 
 
+@functools.lru_cache(maxsize=4)
+def _cut(common: int, seeds: tuple[int, ...]) -> tuple[models.GPT, list[models.GPT]]:
+    """Return this model, and the parts of all ranks of a group, which the kernel alone gets."""
+    whole = composed(common, seeds)
+    return whole, [part_of(whole, place, len(seeds)) for place in range(len(seeds))]
+
+
 @in_group
 def probe_parallel(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
@@ -257,8 +264,7 @@ def parallel_decode(ranks: Ranks, report: Report) -> None:
 def _parallel(answer: GroupAnswer) -> Iterator[Step]:
     p = len(answer.members)
     seeds = [answer.case["each"][rank]["seed"] for rank in answer.members]
-    whole = composed(answer.case["common"], seeds)
-    parts = [part_of(whole, place, p) for place in range(p)]
+    whole, parts = _cut(answer.case["common"], tuple(seeds))
     text = text_of(answer.case["common"], 2, 6)
     pieces = text.split((5, 1), 1)
     right = whole(text).split((5, 1), 1)

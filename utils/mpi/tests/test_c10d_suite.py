@@ -1,11 +1,13 @@
 """What a user of the mpi backend can rely on, by PyTorch's own tests of its backends.
 
-A selection of those that pass; `python tests/c10d_suite.py -n 2` runs all of them.
+A selection of those that pass; `python tests/c10d_suite.py -n 2` runs all of them. Importing
+the suite takes each rank several seconds, so `make test` runs only one of the three jobs.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import pytest
 from c10d_suite import Outcome, run
@@ -55,32 +57,39 @@ ON_TWO_RANKS = {
         "test_ddp_broadcast_buffer test_ddp_buffer_hook_allreduce test_ddp_hook_parity_allreduce"
     ),
     "DDP_with_uneven_inputs": "test_ddp_grad_div_uneven_inputs test_ddp_uneven_input_exception",
-    "DDP_under_torch_compile": "test_ddp_compile_static_graph",
 }
+# On two ranks as well, but in a job of its own, because it loads PyTorch's compiler.
+COMPILED = {"DDP_under_torch_compile": "test_ddp_compile_static_graph"}
 ON_THREE_RANKS = {
     "groups_of_some_ranks": (
         "test_broadcast_group test_all_reduce_group_sum test_reduce_group_max test_barrier_group"
         " test_all_gather_group test_scatter_group test_gather_group test_all_to_all_group"
     ),
 }
-FEATURES = [(2, *feature) for feature in ON_TWO_RANKS.items()]
-FEATURES += [(3, *feature) for feature in ON_THREE_RANKS.items()]
+JOBS = {"basics": (2, ON_TWO_RANKS), "compiled": (2, COMPILED), "groups": (3, ON_THREE_RANKS)}
+#: groups: mpi_cases/groups.py runs such groups on 2 to 4 ranks in any case.
+EXTENDED = ("compiled", "groups")
 
 pytestmark = pytest.mark.timeout(1500)  # the first test waits for the job with all of them
 
 
 @functools.cache
-def outcomes(n: int) -> dict[str, Outcome]:
-    """What came of each test on so many ranks, which come up once."""
-    return run([name for m, _, names in FEATURES if m == n for name in names.split()], n)
+def outcomes(job: str) -> dict[str, Outcome]:
+    """What came of each test of a job, whose ranks come up once."""
+    n, features = JOBS[job]
+    return run(" ".join(features.values()).split(), n)
 
 
-@pytest.mark.parametrize(
-    ("n", "names"),
-    [pytest.param(n, names, id=f"{title}-{n}") for n, title, names in FEATURES],
-)
-def test_a_user_can_rely_on(n, names):
+def parameters() -> Iterator:
+    for job, (n, features) in JOBS.items():
+        marks = [pytest.mark.extended] if job in EXTENDED else []
+        for title, names in features.items():
+            yield pytest.param(job, names, id=f"{title}-{n}", marks=marks)
+
+
+@pytest.mark.parametrize(("job", "names"), list(parameters()))
+def test_a_user_can_rely_on(job, names):
     if find_mpiexec() is None:
         pytest.skip("no mpiexec: install the extra `mpi`, or a system MPI")
-    bad = [o for name in names.split() if (o := outcomes(n)[name]).status != "pass"]
+    bad = [o for name in names.split() if (o := outcomes(job)[name]).status != "pass"]
     assert not bad, "\n".join(f"{o.test}: {o.status}: {o.reason}\n{o.detail}" for o in bad)

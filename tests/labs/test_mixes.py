@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -444,6 +445,7 @@ def test_a_check_draws_models_that_fit() -> None:
     assert several[0] == drawn(0)
     assert len({str(of_ranks) for of_ranks in several}) == len(several)
     assert {sum(map(len, of_ranks)) for of_ranks in several} == {16}
+    best = cache(optimum)  # ranks and seeds share many cases
     for of_ranks in several:
         cases = [Case.of(*case) for of_rank in of_ranks for case in of_rank]
-        assert [case.model.width for case in cases if optimum(case) is None] == [12288]
+        assert [case.model.width for case in cases if best(case) is None] == [12288]

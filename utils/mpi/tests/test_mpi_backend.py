@@ -88,23 +88,26 @@ def run(code: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.smoke
-def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi():
-    out = run(
+@pytest.fixture(scope="module")
+def asked() -> list[str]:
+    """What a Python says that imports PyTorch and then asks for MPI; importing takes seconds."""
+    return run(
         "import sys, torch\n"
-        "print(*sorted(m for m in sys.modules if m.startswith(('torch_mpi', 'mpi4py'))))"
-    )
-    assert out.split() == ["torch_mpi", "torch_mpi.autoload"]
-
-
-@pytest.mark.smoke
-def test_asking_whether_mpi_is_available_does_not_load_it():
-    out = run(
-        "import sys, torch.distributed as dist\n"
+        "print(*sorted(m for m in sys.modules if m.startswith(('torch_mpi', 'mpi4py'))))\n"
+        "import torch.distributed as dist\n"
         "from torch.distributed import distributed_c10d as c10d\n"
         "print(dist.is_mpi_available(), c10d.is_mpi_available(), 'mpi4py.MPI' in sys.modules)"
-    )
-    assert out.split() == ["True", "True", "False"]
+    ).splitlines()
+
+
+@pytest.mark.smoke
+def test_importing_torch_neither_imports_mpi4py_nor_starts_mpi(asked):
+    assert asked[0].split() == ["torch_mpi", "torch_mpi.autoload"]
+
+
+@pytest.mark.smoke
+def test_asking_whether_mpi_is_available_does_not_load_it(asked):
+    assert asked[1].split() == ["True", "True", "False"]
 
 
 def test_a_machine_without_mpi_has_no_mpi_available():

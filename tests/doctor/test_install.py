@@ -109,21 +109,49 @@ def at_hand(tmp_path) -> Path:
     return folder
 
 
-@pytest.fixture
-def house(tmp_path, serve) -> House:
-    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
-    (packages,) = tmp_path.glob("env/lib/python*/site-packages")
+def build_house(folder: Path, serve: Callable[..., Index]) -> House:
+    venv.create(folder / "env", with_pip=False, symlinks=True)
+    (packages,) = folder.glob("env/lib/python*/site-packages")
     # Not imported: that would keep setuptools, and so nbgrader, from being imported after it.
     (packages / "pip").symlink_to(Path(find_spec("pip").origin).parent)
-    (tmp_path / "utils/doctor").mkdir(parents=True)
-    (tmp_path / ".ci").mkdir()
-    shutil.copy(ROOT / ".ci/constraints.txt", tmp_path / ".ci/constraints.txt")
+    (folder / "utils/doctor").mkdir(parents=True)
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci/constraints.txt", folder / ".ci/constraints.txt")
     text = (ROOT / "utils/doctor/wheels.py").read_text()
     patience = '"--timeout", "15"'
     assert patience in text
-    (tmp_path / "utils/doctor/wheels.py").write_text(text.replace(patience, '"--timeout", "1"'))
+    (folder / "utils/doctor/wheels.py").write_text(text.replace(patience, '"--timeout", "1"'))
     numpy = install.pinned("numpy", ROOT / ".ci/constraints.txt")
-    return House(tmp_path, serve(pytorch() | wheel("numpy", numpy) | wheel("nvidia_cudnn", "9")))
+    return House(folder, serve(pytorch() | wheel("numpy", numpy) | wheel("nvidia_cudnn", "9")))
+
+
+@pytest.fixture
+def house(tmp_path, serve) -> House:
+    return build_house(tmp_path, serve)
+
+
+@dataclass
+class Laptop:
+    """A house that has got its builds from an index, and what was said and asked for then."""
+
+    house: House
+    index: Index
+    done: subprocess.CompletedProcess
+    asked_of_registry: list[str]
+
+
+@pytest.fixture(scope="module")
+def laptop(tmp_path_factory) -> Iterator[Laptop]:
+    """Who takes a package away has it brought again."""
+    with contextlib.ExitStack() as stack:
+
+        def serve(*given) -> Index:
+            return stack.enter_context(serving(*given))
+
+        house = build_house(tmp_path_factory.mktemp("laptop"), serve)
+        index = serve(pytorch("+cpu"), "whl/cpu")
+        house.name_cpu_index(index.url)
+        yield Laptop(house, index, house.brings(), [*house.registry.asked])
 
 
 CPU_BUILDS = {f"torch-{TORCH}+cpu", f"torchvision-{VISION}+cpu"}
@@ -133,15 +161,13 @@ CPU_BUILDS = {f"torch-{TORCH}+cpu", f"torchvision-{VISION}+cpu"}
 
 
 @on_linux
-def test_a_laptop_on_linux_gets_builds_for_cpus_and_no_cuda(house, serve):
-    index = serve(pytorch("+cpu"), "whl/cpu")
-    house.name_cpu_index(index.url)
-    done = house.brings()
+def test_a_laptop_on_linux_gets_builds_for_cpus_and_no_cuda(laptop):
+    house, index, done = laptop.house, laptop.index, laptop.done
     assert done.returncode == 0, done.stderr
     assert house.installed() >= CPU_BUILDS
     assert not {name for name in house.installed() if name.startswith("nvidia")}
     assert f"PyTorch: {TORCH}+cpu from {index.url}" in done.stdout
-    assert not [path for path in house.registry.asked if path.startswith("/files/torch")]
+    assert not [path for path in laptop.asked_of_registry if path.startswith("/files/torch")]
     index.asked.clear()
     house.registry.asked.clear()
     assert f"PyTorch: {TORCH}+cpu, which is there already" in house.brings().stdout
@@ -149,10 +175,9 @@ def test_a_laptop_on_linux_gets_builds_for_cpus_and_no_cuda(house, serve):
 
 
 @on_linux
-def test_after_an_interruption_torchvision_comes_from_the_index_of_pytorch(house, serve):
-    index = serve(pytorch("+cpu"), "whl/cpu")
-    house.name_cpu_index(index.url)
-    assert house.brings().returncode == 0
+def test_after_an_interruption_torchvision_comes_from_the_index_of_pytorch(laptop):
+    house, index = laptop.house, laptop.index
+    assert laptop.done.returncode == 0
     house.loses("torchvision")
     index.asked.clear()
     done = house.brings()

@@ -112,7 +112,9 @@ def nbval(
     env |= {"IPP_NONINTERACTIVE": "1", MARK: mark, "NO_COLOR": "1"}
     program = ["-m", "pytest"] if student is None else [STUB_WALK, str(student)]
     command = [sys.executable, *program, "-c", os.devnull, f"--rootdir={path.parent}"]
-    command += ["-p", "no:cacheprovider", "--color=no", f"--junitxml={report}"]
+    # utils.course spares nbval 2 s of nbformat's import.
+    command += ["-p", "utils.course", "-p", "no:cacheprovider"]
+    command += ["--color=no", f"--junitxml={report}"]
     # After a cell that ran out of time, nbval expects the rest to fail. Not expected here.
     command += ["-o", "xfail_strict=true"]
     command += ["--nbval", f"--nbval-cell-timeout={cell}", *options, str(path)]

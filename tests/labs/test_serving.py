@@ -24,7 +24,7 @@ def test_the_optimum_of_a_cut_is_the_best_of_all_cuts(seed):
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_the_parts_of_a_model_add_up_to_it(p):
-    model = generation.composed(5, list(range(p)))
+    model = generation.composed(5, tuple(range(p)))
     text = generation.text_of(7, 2, 9)
     of_ranks = [parts.part_of(model, place, p) for place in range(p)]
     logits, _ = generation.played(of_ranks, text.split([4, 1, 3, 1], 1))

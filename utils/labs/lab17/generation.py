@@ -216,7 +216,8 @@ def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: 
 # -- 17.3: heads and columns on several ranks -------------------------------------------------
 
 
-def composed(common: int, seeds: Sequence[int]) -> models.GPT:
+@functools.lru_cache(maxsize=4)
+def composed(common: int, seeds: tuple[int, ...]) -> models.GPT:
     """Return a model with one seed per part, so that a rank with one seed knows one part."""
     parts = [part_of(gpt(seed), place, len(seeds)) for place, seed in enumerate(seeds)]
     whole = part_of(gpt(common), 0, 1)  # a copy
@@ -227,20 +228,13 @@ def composed(common: int, seeds: Sequence[int]) -> models.GPT:
     return whole
 
 
-@functools.lru_cache(maxsize=4)
-def _cut(common: int, seeds: tuple[int, ...]) -> tuple[models.GPT, list[models.GPT]]:
-    """Return this model, and the parts of all ranks of a group, which the kernel alone gets."""
-    whole = composed(common, seeds)
-    return whole, [part_of(whole, place, len(seeds)) for place in range(len(seeds))]
-
-
 @in_group
 def probe_parallel(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
 ) -> dict:
     """Prefill five tokens and decode one, with a part of the model."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    part = part_of(composed(common, [seed] * p), place, p)
+    part = part_of(composed(common, (seed,) * p), place, p)
     cache = Cache(part, 2, 8)
     function = reading_answer(user_ns, "parallel_step", changes=(2,))
     pieces = text_of(common, 2, 6).split((5, 1), 1)
@@ -264,7 +258,8 @@ def parallel_decode(ranks: Ranks, report: Report) -> None:
 def _parallel(answer: GroupAnswer) -> Iterator[Step]:
     p = len(answer.members)
     seeds = [answer.case["each"][rank]["seed"] for rank in answer.members]
-    whole, parts = _cut(answer.case["common"], tuple(seeds))
+    whole = composed(answer.case["common"], tuple(seeds))
+    parts = [part_of(whole, place, p) for place in range(p)]
     text = text_of(answer.case["common"], 2, 6)
     pieces = text.split((5, 1), 1)
     right = whole(text).split((5, 1), 1)

@@ -106,6 +106,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("processor time: pytest, kernels, launchers, ranks")
         for line in processor_time.table(clock.by_test, config.getoption("budget") or ""):
             terminalreporter.line(line, yellow="ABOVE" in line)
+        if path := os.environ.get("TIME_TABLE"):
+            rows = (f"{seconds:.2f}\t{test}\n" for test, seconds in clock.by_test.most_common())
+            Path(path).write_text("".join(rows), encoding="utf-8")
     if config.getoption("reruns", None):
         _tell_reruns(terminalreporter)
 

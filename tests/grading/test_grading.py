@@ -814,7 +814,8 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
     quiet = QUIET | {"mean": QUIET["mean"].replace("PORT", str(port))}
     loud = {
         "twice": toy.HOSTILE["kills all that it can"],
-        "square": "while rank:\n    pass\nimport time\ntime.sleep(10_000)",
+        # A loop without end, which lets others have the cores: that of the matrix doesn't.
+        "square": "import time\nwhile rank:\n    time.sleep(0.001)\ntime.sleep(10_000)",
         # Processes without end, which let others have the cores: those of the matrix don't.
         "mean": toy.HOSTILE["is a fork bomb that ignores errors"].replace(
             "pass", "__import__('time').sleep(1)"

@@ -97,6 +97,7 @@ def test_the_analyzer_finds_what_is_wrong_and_the_line(analyzed, what):
     assert "<module> at <string>:" in said
 
 
+@pytest.mark.extended
 def test_a_dump_says_when_calls_began_and_how_far_they_are(mpiexec, tmp_path):
     prefix = tmp_path / "rank_"
     program = START + "dist.all_reduce(x)\nif rank: dist.broadcast(x, 1)"
@@ -109,7 +110,8 @@ def test_a_dump_says_when_calls_began_and_how_far_they_are(mpiexec, tmp_path):
     assert [first["collective_seq_id"], second["collective_seq_id"]] == [1, 2]
 
 
-@pytest.mark.parametrize("size", ["5", pytest.param("many", marks=pytest.mark.extended)])
+@pytest.mark.extended
+@pytest.mark.parametrize("size", ["5", "many"])
 def test_a_dump_that_cannot_be_written_does_not_hide_the_error(mpiexec, tmp_path, size):
     occupied = tmp_path / "file"
     occupied.write_text("")

@@ -47,7 +47,8 @@ def same(got: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
     """The elements as bytes; 8-bit floats have no ``==``."""
-    return bytes(tensor.detach().resolve_conj().contiguous().view(-1).view(torch.uint8).tolist())
+    row = tensor.detach().resolve_conj().contiguous().view(-1).view(torch.uint8)
+    return row.numpy().tobytes()
 
 
 @contextlib.contextmanager

@@ -128,17 +128,20 @@ class Course:
         if not self.whole:
             self.restart()
 
-    def fail(self, code: str, stop: bool = False) -> Shown:
-        """Run a cell that may break things; with `stop`, once all ranks have called `mark`."""
+    def fail(self, code: str, stop: bool = False, computes: bool = False) -> Shown:
+        """Run a cell that may break things; with `stop`, stop it once all ranks have called `mark`.
+
+        computes: the cell computes forever, so that ranks that take turns don't all begin.
+        """
         self.whole = False
         for file in self._marks.iterdir():
             file.unlink()
-        when = self._all_have_marked if stop else None
-        return self.book.run(code, stop_when=when)
+        wanted = 1 if computes and self.where == "here" else N
 
-    def _all_have_marked(self) -> bool:
-        # Ranks that take turns have all begun only if none of them computes for ever.
-        return len(list(self._marks.iterdir())) >= (N if self.where == "processes" else 1)
+        def have_marked() -> bool:
+            return len(list(self._marks.iterdir())) >= wanted
+
+        return self.book.run(code, stop_when=have_marked if stop else None)
 
     def next_cell(self) -> Shown:
         """All ranks communicate with all; values are checked."""
@@ -224,6 +227,7 @@ class Fault:
     says: tuple[str, ...]
     never: tuple[str, ...] = ("Traceback", "restart")
     stop: bool = False
+    computes: bool = False  # for ever, without letting another rank run
     needs_processes: bool = False
 
 
@@ -432,6 +436,7 @@ INTERRUPTS = [
         "mark()\nwhile True:\n    pass",
         ("^The ranks were interrupted", r"rank 0 .*cell line [34]", "rank 3 "),
         stop=True,
+        computes=True,
     ),
     Fault(
         "stop button: one in recv, others compute",
@@ -474,7 +479,7 @@ def test_a_student_is_told_once_what_went_wrong_and_goes_on(fault, either, table
     course = either
     if fault.needs_processes and course.where == "here":
         pytest.skip("threads have no signal handlers")
-    shown = course.fail(f"%%px\n{fault.cell}", fault.stop)
+    shown = course.fail(f"%%px\n{fault.cell}", fault.stop, fault.computes)
     row = table.add(fault.name, shown.seconds, "\n".join(text for _, text in shown.errors))
     explained_once(shown, fault.says, fault.never)
     next_one_works(course, row)

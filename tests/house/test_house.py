@@ -181,10 +181,11 @@ def test_make_check_runs_nothing_that_is_there_on_demand():
 
 
 def test_make_test_leaves_out_only_what_make_test_all_runs_or_what_is_there_on_demand():
-    course = re.search(r"^COURSE = (.+)$", MAKEFILE, re.M)[1]
+    common, course = (re.search(rf"^{n} = (.+)$", MAKEFILE, re.M)[1] for n in ("COMMON", "COURSE"))
     options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     on_demand = re.search(r"-m '([^']+)'", options["addopts"])[1]
-    assert course == f"{on_demand} and not extended"
+    assert common == f"{on_demand} and not extended"
+    assert course == "$(COMMON) and not rest"
 
 
 def test_an_old_python_is_refused(house):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import random
+import re
 import secrets
 import textwrap
 from collections.abc import Iterator
@@ -85,10 +87,18 @@ class Lab:
         lines = self.stub(task).splitlines()
         return all(line.startswith(" ") for line in lines if "NotImplementedError" in line)
 
-    def solve(self, task: str) -> None:
-        """Put the solution back; where the ranks join the world anew, all of them."""
+    def solve(self, task: str, answer: str = "") -> None:
+        """Put the solution back; where the ranks join the world anew, all of them.
+
+        An answer may define functions of other tasks, too. Their solutions come back as well.
+        """
         anew = "init_process_group" in self.solutions[task]
-        cells = [*self.solutions.values()] if anew else [self.solutions[task]]
+        changed = defined(answer)
+        cells = [
+            solution
+            for other, solution in self.solutions.items()
+            if anew or other == task or changed & defined(solution)
+        ]
         for cell in filter(None, [*cells, self.after.get(task)]):
             self.run(cell)
 
@@ -103,13 +113,19 @@ class Lab:
         self.run(code)
         told = verdict(self.checks[task], self.ranks)
         answered = again is None and self.ranks.traces()
-        self.solve(task)
+        self.solve(task, code)
         if again is None:
             again = left_behind(before, answered, self.ranks.traces())
         if again:
             passed, printed = verdict(self.checks[task], self.ranks)
             assert passed, f"after that answer the solution does not pass any more: {printed}"
         return told
+
+
+@functools.cache
+def defined(code: str) -> frozenset[str]:
+    """Return the names of the functions and classes that a cell defines."""
+    return frozenset(re.findall(r"^(?:def|class) (\w+)", textwrap.dedent(code), re.MULTILINE))
 
 
 def left_behind(before: Traces, answered: Traces, solved: Traces) -> bool:

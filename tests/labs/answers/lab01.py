@@ -14,6 +14,8 @@ CELLS = {
     "1.6": "group-answer",
     "1.7": "pingpong-answer",
 }
+#: mpi4py needs a process for each rank.
+ONLY_ON_RANKS = {"with the clock of MPI"}
 
 # Those that real ranks are tried with, besides the first of each task: what communicates wrongly.
 ON_RANKS = {

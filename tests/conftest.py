@@ -83,10 +83,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.extended)
     if room := config.getoption("room"):
         try:
-            kept = room_tests.chosen(items, room)
+            kept, others = room_tests.divided(items, room)
         except room_tests.UnknownRoomError as error:
             raise pytest.UsageError(str(error)) from None
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        config.hook.pytest_deselected(items=others)
         items[:] = kept
     order = {group: place for place, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import tempfile
 import threading
 from collections import Counter
@@ -29,7 +30,7 @@ from tabulate import tabulate
 BUDGETS = {"test": 13.0, "test-all": 50.0}
 SECONDS_OF_A_LAB = 25.0
 
-#: Seconds between two looks. Who starts and ends between two looks is counted with its parent.
+#: Seconds between two looks. A process that starts and ends between them counts for its parent.
 INTERVAL = 0.5
 #: Seconds in which a process may get its final environment: a fork becomes a rank, for example.
 YOUNG = 2.0
@@ -145,10 +146,11 @@ class ProcessorTime:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look a last time."""
+        """Look a last time, and remove the folder."""
         self._ended.set()
         self._thread.join()
         self.look()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _watch(self) -> None:
         while not self._ended.wait(INTERVAL):

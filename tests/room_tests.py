@@ -58,14 +58,18 @@ def _is_room(path: Path) -> bool:
     return (path.is_dir() and any(path.glob("*.py"))) or path.name == "mpi"
 
 
-def chosen(items: list[pytest.Item], room: str) -> list[pytest.Item]:
-    """Return the tests that a change in this room can break.
+def divided(items: list[pytest.Item], room: str) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the tests that a change in this room can break, and all others.
 
     Raises:
         UnknownRoomError: there is no such room.
     """
     files, reach = files_of(room), Reach()
-    return [item for item in items if _can_break(item, files, reach)]
+    kept: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        (kept if _can_break(item, files, reach) else others).append(item)
+    return kept, others
 
 
 def _can_break(item: pytest.Item, files: frozenset[Path], reach: Reach) -> bool:

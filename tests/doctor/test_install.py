@@ -142,7 +142,7 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory) -> Iterator[Laptop]:
-    """Who takes a package away has it brought again."""
+    """A test that removes one of its packages has it installed again."""
     with contextlib.ExitStack() as stack:
 
         def serve(*given) -> Index:

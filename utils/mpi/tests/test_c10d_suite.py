@@ -58,7 +58,7 @@ ON_TWO_RANKS = {
     ),
     "DDP_with_uneven_inputs": "test_ddp_grad_div_uneven_inputs test_ddp_uneven_input_exception",
 }
-# On two ranks as well, but in a job of its own, because it loads PyTorch's compiler.
+# A separate job on two ranks, because it loads PyTorch's compiler.
 COMPILED = {"DDP_under_torch_compile": "test_ddp_compile_static_graph"}
 ON_THREE_RANKS = {
     "groups_of_some_ranks": (
@@ -75,7 +75,7 @@ pytestmark = pytest.mark.timeout(1500)  # the first test waits for the job with 
 
 @functools.cache
 def outcomes(job: str) -> dict[str, Outcome]:
-    """What came of each test of a job, whose ranks come up once."""
+    """Return the outcome of each test of a job. The ranks of a job start once."""
     n, features = JOBS[job]
     return run(" ".join(features.values()).split(), n)
 

@@ -46,7 +46,14 @@ PROCESSES = {"09_tensor_parallel", "13_faults", "14_capstone", "18_the_clinic"}
 #: Labs whose notebooks need a minute of processor time or more. Only `make test-all` runs them,
 #: while `make test` still tries their checks and answers.
 LONG = {
-    *("05_scaling", "08_elastic_averaging", "11_hybrid", "12_federated", "14_capstone"),
+    *(
+        "05_scaling",
+        "08_elastic_averaging",
+        "11_hybrid",
+        "12_federated",
+        "13_faults",
+        "14_capstone",
+    ),
 }
 #: What `cluster.start` says is the only difference of ranks inside the kernel.
 SANITIZE = r"""

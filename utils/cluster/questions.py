@@ -324,6 +324,9 @@ def about(error: BaseException, text: str) -> dict[str, Any]:
     return {"kind": kind, "open": open_task(kind, text), "missing": missing or ""}
 
 
+_PLAIN = {bool, int, float, str, type(None)}
+
+
 def plain(value: Any, name: str = RESULT, other: Callable[[Any], str] | None = None) -> Any:
     """Return a result in the types of JSON, so that a check compares numbers of any kind.
 
@@ -344,7 +347,11 @@ def plain(value: Any, name: str = RESULT, other: Callable[[Any], str] | None = N
             _key(key, name): plain(item, _part(name, key), other) for key, item in value.items()
         }
     if isinstance(value, list | tuple | range):
-        return [plain(item, _part(name, k), other) for k, item in enumerate(value)]
+        return [
+            # Most results are long lists of numbers, whose parts need no names.
+            item if type(item) in _PLAIN else plain(item, _part(name, k), other)
+            for k, item in enumerate(value)
+        ]
     if isinstance(value, set | frozenset):
         return [plain(item, name, other) for item in sorted(value, key=repr)]
     if kind := _kind_of_array(value):

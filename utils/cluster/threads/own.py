@@ -161,8 +161,9 @@ class Own:
         if self._to_come:
             self._take_in()
         if self._is_outside:
-            self._outside, self._random_outside = self._present(), _random_state()
-            self._there, self._ready = self._outside, [[] for _ in self._ready]
+            self._there, self._random_outside = self._present(), _random_state()
+            if not all(map(operator.is_, self._there, self._outside)):
+                self._outside, self._ready = self._there, [[] for _ in self._ready]
             self._main_outside = sys.modules["__main__"]
             self._is_outside = False
         ready = self._ready[rank] = self._ready[rank] or self._for_this_thread(self._own[rank])

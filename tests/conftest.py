@@ -104,7 +104,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if clock := config.stash.get(CLOCK, None):
         clock.stop()
         terminalreporter.section("processor time: pytest, kernels, launchers, ranks")
-        for line in processor_time.table(clock.by_test, config.getoption("budget") or ""):
+        run = config.getoption("budget") or ""
+        for line in processor_time.table(clock.by_test, run, clock.slowness):
             terminalreporter.line(line, yellow="ABOVE" in line)
         if path := os.environ.get("TIME_TABLE"):
             rows = (f"{seconds:.2f}\t{test}\n" for test, seconds in clock.by_test.most_common())

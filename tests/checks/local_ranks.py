@@ -40,8 +40,12 @@ class LocalRanks:
             self._ranks.view.execute(code, block=True)
         except Exception:
             self.accidents += 1
-            self._ranks.running().meet_again()
+            self.meet_again()
             raise
+
+    def meet_again(self) -> None:
+        """Let the ranks meet, so that nothing of an incident is left."""
+        self._ranks.running().meet_again()
 
     def ask(self, target: str | Callable[..., Any], **arguments: Any) -> list[Reply]:
         """One `Reply` of each rank, as `cluster.Ranks.ask` gives it."""

@@ -401,8 +401,10 @@ except dist.DistError as error:
          "ValueError: all_to_all: 2 tensors in the list, expected one per rank: 3"),
         ("dist.all_gather([torch.empty(1)] * 3, torch.empty(2))",
          "ValueError: all_gather: your input has shape"),
-        ("dist.all_to_all([torch.empty(1 + rank)] * 3, [torch.empty(1)] * 3)",
+        ("dist.all_to_all([torch.empty(1 + (k < rank)) for k in range(3)], [torch.empty(1)] * 3)",
          r"rank 0 sent 4 bytes, rank 1 expects 8"),
+        ("dist.all_to_all([torch.empty(2)] * 3, [torch.empty(1)] * 3)",
+         r"ValueError: all_to_all: your input \d \(this rank's\) has shape \[1\]"),
     ],
 )  # fmt: skip
 def test_arguments_that_cannot_work_are_refused_as_by_processes(local_ranks, call, words):

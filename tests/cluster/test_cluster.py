@@ -656,6 +656,20 @@ def test_starting_ranks_on_a_rank_is_refused(monkeypatch):
         cluster.start(2)
 
 
+@pytest.mark.parametrize("where", ["processes", "here"])
+def test_variables_that_an_earlier_launch_left_in_the_shell_keep_no_ranks_from_joining(
+    monkeypatch, where
+):
+    left = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    left |= {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3", "PMIX_RANK": "3"}
+    for name, value in left.items():
+        monkeypatch.setenv(name, value)
+    with cluster.start(2, where=where) as ranks:
+        join = "import torch.distributed as dist\ndist.init_process_group('mpi')"
+        ranks.view.execute(f"{join}\nout = dist.get_rank(), dist.get_world_size()").get()
+        assert ranks.view.pull("out", block=True) == [(0, 2), (1, 2)]
+
+
 def test_without_mpiexec_the_error_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))

@@ -15,8 +15,8 @@ import torch
 from ipyparallel.error import RemoteError
 
 from utils import cluster
-from utils.cluster.threads import patience
-from utils.cluster.threads.rank import Rank
+from utils.cluster.here import patience
+from utils.cluster.here.rank import Rank
 
 JOIN = """
 import time, torch, torch.distributed as dist

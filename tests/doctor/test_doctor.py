@@ -30,7 +30,7 @@ from utils.doctor import examination, find, machine_checks, package_checks, prob
 from utils.doctor import finding as words
 from utils.doctor import machine as machine_module
 from utils.doctor.finding import error, warning
-from utils.jobs import watchdog
+from utils.jobs import launch_variables, watchdog
 
 needs_mpiexec = pytest.mark.skipif(find_mpiexec() is None, reason="no mpiexec")
 
@@ -498,6 +498,7 @@ def test_a_library_variable_that_points_nowhere_is_to_be_unset(machine, monkeypa
 
 def test_a_rank_is_told_to_run_the_doctor_outside(machine, monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setattr(launch_variables, "is_below_a_launcher", lambda: True)
     finding = find("launcher", machine)
     assert finding.status == "error"
     assert "without mpiexec" in finding.remedy

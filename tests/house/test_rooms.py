@@ -50,15 +50,15 @@ BUDGETS = {
     "__init__": 20,
     "__main__": 355,
     "checks": 1925,
-    "cluster": 3560,
-    "cluster/threads": 3000,
+    "cluster": 3620,
+    "cluster/here": 3000,
     "course": 2_280,
     "data": 740,
     "doctor": 1490,
     "figures": 1450,
-    "forecast": 1600,
+    "forecast": 1620,
     "grading": 5840,
-    "jobs": 3740,
+    "jobs": 3800,
     "labs": 140,
     "labs/lab00": 50,
     "labs/lab01": 940,
@@ -83,7 +83,7 @@ BUDGETS = {
     "models": 290,
     "mpi/benchmark": 660,
     "mpi/labelled": 1140,
-    "mpi/torch_mpi": 8400,
+    "mpi/torch_mpi": 8950,
     "timeline": 2360,
 }
 #: Arrows that only a type checker follows: they are below `if TYPE_CHECKING`.
@@ -210,7 +210,7 @@ def test_a_check_is_not_hidden_by_a_module_of_its_name(lab):
 def budgeted(path: Path) -> str:
     """Return the room whose budget a file counts for: a lab, a package in `mpi`, or an entry."""
     first, *inner = path.relative_to(UTILS).with_suffix("").parts
-    has_rooms = first in {"labs", "mpi"} or inner[:1] == ["threads"]
+    has_rooms = first in {"labs", "mpi"} or inner[:1] == ["here"]
     return f"{first}/{inner[0]}" if has_rooms and len(inner) > 1 else first
 
 

@@ -299,7 +299,7 @@ def order_of_exchange(rank: int, size: int) -> tuple[list[int], list[int]]:
         receive=lambda peer, memory: received.append(peer),
     )
     others = [(peer, None) for peer in range(size) if peer != rank]
-    next(algorithms.exchange(team, others, others))
+    next(algorithms.exchange(team, others, others, sizes_agree=True))
     return sent, received
 
 

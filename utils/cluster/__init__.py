@@ -343,7 +343,7 @@ class Ranks:
 def _start(plan: Plan | ThreadPlan) -> Running:
     """Start the ranks of a plan. Only this function knows what kinds of ranks there are."""
     if isinstance(plan, ThreadPlan):
-        from utils.cluster.threads.thread_ranks import Threads
+        from utils.cluster.here.thread_ranks import Threads
 
         return Threads(plan)
     # The fork server imports what the ranks need while this process imports ipyparallel.

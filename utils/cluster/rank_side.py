@@ -28,8 +28,8 @@ from ipyparallel.engine.datapub import publish_data
 from IPython import get_ipython
 
 from torch_mpi import settings
-from torch_mpi.lines import text_of
-from utils.cluster import notebook_words, rank_notes
+from torch_mpi.lines import sayable_error, text_of
+from utils.cluster import cell_replies, notebook_words, rank_notes
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.cluster.rank_notes import Notes
 from utils.jobs import RanksError
@@ -156,6 +156,9 @@ def watch_cells(
     get_ipython().set_custom_exc((Exception, KeyboardInterrupt), _error_in_cell)
     # IPython would store each error's traceback in its history, which takes a second.
     get_ipython()._format_exception_for_storage = _without_traceback
+    get_ipython().loop_runner = cell_replies.run_to_the_end
+    if session := getattr(getattr(get_ipython(), "kernel", None), "session", None):
+        session.pack = cell_replies.packing(session.pack)
     start_watching(user_ns, rank=rank)
 
 
@@ -218,6 +221,8 @@ def _cell_ends(result: ExecutionResult) -> None:
     settings.time_limit = None
     error = result.error_before_exec or result.error_in_exec
     _tell(backend_world(), error)
+    if result.error_in_exec is not None:  # the engine's reply has its text
+        result.error_in_exec = sayable_error(result.error_in_exec)
     # A balance of zero, the normal case, need not travel to the kernel.
     if error is None and (balance := _balance()):
         publish_data({BALANCE: balance})
@@ -238,7 +243,9 @@ def _error_in_cell(
     try:
         _tell(backend_world(), error)
         if kind is not KeyboardInterrupt:
-            shell.showtraceback((kind, error, shortened(trace)), running_compiled_code=True)
+            error = sayable_error(error)
+            shown = type(error), error, shortened(trace)
+            shell.showtraceback(shown, running_compiled_code=True)
             return
     except KeyboardInterrupt as stopped:
         error = stopped.with_traceback(trace)

@@ -112,10 +112,21 @@ def _doubling_tree(machine: Machine, groups: Devices) -> Iterator[Round]:
 
 
 def _doubling(machine: Machine, groups: Devices) -> Iterator[Round]:
-    """Yield the rounds of recursive doubling: the pairs of `_halving` exchange whole tensors."""
-    for one in _halving(machine, groups):
-        # Only the ranks beyond a power of two send the whole tensor: before, and after.
-        yield Round(one.cost, 1, 2 if one.share == 1 else 1)
+    """Yield ⌈log₂ p⌉ rounds, after which each rank has what all ranks had.
+
+    For a power of two of ranks this is recursive doubling: the pairs of `_halving` exchange whole
+    tensors. Otherwise each rank passes on the tensors of all ranks that it has (Bruck et al.,
+    "Efficient algorithms for all-to-all communications", IEEE TPDS 1997).
+    """
+    p, have = groups.shape[1], 1
+    if p & (p - 1) == 0:
+        yield from (Round(one.cost, 1) for one in _halving(machine, groups))
+        return
+    while have < p:
+        more = min(have, p - have)
+        targets = np.roll(groups, have, axis=1).ravel()
+        yield Round(of_messages(machine, groups.ravel(), targets), more)
+        have += more
 
 
 def _dissemination(machine: Machine, groups: Devices) -> Iterator[Round]:

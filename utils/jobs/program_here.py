@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from utils.jobs import python_command
 from utils.jobs.mpi_job import LATE, Ended
 
-MAIN = "import sys; from utils.cluster.threads import program; program.main(*sys.argv[1:])"
+MAIN = "import sys; from utils.cluster.here import program; program.main(*sys.argv[1:])"
 
 
 def run(

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from utils.jobs import RanksError, slurm, watchdog
+from utils.jobs import RanksError, launch_variables, slurm, watchdog
 from utils.jobs.site import Launcher, Way, decide, find_launcher, settings
 
 # More ranks don't fit on one machine, because each needs 100 MB before it imports torch.
@@ -268,10 +268,18 @@ ON_A_RANK = (
 
 
 def refuse_on_a_rank() -> None:
-    """Raise RanksError if this process is an MPI rank itself."""
+    """Raise RanksError if this process is an MPI rank itself.
+
+    Otherwise, variables that say so are left over from an earlier launch, and this process drops
+    them.
+    """
     sizes = [os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")]
-    if watchdog.VARIABLE in os.environ or any(size not in ("", "0", "1") for size in sizes):
+    says_so = any(size not in ("", "0", "1") for size in sizes)
+    below = launch_variables.is_below_a_launcher()
+    if watchdog.VARIABLE in os.environ or (says_so and below):
         raise RanksError(ON_A_RANK.format("an MPI rank"))
+    if not below:
+        launch_variables.drop_left_over()
 
 
 # --- this machine -----------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from mpi4py import MPI
 
 from torch_mpi import errors
 from torch_mpi.errors import CommunicationStopped, CommunicationTimeout
-from torch_mpi.group import arguments, tensors
+from torch_mpi.group import arguments, arithmetic, datatypes, tensors
 from torch_mpi.group.collective_work import START_AFTER, START_AFTER_WITHOUT_CORE, start_after
 from torch_mpi.group.messages import Channels
 from torch_mpi.group.step_runner import Steps, now
@@ -884,18 +884,18 @@ class Named(torch.Tensor):
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_tensor_without_memory_of_its_own_is_refused_with_what_to_pass_instead():
     with pytest.raises(TypeError, match=r"a Wrapper has no memory that MPI could.*plain tensors"):
-        tensors.check(Wrapper(torch.ones(2)), "all_reduce")
+        arguments.check(Wrapper(torch.ones(2)), "all_reduce")
     for layout in (torch.jagged, torch.strided):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
         with pytest.raises(TypeError, match=r"all_reduce: a nested tensor.*unbind\(\)"):
-            tensors.check(nested, "all_reduce")
+            arguments.check(nested, "all_reduce")
 
 
 def test_parameters_and_plain_subclasses_are_tensors_like_any_other():
     for tensor in (torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(Named)):
-        assert tensors.check(tensor, "all_reduce") is tensor
+        assert arguments.check(tensor, "all_reduce") is tensor
     empty = torch.ones(0).as_subclass(Named)
-    assert tensors.check(empty, "all_reduce") is empty
+    assert arguments.check(empty, "all_reduce") is empty
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -903,7 +903,7 @@ def test_parameters_and_plain_subclasses_are_tensors_like_any_other():
 
 def backward_through(tensor: torch.Tensor, what: str = "all_reduce") -> list[str]:
     """The warnings of a backward pass through a tensor that was written in place."""
-    tensors.check_writable(tensor, what)
+    arguments.check_writable(tensor, what)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         (tensor * 3).sum().backward()
@@ -911,7 +911,7 @@ def backward_through(tensor: torch.Tensor, what: str = "all_reduce") -> list[str
 
 
 def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(monkeypatch):
-    monkeypatch.setattr(arguments, "_warned", set())
+    monkeypatch.setattr(arguments, "warned", set())
     leaf = torch.ones(2, requires_grad=True)
     said = [backward_through(leaf * 2) for _ in range(3)]
     assert [len(texts) for texts in said] == [1, 0, 0]
@@ -920,16 +920,16 @@ def test_a_wrong_gradient_after_an_in_place_collective_is_warned_of_once_a_line(
 
 
 def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
-    monkeypatch.setattr(arguments, "_warned", set())
+    monkeypatch.setattr(arguments, "warned", set())
     leaf = torch.ones(2, requires_grad=True)
     assert backward_through(leaf) == []
     with torch.no_grad():
         silent = leaf * 2
-        tensors.check_writable(silent, "all_reduce")
+        arguments.check_writable(silent, "all_reduce")
     loss = (leaf * 2).sum()
     loss.backward()
-    tensors.check_writable(loss, "all_reduce")  # for a log
-    assert arguments._warned == set()
+    arguments.check_writable(loss, "all_reduce")  # for a log
+    assert arguments.warned == set()
 
 
 # --- reductions ----------------------------------------------------------------------------------
@@ -937,24 +937,26 @@ def test_no_gradient_is_warned_of_that_is_right(monkeypatch):
 
 def in_place(dtype: torch.dtype, mine: torch.Tensor, other: torch.Tensor, name: str = "SUM"):
     """Call our op as MPI does, with memory."""
-    tensors.user_function(dtype, name)(tensors.address(other), tensors.address(mine), MPI.BYTE)
+    datatypes.user_function(dtype, name)(
+        datatypes.address(other), datatypes.address(mine), MPI.BYTE
+    )
 
 
 def test_an_empty_part_of_a_reduction_of_halves_does_not_end_the_job():
     for dtype in (torch.float16, torch.bfloat16, torch.int8):
         in_place(dtype, torch.empty(0, dtype=dtype), torch.empty(0, dtype=dtype))
-    tensors.check_ops()
+    datatypes.check_ops()
 
 
 def test_an_error_inside_of_an_op_is_raised_by_the_call_not_inside_of_mpi(monkeypatch):
     def fail(mine, other):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(tensors, "combine", lambda dtype, name: fail)
+    monkeypatch.setattr(datatypes, "combine", lambda dtype, name: fail)
     in_place(torch.int8, torch.ones(2, dtype=torch.int8), torch.ones(2, dtype=torch.int8))
     with pytest.raises(MemoryError, match="no room"):
-        tensors.check_ops()
-    tensors.check_ops()
+        datatypes.check_ops()
+    datatypes.check_ops()
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.uint16])
@@ -1009,10 +1011,10 @@ def test_processors_that_several_ranks_may_use_count_once(monkeypatch):
 
 def test_every_op_of_pytorch_has_its_name_in_reports_and_choices():
     for name, op in dist.ReduceOp.RedOpType.__members__.items():
-        assert tensors.op_name(op) == name
+        assert arithmetic.op_name(op) == name
         if name != "PREMUL_SUM":  # it is made with a factor
-            assert tensors.op_name(SimpleNamespace(reduceOp=dist.ReduceOp(op))) == name
-    assert tensors.op_name(None) == "SUM"
+            assert arithmetic.op_name(SimpleNamespace(reduceOp=dist.ReduceOp(op))) == name
+    assert arithmetic.op_name(None) == "SUM"
 
 
 def test_a_call_of_a_packages_own_thread_is_placed_in_the_package():

@@ -34,6 +34,35 @@ def wrapped(text: str) -> list[str]:
 def text_of(error: BaseException) -> str:
     """Return an error's text; if the user's own ``__str__`` fails, a note that names its error."""
     try:
-        return str(error)
+        return sayable(str(error))
     except Exception as worse:
         return f"(its text can't be shown: {type(worse).__name__})"
+
+
+def sayable(text: str) -> str:
+    """Return a text that can be sent: half of a pair of UTF-16 becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def sayable_error(error: BaseException, causes: int = 20) -> BaseException:
+    """Return the error, if its text and those of its causes can be shown; otherwise a stand-in.
+
+    The stand-in has a class of the same name, the same traceback, and the text of :func:`text_of`.
+
+    Args:
+        causes: how many earlier errors are looked at.
+    """
+    earlier = (error.__cause__ or error.__context__) if causes else None
+    safe = None if earlier is None else sayable_error(earlier, causes - 1)
+    try:
+        if safe is earlier and str(error) == sayable(str(error)):
+            return error
+    except Exception:  # of the user's own __str__
+        pass
+    stand_in: BaseException = type(type(error).__name__, (Exception,), {})(text_of(error))
+    if error.__cause__ is not None:
+        stand_in.__cause__ = safe
+    else:
+        stand_in.__context__ = safe
+    stand_in.__suppress_context__ = error.__suppress_context__
+    return stand_in.with_traceback(error.__traceback__)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from helpers import ALL, COMPLEX, FLOATS, INTEGERS, everybody, of_rank, rank, refused, same, size
 
-from torch_mpi.protocol import world
+from torch_mpi import present
 
 OPS = dist.ReduceOp
 LONG = 70_000
@@ -517,7 +517,7 @@ def case_a_tensor_is_freed_with_its_last_name_however_long_its_communication_wai
 def _after_a_long_wait(call) -> weakref.ref:
     """What is left of a tensor when rank 0 has waited long enough to show it to the others."""
     dist.barrier()
-    here = world.current()
+    here = present.world
     while rank() == 1 and here.statuses()[0]["state"] != "waiting":
         time.sleep(1e-3)
     tensor = torch.ones(size() * 1000)

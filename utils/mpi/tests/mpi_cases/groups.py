@@ -7,8 +7,6 @@ import torch
 import torch.distributed as dist
 from helpers import everybody, of_rank, rank, refused, same, size
 
-from torch_mpi.protocol import progress, world
-
 
 def case_rank_and_size_are_those_of_mpi():
     from mpi4py import MPI
@@ -73,6 +71,8 @@ def case_a_message_to_a_rank_that_has_destroyed_the_group_reaches_no_later_group
 def case_groups_that_ranks_destroy_at_different_times_leave_no_communicator_behind():
     if size() < 2:
         return "needs two ranks"
+    from torch_mpi.protocol import world
+
     known = len(world.current().groups.closed)
     for turn in range(20):
         group = dist.new_group([0, 1])
@@ -230,5 +230,7 @@ def case_a_group_destroyed_under_a_receive_that_never_comes_does_not_wait():
     if rank() == 0:
         dist.irecv(torch.zeros(3), 1, group=group)
     # Who waits for the receive does so for hours: the job's deadline ends it.
+    from torch_mpi.protocol import progress
+
     with mock.patch.object(progress, "PATIENCE", 9999.0):
         dist.destroy_process_group(group)

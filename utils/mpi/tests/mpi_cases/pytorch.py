@@ -304,9 +304,9 @@ def case_a_rank_missing_in_ddp_is_an_error_not_a_hang():
         ddp = DistributedDataParallel(_mlp(), process_group=group)
         (x, y), *_ = _batches(1)
     if rank() == 0:
-        with pytest.raises(RuntimeError, match=r"rank 0 waits in all_reduce(.|\n)*rank 1 did not"):
+        with pytest.raises(RuntimeError, match=r"rank 0 waits in all_reduce(.|\n)*rank 1 "):
             nn.functional.cross_entropy(ddp(x), y).backward()
     else:
-        with pytest.raises(RuntimeError, match="because rank 0 waits in all_reduce"):
+        with pytest.raises(RuntimeError, match="rank 0 waits in all_reduce"):
             dist.barrier()
     dist.barrier()

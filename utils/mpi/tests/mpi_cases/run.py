@@ -48,9 +48,9 @@ def outcome(case) -> dict:
 
 def _forget_incidents() -> None:
     """One failed case must not stop the next one."""
-    from torch_mpi.protocol import world
+    from torch_mpi import present
 
-    world.current().begin_section("")
+    present.world.begin_section("")
 
 
 if __name__ == "__main__":

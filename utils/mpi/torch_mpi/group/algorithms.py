@@ -15,14 +15,17 @@ import torch
 
 from ..errors import CommunicationMismatch
 from ..mpi import MPI
-from ..network import link
+from ..network import Wire, link
+from ..protocol import words
 from ..record import Call
-from . import tensors
+from . import datatypes, tensors
 from .arithmetic import Combine
 from .messages import Channels
-from .step_runner import Steps, now
+from .step_runner import Incoming, Steps, now
 
 _TIME = struct.Struct("<d")
+#: The slow network from a rank, the receive of a time, and the room for it.
+_Told = tuple[Wire, MPI.Request, bytearray]
 # Up to this size, the number of messages determines the time; above it, the bytes do.
 SMALL = 16 * 1024  # bytes
 
@@ -44,49 +47,76 @@ class Ranks:
         return Steps(self._send(peer, memory))
 
     def receive(self, peer: int, memory: torch.Tensor) -> Steps:
-        """Start receiving what :meth:`send` sends."""
+        """Start receiving what :meth:`send` sends, if the key has made sure of its size."""
         return Steps(self._receive(peer, memory))
 
-    # The receiver knows the sizes. On the slow network it needs the time, which is sent before.
+    def receive_unsure(self, peer: int, memory: torch.Tensor) -> Steps:
+        """Start receiving a message that may have another size than ``memory``.
+
+        Raises:
+            CommunicationMismatch: it has; raised by the steps, after they have received it.
+        """
+        return Steps(self._receive_unsure(peer, memory))
+
+    # On the slow network, the receiver needs the time of a message, which is sent before it.
 
     def _send(self, peer: int, memory: torch.Tensor) -> Generator:
         data = self._channels.data
         nbytes = tensors.nbytes(memory)
         self._call.moved_out = (self._call.moved_out or 0) + nbytes
         if (wire := self._channels.wire(peer)) is None:
-            yield [data.Isend(tensors.message(memory), peer, self._tag)]
+            yield [data.Isend(datatypes.message(memory), peer, self._tag)]
             if link.network is not None:
                 yield [time.perf_counter()]  # the next steps count from now
             return
         gone, arrives = wire.sends(nbytes, now())
         yield [
             data.Isend(_TIME.pack(arrives), peer, self._tag),
-            data.Isend(tensors.message(memory), peer, self._tag),
+            data.Isend(datatypes.message(memory), peer, self._tag),
         ]
         yield [gone]
 
     def _receive(self, peer: int, memory: torch.Tensor) -> Generator:
-        channels = self._channels
-        nbytes = tensors.nbytes(memory)
-        self._call.moved_in = (self._call.moved_in or 0) + nbytes
-        wire = channels.wire(peer)
-        arrives = bytearray(_TIME.size)
-        first = [] if wire is None else [channels.data.Irecv(arrives, peer, self._tag)]
-        second = [channels.data.Irecv(tensors.message(memory), peer, self._tag)]
-        arrival = None
-        if wire is not None:
-            yield first
-            arrival = wire.receives(nbytes, *_TIME.unpack(arrives))
-        (status,) = yield second
-        arrived = status.Get_elements(MPI.BYTE)
-        if arrived != nbytes:
-            raise CommunicationMismatch(
-                f"{self._call.describe()}: rank {channels.members[peer]} sent {arrived} bytes, "
-                f"rank {channels.members[channels.rank]} expects {nbytes}",
-                self._call,
-            )
+        # Both receives begin now, because a rank may send several messages with this tag.
+        told = self._time_to_come(peer)
+        data = self._channels.data.Irecv(datatypes.message(memory), peer, self._tag)
+        arrival = yield from self._arrival(tensors.nbytes(memory), told)
+        yield [data]
         if link.network is not None:
             yield [arrival or time.perf_counter()]
+
+    def _receive_unsure(self, peer: int, memory: torch.Tensor) -> Generator:
+        expected = tensors.nbytes(memory)
+        arrival = yield from self._arrival(expected, self._time_to_come(peer))
+        incoming = Incoming(self._channels.data, peer, self._tag)
+        yield [incoming]
+        if incoming.nbytes != expected:
+            rest = torch.empty(incoming.nbytes, dtype=torch.uint8)
+            yield [incoming.message.Irecv(datatypes.message(rest))]
+            members = self._channels.members
+            text = words.of_part(
+                self._call, members[peer], incoming.nbytes, members[self.rank], expected
+            )
+            raise CommunicationMismatch(text, self._call)
+        yield [incoming.message.Irecv(datatypes.message(memory))]
+        if link.network is not None:
+            yield [arrival or time.perf_counter()]
+
+    def _time_to_come(self, peer: int) -> _Told | None:
+        """Start receiving when a message arrives, on the slow network; else return None."""
+        if (wire := self._channels.wire(peer)) is None:
+            return None
+        room = bytearray(_TIME.size)
+        return wire, self._channels.data.Irecv(room, peer, self._tag), room
+
+    def _arrival(self, nbytes: int, told: _Told | None) -> Generator:
+        """Yield the steps that tell when a message arrives; return that time, or None."""
+        self._call.moved_in = (self._call.moved_in or 0) + nbytes
+        if told is None:
+            return None
+        wire, request, room = told
+        yield [request]
+        return wire.receives(nbytes, *_TIME.unpack(room))
 
 
 def barrier(ranks: Ranks) -> Generator:
@@ -129,29 +159,22 @@ def reduce(ranks: Ranks, memory: torch.Tensor, add: Combine, root: int) -> Gener
 
 
 def all_reduce(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
-    """Use recursive doubling for small tensors, a ring for large ones."""
-    if tensors.nbytes(memory) <= SMALL or memory.numel() < ranks.size:
+    """Use the fewest rounds, ⌈log₂ p⌉, for small tensors, and a ring for large ones."""
+    if tensors.nbytes(memory) > SMALL and memory.numel() >= ranks.size:
+        chunks = list(memory.tensor_split(ranks.size))
+        yield [Steps(reduce_scatter(ranks, chunks, add))]
+        yield [Steps(all_gather(ranks, chunks))]
+    elif ranks.size & (ranks.size - 1):
+        yield [Steps(_gather_and_add(ranks, memory, add))]
+    else:
         yield [Steps(_recursive_doubling(ranks, memory, add))]
-        return
-    chunks = list(memory.tensor_split(ranks.size))
-    yield [Steps(reduce_scatter(ranks, chunks, add))]
-    yield [Steps(all_gather(ranks, chunks))]
 
 
 def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
-    """Exchange everything with partners; ranks beyond a power of two send theirs to a helper."""
-    power = 1 << (ranks.size.bit_length() - 1)
-    extra = ranks.size - power
+    """Exchange everything with partners, for a power of two of ranks."""
     incoming = torch.empty_like(memory)
-    if ranks.rank >= power:
-        yield [ranks.send(ranks.rank - power, memory)]
-        yield [ranks.receive(ranks.rank - power, memory)]
-        return
-    if ranks.rank < extra:
-        yield [ranks.receive(ranks.rank + power, incoming)]
-        add(memory, incoming)
     distance = 1
-    while distance < power:
+    while distance < ranks.size:
         partner = ranks.rank ^ distance
         yield [ranks.receive(partner, incoming), ranks.send(partner, memory.clone())]
         # Both sides add in the same order, so that all ranks get the same floating-point sum.
@@ -161,8 +184,30 @@ def _recursive_doubling(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Gen
         else:
             add(memory, incoming)
         distance *= 2
-    if ranks.rank < extra:
-        yield [ranks.send(ranks.rank + power, memory)]
+
+
+def _gather_and_add(ranks: Ranks, memory: torch.Tensor, add: Combine) -> Generator:
+    """Gather the tensors of all ranks on every rank, which then adds them in the ranks' order.
+
+    This is J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport
+    message-passing systems" (IEEE TPDS 1997): in each round, a rank passes on all that it has. It
+    takes ⌈log₂ p⌉ rounds for every p, and p - 1 tensors leave each rank.
+    """
+    # Row k is of the rank k places after this one.
+    rows = memory.new_empty((ranks.size, memory.numel()))
+    rows[0] = memory
+    have = 1
+    while have < ranks.size:
+        more = min(have, ranks.size - have)
+        ahead, behind = (ranks.rank + have) % ranks.size, (ranks.rank - have) % ranks.size
+        yield [
+            ranks.receive(ahead, rows[have : have + more].view(-1)),
+            ranks.send(behind, rows[:more].view(-1)),
+        ]
+        have += more
+    memory.copy_(rows[-ranks.rank % ranks.size])
+    for rank in range(1, ranks.size):
+        add(memory, rows[(rank - ranks.rank) % ranks.size])
 
 
 def reduce_scatter(ranks: Ranks, chunks: list[torch.Tensor], add: Combine) -> Generator:
@@ -184,9 +229,14 @@ def all_gather(ranks: Ranks, chunks: list[torch.Tensor]) -> Generator:
 
 
 def exchange(
-    ranks: Ranks, sends: list[tuple[int, torch.Tensor]], receives: list[tuple[int, torch.Tensor]]
+    ranks: Ranks,
+    sends: list[tuple[int, torch.Tensor]],
+    receives: list[tuple[int, torch.Tensor]],
+    sizes_agree: bool,
 ) -> Generator:
     """Begin all messages at once; they are ``(rank, memory)`` pairs without this rank itself.
+
+    Where sizes may not agree, each rank sends at most one message to another rank.
 
     Each rank sends first to the rank after it, then to the next one, and so on. If all ranks sent
     in the same order, all of them would wait for rank 0's link first.
@@ -195,7 +245,8 @@ def exchange(
     def ahead(pair: tuple[int, torch.Tensor]) -> int:
         return (pair[0] - ranks.rank) % ranks.size
 
+    receive = ranks.receive if sizes_agree else ranks.receive_unsure
     yield [
-        *(ranks.receive(*pair) for pair in sorted(receives, key=lambda pair: -ahead(pair))),
+        *(receive(*pair) for pair in sorted(receives, key=lambda pair: -ahead(pair))),
         *(ranks.send(*pair) for pair in sorted(sends, key=ahead)),
     ]

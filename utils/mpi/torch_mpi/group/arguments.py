@@ -19,7 +19,8 @@ from ..errors import users_place
 Tensors = Sequence[torch.Tensor]
 
 _WITH_MEMORY = (torch.Tensor, torch.nn.Parameter)
-_warned: set[tuple[str, int, str] | None] = set()
+#: The lines at which this rank has warned of a wrong gradient.
+warned: set[tuple[str, int, str] | None] = set()
 
 
 def check_message(
@@ -112,20 +113,28 @@ def check_writable(tensor: torch.Tensor, op: str) -> None:
     _watch_gradient(tensor, op)
 
 
+# A communication writes into a tensor in place, and autograd doesn't notice. A backward pass
+# through the tensor then gives the same gradient as without the communication. PyTorch's own
+# backends warn about this in the backward pass, by the autograd fallback of the dispatcher. The
+# fallback doesn't see a process group in Python, so here a hook on the tensor does the same.
+#
+# As in PyTorch, there is no warning under ``no_grad``, or without a backward pass, as for a loss
+# that is summed for a log. Unlike in PyTorch, leaves never cause a warning. A leaf's gradient
+# belongs to the values that it has now, so you may average parameters in place.
 def _watch_gradient(tensor: torch.Tensor, op: str) -> None:
     """Warn, once per line of code, if a backward pass reaches the tensor that ``op`` will write."""
     if tensor.grad_fn is None or not torch.is_grad_enabled():
         return
     place = users_place()
-    if place not in _warned:
+    if place not in warned:
         tensor.register_hook(_warning(op, place))
 
 
 def _warning(op: str, place: tuple[str, int, str] | None) -> Callable[[torch.Tensor], None]:
     def warn(_gradient: torch.Tensor) -> None:
-        if place in _warned:
+        if place in warned:
             return
-        _warned.add(place)
+        warned.add(place)
         text = (
             f"{op} has written into a tensor that a backward pass goes through. Autograd did not "
             f"notice, so the gradient is the same as without the communication. If no gradient "
@@ -173,14 +182,30 @@ def check_count(group: ProcessGroup, tensors: Tensors, op: str) -> list[torch.Te
     return [check(tensor, op) for tensor in tensors]
 
 
-def check_own(group: ProcessGroup, outputs: Tensors, tensor: torch.Tensor) -> None:
-    """Raise ValueError if this rank's part of an all_gather has another size than its tensor."""
+def check_own(group: ProcessGroup, outputs: Tensors, tensor: torch.Tensor, op: str) -> None:
+    """Raise ValueError if the part that this rank gives itself has two sizes.
+
+    Args:
+        outputs: one tensor for each rank.
+        tensor: what this rank gives itself.
+    """
     place = outputs[group.rank()]
     if place.numel() != tensor.numel():
+        part = f" {group.rank()} (this rank's)" if op.startswith("all_to_all") else ""
         raise ValueError(
-            f"all_gather: your input has shape {list(tensor.shape)}, but element {group.rank()} "
+            f"{op}: your input{part} has shape {list(tensor.shape)}, but element {group.rank()} "
             f"(this rank's) of the output list has shape {list(place.shape)}"
         )
+
+
+def check_each(outputs: Tensors, inputs: Tensors, op: str) -> None:
+    """Raise ValueError if an output has another size or dtype than the input at its place."""
+    for k, (output, tensor) in enumerate(zip(outputs, inputs, strict=True)):
+        if (output.numel(), output.dtype) != (tensor.numel(), tensor.dtype):
+            raise ValueError(
+                f"{op}: output {k} of each rank must be like input {k}, but they are "
+                f"{output.dtype}{list(output.shape)} and {tensor.dtype}{list(tensor.shape)}"
+            )
 
 
 def per_rank(

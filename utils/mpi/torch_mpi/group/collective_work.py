@@ -21,8 +21,8 @@ from .step_runner import Steps
 from .work import MPIWork, WorkState
 
 if TYPE_CHECKING:
-    from .collectives import Operation
     from .messages import Channels
+    from .operation import Operation
     from .process_group import ProcessGroupMPI
 
 # The first wait begins a collective that doesn't block, or else the progress thread does after this
@@ -83,9 +83,9 @@ class CollectiveWork(MPIWork):
             group,
             operation.call,
             list(operation.result),
-            operation.finish,
+            operation.end,
             operation.memory,
-            operation.inputs,
+            operation.shown,
         )
         self._operation = operation
         self.may_block = may_block

@@ -21,9 +21,9 @@ from ..network import link
 from ..protocol.handshake import Handshake, unnumbered
 from ..protocol.progress import guard
 from ..record import Call, recorder
-from . import tensors
-from .collectives import MPICall, Operation
-from .tensors import Tensors
+from . import arithmetic, tensors
+from .arguments import Tensors
+from .operation import MPICall, Operation
 
 # The number of kinds of calls that a group remembers at most.
 _MOST = 4096
@@ -43,12 +43,12 @@ Parts = tuple[Sequence[torch.Tensor], object]
 def _of_reduction(inputs: Tensors, opts: Any) -> Parts:
     """Return the parts of an ``all_reduce``."""
     op = opts.reduceOp
-    return inputs, _SUMMED if op == _SUM else (tensors.op_name(op), None)
+    return inputs, _SUMMED if op == _SUM else (arithmetic.op_name(op), None)
 
 
 def _of_reduction_to_root(inputs: Tensors, opts: Any) -> Parts:
     """Return the parts of a ``reduce``."""
-    return inputs, (tensors.op_name(opts), opts.rootRank)
+    return inputs, (arithmetic.op_name(opts), opts.rootRank)
 
 
 def _of_copy_from_root(inputs: Tensors, opts: Any) -> Parts:
@@ -69,7 +69,7 @@ def _of_pair(output: torch.Tensor, tensor: torch.Tensor, _opts: Any) -> Parts:
 
 def _of_reduced_pair(output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> Parts:
     """Return the parts of a ``reduce_scatter_tensor``."""
-    return [output, tensor], (tensors.op_name(opts), None)
+    return [output, tensor], (arithmetic.op_name(opts), None)
 
 
 def _of_nothing(_opts: Any) -> Parts:

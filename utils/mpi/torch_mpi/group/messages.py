@@ -29,9 +29,9 @@ from ..protocol.progress import guard
 from ..protocol.recovery import Unreceived
 from ..protocol.wait_monitor import LATE
 from ..record import Call
-from . import arguments, tensors
+from . import arguments, datatypes, tensors
+from .arguments import Tensors
 from .step_runner import Steps
-from .tensors import Tensors
 from .work import DONE, DoneWork, MPIWork
 
 if TYPE_CHECKING:
@@ -137,13 +137,13 @@ def _send_steps(
     envelope += _shape_struct(len(shape)).pack(*shape)
     begin = channels.envelopes.Issend if every_send_waits else channels.envelopes.Isend
     if call.nbytes <= INLINE:
-        envelope += bytes(tensors.address(memory))
+        envelope += bytes(datatypes.address(memory))
         yield [begin(envelope, call.peer, call.tag)]
         return
     tag = channels.tag_of_message(channels.sent)
     yield [
         begin(envelope, call.peer, call.tag),
-        channels.data.Isend(tensors.message(memory), call.peer, tag),
+        channels.data.Isend(datatypes.message(memory), call.peer, tag),
     ]
     if gone or link.network is not None:
         yield [gone or time.perf_counter()]
@@ -170,10 +170,10 @@ def _receive_steps(
         arrival = Arrival(arrives, 0.0) if wire is None else wire.receives(nbytes, arrives)
     if nbytes > INLINE:
         tag = channels.tag_of_message(number)
-        yield [channels.data.Irecv(tensors.message(memory), call.peer, tag)]
+        yield [channels.data.Irecv(datatypes.message(memory), call.peer, tag)]
     elif nbytes:
         start = _HEAD.size + 8 * dimensions
-        tensors.address(memory)[:] = memoryview(room)[start : start + nbytes]
+        datatypes.address(memory)[:] = memoryview(room)[start : start + nbytes]
     if link.network is not None or arrives:
         yield [arrival or time.perf_counter()]
 
@@ -184,7 +184,7 @@ def read_envelope(channels: Channels, source: int, tag: int, envelope: bytes) ->
     shape = _shape_struct(dimensions).unpack_from(envelope, _HEAD.size)
     sender = channels.members[source]
     receiver = channels.members[channels.rank]
-    dtype = tensors.dtype_name(_DTYPES[code])
+    dtype = arguments.dtype_name(_DTYPES[code])
     return Unreceived(sender, receiver, number, tag, nbytes, dtype, shape)
 
 
@@ -193,7 +193,7 @@ def _mismatch(
 ) -> CommunicationMismatch:
     sender = channels.members[call.peer]
     receiver = channels.members[channels.rank]
-    text = words.of_message(sender, tensors.dtype_name(dtype), shape, nbytes, receiver, call)
+    text = words.of_message(sender, arguments.dtype_name(dtype), shape, nbytes, receiver, call)
     return CommunicationMismatch(text, call)
 
 
@@ -216,7 +216,7 @@ class Seal:
         self._digest = self._present_digest()
 
     def _present_digest(self) -> bytes:
-        return hashlib.blake2b(tensors.address(self._memory), digest_size=16).digest()
+        return hashlib.blake2b(datatypes.address(self._memory), digest_size=16).digest()
 
     def check(self, call: Call) -> None:
         """Raise CommunicationError if the tensor has changed."""
@@ -232,7 +232,7 @@ class Seal:
 def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPIWork | DoneWork:
     """Start sending one tensor to rank ``dst`` of the group."""
     start = time.perf_counter()
-    tensor = tensors.single(inputs, "send")
+    tensor = arguments.single(inputs, "send")
     arguments.check_message(group, "send", "dst", dst, tag, group.channels.largest_tag)
     memory = tensors.readable(tensor)
     blocking = compat.is_called_by("send")
@@ -256,7 +256,7 @@ def receive(
 ) -> MPIWork | DoneWork:
     """Start receiving one tensor from rank ``src`` of the group, or from any rank if ``None``."""
     arguments.check_message(group, "recv", "src", src, tag, group.channels.largest_tag)
-    tensor = tensors.single(outputs, "recv")
+    tensor = arguments.single(outputs, "recv")
     memory = tensors.writable(tensor, "recv")
     source = MPI.ANY_SOURCE if src is None else src
     blocking = compat.is_called_by("recv")

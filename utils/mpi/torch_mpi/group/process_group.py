@@ -7,16 +7,16 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup, is_initialized
+from torch.distributed import is_initialized
 from torch.distributed.constants import default_pg_timeout
 
 from .. import compat, settings
-from ..errors import CommunicationError, CommunicationMismatch, users_line, users_place
+from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI, is_death
 from ..network import link
 from ..protocol import board, rendezvous, world
@@ -25,13 +25,13 @@ from ..protocol.interfaces import Waitable
 from ..protocol.progress import guard, progress
 from ..protocol.recovery import Flush, Standing, Unreceived
 from ..protocol.status import Side
-from ..record import Call, recorder
-from . import collectives, messages, reductions, tensors
+from ..record import Call
+from . import messages
 from .collective_work import CollectiveWork, JoinedWork, enqueue
-from .collectives import Operation
 from .fast_path import FastPath
 from .messages import Channels
-from .tensors import Tensors
+from .operation import Operation
+from .rank_group import Declaration, RankGroup
 from .work import DONE, DoneWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
@@ -66,77 +66,21 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
-def _collective(
-    prepare: Callable[..., Operation], fast: str = ""
-) -> Callable[..., CollectiveWork | DoneWork]:
-    """Return a method that calls a collective, whose tensors ``prepare`` checks.
-
-    ``fast`` is the operation's name in the record, if it has a fast path.
-    """
-
-    @functools.wraps(prepare)
-    def long_way(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork:
-        return self.run(prepare(self, *arguments, **options))
-
-    @functools.wraps(prepare)
-    def method(self: ProcessGroupMPI, *arguments: Any, **options: Any) -> CollectiveWork | DoneWork:
-        known = self._fast_path.find(fast, arguments, options)
-        # Another thread must not call a collective before this one is in the queue.
-        if known is None or not self.handshake.lock.acquire(False):
-            return long_way(self, *arguments, **options)
-        try:
-            return DONE if self._fast_path.begin(known) else long_way(self, *arguments, **options)
-        except MPI.Exception as error:
-            raise self.error_in_words(error, known.call) from None
-        finally:
-            try:
-                self.handshake.end_fast_path()
-            finally:  # even after a Ctrl-C in end_fast_path
-                self.handshake.lock.release()
-
-    return method if fast else long_way
-
-
-def _coalesced(single: Callable[..., CollectiveWork]) -> Callable[..., JoinedWork]:
-    """Return a method that calls a collective for several pairs of tensors, as one work."""
-
-    def method(
-        self: ProcessGroupMPI, outputs: Tensors, inputs: Tensors, opts: object = None
-    ) -> JoinedWork:
-        pairs = zip(outputs, inputs, strict=True)
-        return JoinedWork([single(self, *pair, opts) for pair in pairs], list(outputs))
-
-    method.__doc__ = f"Call :meth:`{single.__name__}` for several tensors."
-    return method
-
-
-class ProcessGroupMPI(ProcessGroup):
+class ProcessGroupMPI(RankGroup):
     """A group of MPI ranks.
-
-    :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. If ``opts`` is an
-    options object of PyTorch's, its ``asyncOp`` says whether the caller waits for the work.
 
     Args:
         members: global ranks, in the order of the group.
         timeout: the longest wait, in seconds.
     """
 
-    # PyTorch asks a group for the backend of a device, and this group is its own backend.
-    supports_splitting = True
-    supports_coalescing = False
-
     def __init__(self, members: tuple[int, ...], timeout: float):
         here = world.current()
         assert here is not None, "create() has entered the world"
+        super().__init__(here.rank, members)
         self.world: world.World = here
-        self.members = members
         self.key = members, here.groups.made.get(members, 0) + 1
-        self._rank = members.index(here.rank)
-        super().__init__(self._rank, len(members))
-        self._name = ""
-        self._description = ""
         self._timeout = timeout
-        self._lost = ""
         self.channels: Channels | None = None
         self.closed = False
         self._freed = False
@@ -154,7 +98,7 @@ class ProcessGroupMPI(ProcessGroup):
         except KeyboardInterrupt:  # the user never gets this group, and so can't destroy it
             if self.channels is not None:
                 self.closed = True
-                self._lost = "it was interrupted"
+                self.lost = "it was interrupted"
                 self.world.groups.close(self)
             raise
 
@@ -187,75 +131,31 @@ class ProcessGroupMPI(ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self.handshake.announcements.number
 
-    # -- what PyTorch asks about the group ------------------------------------------------------
-
-    def getBackendName(self) -> str:  # noqa: D102  (PyTorch's name)
-        return "mpi"
-
-    def getRank(self) -> int:  # noqa: D102
-        return self._rank
-
-    def getSize(self) -> int:  # noqa: D102
-        return len(self.members)
-
-    def getGroupName(self) -> str:  # noqa: D102
-        return self._name
-
-    def setGroupName(self, name: str) -> None:  # noqa: D102
-        self._name = name
-
-    def getGroupDesc(self) -> str:  # noqa: D102
-        return self._description
-
-    def setGroupDesc(self, description: str) -> None:  # noqa: D102
-        self._description = description
-
-    name = getBackendName
-    rank = getRank
-    size = getSize
-    _set_group_name = setGroupName
-    _set_group_desc = setGroupDesc
-    group_name = property(getGroupName)
-    group_desc = property(getGroupDesc)
-
-    @property
-    def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """Do nothing; PyTorch calls this for backends that split, but the ranks are connected."""
-
-    def perform_nocolor_split(self, device: torch.device) -> None:
-        """Do nothing on a rank outside a new group, because only the members make the group."""
-
-    def _get_backend(self, device: torch.device) -> ProcessGroupMPI:
-        return self
+    def child(self, members: tuple[int, ...], timeout: timedelta | None) -> ProcessGroupMPI:
+        """Return a new group of some ranks of this group, to which this rank belongs."""
+        return ProcessGroupMPI(members, timeout.total_seconds() if timeout else self._timeout)
 
     # -- collectives --------------------------------------------------------------------------
 
-    allreduce = _collective(reductions.all_reduce, "all_reduce")
-    allreduce_coalesced = _collective(reductions.all_reduce_coalesced)
-    reduce = _collective(reductions.reduce, "reduce")
-    reduce_scatter = _collective(reductions.reduce_scatter)
-    reduce_scatter_single = _collective(reductions.reduce_scatter_single, "reduce_scatter_tensor")
-    reduce_scatter_single_coalesced = _coalesced(reduce_scatter_single)
-    broadcast = _collective(collectives.broadcast, "broadcast")
-    gather = _collective(collectives.gather)
-    scatter = _collective(collectives.scatter)
-    allgather = _collective(collectives.all_gather, "all_gather")
-    allgather_coalesced = _collective(collectives.all_gather_coalesced)
-    all_gather_single = _collective(collectives.all_gather_single, "all_gather_into_tensor")
-    all_gather_single_coalesced = _coalesced(all_gather_single)
-    alltoall = _collective(collectives.all_to_all)
-    all_to_all_single = _collective(collectives.all_to_all_single)
-    barrier = _collective(collectives.barrier, "barrier")
-
-    # PyTorch used these names before, and its C++ still asks for them.
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-    alltoall_base = all_to_all_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    def call(
+        self, declare: Declaration, fast: str, given: Sequence[Any], options: dict[str, Any]
+    ) -> CollectiveWork | DoneWork:
+        """Call a collective on the fast path, if it has one and it fits."""
+        known = self._fast_path.find(fast, given, options) if fast else None
+        # Another thread must not call a collective before this one is in the queue.
+        if known is None or not self.handshake.lock.acquire(False):
+            return self.run(declare(self, *given, **options))
+        try:
+            if self._fast_path.begin(known):
+                return DONE
+            return self.run(declare(self, *given, **options))
+        except MPI.Exception as error:
+            raise self.error_in_words(error, known.call) from None
+        finally:
+            try:
+                self.handshake.end_fast_path()
+            finally:  # even after a Ctrl-C in end_fast_path
+                self.handshake.lock.release()
 
     def run(self, operation: Operation) -> CollectiveWork:
         """Call a collective; it begins when all ranks have announced it."""
@@ -264,61 +164,24 @@ class ProcessGroupMPI(ProcessGroup):
             self._fast_path.remember(operation, work.entry.code)
         return work
 
+    def join(self, works: Sequence[MPIWork], result: list[torch.Tensor]) -> JoinedWork:
+        """Return a work that is over when all of these are."""
+        return JoinedWork(list(works), result)
+
     # -- calls on record ------------------------------------------------------------------------
 
-    def _check_alive(self, op: str) -> None:
+    def thread_name(self) -> str:
+        """Return the name of the calling thread; "" for the main thread."""
+        is_main = threading.get_ident() == _MAIN_THREAD
+        return "" if is_main else threading.current_thread().name
+
+    def check_usable(self, op: str) -> None:
+        """Raise CommunicationError if the group can't be used, or there is an incident."""
         if threading.current_thread() is not progress.thread:
             self.world.threads.communicates()
+        super().check_usable(op)
         self.world.recover_or_raise(op)
-        if self._lost:
-            raise CommunicationError(
-                f"You called {op} on a process group that cannot be used any more: {self._lost}. "
-                "Make a new group."
-            )
-
-    def record(
-        self,
-        op: str,
-        inputs: Tensors,
-        opts: object = None,
-        *,
-        peer: int | None = None,
-        tag: int | None = None,
-        blocking: bool | None = None,
-        reduce_op: str = "",
-        sent: int | None = None,
-    ) -> Call:
-        """Check that the group is usable, and record a call.
-
-        Args:
-            opts: PyTorch's options, which say whether the call blocks if ``blocking`` is not given.
-            sent: bytes that this rank contributes; by default, the size of all tensors.
-
-        Raises:
-            CommunicationError: the group can no longer be used, or there is an incident.
-        """
-        self._check_alive(op)
-        if blocking is None:
-            # A caller without options, such as PyTorch's C++, waits for the work.
-            blocking = not getattr(opts, "asyncOp", True)
-        call = Call(
-            op,
-            self.members,
-            tensors.nbytes(*inputs),
-            tuple(inputs[0].shape) if inputs else (),
-            tensors.dtype_name(inputs[0].dtype) if inputs else "",
-            peer,
-            tag,
-            reduce_op,
-            blocking,
-            place=users_place(),
-            group_name=self._name,
-        )
-        if threading.get_ident() != _MAIN_THREAD:
-            call.thread = threading.current_thread().name
-        call.sent = call.nbytes if sent is None else sent
-        recorder.add(call)
-        return call
+        super().check_usable(op)  # some ranks may lack the group now
 
     def called(self) -> dict[str, Side]:
         """Return the calls of this rank that have not begun, by the collective's name."""
@@ -360,7 +223,7 @@ class ProcessGroupMPI(ProcessGroup):
             return
         with guard:
             self.closed = True
-            self._lost = "it was destroyed"
+            self.lost = "it was destroyed"
             self.forget_fast_path()
             # The world knows the group until it is freed, if need be by recovery after a Ctrl-C.
             self.world.groups.close(self)
@@ -406,30 +269,7 @@ class ProcessGroupMPI(ProcessGroup):
     def abort(self) -> None:
         """Refuse further use, because MPI can't cancel a collective that has begun."""
         self.forget_fast_path()
-        self._lost = "it was aborted"
-
-    def split_group(
-        self,
-        ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: object = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Sequence[torch.device] | None = None,
-    ) -> ProcessGroupMPI | None:
-        """Make the process group of some ranks of this group; ``None`` on the others.
-
-        ``opts`` and ``device_types`` are PyTorch's, and have no effect on the CPU.
-        """
-        members = tuple(self.members[r] for r in ranks)
-        if self.world.rank not in members:
-            return None
-        child = ProcessGroupMPI(members, timeout.total_seconds() if timeout else self._timeout)
-        child.setGroupName(group_name or f"{self._name}:split:{','.join(map(str, ranks))}")
-        child.setGroupDesc(group_desc or f"{self._description}:split")
-        return child
-
-    splitGroup = split_group
+        self.lost = "it was aborted"
 
     # -- after an incident: see torch_mpi.protocol.interfaces.Group -----------------------------
 
@@ -447,7 +287,7 @@ class ProcessGroupMPI(ProcessGroup):
         if not all(standing.open for standing in standings):
             if settled:
                 self._free()
-            self.refuse_further_use(self._lost or "a rank has destroyed it")
+            self.refuse_further_use(self.lost or "a rank has destroyed it")
         elif settled:
             last = max(standing.number for standing in standings)
             self.handshake.announcements.go_on_after(last)
@@ -484,7 +324,7 @@ class ProcessGroupMPI(ProcessGroup):
 
     def refuse_further_use(self, reason: str) -> None:
         """Refuse further use, because some members have no such group."""
-        self._lost = reason
+        self.lost = reason
         self._abandoned = True
 
     # -- communication ----------------------------------------------------------------------
@@ -497,4 +337,4 @@ class ProcessGroupMPI(ProcessGroup):
         return messages.receive(self, tensors, None, tag)
 
 
-compat.never_compile(ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)
+compat.never_compile(RankGroup, ProcessGroupMPI, DoneWork, MPIWork, CollectiveWork, JoinedWork)

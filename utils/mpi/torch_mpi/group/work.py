@@ -200,8 +200,10 @@ class MPIWork(Work):
         return self.call.where or users_line()
 
     def _end(self, state: WorkState) -> None:
-        """End the work with its final state, and release its memory."""
-        if state is not WorkState.LEAKED:
+        """End the work with its final state, and release its memory if MPI doesn't use it."""
+        if state is WorkState.DONE and self._requests():  # a rank has died
+            progress.leak(self)
+        elif state is not WorkState.LEAKED:
             self._finish = self._keep = self._steps = None
         if self._span is not None:
             # An event that ends on another thread is asynchronous. So the profiler doesn't count

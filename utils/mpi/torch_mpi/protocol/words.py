@@ -49,6 +49,16 @@ def of_message(
     )
 
 
+def of_part(call: Call, source: int, sent: int, rank: int, expected: int) -> str:
+    """Return the text for a part of a collective that has another size than its place.
+
+    Args:
+        source, rank: global ranks of the two sides.
+        sent, expected: bytes.
+    """
+    return f"{call.describe()}: rank {source} sent {sent} bytes, rank {rank} expects {expected}"
+
+
 def partner(call: Call, missing: list[int], any_of_them: bool) -> str:
     """Return for whom or what a communication waits."""
     if call.op in ("send", "recv"):

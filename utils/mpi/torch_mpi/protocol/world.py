@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from typing import cast
 
 from .. import flight_recorder, library, mpi, present, settings
 from ..errors import CommunicationError, CommunicationStopped, users_line
@@ -201,10 +202,17 @@ class World(Statuses):
         return [work for group in self.groups for work in progress.works_of(group)]
 
     def waiting(self, waitable: Waitable, where: str) -> Status:
-        """Note that this rank has waited for longer than a moment; return its status."""
+        """Note that this rank has waited for longer than a moment; return its status.
+
+        The status of a rank that an incident has stopped stays on the board, because another thread
+        of the rank may have found the cause, which all ranks report.
+        """
         self._waits += 1
         wait = of_wait(waitable, where, self._is_alone())
-        return self.write(state="waiting", wait=self._waits, **wait)
+        with self.lock:
+            if self.stopped:
+                return cast(Status, {"state": "waiting", "wait": self._waits, **wait})
+            return self.write(state="waiting", wait=self._waits, **wait)
 
     def running(self) -> None:
         """Note that the wait is over."""
@@ -253,7 +261,10 @@ class World(Statuses):
                 "at": before["at"] if again else time.time(),  # comparable between machines
                 "incident": number,
             }
-            self.unheard = self.unheard or not heard
+            # What this rank has heard once isn't raised again, whatever finds it once more.
+            self.unheard = self.unheard or not (heard or self.stopped)
+            if again and kind == "followed" and before["kind"] != "followed":
+                return before  # another thread of this rank has found the cause
             status = self.write(**record, **more)
             self.join_incident()
         flight_recorder.write_if_asked(self.rank)
@@ -287,15 +298,19 @@ class World(Statuses):
 
     def cause(self) -> Status | None:
         """Return the status of the rank that failed first."""
-        is_true_within(_CAUSE_DEADLINE, lambda: diagnosis.first_cause(self.statuses()))
+        is_true_within(_CAUSE_DEADLINE, self._is_explained)
         return diagnosis.first_cause(self.statuses())
+
+    def _is_explained(self) -> bool:
+        """Return whether the rank that failed first has said why."""
+        cause = diagnosis.first_cause(self.statuses())
+        return cause is not None and bool(cause.get("error"))
 
     def stopped_by_another(
         self, call: Call | str, waitable: Waitable | None = None, waited: float = 0.0
     ) -> CommunicationStopped:
         """Join the incident of another rank, and return the error for the caller that waits."""
         where = users_line()
-        self.unheard = False
         cause = self.cause()
         name = call if isinstance(call, str) else call.describe()
         advice = mpi.advice_after_death()
@@ -303,6 +318,7 @@ class World(Statuses):
         record = self.begin_incident(
             "followed", text, waitable=waitable, where=where, waited=waited
         )
+        self.unheard = False  # only now, as another thread may have found it in the meantime
         about = call if waitable and isinstance(call, Call) else None
         return CommunicationStopped(text, about, record)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import functools
 import types
@@ -20,7 +19,7 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
-from torch_mpi.lines import text_of
+from torch_mpi.lines import sayable, text_of
 from utils.jobs import NeedsProcesses
 
 ENDS_ALL = "would end this kernel, because all its ranks are threads of one process"
@@ -41,6 +40,7 @@ class Output:
 
     def write(self, name: str, text: str) -> None:
         """Add text to ``stdout`` or ``stderr``."""
+        text = sayable(text)
         self.metadata[name] += text
         self._show("stream", {"name": name, "text": text})
 
@@ -155,8 +155,6 @@ class RankShell(InteractiveShell):
         config.HistoryManager.enabled = False
         super().__init__(config=config)  # type: ignore[no-untyped-call]
         atexit.unregister(self.atexit_operations)
-        # Ranks that await something at the same time need an event loop each.
-        self.loop_runner = asyncio.run
         self.data_pub = types.SimpleNamespace(publish_data=self._publish_data)
 
     def init_sys_modules(self) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import timeit
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+import torch_mpi.group.arguments
 import torch_mpi.present
 import torch_mpi.record
 import torch_mpi.settings
@@ -36,6 +38,7 @@ Place = tuple[Any, str]
 # Their types are missing in NumPy's own list of names.
 _numpy: Any = np.random
 _CLOCKS = ("perf_counter", "monotonic", "time")
+_FILTERS: Place = (warnings, "filters")
 #: What code of a student or a check replaces; each rank then has its own.
 REPLACED: list[Place] = [
     *((time, name) for name in _CLOCKS),
@@ -45,6 +48,7 @@ REPLACED: list[Place] = [
     *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
     *((dist, "new_group"), (distributed_c10d, "new_group"), (torch, "save")),
     *((os, "fsync"), (os, "fdatasync")),
+    *(_FILTERS, (warnings, "showwarning"), (warnings, "_showwarnmsg_impl")),
 ]
 #: The same of modules that may not be there.
 OPTIONAL = [("mpi4py.MPI", "Wtime"), ("utils.data", "fashion_mnist")]
@@ -52,7 +56,7 @@ OPTIONAL = [("mpi4py.MPI", "Wtime"), ("utils.data", "fashion_mnist")]
 STATE: list[Place] = [
     *((torch_mpi.record, "recorder"), (torch_mpi.present, "world")),
     *((rank_side, "_here"), (cell_log, "_cell"), (notebook_words, "_now")),
-    (torch_mpi.settings, "time_limit"),
+    *((torch_mpi.settings, "time_limit"), (torch_mpi.group.arguments, "warned")),
 ]
 
 
@@ -167,9 +171,7 @@ class Own:
             self._main_outside = sys.modules["__main__"]
             self._is_outside = False
         ready = self._ready[rank] = self._ready[rank] or self._for_this_thread(self._own[rank])
-        for place, value, there in zip(self._places, ready, self._there, strict=True):
-            if value is not there:
-                setattr(*place, value)
+        self._install(ready)
         sys.modules["__main__"] = self._main[rank] or self._main_outside
         _set_random_state(self._random[rank])
 
@@ -193,8 +195,7 @@ class Own:
         self._random[rank] = _random_state()
         if to_outside:
             self._is_outside = True
-            for (module, name), value in zip(self._places, self._outside, strict=True):
-                setattr(module, name, value)
+            self._install(self._outside)
             sys.modules["__main__"] = self._main_outside
             _set_random_state(self._random_outside)
 
@@ -203,8 +204,22 @@ class Own:
         if not self._is_outside:
             self.leave(rank, to_outside=True)
 
+    def _install(self, values: list[Any]) -> None:
+        for place, value, there in zip(self._places, values, self._there, strict=True):
+            if value is not there:
+                setattr(*place, value)
+                if place == _FILTERS:
+                    _forget_warnings()
+
     def _present(self) -> list[Any]:
         return [getattr(module, name) for module, name in self._places]
+
+
+def _forget_warnings() -> None:
+    """Let Python forget which lines have warned, because other filters decide about it now."""
+    old_name = getattr(warnings, "_filters_mutated", None)
+    forget: Any = old_name or warnings._filters_mutated_lock_held  # type: ignore[attr-defined]
+    forget()
 
 
 def _random_state() -> tuple[Any, ...]:

@@ -190,9 +190,8 @@ def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
     if op.startswith("all_reduce"):
         if nbytes > SMALL:
             return 2 * steps * (latency + transfer / ranks)
-        # Ranks beyond a power of two give their tensor to others first, and get the sum at the end.
-        rounds = levels if ranks & steps == 0 else levels + 1
-        return rounds * (latency + transfer)
+        # For a power of two of ranks, each round moves one tensor; otherwise as many as a rank has.
+        return levels * latency + (levels if ranks & steps == 0 else steps) * transfer
     if op in ("broadcast", "reduce"):
         pipelined = levels * latency + 2 * transfer * steps / ranks
         return min(levels * (latency + transfer), pipelined + steps * latency)
@@ -207,7 +206,7 @@ def bytes_sent(op: str, ranks: int, nbytes: int) -> int | None:
         return None
     if nbytes > SMALL:
         return 2 * (ranks - 1) * nbytes // ranks
-    return (ranks.bit_length() - 1) * nbytes
+    return ((ranks.bit_length() - 1) if ranks & (ranks - 1) == 0 else ranks - 1) * nbytes
 
 
 def _between(rank: int, other: int) -> Network:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, cast
 from torch_mpi import present, record
 from torch_mpi.errors import (
     CommunicationError,
-    CommunicationMismatch,
     CommunicationStopped,
     CommunicationTimeout,
+    count_as_library,
     place_text,
+    users_line,
 )
 from torch_mpi.lines import text_of
 from torch_mpi.protocol import words
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from torch_mpi.record import Call, Log
 
 
+# A line of this file is never shown as the student's.
+count_as_library(__file__)
 #: The place of a rank that is interrupted while another rank has its turn.
 BEFORE_TURN = "the start of the cell, before its turn"
 
@@ -55,6 +58,7 @@ class SharedRanks:
         clocks: their clocks.
         incident: the explanation of the present incident; "" if there is none.
         failed: the status of each rank that the incident has stopped.
+        heard: the ranks whose program has got an error of the incident.
     """
 
     def __init__(self, turns: Turns):
@@ -63,6 +67,7 @@ class SharedRanks:
         self.clocks: Clocks = turns.clocks
         self.incident = ""
         self.failed: dict[int, Status] = {}
+        self.heard: set[int] = set()
         self.worlds = [World(self, rank) for rank in range(self.n)]
         self._traffic: dict[tuple[tuple[int, ...], int], Traffic] = {}
         self._counts: list[dict[Any, int]] = [{} for _ in range(self.n)]
@@ -81,12 +86,28 @@ class SharedRanks:
         members = tuple(ranks) if ranks else tuple(range(self.n))
         rank = self.turns.rank
         present.world = self.worlds[rank]
-        number = self.count(rank, members)
-        if rank not in members:
-            return None
-        group = Group(self, members, self._traffic.setdefault((members, number), Traffic()))
+        return self.new_group(members) if rank in members else None
+
+    def new_group(self, members: tuple[int, ...]) -> Group:
+        """Make a group of these global ranks; the rank that has its turn is one of them."""
+        rank = self.turns.rank
+        key = members, self.count(rank, members)
+        group = Group(self, key, self._traffic.setdefault(key, Traffic()))
         self.worlds[rank].groups.append(group)
+        self.worlds[rank].has_joined = True
         return group
+
+    def close(self, group: Group) -> None:
+        """Forget a group that a rank has destroyed, and what it shares if all have destroyed it."""
+        traffic = group.traffic
+        traffic.awaited[:] = [
+            wanted for wanted in traffic.awaited if wanted.work.group is not group
+        ]
+        traffic.closed.add(group.me)
+        if group in self.worlds[group.me].groups:
+            self.worlds[group.me].groups.remove(group)
+        if traffic.closed.issuperset(group.members) and not traffic.sent:
+            self._traffic.pop(group.key, None)
 
     def count(self, rank: int, what: object) -> int:
         """Return how many of these a rank has had, with this one."""
@@ -170,10 +191,16 @@ class SharedRanks:
     def _end(self, work: Work, rank: int) -> None:
         self._stop(work, rank, "followed")
         status = self.failed[rank]
-        followed = status["kind"] == "followed"
-        kind = CommunicationStopped if followed else CommunicationTimeout
-        text = status["error"] if followed else f"{status['error']}\n{self.incident}"
-        work.end(self.clocks.now(rank), kind(text, work.call, status))
+        error: CommunicationError
+        if status["kind"] in ("deadlock", "timeout"):
+            text = f"{status['error']}\n{self.incident}"
+            error = CommunicationTimeout(text, work.call, status)
+        else:
+            text = status["error"]
+            if status["kind"] != "followed":  # of another call of this rank
+                text = words.of_stop(rank, work.call.describe(), _where(work), True, status)
+            error = CommunicationStopped(text, work.call, status)
+        work.end(self.clocks.now(rank), error)
 
     def give_up(self, computing: int, place: str, timeout: float) -> None:
         """Stop the ranks that wait, because this rank computes on and on; then interrupt it.
@@ -195,7 +222,7 @@ class SharedRanks:
         waiting = self.turns.waiting().items()
         return {rank: work for rank, work in waiting if isinstance(work, Work)}
 
-    def mismatch(self, wrong: Mapping[Work, CommunicationMismatch], at: float) -> None:
+    def mismatch(self, wrong: Mapping[Work, CommunicationError], at: float) -> None:
         """Begin an incident, because calls do not match; their works end with these errors."""
         for work, error in wrong.items():
             status = of_history(work.call, self._calls(work.group.me))
@@ -239,6 +266,27 @@ class SharedRanks:
         log: Log = record.recorder if is_present else self.turns.own.of(rank, place)
         return log.since(self.worlds[rank].mark)
 
+    def recover_or_raise(self, rank: int, op: str) -> None:
+        """Meet the other ranks before a communication, if this one has heard of an incident.
+
+        Raises:
+            CommunicationStopped: there is an incident of which this rank had not heard.
+            CommunicationError: a rank did not come to the meeting.
+        """
+        if not self.failed:
+            return
+        if rank in self.heard:
+            try:
+                self.meet(rank)
+            except RuntimeError as error:
+                raise CommunicationError(f"You called {op} after an error, but {error}.") from None
+            return
+        cause = first_cause(self.failed.values())
+        text = words.of_stop(rank, op, users_line(), False, cause)
+        self._fail(rank, {"kind": "followed", "error": text, "where": users_line()})
+        self.heard.add(rank)
+        raise CommunicationStopped(self.failed[rank]["error"], None, self.failed[rank])
+
     def meet(self, rank: int) -> None:
         """Wait for all ranks; then nothing is pending, and there is no incident.
 
@@ -252,7 +300,7 @@ class SharedRanks:
             self._meeting, meeting.done = Meeting(), True
         self.turns.block(meeting)
         if meeting.failed:
-            raise RuntimeError("a rank did not come to the meeting")
+            raise RuntimeError("not all ranks came to begin anew")
 
     def forget_earlier_incident(self) -> None:
         """Forget an incident of cells that are over on all ranks."""
@@ -260,7 +308,7 @@ class SharedRanks:
             self._forget_incident()
 
     def _forget_incident(self) -> None:
-        self.failed, self.incident = {}, ""
+        self.failed, self.incident, self.heard = {}, "", set()
         self.clocks.forget_messages()
         for traffic in self._traffic.values():
             traffic.clear()
@@ -273,6 +321,8 @@ class World:
     """One rank's view of the ranks, see :class:`torch_mpi.present.World`.
 
     Attributes:
+        groups: the groups of this rank that it has not destroyed.
+        has_joined: whether it has made a group.
         mark: position of the first call of the present section in the rank's record.
         has_left: whether the rank has run its part of the section.
     """
@@ -282,6 +332,7 @@ class World:
     def __init__(self, ranks: SharedRanks, rank: int):
         self.rank, self._ranks = rank, ranks
         self.groups: list[Group] = []
+        self.has_joined = False
         self.mark = 0
         self.has_left = False
         self._withdrawn: list[tuple[Traffic, Message]] = []

@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import torch_mpi.group.arguments
 import torch_mpi.present
 import torch_mpi.record
 from utils.cluster import notebook_words, rank_side
@@ -46,6 +47,7 @@ class Rank:
             (sys, "stderr"): Stream("stderr", self._output),
             (torch_mpi.record, "recorder"): torch_mpi.record.Log(),  # type: ignore[no-untyped-call]
             (torch_mpi.present, "world"): None,
+            (torch_mpi.group.arguments, "warned"): set(),
             (rank_side, "_here"): rank_side.fresh_state(),
             (cell_log, "_cell"): cell_log.fresh_cell(),
             (notebook_words, "_now"): types.SimpleNamespace(number=None),
@@ -60,4 +62,4 @@ class Rank:
         rank_side.watch_cells(self.user_ns, self.number, folder, self._world)
 
     def _world(self) -> World | None:
-        return self.world if self.world.groups else None
+        return self.world if self.world.has_joined else None

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Work as TorchWork
 
-from torch_mpi.errors import CommunicationMismatch, count_as_library, users_place
+from torch_mpi.errors import (
+    CommunicationError,
+    CommunicationMismatch,
+    count_as_library,
+    users_place,
+)
 from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
 from .clocks import bytes_sent
 
 if TYPE_CHECKING:
+    from torch_mpi.group.operation import Operation
     from torch_mpi.network import Arrival
 
     from .group import Group
@@ -53,7 +59,9 @@ class Traffic:
     sent: list[Message] = field(default_factory=list)
     awaited: list[Message] = field(default_factory=list)
     #: The calls of each collective, by its number and by rank.
-    rounds: dict[int, dict[int, Work]] = field(default_factory=dict)
+    rounds: dict[int, dict[int, CollectiveWork]] = field(default_factory=dict)
+    #: The ranks that have destroyed the group.
+    closed: set[int] = field(default_factory=set)
 
     def clear(self) -> None:
         """Forget what was pending."""
@@ -73,13 +81,9 @@ class Work(TorchWork):
         others: works that the caller waits for together with this one.
     """
 
-    def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor], deliver=None):
+    def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor]):
         super().__init__()
         self.group, self.call, self._result = group, call, list(result)
-        self.deliver: Callable[[list], None] | None = deliver
-        self.inputs: object = None
-        self.refuse: Callable[[list], str] | None = None
-        self.key: tuple = ()
         self.done = False
         self.ends = 0.0
         self.arrival: Arrival | None = None
@@ -106,14 +110,7 @@ class Work(TorchWork):
 
     def missing(self) -> tuple[list[int], bool, bool]:
         """Return the global ranks still missing, whether one suffices, and whether data move."""
-        group = self.group
-        if self.call.op in ("send", "recv"):
-            if self.call.peer is None or self.call.peer < 0:
-                me = group.members[group.getRank()]
-                return [rank for rank in group.members if rank != me], True, False
-            return [self.call.partner], False, False
-        there = group.traffic.rounds.get(self.call.sequence, {})
-        return [rank for k, rank in enumerate(group.members) if k not in there], False, False
+        raise NotImplementedError
 
     def wait(self, timeout=None) -> bool:
         """Let other ranks run until it is over. A deadlock is found at once.
@@ -143,9 +140,13 @@ class Work(TorchWork):
             ranks.wait_for(self, rank, max(0.0, limit))
         ranks.clocks.reach(rank, self.settle())
         wait[1] = ranks.clocks.now(rank)
-        if self.error is not None:
-            raise self.error
+        self._raise_error()
         return True
+
+    def _raise_error(self) -> None:
+        if self.error is not None:
+            self.group.ranks.heard.add(self.group.me)
+            raise self.error
 
     synchronize = wait
 
@@ -190,15 +191,76 @@ class Work(TorchWork):
             if not self.done:
                 self.place = users_place()
                 self.group.ranks.wait_for(self, self.group.me)
-            if self.error is not None:
-                raise self.error
+            self._raise_error()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         future = torch.futures.Future()
         future.set_result(self._result)
         return future
 
 
-def complete(works: list[Work]) -> None:
+class MessageWork(Work):
+    """A message that a rank sends or receives."""
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Return the global ranks still missing, whether one suffices, and whether data move."""
+        partner = self.call.partner
+        if partner is None:
+            return [rank for rank in self.group.members if rank != self.group.me], True, False
+        return [partner], False, False
+
+
+class CollectiveWork(Work):
+    """A collective that a rank has called.
+
+    Args:
+        inputs: copies of the operation's inputs, because the rank may go on before the others come.
+    """
+
+    def __init__(self, group: Group, operation: Operation, inputs: list[torch.Tensor]):
+        super().__init__(group, operation.call, operation.result)
+        self.operation: Operation | None = operation
+        self.inputs = inputs
+        call = operation.call
+        self.key = (call.op, call.dtype, operation.key, call.reduce_op, call.peer)
+        # Tensors made in inference mode may be written only in it.
+        self._for_inference = any(tensor.is_inference() for tensor in operation.result)
+
+    def missing(self) -> tuple[list[int], bool, bool]:
+        """Return the global ranks still missing, whether one suffices, and whether data move."""
+        there = self.group.traffic.rounds.get(self.call.sequence or 0, {})
+        members = enumerate(self.group.members)
+        return [rank for k, rank in members if k not in there], False, False
+
+    def odd_part(self, given: Sequence[list[torch.Tensor]]) -> str:
+        """Return which part has another size than its place, in words; "" if none has."""
+        operation = self.operation
+        if operation is None or not operation.sources:
+            return ""
+        values = operation.definition(given)
+        for source, value, output in zip(operation.sources, values, operation.outputs, strict=True):
+            if value.nbytes != output.nbytes:
+                rank = self.group.members[source]
+                return words.of_part(self.call, rank, value.nbytes, self.group.me, output.nbytes)
+        return ""
+
+    def take(self, given: Sequence[list[torch.Tensor]]) -> None:
+        """Compute this rank's result from the inputs of all ranks."""
+        operation = self.operation
+        assert operation is not None, "a collective ends once"
+        with torch.inference_mode(self._for_inference), torch.no_grad():
+            values = operation.definition(given)
+            for output, value in zip(operation.outputs, values, strict=True):
+                output.copy_(value.reshape(output.shape))
+            if operation.finish is not None:
+                operation.finish()
+
+    def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
+        """Note that it is over at this time, see :meth:`Work.end`, and let go of its tensors."""
+        self.operation, self.inputs = None, []
+        super().end(at, error, matched)
+
+
+def complete(works: list[CollectiveWork]) -> None:
     """Do the work of a collective to which all ranks of the group have come, in group order."""
     ranks, members = works[0].group.ranks, works[0].group.members
     called = max(work.call.start for work in works)
@@ -208,23 +270,33 @@ def complete(works: list[Work]) -> None:
         error = CommunicationMismatch(words.of_collectives(sides))
         ranks.mismatch(dict.fromkeys(works, error), called)
         return
-    inputs = [work.inputs for work in works]
-    if wrong := {work: why for work in works if work.refuse and (why := work.refuse(inputs))}:
-        errors = {
-            work: CommunicationMismatch(f"{work.call.describe()}: {why}", work.call)
-            for work, why in wrong.items()
-        }
-        ranks.mismatch(errors, called)
-        return
-    with ranks.clocks.stopped(ranks.turns.rank):
-        for work in works:
-            work.deliver(inputs)
     op, nbytes = works[0].call.op, max(work.call.nbytes for work in works)
     share = nbytes // len(works) if op.startswith(IN_PARTS) else nbytes
     end = ranks.clocks.collective(op, members, share, called)
+    with ranks.clocks.stopped(ranks.turns.rank):
+        errors = _taken(works)
     for work in works:
-        work.end(end, matched=called)
-        work.call.moved_out = bytes_sent(op, len(members), nbytes)
+        if work not in errors:
+            work.end(end, matched=called)
+            work.call.moved_out = bytes_sent(op, len(members), nbytes)
+    if errors:
+        ranks.mismatch(errors, called)
+
+
+def _taken(works: list[CollectiveWork]) -> dict[CollectiveWork, CommunicationError]:
+    """Let each rank take its result; return the errors of those that can't."""
+    given = [work.inputs for work in works]
+    errors: dict[CollectiveWork, CommunicationError] = {}
+    for work in works:
+        try:
+            if text := work.odd_part(given):
+                errors[work] = CommunicationMismatch(text, work.call)
+            else:
+                work.take(given)
+        except Exception as error:  # of this rank, and not of the one that came last
+            text = f"{work.call.describe()} failed: {type(error).__name__}: {error}"
+            errors[work] = CommunicationError(text, work.call)
+    return errors
 
 
 def fits(message: Message, wanted: Message) -> bool:
@@ -250,7 +322,7 @@ def deliver(message: Message, wanted: Message) -> None:
         group.ranks.mismatch({wanted.work: error}, matched)  # the sender stops waiting
         return
     with group.ranks.clocks.stopped(group.ranks.turns.rank):
-        fill(wanted.tensor, message.tensor.reshape(wanted.tensor.shape))
+        wanted.tensor.data.copy_(message.tensor.reshape(wanted.tensor.shape))
     clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
     told = message.arrives
     if not message.work.done:
@@ -260,8 +332,3 @@ def deliver(message: Message, wanted: Message) -> None:
     wanted.work.arrival = clocks.arrives(me, source, sent.nbytes, told)
     wanted.work.end(0.0, matched=matched)
     wanted.work.settle()
-
-
-def fill(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Copy a value into a tensor, as MPI does: autograd doesn't notice."""
-    tensor.data.copy_(value)

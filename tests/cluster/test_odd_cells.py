@@ -1,0 +1,71 @@
+"""A cell whose code has ended returns, whatever it awaited, raised, printed or returned."""
+
+from __future__ import annotations
+
+import os
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from places import ROOT
+
+pytestmark = pytest.mark.timeout(200)
+ODD = """%%px
+class Odd(Exception):
+    def __str__(self): raise RuntimeError("no text")
+    __repr__ = __str__"""
+#: Cells of the ranks, and what each shows.
+CELLS = {
+    "awaits": ("%%px\nimport asyncio\nawait asyncio.sleep(0.1)\nprint('slept')", "slept"),
+    "awaits and raises": ("%%px\nawait asyncio.sleep(0.01)\nraise KeyError('late')", "late"),
+    "awaits several": (
+        "%%px\nasync def one(): await asyncio.sleep(0.01); return 3\n"
+        "print(sum(await asyncio.gather(one(), one())))",
+        "6",
+    ),
+    "defines": (ODD, ""),
+    "raises what has no text": ("%%px\nif mpi_rank == 1:\n    raise Odd()", "Odd"),
+    "is what has no text": ("%%px\nOdd()", "no text"),
+    "raises from what has no text": (
+        "%%px\ntry:\n    raise Odd()\nexcept Odd as odd:\n    raise ValueError('mine') from odd",
+        "mine",
+    ),
+    "raises half a letter": ("%%px\nraise ValueError('\\ud800 half')", "half"),
+    "prints half a letter": ("%%px\nprint('\\ud800 printed')", "printed"),
+    "is half a letter": ("%%px\n'\\ud800 value'", "value"),
+    "shows what raises": (
+        "%%px\nclass Shy:\n    def _repr_html_(self): raise RuntimeError('shy')\n"
+        "    def __repr__(self): return 'plain'\nShy()",
+        "plain",
+    ),
+    "after": ("%%px\nprint('still', mpi_rank)", "still 1"),
+}
+
+
+@pytest.fixture(scope="module", params=["processes", "here"])
+def shown(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What each cell shows, by name."""
+    start = f'from utils import cluster\nranks = cluster.start(2, where="{request.param}")'
+    codes = [start, *(code for code, _ in CELLS.values())]
+    cells = [nbformat.v4.new_code_cell(code) for code in codes]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client = NotebookClient(
+        notebook,
+        timeout=30,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(ROOT)}},
+        allow_errors=True,
+    )
+    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
+    texts = ["\n".join(map(text_of, cell.outputs)) for cell in notebook.cells]
+    return dict(zip(CELLS, texts[1:], strict=True))
+
+
+def text_of(output: nbformat.NotebookNode) -> str:
+    plain = output.get("data", {}).get("text/plain", "")
+    return output.get("text", "") or "\n".join(output.get("traceback", [])) or plain
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_whose_code_has_ended_returns_and_shows(shown, name):
+    assert CELLS[name][1] in shown[name], shown[name]

@@ -1,0 +1,44 @@
+"""A rank's reply to a cell comes, whatever the cell awaited, printed or returned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from torch_mpi.lines import sayable
+
+
+def packing(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Return a function that packs messages even if a text in them can't be encoded."""
+
+    def packed(message: Any) -> bytes:
+        try:
+            return pack(message)
+        except UnicodeEncodeError:
+            return pack(_sayable(message))
+
+    return packed
+
+
+def _sayable(value: Any) -> Any:
+    if isinstance(value, str):
+        return sayable(value)
+    if isinstance(value, dict):
+        return {_sayable(key): _sayable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_sayable(item) for item in value]
+    return value
+
+
+def run_to_the_end(cell: Coroutine[Any, Any, Any]) -> Any:
+    """Run a cell that awaits in an event loop of its own, until its code has ended.
+
+    In the engine's own loop, the engine would send no reply before the next request comes.
+    """
+    engines = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return asyncio.run(cell)
+    finally:
+        asyncio._set_running_loop(engines)

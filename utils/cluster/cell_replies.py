@@ -32,7 +32,7 @@ def _sayable(value: Any) -> Any:
 
 
 def run_to_the_end(cell: Coroutine[Any, Any, Any]) -> Any:
-    """Run a cell that awaits in an event loop of its own, until its code has ended.
+    """Run a cell that awaits in a separate event loop, until its code has ended.
 
     In the engine's own loop, the engine would send no reply before the next request comes.
     """

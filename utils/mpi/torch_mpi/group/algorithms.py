@@ -236,7 +236,7 @@ def exchange(
 ) -> Generator:
     """Begin all messages at once; they are ``(rank, memory)`` pairs without this rank itself.
 
-    Where sizes may not agree, each rank sends at most one message to another rank.
+    If sizes may not agree, each rank sends at most one message to another rank.
 
     Each rank sends first to the rank after it, then to the next one, and so on. If all ranks sent
     in the same order, all of them would wait for rank 0's link first.

@@ -229,7 +229,7 @@ def _reduce_each(parts: Tensors, memory: torch.Tensor, name: str, rank: int) -> 
 
 
 class _Elements:
-    """What MPI has to know of a tensor in addition to its address. It doesn't keep the tensor alive."""
+    """What MPI asks of a tensor in addition to its address. It doesn't keep the tensor alive."""
 
     def __init__(self, memory: torch.Tensor):
         self.dtype = memory.dtype

@@ -90,6 +90,7 @@ class StandIns(contextlib.ExitStack):
         isolate(True)
         self.callback(isolate, False)
         compat.leave_out_flight_recorder()
+        compat.run_builtin_hooks_in_python()
         self._replace(autoload, "LazyProcessGroupMPI", self)
         if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13
             self._replace(distributed_c10d, "ProcessGroupMPI", self)

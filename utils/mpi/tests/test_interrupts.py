@@ -444,6 +444,44 @@ def test_a_ctrl_c_at_the_end_of_the_fast_path_leaves_the_group_to_other_threads(
     assert mpiexec(1, ENDS_FAST_PATH, timeout=60).stdout.split() == ["[True]"]
 
 
+INTERRUPTS_THE_LOCK = """
+import os, signal, threading, torch, torch.distributed as dist
+
+dist.init_process_group("mpi")
+
+class Lock:
+    def __init__(self, lock):
+        self._lock, self.release = lock, lock.release
+
+    def acquire(self, *given, **more):
+        taken = self._lock.acquire(*given, **more)
+        if threading.current_thread() is threading.main_thread():
+            os.kill(os.getpid(), signal.SIGINT)  # the lock is taken, and its release not prepared
+        return taken
+
+ones = torch.ones(1)
+for _ in range(3):  # after the first two, the group knows a fast path
+    dist.all_reduce(ones)
+handshake = dist.group.WORLD.handshake
+lock = handshake.lock
+handshake.lock = Lock(lock)
+try:
+    dist.all_reduce(ones)
+    print("not interrupted")
+except KeyboardInterrupt:
+    handshake.lock = lock
+free = []
+thread = threading.Thread(target=lambda: free.append(lock.acquire(blocking=False)))
+thread.start()
+thread.join()
+print(free, flush=True)
+"""
+
+
+def test_a_ctrl_c_right_after_the_lock_of_the_fast_path_leaves_it_to_other_threads(mpiexec):
+    assert mpiexec(1, INTERRUPTS_THE_LOCK, timeout=60).stdout.split() == ["[True]"]
+
+
 ALONE_ON_FAST_PATH = """
 import threading
 

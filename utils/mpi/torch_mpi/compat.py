@@ -6,6 +6,7 @@ process group is made. ``CONTRIBUTING.md`` has the matrix of versions that the t
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
+from torch.nn.parallel import DistributedDataParallel
 
 from .launcher import Announcement
 
@@ -96,6 +98,8 @@ def _needed() -> Iterable[tuple[str, bool]]:
         yield f"_C._autograd.{name}", hasattr(torch._C._autograd, name)
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)
     yield "autograd.Variable._execution_engine.queue_callback", hasattr(engine, "queue_callback")
+    hook = getattr(DistributedDataParallel, "_register_builtin_comm_hook", None)
+    yield "DistributedDataParallel._register_builtin_comm_hook", callable(hook)
     yield "distributed.ReduceOp.RedOpType", hasattr(torch.distributed.ReduceOp, "RedOpType")
 
 
@@ -179,6 +183,30 @@ def leave_out_flight_recorder() -> None:
     names = getattr(distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if isinstance(names, set):
         names.add("mpi")
+
+
+def run_builtin_hooks_in_python() -> None:
+    """Let DDP's built-in communication hooks run in Python on this backend's groups.
+
+    The built-in hooks are written in C++, and expect a future that only a process group in C++
+    makes. So they end in an internal assertion of PyTorch. The hooks in Python send the same.
+    """
+    builtin = DistributedDataParallel._register_builtin_comm_hook
+    if hasattr(builtin, "__wrapped__"):
+        return
+
+    @functools.wraps(builtin)
+    def register(self: DistributedDataParallel, comm_hook_type: dist.BuiltinCommHookType) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        if dist.get_backend(self.process_group) != "mpi":
+            builtin(self, comm_hook_type)
+            return
+        compress = comm_hook_type == dist.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if compress else default_hooks.allreduce_hook
+        self.register_comm_hook(self.process_group, hook)
+
+    DistributedDataParallel._register_builtin_comm_hook = register
 
 
 def analyzer_knows_any_backend() -> bool:

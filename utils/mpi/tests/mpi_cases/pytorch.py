@@ -84,6 +84,16 @@ def case_the_wait_at_the_end_of_ddps_backward_is_on_record():
     assert rank() == 0 or sum(waited) > 0.05, waited
 
 
+def case_ddps_builtin_communication_hooks_work():
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = nn.Linear(4, 2)
+        nn.init.constant_(model.weight, 0.5)
+        ddp = DistributedDataParallel(model)
+        ddp._register_builtin_comm_hook(kind)
+        ddp(torch.full((1, 4), float(rank()))).sum().backward()
+        same(model.weight.grad, torch.full((2, 4), (size() - 1) / 2), str(kind))
+
+
 def case_ddp_with_a_python_communication_hook_works():
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 

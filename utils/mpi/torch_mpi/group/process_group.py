@@ -48,6 +48,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         CommunicationTimeout: a rank of the group did not come.
     """
     compat.leave_out_flight_recorder()
+    compat.run_builtin_hooks_in_python()
     timeout = compat.timeout_of_the_caller()
     if timeout is None:
         timeout = float(os.environ.get(TIMEOUT_VARIABLE, default_pg_timeout.total_seconds()))
@@ -142,20 +143,30 @@ class ProcessGroupMPI(RankGroup):
     ) -> CollectiveWork | DoneWork:
         """Call a collective on the fast path, if it has one and it fits."""
         known = self._fast_path.find(fast, given, options) if fast else None
-        # Another thread must not call a collective before this one is in the queue.
-        if known is None or not self.handshake.lock.acquire(False):
+        if known is None:
             return self.run(declare(self, *given, **options))
+        # A Ctrl-C must not come between the lock and its release. The interpreter looks for signals
+        # after a call, so none comes between this line and the `try`.
+        guard.on += 1
         try:
-            if self._fast_path.begin(known):
-                return DONE
-            return self.run(declare(self, *given, **options))
-        except MPI.Exception as error:
-            raise self.error_in_words(error, known.call) from None
-        finally:
+            # Another thread must not call a collective before this one is in the queue.
+            if not self.handshake.lock.acquire(False):
+                return self.run(declare(self, *given, **options))
             try:
-                self.handshake.end_fast_path()
-            finally:  # even after a Ctrl-C in end_fast_path
-                self.handshake.lock.release()
+                if self._fast_path.begin(known):
+                    return DONE
+                return self.run(declare(self, *given, **options))
+            except MPI.Exception as error:
+                raise self.error_in_words(error, known.call) from None
+            finally:
+                try:
+                    self.handshake.end_fast_path()
+                finally:
+                    self.handshake.lock.release()
+        finally:
+            guard.on -= 1
+            if guard.late:
+                guard.release()
 
     def run(self, operation: Operation) -> CollectiveWork:
         """Call a collective; it begins when all ranks have announced it."""

@@ -10,7 +10,7 @@ from places import ROOT
 
 pytestmark = pytest.mark.quick
 #: Folders that a user other than root can write, and paths below them.
-OF_OTHERS = re.compile(r"/var/lib/ddl-labs|/home/|/tmp\b|~|/dev/shm|/var/tmp")
+OF_OTHERS = re.compile(r"/var/lib/ddl-labs(?!-git)|/home/|/tmp\b|~|/dev/shm|/var/tmp")
 #: What root may do with such a folder: make it, for its owner, with nothing in it.
 HARMLESS = (
     "useradd --system --home-dir /var/lib/ddl-labs --shell /usr/sbin/nologin hub",

@@ -62,7 +62,14 @@ WORK = 0.03
 def fresh_state() -> SimpleNamespace:
     """Return the state with which a rank begins."""
     return SimpleNamespace(
-        streams=(), cells=set(), dump=None, rank=0, room=MOST_OF_A_CELL, limit=None, notes=None
+        streams=(),
+        cells=set(),
+        dump=None,
+        rank=0,
+        room=MOST_OF_A_CELL,
+        limit=None,
+        notes=None,
+        said=(None, None),
     )
 
 
@@ -221,8 +228,11 @@ def _cell_ends(result: ExecutionResult) -> None:
     settings.time_limit = None
     error = result.error_before_exec or result.error_in_exec
     _tell(backend_world(), error)
-    if result.error_in_exec is not None:  # the engine's reply has its text
-        result.error_in_exec = sayable_error(result.error_in_exec)
+    # The engine's reply has the error's text, which may take long, or fail, if it is asked again.
+    asked, said = _here.said
+    if result.error_in_exec is not None and result.error_in_exec is asked:
+        result.error_in_exec = said
+    _here.said = None, None
     # A balance of zero, the normal case, need not travel to the kernel.
     if error is None and (balance := _balance()):
         publish_data({BALANCE: balance})
@@ -240,17 +250,20 @@ def _error_in_cell(
     An interrupt cuts the traceback short. No interrupt may leave this function, because IPython
     would never call it again.
     """
+    said = error
     try:
-        _tell(backend_world(), error)
+        said = sayable_error(error)
+        _tell(backend_world(), said)
         if kind is not KeyboardInterrupt:
-            error = sayable_error(error)
-            shown = type(error), error, shortened(trace)
+            shown = type(said), said, shortened(trace)
             shell.showtraceback(shown, running_compiled_code=True)
             return
     except KeyboardInterrupt as stopped:
-        error = stopped.with_traceback(trace)
-        _tell(backend_world(), error)
-    shell._showtraceback(KeyboardInterrupt, error, ["KeyboardInterrupt"])
+        said = stopped.with_traceback(trace)
+        _tell(backend_world(), said)
+    finally:
+        _here.said = error, said
+    shell._showtraceback(KeyboardInterrupt, said, ["KeyboardInterrupt"])
 
 
 def shortened(trace: TracebackType | None) -> TracebackType | None:

@@ -55,7 +55,8 @@ def sayable_error(error: BaseException, causes: int = 20) -> BaseException:
     earlier = (error.__cause__ or error.__context__) if causes else None
     safe = None if earlier is None else sayable_error(earlier, causes - 1)
     try:
-        if safe is earlier and str(error) == sayable(str(error)):
+        text = str(error)
+        if safe is earlier and text == sayable(text):
             return error
     except Exception:  # of the user's own __str__
         pass

@@ -138,9 +138,9 @@ def needs_our_op(dtype: torch.dtype, name: str) -> bool:
     return dtype in _HALVES or extreme_of_floats or (dtype in _SMALL and name in ("SUM", "PRODUCT"))
 
 
-def is_mpis(dtype: torch.dtype, name: str) -> bool:
-    """Return whether MPI computes a reduction alone, without code of ours before or after."""
-    return not needs_our_op(dtype, name) and name not in SUMS[1:]
+def is_unscaled(name: str) -> bool:
+    """Return whether MPI's call computes a reduction alone, without a product before or after."""
+    return name not in SUMS[1:]
 
 
 # -- what they mean --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from ..network import link
 from ..protocol.handshake import Handshake, unnumbered
 from ..protocol.progress import guard
 from ..record import Call, recorder
-from . import arithmetic, tensors
+from . import arithmetic, datatypes, tensors
 from .arguments import Tensors
 from .operation import MPICall, Operation
 
@@ -100,6 +100,7 @@ class Known:
         addresses: of the last call's tensors; ``method`` and ``arguments`` are made for them.
         method: the communicator's method that makes the call.
         arguments: the arguments of ``method``.
+        has_our_op: whether MPI calls an op that we have written, which may have failed.
     """
 
     word: int
@@ -109,6 +110,7 @@ class Known:
     addresses: list[int] = field(default_factory=list)
     method: Callable | None = None
     arguments: tuple[Any, ...] = ()
+    has_our_op: bool = False
 
 
 class FastPath:
@@ -140,6 +142,8 @@ class FastPath:
             key = (key, tensor.dtype, tensor.shape)
         nbytes = [tensors.nbytes(tensor) for tensor in memory]
         known = Known(unnumbered(code), call, operation.mpi, nbytes)
+        if call.reduce_op:
+            known.has_our_op = arithmetic.needs_our_op(memory[0].dtype, call.reduce_op)
         if self._prepare(known, [tensor.data_ptr() for tensor in memory]):
             self.known[key] = known
 
@@ -211,6 +215,8 @@ class FastPath:
             if number:
                 matched = _now()
                 known.method(*known.arguments)
+                if known.has_our_op:
+                    datatypes.check_ops()
                 end = _now()
                 # Finding the line takes about 2 µs, which is too long for a frequent all_reduce.
                 place = None if known.call.op == "all_reduce" else users_place()

@@ -62,7 +62,7 @@ def reduce(group: Caller, inputs: Tensors, opts: object = None) -> Operation:
         compute=_compute(group, name, [memory] if is_root else []),
         finish=(lambda: tensors.deliver(tensor, memory)) if is_root else None,
         shown=[tensor],
-        repeatable=same([memory], [tensor]) and arithmetic.is_mpis(tensor.dtype, name),
+        repeatable=same([memory], [tensor]) and arithmetic.is_unscaled(name),
     )
 
 
@@ -124,8 +124,7 @@ def _all_reduce(group: Caller, op: str, inputs: Tensors, opts: object) -> Operat
         finish=finish,
         shown=inputs,
         messages_from=RING_FROM,
-        repeatable=same(memories, inputs)
-        and all(arithmetic.is_mpis(tensor.dtype, name) for tensor in inputs),
+        repeatable=same(memories, inputs) and arithmetic.is_unscaled(name),
     )
 
 
@@ -211,7 +210,7 @@ def _reduce_scatter(
         compute=_compute(group, name, [memory]),
         finish=lambda: tensors.deliver(output, memory),
         shown=parts,
-        repeatable=own and arithmetic.is_mpis(output.dtype, name),
+        repeatable=own and arithmetic.is_unscaled(name),
     )
 
 

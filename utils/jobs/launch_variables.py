@@ -29,18 +29,7 @@ def is_below_a_launcher() -> bool:
         return True  # then the variables are all that is known
 
 
-def left_over() -> list[str]:
+def present() -> list[str]:
     """Return the names of the variables of launchers that this process has, in order."""
     beginnings = (*TORCHRUNS_OWN, *MPIS)
     return sorted(name for name in os.environ if name in TORCHRUNS or name.startswith(beginnings))
-
-
-def drop_left_over() -> list[str]:
-    """Remove these variables from this process; return their names.
-
-    The ranks that this process starts would read them otherwise, and refuse to begin.
-    """
-    names = left_over()
-    for name in names:
-        del os.environ[name]
-    return names

@@ -275,11 +275,12 @@ def refuse_on_a_rank() -> None:
     """
     sizes = [os.environ.get(name, "1") for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")]
     says_so = any(size not in ("", "0", "1") for size in sizes)
-    below = launch_variables.is_below_a_launcher()
+    variables = launch_variables.present()
+    below = bool(variables) and launch_variables.is_below_a_launcher()
     if watchdog.VARIABLE in os.environ or (says_so and below):
         raise RanksError(ON_A_RANK.format("an MPI rank"))
-    if not below:
-        launch_variables.drop_left_over()
+    for name in () if below else variables:
+        del os.environ[name]  # the ranks would read it, and refuse to begin
 
 
 # --- this machine -----------------------------------------------------------------------------

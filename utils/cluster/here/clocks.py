@@ -190,8 +190,7 @@ def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
     if op.startswith("all_reduce"):
         if nbytes > SMALL:
             return 2 * steps * (latency + transfer / ranks)
-        # For a power of two of ranks, each round moves one tensor; otherwise as many as a rank has.
-        return levels * latency + (levels if ranks & steps == 0 else steps) * transfer
+        return levels * latency + _tensors_sent(ranks) * transfer
     if op in ("broadcast", "reduce"):
         pipelined = levels * latency + 2 * transfer * steps / ranks
         return min(levels * (latency + transfer), pipelined + steps * latency)
@@ -206,7 +205,15 @@ def bytes_sent(op: str, ranks: int, nbytes: int) -> int | None:
         return None
     if nbytes > SMALL:
         return 2 * (ranks - 1) * nbytes // ranks
-    return ((ranks.bit_length() - 1) if ranks & (ranks - 1) == 0 else ranks - 1) * nbytes
+    return _tensors_sent(ranks) * nbytes
+
+
+def _tensors_sent(ranks: int) -> int:
+    """Return how many tensors a rank sends in a short all_reduce.
+
+    For a power of two of ranks it is one in each round, otherwise all that the rank has.
+    """
+    return ranks.bit_length() - 1 if ranks & (ranks - 1) == 0 else ranks - 1
 
 
 def _between(rank: int, other: int) -> Network:

@@ -6,18 +6,15 @@ A collective does what its definition says, on tensors that all ranks can reach.
 
 from __future__ import annotations
 
-import itertools
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import Work as TorchWork
-from torch.distributed import distributed_c10d
 
+from torch_mpi import compat
 from torch_mpi.errors import count_as_library
 from torch_mpi.group import arguments, tensors
 from torch_mpi.group.arguments import Tensors
@@ -102,7 +99,8 @@ class Group(RankGroup):
         tensor = arguments.single(inputs, "send")
         arguments.check_message(self, "send", "dst", dst, tag, LARGEST_TAG)
         memory = tensors.readable(tensor)
-        call = self.record("send", [tensor], peer=dst, tag=tag, blocking=_called_by("send"))
+        blocking = compat.is_called_by("send")
+        call = self.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
         work = MessageWork(self, call, [tensor])
         eager = call.nbytes <= EAGER
         call.message = (self.me, self.ranks.count(self.me, "sent"))
@@ -125,7 +123,7 @@ class Group(RankGroup):
         tensor = arguments.single(outputs, "recv")
         arguments.check_writable(tensor, "recv")
         peer = -1 if src is None else src
-        blocking = _called_by("recv")
+        blocking = compat.is_called_by("recv")
         call = self.record("recv", [tensor], peer=peer, tag=tag, blocking=blocking, sent=0)
         call.received = call.nbytes
         call.any_source = src is None
@@ -174,16 +172,3 @@ def _taken(queue: list[Message], suits: Callable[[Message], bool]) -> Message | 
     if found is not None:
         queue.remove(found)
     return found
-
-
-def _called_by(name: str) -> bool:
-    """Whether PyTorch's blocking ``name`` is among the callers (it calls ``isend``, ``irecv``)."""
-    frames = itertools.islice(_frames(sys._getframe(1)), 8)
-    here = distributed_c10d.__file__
-    return any(f.f_code.co_name == name and f.f_code.co_filename == here for f in frames)
-
-
-def _frames(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back

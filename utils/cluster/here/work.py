@@ -231,24 +231,21 @@ class CollectiveWork(Work):
         members = enumerate(self.group.members)
         return [rank for k, rank in members if k not in there], False, False
 
-    def odd_part(self, given: Sequence[list[torch.Tensor]]) -> str:
-        """Return which part has another size than its place, in words; "" if none has."""
-        operation = self.operation
-        if operation is None or not operation.sources:
-            return ""
-        values = operation.definition(given)
-        for source, value, output in zip(operation.sources, values, operation.outputs, strict=True):
-            if value.nbytes != output.nbytes:
-                rank = self.group.members[source]
-                return words.of_part(self.call, rank, value.nbytes, self.group.me, output.nbytes)
-        return ""
-
     def take(self, given: Sequence[list[torch.Tensor]]) -> None:
-        """Compute this rank's result from the inputs of all ranks."""
+        """Compute this rank's result from the inputs of all ranks.
+
+        Raises:
+            CommunicationMismatch: a part has another size than its place. Nothing was written.
+        """
         operation = self.operation
         assert operation is not None, "a collective ends once"
         with torch.inference_mode(self._for_inference), torch.no_grad():
-            values = operation.definition(given)
+            values = list(operation.definition(given))
+            sources = zip(operation.sources, values, operation.outputs, strict=False)
+            for source, value, output in sources:
+                if value.nbytes != output.nbytes:
+                    sides = self.group.members[source], value.nbytes, self.group.me, output.nbytes
+                    raise CommunicationMismatch(words.of_part(self.call, *sides), self.call)
             for output, value in zip(operation.outputs, values, strict=True):
                 output.copy_(value.reshape(output.shape))
             if operation.finish is not None:
@@ -289,10 +286,9 @@ def _taken(works: list[CollectiveWork]) -> dict[CollectiveWork, CommunicationErr
     errors: dict[CollectiveWork, CommunicationError] = {}
     for work in works:
         try:
-            if text := work.odd_part(given):
-                errors[work] = CommunicationMismatch(text, work.call)
-            else:
-                work.take(given)
+            work.take(given)
+        except CommunicationMismatch as error:
+            errors[work] = error
         except Exception as error:  # of this rank, and not of the one that came last
             text = f"{work.call.describe()} failed: {type(error).__name__}: {error}"
             errors[work] = CommunicationError(text, work.call)

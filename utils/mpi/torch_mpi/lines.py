@@ -58,7 +58,7 @@ def sayable_error(error: BaseException, causes: int = 20) -> BaseException:
         text = str(error)
         if safe is earlier and text == sayable(text):
             return error
-    except Exception:  # of the user's own __str__
+    except Exception:  # the user's __str__ has raised it
         pass
     stand_in: BaseException = type(type(error).__name__, (Exception,), {})(text_of(error))
     if error.__cause__ is not None:

@@ -20,10 +20,10 @@ from ipyparallel.client.futures import MessageFuture
 from ipyparallel.error import RemoteError
 
 from torch_mpi.lines import text_of
+from utils.cluster.world.shared_ranks import BEFORE_TURN
 
 from .shell import Output
 from .turns import Retired
-from .world import BEFORE_TURN
 
 if TYPE_CHECKING:
     from .rank import Rank

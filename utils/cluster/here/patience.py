@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 
 import torch_mpi.settings
+from utils.cluster.world.shared_ranks import SharedRanks
 
 from .own import Place
-from .world import SharedRanks
+from .turns import Turns
 
 # Seconds between two looks.
 EVERY = 0.25
@@ -19,13 +20,16 @@ class Patience:
     """A thread that stops ranks that have waited for longer than their timeout.
 
     Args:
-        ranks: the ranks.
+        turns: the ranks' threads.
+        ranks: what the ranks share.
         timeout: seconds for which a rank may compute while others wait.
         place: returns where a rank is, in words.
     """
 
-    def __init__(self, ranks: SharedRanks, timeout: float, place: Callable[[int], str]):
-        self._ranks, self._timeout, self._place = ranks, timeout, place
+    def __init__(
+        self, turns: Turns, ranks: SharedRanks, timeout: float, place: Callable[[int], str]
+    ):
+        self._turns, self._ranks, self._timeout, self._place = turns, ranks, timeout, place
         self._over = threading.Event()
         threading.Thread(target=self._look_for_good, name="patience", daemon=True).start()
 
@@ -38,7 +42,7 @@ class Patience:
             self._look()
 
     def _look(self) -> None:
-        turns = self._ranks.turns
+        turns = self._turns
         rank, seconds = turns.present()
         # Only the ranks: what they wait for keeps tensors alive that the ranks may have dropped.
         waiting = list(turns.waiting())

@@ -17,8 +17,10 @@ from typing import Any
 import torch
 from ipyparallel.client.asyncresult import AsyncResult
 
+from torch_mpi import present
 from utils.cluster import notebook_words, stacks
 from utils.cluster.running import Running
+from utils.cluster.world.shared_ranks import SharedRanks
 from utils.jobs.thread_plan import ThreadPlan
 
 from .client import Client
@@ -27,7 +29,6 @@ from .patience import Patience
 from .rank import Rank
 from .stand_ins import StandIns
 from .turns import Turns
-from .world import SharedRanks
 
 
 class Threads(Running):
@@ -62,7 +63,7 @@ class Threads(Running):
         requests = {n: lambda rank, future: rank.prepare(self._folder) for n in self.client.ids}
         for future in self.client.send(requests).values():
             future.result()
-        self._patience = Patience(self._shared, self._plan.timeout, self._place_of)
+        self._patience = Patience(self._turns, self._shared, self._plan.timeout, self._place_of)
         self.facts = [self._facts_of(rank) for rank in range(self.n)]
 
     def _facts_of(self, rank: int) -> dict[str, Any]:
@@ -77,10 +78,17 @@ class Threads(Running):
         }
 
     def create(self, ranks: list[int]) -> Any:
-        """Make a group of ranks, in the place of PyTorch's ``ProcessGroupMPI.create``."""
-        if self.mine() is None:
+        """Make a group of ranks, in the place of PyTorch's ``ProcessGroupMPI.create``.
+
+        Args:
+            ranks: its global ranks; empty for all.
+        """
+        mine = self.mine()
+        if mine is None:
             raise RuntimeError('init_process_group("mpi") works on the ranks, so in a %%px cell')
-        return self._shared.create(ranks)
+        present.world = mine.world
+        members = tuple(ranks) if ranks else tuple(range(self.n))
+        return self._shared.new_group(members) if mine.number in members else None
 
     def mine(self) -> Rank | None:
         """Return the rank whose thread calls this; ``None`` in a thread of the kernel."""

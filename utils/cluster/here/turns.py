@@ -14,22 +14,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Protocol
+
+from torch_mpi import compat, record
+from torch_mpi.errors import users_place
+from utils.cluster.world.carrier import Waited
 
 from . import heap
 from .clocks import Clocks
-from .own import Own
+from .own import Own, Place
 
+_RECORDER: Place = (record, "recorder")
 # A job returns what has to be called once the rank's turn is over.
 Job = Callable[[], Callable[[], None]]
 # Seconds that the thread of an idle rank gets to end.
 GOODBYE = 5.0
-
-
-class Waited(Protocol):
-    """Something that a rank waits for."""
-
-    done: bool
 
 
 class Sleep:
@@ -122,6 +120,14 @@ class Turns:
         """Return by rank what ranks wait for."""
         states = enumerate(self._state)
         return {r: w for r, w in states if not isinstance(w, bool | Sleep | None) and not w.done}
+
+    def log(self, rank: int) -> record.Log:
+        """Return the record of a rank's calls."""
+        log: record.Log = record.recorder if rank == self.rank else self.own.of(rank, _RECORDER)
+        return log
+
+    place = staticmethod(users_place)
+    is_called_by = staticmethod(compat.is_called_by)
 
     def interrupt(self, ranks: Iterable[int]) -> None:
         """Raise KeyboardInterrupt on these ranks. A rank inside C gets it when it returns."""

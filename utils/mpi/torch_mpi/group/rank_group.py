@@ -192,6 +192,14 @@ class RankGroup(ProcessGroup):
         """Return the time on this rank's clock, in seconds."""
         return time.perf_counter()
 
+    def place(self) -> tuple[str, int, str] | None:
+        """Return file, line and function of the user's call."""
+        return users_place()
+
+    def log(self) -> record.Log:
+        """Return where this rank's calls are recorded."""
+        return record.recorder
+
     def thread_name(self) -> str:
         """Return the name of the calling thread; "" for the one that runs the rank's program."""
         return ""
@@ -241,10 +249,10 @@ class RankGroup(ProcessGroup):
             reduce_op,
             blocking,
             start=self.now(),
-            place=users_place(),
+            place=self.place(),
             sent=nbytes if sent is None else sent,
             thread=self.thread_name(),
             group_name=self._name,
         )
-        record.recorder.add(call)
+        self.log().add(call)
         return call

@@ -1,4 +1,4 @@
-"""A communication between ranks of one process, and what is pending in a group."""
+"""A communication between ranks whose messages one process carries, and what is pending."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from torch_mpi.errors import (
     CommunicationError,
     CommunicationMismatch,
     count_as_library,
-    users_place,
 )
 from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
-from .clocks import bytes_sent
+from .costs import bytes_sent
 
 if TYPE_CHECKING:
     from torch_mpi.group.operation import Operation
@@ -135,7 +134,7 @@ class Work(TorchWork):
         self.call.waits.append(wait)
         if not self.done:
             # The line of isend or irecv says more than the line of its wait.
-            self.place = users_place() if self.call.blocking else None
+            self.place = ranks.carrier.place() if self.call.blocking else None
             limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
             ranks.wait_for(self, rank, max(0.0, limit))
         ranks.clocks.reach(rank, self.settle())
@@ -153,7 +152,7 @@ class Work(TorchWork):
     def is_completed(self) -> bool:
         """Return whether it is over now. If only this rank can go on, time passes until it is."""
         ranks, rank = self.group.ranks, self.group.me
-        if not ranks.turns.let_others_run() and self.done:
+        if not ranks.carrier.let_others_run() and self.done:
             ranks.clocks.reach(rank, self.settle())
         over = self.done and ranks.clocks.now(rank) >= self.settle()
         self.call.waited |= over
@@ -189,7 +188,7 @@ class Work(TorchWork):
             self.wait()
         else:
             if not self.done:
-                self.place = users_place()
+                self.place = self.group.ranks.carrier.place()
                 self.group.ranks.wait_for(self, self.group.me)
             self._raise_error()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -269,8 +268,8 @@ def complete(works: list[CollectiveWork]) -> None:
         return
     op, nbytes = works[0].call.op, max(work.call.nbytes for work in works)
     share = nbytes // len(works) if op.startswith(IN_PARTS) else nbytes
-    end = ranks.clocks.collective(op, members, share, called)
-    with ranks.clocks.stopped(ranks.turns.rank):
+    end = ranks.costs.collective(op, members, share, called)
+    with ranks.clocks.stopped(ranks.carrier.rank):
         errors = _taken(works)
     for work in works:
         if work not in errors:
@@ -317,14 +316,14 @@ def deliver(message: Message, wanted: Message) -> None:
         error = CommunicationMismatch(text, call)
         group.ranks.mismatch({wanted.work: error}, matched)  # the sender stops waiting
         return
-    with group.ranks.clocks.stopped(group.ranks.turns.rank):
+    with group.ranks.clocks.stopped(group.ranks.carrier.rank):
         wanted.tensor.data.copy_(message.tensor.reshape(wanted.tensor.shape))
-    clocks, me, source = group.ranks.clocks, wanted.work.group.me, message.work.group.me
+    costs, me, source = group.ranks.costs, wanted.work.group.me, message.work.group.me
     told = message.arrives
     if not message.work.done:
-        gone = clocks.leaves_late(source, me, sent.nbytes, message.gone, matched)
+        gone = costs.leaves_late(source, me, sent.nbytes, message.gone, matched)
         told += gone - message.gone
         message.work.end(max(gone, matched), matched=matched)
-    wanted.work.arrival = clocks.arrives(me, source, sent.nbytes, told)
+    wanted.work.arrival = costs.arrives(me, source, sent.nbytes, told)
     wanted.work.end(0.0, matched=matched)
     wanted.work.settle()

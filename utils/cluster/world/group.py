@@ -1,4 +1,4 @@
-"""A process group of ranks that are threads of one process.
+"""A process group of ranks whose messages one process carries.
 
 A collective does what its definition says, on tensors that all ranks can reach. Messages of up to
 :data:`EAGER` bytes are sent before anybody receives them, larger ones are not, as in MPI.
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch.distributed import Work as TorchWork
 
-from torch_mpi import compat
 from torch_mpi.errors import count_as_library
 from torch_mpi.group import arguments, tensors
 from torch_mpi.group.arguments import Tensors
 from torch_mpi.group.operation import Operation
 from torch_mpi.group.rank_group import RankGroup
+from torch_mpi.record import Log
 
 from .work import CollectiveWork, Message, MessageWork, Traffic, Work, complete, deliver, fits
 
 if TYPE_CHECKING:
-    from .world import SharedRanks
+    from .shared_ranks import SharedRanks
 
 # A line of this file is never shown as the student's.
 count_as_library(__file__)
@@ -50,7 +50,7 @@ class Group(RankGroup):
 
     def __init__(self, ranks: SharedRanks, key: tuple[tuple[int, ...], int], traffic: Traffic):
         self.ranks, self.key, self.traffic = ranks, key, traffic
-        self.me = ranks.turns.rank
+        self.me = ranks.carrier.rank
         super().__init__(self.me, key[0])
         self.number = 0
         self._latest: Callable[[], CollectiveWork | None] = lambda: None
@@ -58,6 +58,14 @@ class Group(RankGroup):
     def now(self) -> float:
         """Return the time on this rank's clock, in seconds."""
         return self.ranks.clocks.now(self.me)
+
+    def place(self) -> tuple[str, int, str] | None:
+        """Return file, line and function of the user's call."""
+        return self.ranks.carrier.place()
+
+    def log(self) -> Log:
+        """Return where this rank's calls are recorded."""
+        return self.ranks.carrier.log(self.me)
 
     def check_usable(self, op: str) -> None:
         """Raise CommunicationError if the group can't be used, or there is an incident."""
@@ -83,7 +91,7 @@ class Group(RankGroup):
         latest = self._latest()
         if latest is not None:  # all others end before
             if not latest.done:
-                self.ranks.turns.block(latest, self.now() + PATIENCE)
+                self.ranks.carrier.block(latest, self.now() + PATIENCE)
             if latest.done:
                 self.ranks.clocks.reach(self.me, latest.settle())
         self.ranks.close(self)
@@ -99,14 +107,14 @@ class Group(RankGroup):
         tensor = arguments.single(inputs, "send")
         arguments.check_message(self, "send", "dst", dst, tag, LARGEST_TAG)
         memory = tensors.readable(tensor)
-        blocking = compat.is_called_by("send")
+        blocking = self.ranks.carrier.is_called_by("send")
         call = self.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
         work = MessageWork(self, call, [tensor])
         eager = call.nbytes <= EAGER
         call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(memory.clone() if eager else memory, work, self._rank, dst, tag)
         to = self.members[dst]
-        leaves = self.ranks.clocks.leaves(self.me, to, call.nbytes, call.start)
+        leaves = self.ranks.costs.leaves(self.me, to, call.nbytes, call.start)
         message.gone, message.arrives = leaves
         if eager:
             work.end(call.start)
@@ -123,7 +131,7 @@ class Group(RankGroup):
         tensor = arguments.single(outputs, "recv")
         arguments.check_writable(tensor, "recv")
         peer = -1 if src is None else src
-        blocking = compat.is_called_by("recv")
+        blocking = self.ranks.carrier.is_called_by("recv")
         call = self.record("recv", [tensor], peer=peer, tag=tag, blocking=blocking, sent=0)
         call.received = call.nbytes
         call.any_source = src is None

@@ -1,4 +1,4 @@
-"""The world of ranks in one process: what each rank does, and the incidents that stop all of them.
+"""What each rank of a world does, and the incidents that stop all of them.
 
 :class:`SharedRanks` is what all ranks share, and :class:`World` is one rank's view of it, which
 keeps the contract of :class:`torch_mpi.present.World`.
@@ -10,14 +10,13 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from torch_mpi import present, record
+from torch_mpi import record
 from torch_mpi.errors import (
     CommunicationError,
     CommunicationStopped,
     CommunicationTimeout,
     count_as_library,
     place_text,
-    users_line,
 )
 from torch_mpi.lines import text_of
 from torch_mpi.protocol import words
@@ -25,13 +24,13 @@ from torch_mpi.protocol.diagnosis import diagnose, first_cause
 from torch_mpi.protocol.interfaces import Waitable
 from torch_mpi.protocol.status import Status, of_history, of_messages, of_wait
 
-from .clocks import Clocks
+from .carrier import Carrier
+from .costs import Costs
 from .group import Group
-from .turns import Turns
 from .work import Message, Traffic, Work
 
 if TYPE_CHECKING:
-    from torch_mpi.record import Call, Log
+    from torch_mpi.record import Call
 
 
 # A line of this file is never shown as the student's.
@@ -50,21 +49,25 @@ class Meeting:
 
 
 class SharedRanks:
-    """The ranks of one process.
+    """The ranks of a world.
+
+    Args:
+        carrier: runs them, and takes their calls.
 
     Attributes:
         n: number of ranks.
-        turns: which of them runs.
         clocks: their clocks.
+        costs: what their communication costs.
         incident: the explanation of the present incident; "" if there is none.
         failed: the status of each rank that the incident has stopped.
         heard: the ranks whose program has got an error of the incident.
     """
 
-    def __init__(self, turns: Turns):
-        self.n = turns.n
-        self.turns = turns
-        self.clocks: Clocks = turns.clocks
+    def __init__(self, carrier: Carrier):
+        self.n = carrier.n
+        self.carrier = carrier
+        self.clocks = carrier.clocks
+        self.costs = Costs(carrier.n)
         self.incident = ""
         self.failed: dict[int, Status] = {}
         self.heard: set[int] = set()
@@ -73,24 +76,13 @@ class SharedRanks:
         self._counts: list[dict[Any, int]] = [{} for _ in range(self.n)]
         self._meeting = Meeting()
         self._failed_in = 0
-        turns.stuck = self._stuck
+        carrier.stuck = self._stuck
 
     # -- groups -----------------------------------------------------------------------------
 
-    def create(self, ranks: list[int]) -> Group | None:
-        """Make a group, in the place of PyTorch's ``ProcessGroupMPI.create``.
-
-        Args:
-            ranks: its global ranks; empty for all.
-        """
-        members = tuple(ranks) if ranks else tuple(range(self.n))
-        rank = self.turns.rank
-        present.world = self.worlds[rank]
-        return self.new_group(members) if rank in members else None
-
     def new_group(self, members: tuple[int, ...]) -> Group:
-        """Make a group of these global ranks; the rank that has its turn is one of them."""
-        rank = self.turns.rank
+        """Make a group of these global ranks, on the rank whose call this is: one of them."""
+        rank = self.carrier.rank
         key = members, self.count(rank, members)
         group = Group(self, key, self._traffic.setdefault(key, Traffic()))
         self.worlds[rank].groups.append(group)
@@ -137,7 +129,7 @@ class SharedRanks:
         if self.incident:
             self._end(work, rank)
             return
-        self.turns.block(work, self.clocks.now(rank) + limit if limit else None)
+        self.carrier.block(work, self.clocks.now(rank) + limit if limit else None)
         if not work.done:
             self._drop(work, rank, limit)
 
@@ -152,7 +144,7 @@ class SharedRanks:
 
     def _stuck(self) -> None:
         """Begin an incident, because no rank can go on."""
-        if any(waited is self._meeting for waited in self.turns.waiting().values()):
+        if any(waited is self._meeting for waited in self.carrier.waiting().values()):
             self._meeting.failed = self._meeting.done = True
             self._meeting = Meeting()
         self.stop_all("followed" if self.failed else "deadlock")
@@ -184,7 +176,7 @@ class SharedRanks:
         self._fail(rank, status | {"kind": kind, "error": error})
 
     def _fail(self, rank: int, status: Status) -> None:
-        self._failed_in = self.turns.batch
+        self._failed_in = self.carrier.batch
         always: Status = {"rank": rank, "state": "stopped", "at": time.monotonic(), "section": ""}
         self.failed.setdefault(rank, always | status)
 
@@ -216,10 +208,10 @@ class SharedRanks:
             late = words.is_late(work.call, missing, any_of_them, timeout)
             self._stop(work, rank, "timeout", late)
         self.stop_all("followed")
-        self.turns.interrupt([computing])
+        self.carrier.interrupt([computing])
 
     def _waiting(self) -> dict[int, Work]:
-        waiting = self.turns.waiting().items()
+        waiting = self.carrier.waiting().items()
         return {rank: work for rank, work in waiting if isinstance(work, Work)}
 
     def mismatch(self, wrong: Mapping[Work, CommunicationError], at: float) -> None:
@@ -250,21 +242,18 @@ class SharedRanks:
         if rank in self.failed:
             return self.failed[rank]
         always: Status = {"rank": rank, "section": "", "epoch": 0}
-        work = self.turns.waiting().get(rank)
+        work = self.carrier.waiting().get(rank)
         if isinstance(work, Work):
             wait = of_wait(cast(Waitable, work), _where(work), True)
             return always | {"state": "waiting"} | wait
-        has_left = self.worlds[rank].has_left or rank not in self.turns.busy()
+        has_left = self.worlds[rank].has_left or rank not in self.carrier.busy()
         if not has_left:
             return always | {"state": "running"}
         messages = of_messages(self._calls(rank)) if self.unreceived(rank) else {}
         return always | {"state": "left"} | messages
 
     def _calls(self, rank: int) -> list[Call]:
-        place = (record, "recorder")
-        is_present = rank == self.turns.rank
-        log: Log = record.recorder if is_present else self.turns.own.of(rank, place)
-        return log.since(self.worlds[rank].mark)
+        return self.carrier.log(rank).since(self.worlds[rank].mark)
 
     def recover_or_raise(self, rank: int, op: str) -> None:
         """Meet the other ranks before a communication, if this one has heard of an incident.
@@ -281,9 +270,10 @@ class SharedRanks:
             except RuntimeError as error:
                 raise CommunicationError(f"You called {op} after an error, but {error}.") from None
             return
-        cause = first_cause(self.failed.values())
-        text = words.of_stop(rank, op, users_line(), False, cause)
-        self._fail(rank, {"kind": "followed", "error": text, "where": users_line()})
+        cause, place = first_cause(self.failed.values()), self.carrier.place()
+        where = place_text(*place) if place else "an unknown line"
+        text = words.of_stop(rank, op, where, False, cause)
+        self._fail(rank, {"kind": "followed", "error": text, "where": where})
         self.heard.add(rank)
         raise CommunicationStopped(self.failed[rank]["error"], None, self.failed[rank])
 
@@ -298,18 +288,18 @@ class SharedRanks:
         if len(meeting.here) == self.n:
             self._forget_incident()
             self._meeting, meeting.done = Meeting(), True
-        self.turns.block(meeting)
+        self.carrier.block(meeting)
         if meeting.failed:
             raise RuntimeError("not all ranks came to begin anew")
 
     def forget_earlier_incident(self) -> None:
         """Forget an incident of cells that are over on all ranks."""
-        if self.failed and self._failed_in < self.turns.batch:
+        if self.failed and self._failed_in < self.carrier.batch:
             self._forget_incident()
 
     def _forget_incident(self) -> None:
         self.failed, self.incident, self.heard = {}, "", set()
-        self.clocks.forget_messages()
+        self.costs.forget_messages()
         for traffic in self._traffic.values():
             traffic.clear()
         for world in self.worlds:

@@ -142,6 +142,13 @@ CALLS |= {
     "split_group": "group = dist.group.WORLD.split_group([0, 1, 2][::1]); x = torch.ones(1); "
     "group.allreduce([x]).wait(); out = x",
     "an error on one rank": "if r == 1: raise ValueError('mine')\ndist.all_reduce(torch.ones(1))",
+    "a group of gloo": "dist.new_group(backend='gloo')",
+    "a group of two backends": "dist.new_group([0, 1], backend='cpu:gloo,cuda:nccl')",
+    "the store of the world": "dist.distributed_c10d._get_default_store().set('key', 'value')",
+    "a tensor changed before its wait": "x = torch.ones(2000); work = dist.isend(x, (r + 1) % n)\n"
+    "dist.recv(torch.zeros(2000), (r - 1) % n)\nif r == 0: x += 1\nwork.wait()",
+    "a tensor changed after its wait": "x = torch.ones(2000); work = dist.isend(x, (r + 1) % n)\n"
+    "y = torch.zeros(2000); dist.recv(y, (r - 1) % n); work.wait(); x += 1; out = y",
     "object lists": "x = [None] * n; dist.all_gather_object(x, {'rank': r}); out = x",
 }
 
@@ -204,6 +211,13 @@ def test_a_mismatch_names_two_ranks_on_both_kinds_of_ranks(both):
     ]
     assert len(mismatches) > 10
     assert all(re.search(r"rank \d (.|\n)*rank \d ", error) for error in mismatches)
+
+
+def test_nobody_is_told_to_report_a_bug_to_pytorch(both):
+    errors = [rank["error"] or "" for table in both for told in table.values() for rank in told]
+    assert not [error for error in errors if "PyTorch" in error and "report" in error]
+    refused = [table["a group of gloo"][0]["error"] for table in both]
+    assert all("leave backend=… out" in error for error in refused)
 
 
 def test_at_least_sixty_calls_are_compared():

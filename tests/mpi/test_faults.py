@@ -471,7 +471,31 @@ INTERRUPTS = [
         stop=True,
     ),
 ]
-SURVIVED = [*DEADLOCKS, *MISMATCHES, *ERRORS, *INTERRUPTS]
+# Of a tensor that a rank changes while its message is under way: both lines.
+OVERWRITTEN = [
+    Fault(
+        "one buffer for two messages",
+        "if rank == 0:\n    x, works = torch.zeros(5000), []\n    for k in range(2):\n"
+        "        x.fill_(k)\n        works.append(dist.isend(x, 1))\n"
+        "elif rank == 1:\n    [dist.recv(torch.zeros(5000), 0) for _ in range(2)]",
+        (r"tensor of isend\(dst=1.* sent at cell line 6,", "when cell line 6 ran"),
+    ),
+    Fault(
+        "a small tensor changed before the wait",
+        "if rank == 2:\n    x = torch.ones(3)\n    work = dist.isend(x, 3)\n    x += 1\n"
+        "    work.wait()\n"
+        "elif rank == 3:\n    dist.recv(torch.ones(3), 2)",
+        ("rank 3 may receive", "sent at cell line 4,", "when cell line 6 ran"),
+    ),
+    Fault(
+        "a message received into what is being sent",
+        "if rank < 2:\n    x = torch.full((5000,), 1.0 * rank)\n"
+        "    work = dist.isend(x, 1 - rank)\n"
+        "    dist.recv(x, 1 - rank)\n    work.wait()",
+        ("sent at cell line 4,", "when cell line 6 ran"),
+    ),
+]
+SURVIVED = [*DEADLOCKS, *MISMATCHES, *OVERWRITTEN, *ERRORS, *INTERRUPTS]
 
 
 @pytest.mark.parametrize("fault", SURVIVED, ids=lambda fault: fault.name.replace(" ", "-"))

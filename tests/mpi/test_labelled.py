@@ -10,7 +10,7 @@ import torch
 from places import ROOT
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.group.messages import Seal
+from torch_mpi.group.seals import Seal
 from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
 from utils.jobs import diagnosis_page
@@ -284,13 +284,25 @@ def test_only_the_users_own_calls_count_as_never_waited_for():
     assert line.startswith("ranks 0, 1 never waited for irecv(src=0, tag=0) at train.py:7, 3 times")
 
 
-def test_a_tensor_that_changes_before_the_wait_breaks_its_seal():
-    memory = torch.ones(5)
-    seal = Seal(memory)
-    seal.check(call("send", 1))
-    memory[3] = 2
-    with pytest.raises(CommunicationError, match=r"isend\(dst=1.* was changed before wait\(\)"):
-        seal.check(call("send", 1))
+@pytest.mark.parametrize("elements", [5, 5_000, 100_003])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x[-1].add_(1),
+        lambda x: x[0].add_(1),
+        lambda x: x.copy_(x.flip(0)),
+        lambda x: x.copy_(x.roll(2 * 1021)),
+        lambda x: x.numpy().sort(),
+    ],
+    ids=["last", "first", "reversed", "moved", "sorted by NumPy"],
+)
+def test_a_tensor_that_changes_before_the_wait_breaks_its_seal(elements, change):
+    memory = torch.randn(elements)
+    seal = Seal(call("send", 1), memory)
+    seal.check()
+    change(memory)
+    with pytest.raises(CommunicationError, match=r"isend\(dst=1.* other values"):
+        seal.check()
 
 
 SECOND_TIME = """

@@ -35,11 +35,15 @@ _shows: dict[type[BaseException], Callable[[Any, Any], BaseException | None]] = 
 
 
 def use() -> None:
-    """Make the backend's messages in this process say "cell" and name the calls of ``ranks``."""
+    """Make the backend's messages in this process say "cell" and name the calls of ``ranks``.
+
+    Each ``isend`` is watched, too, because nobody sees this mistake in the numbers of one run.
+    """
     settings.section = "cell"
     settings.fresh_ranks = "call ranks.restart() for fresh ranks, or start the program again"
     settings.fault_tolerant = "cluster.start(n, fault_tolerant=True)"
     settings.place = _place
+    settings.seals_sends = True
 
 
 def _place(filename: str, line: int, function: str) -> str | None:

@@ -192,7 +192,7 @@ WRONG = [
                 dist.recv(mine, src=1 - rank)
                 request.wait()
             return mine
-        """, "into the tensor that is still being sent"),
+        """, "was changed before wait()"),
     ("1.5", "returns nothing on the others", """
         def exchange(mine, rank):
             if rank == 0:

@@ -98,7 +98,7 @@ _CHANGES = [
                 x += parts[place]
             for request in sends:
                 request.wait()
-        """, None, "The results don't have the same bits on all ranks, because"),
+        """, None, "was changed before wait()"),
     ("6.1", "does it twice", "    x.copy_(parts[0])\n",
      "    for k in range(1, p):\n"
      "        out = isend(parts[r], (r + k) % p, group)\n"

@@ -110,6 +110,7 @@ class Group(RankGroup):
         blocking = self.ranks.carrier.is_called_by("send")
         call = self.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
         work = MessageWork(self, call, [tensor])
+        work.seal = None if blocking else self.seals.put(call, memory)
         eager = call.nbytes <= EAGER
         call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(memory.clone() if eager else memory, work, self._rank, dst, tag)

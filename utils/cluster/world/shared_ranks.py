@@ -16,6 +16,7 @@ from torch_mpi.errors import (
     CommunicationStopped,
     CommunicationTimeout,
     count_as_library,
+    error_of,
     place_text,
 )
 from torch_mpi.lines import text_of
@@ -259,8 +260,8 @@ class SharedRanks:
         """Meet the other ranks before a communication, if this one has heard of an incident.
 
         Raises:
-            CommunicationStopped: there is an incident of which this rank had not heard.
-            CommunicationError: a rank did not come to the meeting.
+            CommunicationError: there is an incident of which this rank had not heard, or a rank
+                did not come to the meeting.
         """
         if not self.failed:
             return
@@ -275,7 +276,7 @@ class SharedRanks:
         text = words.of_stop(rank, op, where, False, cause)
         self._fail(rank, {"kind": "followed", "error": text, "where": where})
         self.heard.add(rank)
-        raise CommunicationStopped(self.failed[rank]["error"], None, self.failed[rank])
+        raise error_of(self.failed[rank])
 
     def meet(self, rank: int) -> None:
         """Wait for all ranks; then nothing is pending, and there is no incident.
@@ -305,6 +306,7 @@ class SharedRanks:
         for world in self.worlds:
             for group in world.groups:
                 group.number = 0
+                group.seals.clear()
 
 
 class World:

@@ -21,6 +21,7 @@ from .costs import bytes_sent
 
 if TYPE_CHECKING:
     from torch_mpi.group.operation import Operation
+    from torch_mpi.group.seals import Seal
     from torch_mpi.network import Arrival
 
     from .group import Group
@@ -79,6 +80,8 @@ class Work(TorchWork):
         place: the user's line that waits for it.
         others: works that the caller waits for together with this one.
     """
+
+    seal: Seal | None = None  #: of the tensor of an ``isend``
 
     def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor]):
         super().__init__()
@@ -140,7 +143,14 @@ class Work(TorchWork):
         ranks.clocks.reach(rank, self.settle())
         wait[1] = ranks.clocks.now(rank)
         self._raise_error()
+        self._lift_seal()
         return True
+
+    def _lift_seal(self, check: bool = True) -> None:
+        """End the seal of the tensor, because the program may change it from now on."""
+        if self.seal is not None:
+            with self.group.ranks.clocks.stopped(self.group.me):
+                self.group.seals.lift(self.seal, check)
 
     def _raise_error(self) -> None:
         if self.error is not None:
@@ -156,6 +166,8 @@ class Work(TorchWork):
             ranks.clocks.reach(rank, self.settle())
         over = self.done and ranks.clocks.now(rank) >= self.settle()
         self.call.waited |= over
+        if over and self.error is None:
+            self._lift_seal()
         return over
 
     def is_success(self) -> bool:
@@ -192,6 +204,7 @@ class Work(TorchWork):
                 self.group.ranks.wait_for(self, self.group.me)
             self._raise_error()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        self._lift_seal(check=False)  # the future says when the program may change the tensor
         future = torch.futures.Future()
         future.set_result(self._result)
         return future

@@ -16,6 +16,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from torch_mpi.errors import helper
 from utils.checks.comparison import (
     EXACT,
     TOLERANCE,
@@ -327,6 +328,7 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
     used = {"send": [], "recv": []}
 
     def noting(name: str, call: Callable) -> Callable:
+        @helper
         def note(tensors, *args):
             used[name].append(tensors[0].data_ptr())
             return call(tensors, *args)

@@ -7,8 +7,10 @@ If an entry point raises, PyTorch fails ``import torch`` for every program in th
 this module imports only the standard library, and :func:`install` warns instead of raising.
 """
 
+import functools
 import sys
 import warnings
+from types import ModuleType
 
 
 class LazyProcessGroupMPI:
@@ -106,11 +108,31 @@ def register() -> None:
         c10d.ProcessGroupMPI = LazyProcessGroupMPI
         c10d._MPI_AVAILABLE = True
     dist.is_mpi_available = c10d.is_mpi_available = is_mpi_available
+    explain_missing_store(c10d)
 
     import atexit
 
     # `atexit` calls the last registration first. This one is early, so it runs after the program's.
     atexit.register(_at_exit)
+
+
+def explain_missing_store(c10d: ModuleType) -> None:
+    """Let what asks for a store in a world of MPI, such as "gloo", get an error that helps."""
+    make = c10d._new_process_group_helper
+    if hasattr(make, "__wrapped__"):
+        return
+
+    @functools.wraps(make)
+    def with_store(
+        size: int, rank: int, ranks: list[int], backend: str, store: object, *more, **options
+    ):
+        if type(store) is c10d.Store:  # the empty one that PyTorch puts into a world of MPI
+            from .compat import no_store
+
+            store = no_store
+        return make(size, rank, ranks, backend, store, *more, **options)
+
+    c10d._new_process_group_helper = with_store
 
 
 def _at_exit() -> None:

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -207,6 +208,28 @@ def run_builtin_hooks_in_python() -> None:
         self.register_comm_hook(self.process_group, hook)
 
     DistributedDataParallel._register_builtin_comm_hook = register
+
+
+class _NoStore(dist.Store):
+    """What other backends find in a world that MPI has connected: an error that says what to do.
+
+    PyTorch puts an empty store there, whose methods end in an internal assertion.
+    """
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise RuntimeError(
+            "this needs a store in which ranks leave their addresses, and a world that began with "
+            'init_process_group("mpi") has none. A group of another backend, such as "gloo", is '
+            "not possible in it: leave backend=… out, and the new group uses mpi. To use gloo, "
+            'begin with it: torchrun program.py, with init_process_group("gloo").'
+        )
+
+    set = get = add = wait = check = compare_set = append = multi_get = multi_set = _refuse
+    delete_key = num_keys = queue_push = queue_pop = _refuse
+
+
+# PyTorch's C++ finds the methods only as long as this object lives.
+no_store = _NoStore()
 
 
 def analyzer_knows_any_backend() -> bool:

@@ -78,6 +78,14 @@ class CommunicationStopped(CommunicationError):
     """The error if this rank stopped because another failed; its message names the first cause."""
 
 
+def error_of(status: Status) -> CommunicationError:
+    """Return the error of a rank that an incident has stopped, by the kind of the incident."""
+    kinds = {"mismatch": CommunicationMismatch}
+    kinds |= dict.fromkeys(("deadlock", "timeout"), CommunicationTimeout)
+    kind = kinds.get(status.get("kind", ""), CommunicationStopped)
+    return kind(status.get("error", ""), None, status)
+
+
 def place_text(filename: str, line: int, function: str = "") -> str:
     """Return ``file.py:3``, or ``package/module.py:3`` for a file of an installed package.
 

@@ -9,6 +9,7 @@ Attributes:
     fault_tolerant: how a user starts ranks that survive the death of a rank.
     time_limit: seconds that a wait may last in the current part of the program. The limit replaces
         every group's timeout; ``None`` means that this part has no limit.
+    seals_sends: whether each ``isend`` is watched for changes of its tensor, see ``group/seals``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ section = "section"
 fresh_ranks = "start the program again"
 fault_tolerant = "mpiexec --with-ft ulfm"
 time_limit: float | None = None
+seals_sends = False
 
 
 def place(filename: str, line: int, function: str) -> str | None:

@@ -2,14 +2,13 @@
 
 PROTOCOL.md says how envelope and elements travel. The envelope also has the arrival time on the
 slow network. PyTorch's switch ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` turns on slow checks for mistakes
-that otherwise go unnoticed by luck: :func:`synchronous_sends` and :class:`Seal`.
+that otherwise go unnoticed by luck: :func:`synchronous_sends`, and those of :mod:`.seals`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import struct
 import time
@@ -18,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
 from .. import compat
-from ..errors import CommunicationError, CommunicationMismatch
+from ..errors import CommunicationMismatch
 from ..mpi import MPI, largest_tag
 from ..network import Arrival, Wire, link
 from ..protocol import words
@@ -200,35 +198,6 @@ def _mismatch(
 # -- what a process group sends and receives ---------------------------------------------------
 
 
-def all_checks_are_on() -> bool:
-    """Return whether the user asked PyTorch for all checks."""
-    return dist.get_debug_level() == dist.DebugLevel.DETAIL
-
-
-class Seal:
-    """A digest of a tensor that is being sent, and must not change before ``wait()``.
-
-    MPI 4.1, section 3.7.2, has the rule.
-    """
-
-    def __init__(self, memory: torch.Tensor):
-        self._memory = memory
-        self._digest = self._present_digest()
-
-    def _present_digest(self) -> bytes:
-        return hashlib.blake2b(datatypes.address(self._memory), digest_size=16).digest()
-
-    def check(self, call: Call) -> None:
-        """Raise CommunicationError if the tensor has changed."""
-        if self._present_digest() != self._digest:
-            message = call.describe().replace("send", "isend", 1)
-            raise CommunicationError(
-                f"the tensor of {message} at {call.where} was changed before wait(), so the "
-                "message may mix old and new values. Call wait() first, or send a clone.",
-                call,
-            )
-
-
 def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPIWork | DoneWork:
     """Start sending one tensor to rank ``dst`` of the group."""
     start = time.perf_counter()
@@ -238,14 +207,14 @@ def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPI
     blocking = compat.is_called_by("send")
     call = group.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
     call.start = start
+    seal = None if blocking else group.seals.put(call, memory)
     try:
         with guard:
             steps = Steps(_send_steps(group.channels, call, tensor, memory))
             if call.blocking and not _profiling() and steps.poll():
                 return _over(call)
             work = MPIWork(group, call, [tensor], keep=memory)
-            if not call.blocking and all_checks_are_on():
-                work.seal = Seal(memory)
+            work.seal = seal
             return work.take_over(steps)
     except MPI.Exception as error:
         raise group.error_in_words(error, call) from None

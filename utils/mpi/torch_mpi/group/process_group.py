@@ -32,6 +32,7 @@ from .fast_path import FastPath
 from .messages import Channels
 from .operation import Operation
 from .rank_group import Declaration, RankGroup
+from .seals import all_checks_are_on
 from .work import DONE, DoneWork, MPIWork
 
 TIMEOUT_VARIABLE = "MPI_BACKEND_TIMEOUT"
@@ -63,7 +64,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         for group in here.groups:
             group.shutdown()
     here.recover_or_raise("new_group")
-    messages.every_send_waits = messages.all_checks_are_on()
+    messages.every_send_waits = all_checks_are_on()
     return ProcessGroupMPI(members, timeout) if here.rank in members else None
 
 
@@ -290,6 +291,7 @@ class ProcessGroupMPI(RankGroup):
 
     def renew(self, standings: Sequence[Standing]) -> None:
         """Begin anew after an incident; all members are here, with these standings in order."""
+        self.seals.clear()
         self.handshake.start_anew()
         settled = all(standing.settled for standing in standings)
         if settled:

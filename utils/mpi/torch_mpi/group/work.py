@@ -26,6 +26,7 @@ from .step_runner import Steps
 if TYPE_CHECKING:
     from ..protocol.status import Status
     from .process_group import ProcessGroupMPI
+    from .seals import Seal
 
 _autograd = torch._C._autograd
 _closer = ThreadPoolExecutor(1, thread_name_prefix="mpi-profiler")
@@ -53,7 +54,7 @@ class MPIWork(Work):
     is_collective = False
     not_before = 0.0
     has_future = False
-    seal = None  #: a :class:`~.messages.Seal` on the tensor of an ``isend``, if all checks are on
+    seal: Seal | None = None  #: of the tensor of an ``isend``, in a notebook, or with all checks
 
     def __init__(
         self,
@@ -235,8 +236,6 @@ class MPIWork(Work):
             CommunicationError: MPI reported an error.
         """
         self.call.waited = True
-        if self.seal is not None:
-            self.seal.check(self.call)
         if not self.is_over:
             # In PyTorch, a timeout of zero or less means that there is none.
             own = max(0.0, timeout.total_seconds()) if timeout else 0.0
@@ -249,7 +248,13 @@ class MPIWork(Work):
         if self._error is not None:
             self.group.world.unheard = False
             raise self._error
+        self._lift_seal()
         return True
+
+    def _lift_seal(self) -> None:
+        """End the seal of the tensor, because the program may change it from now on."""
+        if self.seal is not None:
+            self.group.seals.lift(self.seal)
 
     def synchronize(self) -> None:
         """Call ``wait()``, even one that was replaced, because there is no device to wait for."""
@@ -261,6 +266,7 @@ class MPIWork(Work):
         over = self.poll()
         if over and self._error is None:
             self.call.waited = True
+            self._lift_seal()
         return over
 
     def is_success(self) -> bool:
@@ -286,6 +292,8 @@ class MPIWork(Work):
         progress.make_way()
         with self._lock:
             self.call.waited = True
+            if self.seal is not None:  # the future says when the program may change the tensor
+                self.group.seals.lift(self.seal, check=False)
             if self._future is None:
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().

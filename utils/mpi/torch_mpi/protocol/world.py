@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from .. import flight_recorder, library, mpi, present, settings
-from ..errors import CommunicationError, CommunicationStopped, users_line
+from ..errors import CommunicationError, CommunicationStopped, error_of, users_line
 from ..lines import text_of
 from ..mpi import MPI
 from ..record import Call, recorder
@@ -328,8 +328,8 @@ class World(Statuses):
         """Recover with all ranks, before a communication, if this one has joined an incident.
 
         Raises:
-            CommunicationStopped: there is an incident that this rank did not know.
-            CommunicationError: the ranks cannot resynchronize.
+            CommunicationError: there is an incident that this rank did not know, or the ranks
+                cannot resynchronize.
         """
         if self.unheard:
             raise self._now_heard()
@@ -339,11 +339,11 @@ class World(Statuses):
             self.refuse_if_broken()
             raise self.stopped_by_another(op)
 
-    def _now_heard(self) -> CommunicationStopped:
+    def _now_heard(self) -> CommunicationError:
         # Another thread writes the message.
         is_true_within(2 * _CAUSE_DEADLINE, lambda: self.own.get("error"))
         self.unheard = False
-        return CommunicationStopped(self.own.get("error", ""), None, self.own)
+        return error_of(self.own)
 
     def recover(self, timeout: float = RECOVERY_DEADLINE) -> None:
         """Meet the other ranks after an incident; see :func:`~.recovery.recover`."""

@@ -20,7 +20,7 @@ from ..errors import CommunicationError, place_text, users_place
 from ..record import Call
 from .tensors import nbytes, overlap
 
-# Sums of so many columns of words: equal after a change only by chance, also if rows have moved.
+# Sums of so many columns of words: equal after a change only by chance, even if rows have moved.
 _COLUMNS = 1021
 _WORD = 8  # bytes
 # The checksum of few bytes costs less than a call of PyTorch.

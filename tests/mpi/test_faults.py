@@ -726,6 +726,36 @@ def test_stop_frees_the_notebook_from_a_rank_that_is_stuck_inside_c(course, tabl
     next_one_works(course, row)
 
 
+# Deaf to the stop button until the file is there.
+DEAF = """%%px
+mark()
+if rank == 1:
+    while not os.path.exists(f"{os.environ['FAULT_MARKS']}/enough"):
+        try:
+            while not os.path.exists(f"{os.environ['FAULT_MARKS']}/enough"):
+                pass
+        except KeyboardInterrupt:
+            pass
+"""
+
+
+def test_after_a_rank_could_not_be_stopped_no_cell_waits_for_it_and_it_may_come_back(
+    either, folder, table
+):
+    shown = either.fail(DEAF, stop=True, computes=True)
+    row = table.add("stop button: a rank that takes no notice", shown.seconds, shown.message())
+    says = ("rank 1 still runs: cell line [567]", "rank 1 could not be stopped", r"restart\(\)")
+    explained_once(shown, ("^The ranks were interrupted", *says), ("Traceback",))
+    for code in ("%%px\nprint(rank)", "ranks.ask('fault_probe:forget')", "%%px\ndist.barrier()"):
+        again = either.book.run(code)
+        assert again.errors[0][0] == "RanksLostError", again.everything()
+        assert "rank 1 still runs an earlier cell" in again.message()
+        assert "restart()" in again.message()
+    (folder / "marks" / "enough").touch()
+    either.ok("while 'rank 1: idle' not in '\\n'.join(ranks.running().where(1.0)): pass")
+    next_one_works(either, row)
+
+
 def test_a_rank_that_never_joins_is_named_and_may_join_later(course, table):
     course.restart(join=False)
     shown = course.fail("%%px\nif rank != 3:\n    dist.init_process_group('mpi')")

@@ -327,10 +327,12 @@ class Ranks:
             ValueError: the target or the arguments can't be sent, `each` is not one dict per rank,
                 or a name is both in `each` and in kwargs.
             RanksError: the ranks were stopped.
+            RanksLostError: a rank could not be stopped, and still runs an earlier cell.
         """
         target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
         up = self.running()
+        up.refuse_if_stuck()
         question = Question(up, target, arguments, of_ours=False)
         replies = question.answers(timeout)
         if any(reply.status != "ok" for reply in replies):

@@ -120,6 +120,7 @@ class RanksMagics(ParallelMagics):
             CellFailed: the cell failed on a rank, was interrupted, or has dead ranks.
         """
         self._refuse_without_ranks()
+        self.ranks.running().refuse_if_stuck()
         if self._limit is not None:
             here = "__import__('utils.cluster.rank_side', fromlist=['limit_next_cell'])"
             self.view.execute(f"{here}.limit_next_cell({self._limit})", silent=True, block=False)
@@ -140,7 +141,7 @@ class RanksMagics(ParallelMagics):
                     pass  # streaming begins with the output that is already there
             if not stream:
                 self._show(result, groupby)
-        self._raise_if_failed(result, cell, bool(presses))
+            self._raise_if_failed(result, cell, bool(presses))
         self._tell_of_unreceived(result)
         return None
 

@@ -1,7 +1,7 @@
 """The running ranks of a notebook, whatever they are: what the kernel asks of them.
 
 :class:`Running` is the one contract of ranks. `ipp_cluster.Processes` are MPI ranks, and
-`threads.thread_ranks.Threads` are threads of the kernel.
+`here.thread_ranks.Threads` are threads of the kernel.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch_mpi.protocol.diagnosis import names
 from utils.cluster import questions, rank_side
-from utils.cluster.failure import Outcome
+from utils.cluster.failure import Outcome, RanksLostError
+from utils.cluster.notebook_words import FRESH_RANKS
 from utils.cluster.questions import Question, Reply, target_of
 
 if TYPE_CHECKING:
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
 # Seconds in which the ranks must report what happened and meet again, after a cell that failed.
 MEETING_DEADLINE = 20.0
 
-# Seconds that a rank gets to leave an interrupted cell while it moves, and between two looks at
-# its place. A rank that is at the same place twice is stuck.
-SLOW = 6.0
+# Seconds between two looks at the place of a rank that was interrupted. A rank that is at the same
+# place twice is stuck.
 BETWEEN_LOOKS = 0.5
 
 
@@ -37,14 +38,18 @@ class Running(ABC):
         fault_tolerant: whether the others survive if a rank dies.
         facts: what `Ranks.describe` shows of each rank.
         client: ipyparallel's `Client`, or one with the names that labs and `%%px` use.
+        slow: seconds that a rank gets to leave an interrupted cell while it moves.
     """
 
     client: Any
+    slow = 6.0
 
     def __init__(self, n: int, fault_tolerant: bool = False):
         self.n = n
         self.fault_tolerant = fault_tolerant
         self.facts: list[dict[str, Any]] = []
+        # Ranks that could not be stopped, when somebody looked last.
+        self._stuck: set[int] = set()
 
     # -- what each kind of ranks does in its way --------------------------------------------
 
@@ -93,7 +98,27 @@ class Running(ABC):
     def close(self) -> None:
         """End everything that was started for these ranks."""
 
+    def beside(self, busy: set[int]) -> set[int]:
+        """Return the ranks that can answer while these are busy."""
+        return set(self.client.ids) - busy
+
     # -- what the kernel asks of all kinds --------------------------------------------------
+
+    def refuse_if_stuck(self) -> None:
+        """Raise RanksLostError if a rank still runs an earlier cell that could not be stopped."""
+        if not self._stuck:
+            return
+        places = self.places(1.0)
+        self._stuck = {rank for rank in self._stuck if places[rank] != "idle"}
+        if not self._stuck:
+            self.meet_again()
+            return
+        verb = "runs" if len(self._stuck) == 1 else "run"
+        where = ", ".join(f"rank {rank}: {places[rank]}" for rank in sorted(self._stuck))
+        raise RanksLostError(
+            f"{names(self._stuck)} still {verb} an earlier cell and could not be stopped ({where})."
+            f" {FRESH_RANKS}"
+        )
 
     def examine(self, outcome: Outcome, busy: set[int]) -> None:
         """Ask the ranks what happened in a cell that failed, and have them meet again.
@@ -109,9 +134,9 @@ class Running(ABC):
             outcome.over = self.over()
             outcome.job_state = self.job_state()
         if busy:
-            outcome.busy = self._stuck(busy)
-            busy = set(outcome.busy)
-        idle = set(self.client.ids) - busy - dead
+            outcome.busy = self._that_do_not_move(busy)
+            busy = self._stuck = set(outcome.busy)
+        idle = self.beside(busy) - dead
         for reply in self.ask(rank_side.after_a_failure, idle, meet=not busy and not dead):
             outcome.add(reply)
         if self.fault_tolerant:
@@ -120,12 +145,12 @@ class Running(ABC):
             # Ranks have died before, so the surviving ranks have new numbers from 0 on.
             outcome.renumber({rank: number for number, rank in enumerate(before)})
 
-    def _stuck(self, busy: set[int]) -> dict[int, str]:
+    def _that_do_not_move(self, busy: set[int]) -> dict[int, str]:
         """Return the places of the ranks that don't move.
 
         A rank that ends during this call was only slow, because the machine may be busy.
         """
-        deadline = time.monotonic() + SLOW
+        deadline = time.monotonic() + self.slow
         before: dict[int, str] = {}
         while True:
             places = self.places(1.0)
@@ -155,8 +180,8 @@ class Running(ABC):
         """
         living = set(self.living())
         if living == set(self.client.ids):
-            stuck = set(self._stuck(busy)) if busy else set()
-            self.ask(rank_side.after_a_failure, living - stuck, meet=not stuck)
+            self._stuck = set(self._that_do_not_move(busy)) if busy else set()
+            self.ask(rank_side.after_a_failure, self.beside(self._stuck), meet=not self._stuck)
 
     def unreceived(self, balances: list[int]) -> dict[int, tuple[str, ...]]:
         """Return by sender the messages that no rank has received, and let the ranks discard them.

@@ -19,6 +19,7 @@ from ipyparallel.client.asyncresult import AsyncResult
 
 from torch_mpi import present
 from utils.cluster import notebook_words, stacks
+from utils.cluster.failure import Outcome
 from utils.cluster.running import Running
 from utils.cluster.world.shared_ranks import SharedRanks
 from utils.jobs.thread_plan import ThreadPlan
@@ -35,6 +36,7 @@ class Threads(Running):
     """Ranks that take turns in this process."""
 
     client: Client
+    slow = 1.5  # the machine has no other rank that could keep this one from moving
 
     def __init__(self, plan: ThreadPlan):
         super().__init__(plan.n)
@@ -138,6 +140,22 @@ class Threads(Running):
     def _place_of(self, rank: int) -> str:
         frames = _frames(self._turns.frame(rank))
         return stacks.place_of(frames, self._folder / f"cells-{rank}")
+
+    def beside(self, busy: set[int]) -> set[int]:
+        """Return no rank while one is busy, because it has its turn for good."""
+        return set() if busy else super().beside(busy)
+
+    def _that_do_not_move(self, busy: set[int]) -> dict[int, str]:
+        """Return the rank that doesn't give up its turn: all others only wait for theirs."""
+        stuck = super()._that_do_not_move(busy)
+        present, _ = self._turns.present()
+        return {rank: place for rank, place in stuck.items() if rank == present}
+
+    def examine(self, outcome: Outcome, busy: set[int]) -> None:
+        """Ask the ranks what happened, see `Running.examine`; this needs no answer of theirs."""
+        super().examine(outcome, busy)
+        if outcome.busy:
+            outcome.statuses |= {status["rank"]: status for status in self._shared.statuses()}
 
     def replace_ranks(self) -> bool:
         """Begin with new threads; the old ones end at their next communication."""

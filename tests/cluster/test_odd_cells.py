@@ -38,6 +38,17 @@ CELLS = {
         "    def __repr__(self): return 'plain'\nShy()",
         "plain",
     ),
+    "asks for help": ("%%px\nprint?", "Prints the values"),
+    "asks for a keyboard": ("%%px\nbreakpoint()", "needs a keyboard"),
+    "clears": (
+        "%%px\nfrom IPython.display import clear_output, display\n"
+        "for k in range(3):\n    clear_output(wait=True)\n    print('step', k)\n"
+        "clear_output()\ndisplay('kept')",
+        "kept",
+    ),
+    "updates": ("%%px\ndisplay('old', display_id='one').update('new')", "new"),
+    "is captured": ("%%capture out\n%%px\nprint('captured')", ""),
+    "was captured": ("print(out.stdout)", "[stdout:1] \ncaptured"),
     "after": ("%%px\nprint('still', mpi_rank)", "still 1"),
 }
 
@@ -64,6 +75,12 @@ def shown(request: pytest.FixtureRequest) -> dict[str, str]:
 def text_of(output: nbformat.NotebookNode) -> str:
     plain = output.get("data", {}).get("text/plain", "")
     return output.get("text", "") or "\n".join(output.get("traceback", [])) or plain
+
+
+def test_only_what_was_not_cleared_or_updated_is_still_there(shown):
+    assert "step" not in shown["clears"]
+    assert "old" not in shown["updates"]
+    assert shown["asks for help"].count("Prints the values") == 1
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -201,5 +201,5 @@ def test_the_next_step_is_never_cut_before_what_to_try():
 def test_a_problem_of_one_student_is_counted_once():
     hung = task("1.1", "hung", note="The check was still running.")
     hung.said = "✗ Task 1.1 · twice\n  - did not finish and was interrupted"
-    hung.problems = [{"text": "did not finish", "kind": "silent"}] * 2
+    hung.problems = [{"text": "did not finish", "kind": "interrupted"}] * 2
     assert [count for _, count, _ in common([("Ada", hung)])] == [1]

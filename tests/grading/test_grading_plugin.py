@@ -100,7 +100,7 @@ def test_a_dead_rank_counts_as_lost():
 )
 def test_grading_judges_by_the_kinds_of_errors_that_a_check_reports(reply, kind, status):
     report = Report()
-    report._add_errors([reply], 10.0)
+    report._add_errors([reply], by_user=False)
     assert [one.kind for one in report.problems] == [kind]
     data = Verdict("1.1", "a", passed=False, problems=tuple(report.problems)).data()
     assert results.failure([{"verdicts": [data]}]) == status

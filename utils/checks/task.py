@@ -26,7 +26,7 @@ from IPython import get_ipython
 from utils.checks.clock import NotEnded
 from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.cluster.notebook_words import WITHOUT_IT, show_errors, way_on
-from utils.cluster.questions import Ranks, Reply
+from utils.cluster.questions import AskStopped, Ranks, Reply
 
 from . import comparison, score
 from .comparison import TOLERANCE, Calls, Mistake, Rule, same
@@ -188,7 +188,11 @@ class Report:
             The replies of all ranks, in rank order; an empty list if one of them failed, which
             then becomes a problem.
         """
-        replies = ranks.ask(probe, timeout=patience, each=each, **kwargs)
+        by_user = False
+        try:
+            replies = ranks.ask(probe, timeout=patience, each=each, **kwargs)
+        except AskStopped as stopped:
+            replies, by_user = stopped.replies, True
         if stub := next((reply.open for reply in replies if reply.open), None):
             self.open = stub
             number, title = stub
@@ -200,7 +204,7 @@ class Report:
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
         if failed := [reply for reply in replies if reply.status != "ok"]:
-            self._add_errors(failed, patience)
+            self._add_errors(failed, by_user)
             return []
         if self._is_forged(replies):
             return []
@@ -240,7 +244,7 @@ class Report:
                 break
         return len(self.found) == before
 
-    def _add_errors(self, failed: list[Reply], patience: float) -> None:
+    def _add_errors(self, failed: list[Reply], by_user: bool) -> None:
         """Add the ranks' errors, and then the ranks that stopped because of these errors."""
         failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
         is_caused = failed[0].kind != STOPPED
@@ -248,16 +252,29 @@ class Report:
             if is_caused and reply.kind == STOPPED:
                 self.problem("stopped waiting, because another rank failed", reply.rank, "error")
             else:
-                self.problem(_first_line(reply, patience), reply.rank, _kind_of(reply))
+                text = _why_silent(reply, failed, by_user) or _first_line(reply)
+                self.problem(text, reply.rank, _kind_of(reply))
         # The later lines of a communication error explain all ranks, so they are shown once.
         explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
         if any(explanations):
             self.problem(next(filter(None, explanations)), kind="error")
 
 
-def _first_line(reply: Reply, patience: float) -> str:
+def _why_silent(reply: Reply, failed: list[Reply], by_user: bool) -> str:
+    """Return who stopped a rank, when, and at which line; "" for a rank that was not stopped."""
+    if reply.status != "silent":
+        return ""
+    if not reply.line:
+        return "had not begun when the ranks were stopped" if reply.kind else ""
+    who = "you" if by_user else "the check"
+    words = f"{who} stopped it after {reply.waited:.0f} s, at {reply.line}"
+    is_first = by_user or all(other.status == "silent" for other in failed)
+    return words if is_first else f"{words}, because another rank had failed"
+
+
+def _first_line(reply: Reply) -> str:
     """Return what happened to a rank that gave no value, and at which line."""
-    words = (reply.error or f"the call did not return within {patience:.0f} s").partition("\n")[0]
+    words = (reply.error or "the call did not return").partition("\n")[0]
     # An endless loop was ended at an arbitrary line, which would not help.
     has_place = reply.line and reply.kind != NotEnded.__name__
     return f"{words} (at {reply.line})" if has_place else words
@@ -267,9 +284,7 @@ def _kind_of(reply: Reply) -> str:
     """Return the kind of problem of a rank that gave no value."""
     if reply.lost:
         return "lost"
-    if reply.error is None:
-        return "silent"
-    return "interrupted" if reply.kind == KeyboardInterrupt.__name__ else "error"
+    return "interrupted" if reply.status == "silent" else "error"
 
 
 # --- steps ---------------------------------------------------------------------------------------

@@ -39,10 +39,9 @@ class Problem:
         text: what is wrong, and what to try.
         ranks: the ranks that have the problem; empty if all ranks have it together.
         kind: "mistake" (a known one), "value" (another result than expected), "communication",
-            "error" (the answer raised an error), "interrupted" (it did not end), "lost" (only
-            fresh ranks help), "silent" (no answer in time), "unreceived" (no rank received a
-            message), "open" (the task was not begun), "forged" (the check's own code never makes
-            such a reply or record).
+            "error" (the answer raised an error), "interrupted" (it did not end in time),
+            "lost" (only fresh ranks help), "unreceived" (no rank received a message), "open" (the
+            task was not begun), "forged" (the check's own code never makes such a reply or record).
     """
 
     text: str

@@ -23,7 +23,7 @@ from IPython import get_ipython
 from utils import timeline
 from utils.cluster import network_arguments, notebook_words
 from utils.cluster.failure import CellFailed, RanksLostError
-from utils.cluster.questions import Question, Reply, target_of, texts
+from utils.cluster.questions import AskStopped, Question, Reply, target_of, texts
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
 from utils.jobs.mpi_job import Python
 from utils.jobs.site import Launcher, find_launcher
@@ -256,8 +256,6 @@ class Ranks:
 
     def say_if_busy(self) -> None:
         """Print a line if other programs use so much of the machine that times mislead."""
-        if not self._plan.measures:
-            return  # the clocks of these ranks don't run while a rank has no turn
         shares = self.ask_or_raise("utils.cluster.rank_side:processor_share")
         if warning := busy_warning(shares):
             print(warning)
@@ -328,6 +326,7 @@ class Ranks:
                 or a name is both in `each` and in kwargs.
             RanksError: the ranks were stopped.
             RanksLostError: a rank could not be stopped, and still runs an earlier cell.
+            AskStopped: the user pressed the stop button; it is a KeyboardInterrupt.
         """
         target = target_of(target)
         arguments = texts(self.n, target, kwargs, each)
@@ -337,6 +336,8 @@ class Ranks:
         replies = question.answers(timeout)
         if any(reply.status != "ok" for reply in replies):
             up.meet_again(question.busy())
+            if question.was_stopped:
+                raise AskStopped(replies)
             return replies
         left = up.unreceived([reply.balance for reply in replies])
         return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]

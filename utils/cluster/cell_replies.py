@@ -1,12 +1,13 @@
-"""A rank's reply to a cell comes, whatever the cell awaited, printed or returned."""
+"""A rank's reply to a cell comes, whatever the cell awaited, printed, returned or asked for."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, NoReturn
 
 from torch_mpi.lines import sayable
+from utils.jobs import RanksError
 
 
 def packing(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
@@ -42,3 +43,16 @@ def run_to_the_end(cell: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run(cell)
     finally:
         asyncio._set_running_loop(engines)
+
+
+def refuse_breakpoint(*_: object, **__: object) -> NoReturn:
+    """Raise RanksError in the place of ``breakpoint()``, which would wait for a keyboard."""
+    raise RanksError(
+        "breakpoint() needs a keyboard, and a rank has none. Print what you want to see on the "
+        "rank, or call the function in a cell without %%px, where the debugger works."
+    )
+
+
+def print_help(shell: object, data: Any, **_: object) -> None:
+    """Print what ``name?`` shows, because a rank has no pager."""
+    print(data["text/plain"] if isinstance(data, dict) else data)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import math
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from time import monotonic  # by name, because a rank inside the kernel may replace it
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,8 @@ from utils.cluster.notebook_words import (
     stopped_here,
 )
 from utils.cluster.questions import BALANCE, FIRST_LINE
+from utils.cluster.rank_output import RankOutput
+from utils.cluster.stop_button import stop_button
 from utils.jobs import RanksError
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ FOR_OUTPUT = 1.0
 # Seconds in which the controller may still report which rank of an ended job died.
 ON_ITS_WAY = 1.0
 
+_HELP = re.compile(r"\?{1,2}[\w.%]+|[\w.%]+\?{1,2}|help\([\w.]*\)")
 _MISSING = re.compile(r"name '(\w+)' is not defined")
 
 
@@ -70,6 +73,7 @@ class RanksMagics(ParallelMagics):
         # The source of each cell by its number; "" if two different sources had the same number.
         self._cells: dict[int, str] = {}
         self._limit: float | None = None
+        self._asks_for_help = False  # so all ranks say the same
         self._alone = False  # whether a cell shows only the output of its ranks
 
     @magic_arguments.magic_arguments()
@@ -83,7 +87,9 @@ class RanksMagics(ParallelMagics):
     )
     def cell_px(self, line: str = "", cell: str = "") -> Any:
         """Run the cell on the ranks, as ipyparallel does, if need be with its own ``--timeout``."""
-        self._limit = magic_arguments.parse_argstring(self.cell_px, line).timeout
+        given = magic_arguments.parse_argstring(self.cell_px, line)
+        self._limit = given.timeout
+        self._asks_for_help = bool(_HELP.fullmatch(cell.strip()))
         if self._limit is not None and not 0 < self._limit < math.inf:
             raise UsageError(f"%%px --timeout {self._limit:g}: give finite seconds above 0")
         whole = running_cell(self.shell)
@@ -127,23 +133,46 @@ class RanksMagics(ParallelMagics):
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
+        stream = stream and not _is_captured()
         live = self._live_line() if self._alone else None
-        with _stop_button() as presses:
+        with stop_button() as presses:
             result = super().parallel_execute(cell, block=False, save_name=save_name)
-            with _streamed(result) if stream else contextlib.nullcontext():
+            with self._streamed(result) if stream else contextlib.nullcontext():
                 self._wait(result, presses, live)
                 if presses:
                     self._interrupt(result)
                 result.wait_for_output(FOR_OUTPUT)
             cleared = live is not None and live.remove(more=_has_output(result))
             if cleared and stream:
-                with _streamed(result):
+                with self._streamed(result):
                     pass  # streaming begins with the output that is already there
             if not stream:
                 self._show(result, groupby)
             self._raise_if_failed(result, cell, bool(presses))
         self._tell_of_unreceived(result)
         return None
+
+    def _streamed(self, result: AsyncResult) -> contextlib.AbstractContextManager[None]:
+        """Stream what ranks print, without tracebacks, because one traceback comes at the end."""
+        show = result._iopub_streaming_output_callback
+        outputs: dict[int, RankOutput] = {}
+        first = min(result._targets)
+        in_notebook = getattr(self.shell, "kernel", None) is not None
+
+        def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
+            if message["header"]["msg_type"] == "error" or (self._asks_for_help and rank != first):
+                return
+            if not in_notebook:
+                show(rank, future, message)
+                return
+            if rank not in outputs:
+                key = f"{future.msg_id}-{id(outputs)}"
+                outputs[rank] = RankOutput(rank, key, functools.partial(show, rank, future))
+            outputs[rank].show(message)
+
+        result._iopub_streaming_output_callback = show_output
+        stream: contextlib.AbstractContextManager[None] = result.stream_output()
+        return stream
 
     def _live_line(self) -> LiveLine:
         """Return the line that says what the ranks are doing while this cell runs."""
@@ -253,23 +282,6 @@ class RanksMagics(ParallelMagics):
         raise error
 
 
-@contextlib.contextmanager
-def _stop_button() -> Iterator[list[int]]:
-    """Collect SIGINTs, so that none of them raises an exception at an arbitrary place.
-
-    An exception while a cell is sent would leave the cell on some ranks only.
-    """
-    presses: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield presses  # signals reach the main thread only
-        return
-    before = signal.signal(signal.SIGINT, lambda number, frame: presses.append(number))
-    try:
-        yield presses
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
     """Return rank and future of each part; the result of a failed future is its error."""
     return list(zip(result._targets, result._children, strict=True))
@@ -281,20 +293,9 @@ def _has_output(result: AsyncResult) -> bool:
     return any(answer.output.metadata[kind] for _, answer in _answers(result) for kind in kinds)
 
 
-def _streamed(result: AsyncResult) -> contextlib.AbstractContextManager[None]:
-    """Stream what ranks print, without tracebacks, because one traceback comes at the end."""
-    show = result._iopub_streaming_output_callback
-
-    def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
-        if message["header"]["msg_type"] != "error":
-            # ipyparallel (9.2) labels earlier output with the id of a message that it doesn't
-            # pass, so the output of the last rank would replace the output of all others.
-            parent = message.get("parent_header") or {"msg_id": future.msg_id}
-            show(rank, future, message | {"parent_header": parent})
-
-    result._iopub_streaming_output_callback = show_output
-    stream: contextlib.AbstractContextManager[None] = result.stream_output()
-    return stream
+def _is_captured() -> bool:
+    """Return whether `%%capture` collects what this cell prints."""
+    return isinstance(sys.stdout, io.StringIO)
 
 
 # --- what `cluster.start` changes in the notebook ------------------------------------------------

@@ -17,7 +17,9 @@ from time import monotonic  # by name, because an answer on a rank inside the ke
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch_mpi.lines import wrapped
 from utils.cluster.notebook_words import FRESH_RANKS, open_task
+from utils.cluster.stop_button import stop_button
 
 if TYPE_CHECKING:
     import ipyparallel as ipp  # slow, so a kernel imports it only when it starts ranks
@@ -71,7 +73,7 @@ class Reply:
     Attributes:
         rank: the rank.
         status: "ok"; "error" (the function raised, or the rank died); "silent" (no answer in time).
-            If a silent rank could be interrupted, `error` and `line` say where it was.
+            If a silent rank could be interrupted, `line` says where it was.
         value: the function's result.
         error: class and text of the error, such as "ZeroDivisionError: division by zero".
         line: the innermost line of a cell on the way to the error, and its code:
@@ -84,6 +86,7 @@ class Reply:
         kind: the name of the error's class.
         open: number and title of the task whose stub raised the error.
         missing: the name that a NameError is about.
+        waited: of a silent rank, seconds until it was interrupted.
         lost: whether the rank is dead or can't communicate again, so that only fresh ranks help.
     """
 
@@ -99,7 +102,20 @@ class Reply:
     kind: str = ""
     open: tuple[str, str] | None = None
     missing: str = ""
+    waited: float = 0.0
     lost: bool = False
+
+
+class AskStopped(KeyboardInterrupt):
+    """The user stopped the ranks while they answered; `replies` has what they had replied."""
+
+    def __init__(self, replies: list[Reply]):
+        lines = [f"\n  rank {one.rank} was at {one.line}" for one in replies if one.line]
+        super().__init__("".join(["You stopped the ranks.", *lines]))
+        self.replies = replies
+
+    def _render_traceback_(self) -> list[str]:
+        return wrapped(str(self))
 
 
 # --- what is sent -----------------------------------------------------------------------------
@@ -166,6 +182,9 @@ def texts(
 class Question:
     """One call on every rank, and the JSON lines that come back.
 
+    Attributes:
+        was_stopped: whether the user pressed the stop button while it waited.
+
     Args:
         up: the running ranks.
         target: "package.module:function".
@@ -188,6 +207,7 @@ class Question:
         self._token = f"<{secrets.token_hex(16)}>"
         self._replies: dict[int, Reply] = {}
         self._interrupted = False
+        self.was_stopped = False
         self._cells = {
             rank: f"{QUESTION}{target!r}, {arguments[rank]!r}, {rank}, {self._token!r}, {of_ours})"
             for rank in self._ranks
@@ -204,19 +224,21 @@ class Question:
 
     def answers(self, timeout: float) -> list[Reply]:
         """Wait for the answers, as `Ranks.ask` promises, and return them."""
-        try:
-            self._collect(timeout, until_error=True)
+        began = monotonic()
+        with stop_button() as presses:
+            self._collect(timeout, presses, until_error=True)
+            waited = monotonic() - began
             if self._waiting():
                 self._interrupt()
-                self._collect(AFTER_AN_INTERRUPT)
-        except KeyboardInterrupt:
-            # The user pressed the notebook's stop button, so the ranks must stop, too.
-            self._interrupt()
-            raise
+                self._collect(AFTER_AN_INTERRUPT, [])
+        self.was_stopped = bool(presses)
         for rank in self._waiting():
             late = f"the call did not return within {timeout:g} s"
             self._replies[rank] = Reply(rank, "silent", error=late)
-        return [self._replies[rank] for rank in self._ranks]
+        return [
+            replace(reply, waited=waited) if reply.status == "silent" else reply
+            for _, reply in sorted(self._replies.items())
+        ]
 
     def busy(self) -> set[int]:
         """Return the ranks whose call has not returned, although it was interrupted."""
@@ -229,9 +251,9 @@ class Question:
         self._interrupted = True
         self._up.signal("SIGINT", self._waiting())
 
-    def _collect(self, timeout: float, until_error: bool = False) -> None:
+    def _collect(self, timeout: float, presses: list[int], until_error: bool = False) -> None:
         deadline = monotonic() + timeout
-        while self._waiting() and monotonic() < deadline:
+        while self._waiting() and monotonic() < deadline and not presses:
             over = self._up.over()
             for rank in self._waiting():
                 if self._was_aborted(rank):
@@ -289,7 +311,8 @@ class Question:
             return dead(rank)
         if isinstance(error, ipp.error.RemoteError):
             if self._interrupted and error.ename == "KeyboardInterrupt":
-                return Reply(rank, "silent", error="the rank was interrupted before it answered")
+                before = "the rank was interrupted before it answered"
+                return Reply(rank, "silent", error=before, kind=error.ename)
             return Reply(rank, "error", error=f"{error.ename}: {error.evalue}")
         return Reply(rank, "error", error=f"the rank printed no reply ({error or 'and no error'})")
 

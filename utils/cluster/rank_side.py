@@ -154,6 +154,7 @@ def watch_cells(
 ) -> None:
     """Follow each cell of this rank: its source, its line, its errors, and what it communicates."""
     notebook_words.use()
+    sys.breakpointhook = cell_replies.refuse_breakpoint
     _note_cells(folder / f"cells-{rank}")
     _here.notes = Notes(rank_notes.path_of(folder, rank), _here.cells, world)
     _here.rank = rank
@@ -164,6 +165,7 @@ def watch_cells(
     # IPython would store each error's traceback in its history, which takes a second.
     get_ipython()._format_exception_for_storage = _without_traceback
     get_ipython().loop_runner = cell_replies.run_to_the_end
+    get_ipython().set_hook("show_in_pager", cell_replies.print_help, 0)
     if session := getattr(getattr(get_ipython(), "kernel", None), "session", None):
         session.pack = cell_replies.packing(session.pack)
     start_watching(user_ns, rank=rank)

@@ -35,7 +35,7 @@ KINDS = {
     "value": ("another result", GREEN, "//"),
     "communication": ("communication", BLUE, ".."),
     "error": ("an error", RED, "\\\\"),
-    "silent": ("no answer in time", PINK, "xx"),
+    "interrupted": ("no answer in time", PINK, "xx"),
     "unreceived": ("a message that no rank received", SKY, "--"),
     "open": ("not begun, or needs another task", PALE, ""),
     "": ("an accident, or an older result", GREY, ""),

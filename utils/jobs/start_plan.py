@@ -31,9 +31,6 @@ class Plan:
         notes: sentences for the user.
     """
 
-    #: Whether the ranks' times are this machine's.
-    measures = True
-
     def __init__(
         self,
         n: int,

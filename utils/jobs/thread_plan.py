@@ -41,9 +41,6 @@ class ThreadPlan:
         notes: sentences for the user.
     """
 
-    #: Whether the ranks' times are this machine's.
-    measures = False
-
     def __init__(self, n: int, threads: int = 1, timeout: float = 20.0, **processes: Any):
         check_count("n", n, "the number of ranks", "start(2)")
         check_count("threads", threads, "the threads of each rank", "start(2, threads=1)")

@@ -44,7 +44,7 @@ REPLACED: list[Place] = [
     *((time, name) for name in _CLOCKS),
     *((time, f"{name}_ns") for name in _CLOCKS),
     *((time, "sleep"), (timeit, "default_timer"), (datetime, "datetime")),
-    *((sys, "stdout"), (sys, "stderr"), (sys, "displayhook")),
+    *((sys, "stdout"), (sys, "stderr"), (sys, "displayhook"), (sys, "breakpointhook")),
     *((module, name) for module in (dist, distributed_c10d) for name in ("isend", "irecv")),
     *((dist, "new_group"), (distributed_c10d, "new_group"), (torch, "save")),
     *((os, "fsync"), (os, "fdatasync")),

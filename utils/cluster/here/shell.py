@@ -44,10 +44,15 @@ class Output:
         self.metadata[name] += text
         self._show("stream", {"name": name, "text": text})
 
-    def display(self, content: dict[str, Any]) -> None:
-        """Add something that was displayed."""
-        self.metadata["outputs"].append(content)
-        self._show("display_data", content)
+    def display(self, content: dict[str, Any], update: bool = False) -> None:
+        """Add something that was displayed, or show it in the place of what it updates."""
+        if not update:
+            self.metadata["outputs"].append(content)
+        self._show("update_display_data" if update else "display_data", content)
+
+    def clear(self, wait: bool) -> None:
+        """Clear what was shown, now or with the next piece."""
+        self._show("clear_output", {"wait": wait})
 
     def result(self, content: dict[str, Any]) -> None:
         """Set the value of the cell's last line."""
@@ -92,11 +97,20 @@ class _Publisher(DisplayPublisher):
 
     shell: RankShell
 
-    def publish(self, data: Any, metadata: Any = None, *_: Any, **__: Any) -> None:
-        self.shell.output.display({"data": data, "metadata": metadata or {}})
+    def publish(
+        self,
+        data: Any,
+        metadata: Any = None,
+        *_: Any,
+        transient: Any = None,
+        update: bool = False,
+        **__: Any,
+    ) -> None:
+        content = {"data": data, "metadata": metadata or {}, "transient": transient or {}}
+        self.shell.output.display(content, update)
 
     def clear_output(self, wait: bool = False) -> None:
-        pass
+        self.shell.output.clear(wait)
 
 
 class _Hook(DisplayHook):

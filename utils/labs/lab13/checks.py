@@ -377,7 +377,7 @@ def interval(ranks: Ranks, report: Report) -> None:
         right = math.sqrt(2 * save * mtbf)
         cases.append(Case("young", [save, mtbf], right, _wrong_intervals(save, mtbf), "seconds"))
     judge_calls(ranks, report, cases)
-    if any(kind == "silent" for _, kind, _ in report.found):
+    if any(kind == "interrupted" for _, kind, _ in report.found):
         report.problem(
             "Your loop may never end. Move the time forward after a failure, so that the same "
             "failure doesn't come again"

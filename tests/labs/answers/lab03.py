@@ -568,7 +568,7 @@ CHANGES += [
         "takes the group's first rank to be a multiple of its size",
         "group_src=0",
         "src=dist.get_rank() - dist.get_rank() % dist.get_world_size(group)",
-        "CommunicationMismatch",
+        "is not in this group",
     ),
 ]
 

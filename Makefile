@@ -108,12 +108,14 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # Three at a time: much of a test is waiting, for a deadline or for a rank. A group stays together
 # (tests/scheduling.py): a file, or a lab. Some tests of `test-all` fill both cores; so there, two.
+# SHARE=2/3 leaves out two thirds of the tests that differ only in the answer, the attack or the lab.
 test: BESIDE = -n $(or $(WORKERS),3) $(GROUPS)
 test: $(VENV)/.test  ## test the course: ten minutes on two cores
 	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) --budget test -m '$(COURSE)')
 
 test-all: $(VENV)/.test  ## test also what needs a cluster, a browser or other libraries: half an hour
-	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) --budget test-all)
+	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) \
+	  $(if $(SHARE),--share $(SHARE) --budget ci,--budget test-all))
 
 # Which tests a room has follows from imports: tests/room_tests.py.
 test-room: $(VENV)/.test  ## test what a change in one room can break (ROOM=lab06): three minutes for a lab

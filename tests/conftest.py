@@ -28,7 +28,7 @@ from processes import (
     environment_of,
     left_over,
 )
-from scheduling import LONGEST, QUICK, RANKS, group_of, is_extended
+from scheduling import LONGEST, QUICK, RANKS, Share, group_of, is_extended
 
 from utils.jobs.forkserver import client
 
@@ -40,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add what `make test-room` and the budgets of processor time need."""
     group = parser.getgroup("course")
     group.addoption("--room", help="only the tests that a change in this room can break")
+    group.addoption("--share", help="2/3: the second third of the tests that are shared out")
     group.addoption("--budget", choices=processor_time.BUDGETS, help="whose budget the run has")
 
 
@@ -88,6 +89,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(str(error)) from None
         config.hook.pytest_deselected(items=others)
         items[:] = kept
+    if text := config.getoption("share"):
+        share = Share.read(text)
+        others = [
+            item
+            for item in items
+            if not share.has(item.nodeid, item.get_closest_marker("rest") is not None)
+        ]
+        config.hook.pytest_deselected(items=others)
+        left_out = set(map(id, others))
+        items[:] = [item for item in items if id(item) not in left_out]
     order = {group: place for place, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
@@ -128,7 +139,9 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     """Say which data and which mpiexec the tests use."""
     data = os.environ.get("FASHION_MNIST_ROOT")
     said = f"{data} (FASHION_MNIST_ROOT)" if data else "none given (FASHION_MNIST_ROOT is not set)"
-    return [f"Fashion-MNIST: {said}", f"mpiexec: {find_mpiexec() or 'none found'}"]
+    share = config.getoption("share")
+    found = [f"Fashion-MNIST: {said}", f"mpiexec: {find_mpiexec() or 'none found'}"]
+    return [*found, f"share {share} of answers, attacks and nbval alone"] if share else found
 
 
 # --- MPI runs ---------------------------------------------------------------------------------

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 # Groups other than a file: patterns of test ids. What shares a cluster or a job has one group; each
 # lab's solution has its own, and so have its answers.
@@ -64,6 +66,46 @@ EXTENDED = {
 }
 # And every test that asks for one of these fixtures, in whichever file.
 EXTENDED_FIXTURES = {"chromium", "hub", "slurm_cluster"}
+
+
+# Families of tests that differ only in the lab, the answer or the attack. `make test-all` runs
+# all of them. `.ci/run` runs a third, which the commit chooses: it must end on a slow machine, too.
+# The answers that `make test` tries are in every run.
+SHARED_OUT = re.compile(
+    r"test_answers_on_ranks\.py|test_forged_(replies|answers)\.py|::test_nbval_alone_reproduces"
+    r"|::test_(no_honest_answer_is_held|code_that_could_hide|an_answer_that_tampers)"
+    r"|::test_no_launcher_makes_processes"
+)
+
+
+class Share(NamedTuple):
+    """A part of the tests that are shared out: part 2 of 3, for example."""
+
+    part: int
+    of: int
+
+    @classmethod
+    def read(cls, text: str) -> Share:
+        """Return the share that a text such as "2/3" names.
+
+        Raises:
+            ValueError: there is no such share.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ValueError(f"a share is a text such as 2/3, not {text}")
+        return cls(int(found[1]), int(found[2]))
+
+    def has(self, nodeid: str, rest: bool) -> bool:
+        """Return whether this share has a test.
+
+        Args:
+            nodeid: the test.
+            rest: whether it tries an answer that `make test` leaves out.
+        """
+        if not rest and not SHARED_OUT.search(nodeid):
+            return True
+        return zlib.crc32(nodeid.encode()) % self.of == self.part - 1
 
 
 def is_extended(stem: str, fixtures: Collection[str], quick: bool) -> bool:

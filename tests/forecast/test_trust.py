@@ -62,7 +62,7 @@ def test_a_student_who_records_two_ranks_learns_what_four_ranks_take(scheme, gro
     assert abs(growths[scheme].error) < TOLERANCE, trust.table([growths[scheme]])
 
 
-@pytest.mark.extended
+@pytest.mark.often  # it measures seconds for minutes, so it needs a quiet machine
 @pytest.mark.timeout(900)
 def test_four_of_five_forecasts_are_in_the_range_that_they_promise(mpiexec):
     made, refused = trust.all_rows(mpiexec, hosts=False)

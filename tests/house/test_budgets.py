@@ -12,6 +12,7 @@ from imports import Reach
 from places import ROOT
 from processor_time import BUDGETS, ProcessorTime, kind_of, name_test, table
 from room_tests import UnknownRoomError, files_of
+from scheduling import Share
 
 pytestmark = pytest.mark.quick
 
@@ -32,6 +33,28 @@ def clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessorTime:
     clock.look()
     clock.by_test.clear()
     return clock
+
+
+ON_RANKS = [f"tests/labs/test_answers_on_ranks.py::test_on_real_ranks[1.{k}]" for k in range(60)]
+
+
+def test_all_shares_together_run_each_test_once():
+    shares = [Share.read(f"{part}/3") for part in (1, 2, 3)]
+    for test in ON_RANKS:
+        assert sum(share.has(test, rest=False) for share in shares) == 1
+    assert all(any(share.has(test, rest=False) for test in ON_RANKS) for share in shares)
+
+
+def test_what_make_test_runs_is_in_every_share():
+    answer = "tests/labs/test_answers.py::test_a_wrong_answer_is_told_its_mistake[1.1-first]"
+    assert all(Share(part, 3).has(answer, rest=False) for part in (1, 2, 3))
+    assert sum(Share(part, 3).has(answer, rest=True) for part in (1, 2, 3)) == 1
+
+
+@pytest.mark.parametrize("text", ["0/3", "4/3", "1", "a/b", ""])
+def test_a_share_that_there_is_not_is_refused(text):
+    with pytest.raises(ValueError, match="a share is a text such as 2/3"):
+        Share.read(text)
 
 
 #: Seconds that the processes of a test use.

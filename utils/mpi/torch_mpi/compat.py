@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
+from .errors import users_line
 from .launcher import Announcement
 
 # The oldest minor version that works, and the newest one that the tests ran with.
@@ -208,6 +209,22 @@ def run_builtin_hooks_in_python() -> None:
         self.register_comm_hook(self.process_group, hook)
 
     DistributedDataParallel._register_builtin_comm_hook = register
+
+
+def name_lines_of_outsiders() -> None:
+    """Let PyTorch's warning about a call on a group without this rank name the user's line."""
+    if hasattr(distributed_c10d._warn_not_in_group, "__wrapped__"):
+        return
+
+    @functools.wraps(distributed_c10d._warn_not_in_group)
+    def warn(op_name: str) -> None:
+        warnings.warn(
+            f"rank {dist.get_rank()} calls {op_name} at {users_line()}, but does not belong to the "
+            "given group, so nothing happens on this rank. Call it only on the group's ranks.",
+            stacklevel=4,
+        )
+
+    distributed_c10d._warn_not_in_group = warn
 
 
 class _NoStore(dist.Store):

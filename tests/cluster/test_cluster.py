@@ -24,6 +24,7 @@ import pytest
 from ipyparallel.error import RemoteError, TaskAborted
 from ipyparallel.util import ip_for_host
 from nbclient import NotebookClient
+from places import ROOT
 
 from torch_mpi import library as libraries
 from utils import cluster
@@ -1024,3 +1025,18 @@ def test_a_machine_whose_name_has_no_address_warns_nobody_in_the_first_cell(recw
     up._cluster = SimpleNamespace(connect_client_sync=lambda: ip_for_host("no-such-host.invalid"))
     assert up._connect() == "no-such-host.invalid"
     assert not recwarn.list
+
+
+@pytest.mark.extended
+def test_a_start_that_fails_names_the_users_settings_of_mpi():
+    code = "from utils import cluster; cluster.start(2, where='processes')"
+    environment = {**os.environ, "OMPI_MCA_pml": "no-such-thing"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=environment,
+    )
+    assert "Your environment configures MPI: OMPI_MCA_pml=no-such-thing." in done.stderr

@@ -79,8 +79,10 @@ known, moved = 0, 0
 for number in range(kills):
     pids = job(known + 1, number)
     time.sleep(chance.uniform(0, 0.03))
-    for pid in chance.sample(pids, 2):
-        os.kill(pid, signal.SIGKILL)
+    # Stopped first: otherwise one could notice the end of the other, and end with an error.
+    for kind in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in chance.sample(pids, 2):
+            os.kill(pid, kind)
     for pid in pids:
         _, how = os.waitpid(pid, 0)
         assert os.WIFSIGNALED(how), "a save ended with an error"

@@ -17,7 +17,7 @@ from traitlets.log import get_logger
 
 from utils.cluster import rank_side, stacks
 from utils.cluster.running import Running
-from utils.jobs import RanksError, python_words, slurm, watchdog
+from utils.jobs import RanksError, launch_variables, python_words, slurm, watchdog
 from utils.jobs.mpi_job import ATTEMPTS, NOT_STARTED, Python
 from utils.jobs.session import Session
 from utils.jobs.site import settings
@@ -177,6 +177,11 @@ class Processes(Running):
         ]
         if doubt := plan.launcher.doubt():
             lines.append(doubt)
+        if settings := launch_variables.settings():
+            lines.append(
+                f"Your environment configures MPI: {', '.join(settings)}. If that may be the "
+                "reason, unset these variables where you start Jupyter, and restart the kernel."
+            )
         lines.append("The last lines of its output:")
         output = self._output_of_mpiexec().splitlines()[-25:]
         lines += [f"    {line}" for line in output or ["(nothing)"]]

@@ -14,6 +14,8 @@ import psutil
 TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TORCHRUNS_OWN = ("TORCHELASTIC_", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_")
 MPIS = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_")
+#: Beginnings of names by which a user configures Open MPI, MPICH, Intel MPI, UCX and libfabric.
+SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPICH_", "HYDRA_", "I_MPI_", "UCX_", "FI_")
 #: What a rank has among its parents.
 LAUNCHERS = {
     *("mpiexec", "mpirun", "prterun", "prte", "prted", "orterun", "orted"),
@@ -27,6 +29,13 @@ def is_below_a_launcher() -> bool:
         return any(parent.name() in LAUNCHERS for parent in psutil.Process().parents())
     except psutil.Error:
         return True  # then the variables are all that is known
+
+
+def settings() -> list[str]:
+    """Return the variables with which this process configures MPI: ``OMPI_MCA_pml=ucx``, ..."""
+    return sorted(
+        f"{name}={value}" for name, value in os.environ.items() if name.startswith(SETTINGS)
+    )
 
 
 def present() -> list[str]:

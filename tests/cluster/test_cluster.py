@@ -30,6 +30,7 @@ from torch_mpi import library as libraries
 from utils import cluster
 from utils.cluster import (
     RanksError,
+    busy,
     engine,
     ipp_cluster,
     lost_names,
@@ -121,8 +122,8 @@ class TestFourRanksOnTwoCores:
         ]
 
     def test_a_function_is_asked_as_its_name_is(self, four):
-        by_name = values(four.ask("utils.cluster.rank_side:processor_share"))
-        assert values(four.ask(rank_side.processor_share))[1:] == by_name[1:] == [1.0] * 3
+        by_name = values(four.ask("utils.cluster.busy:processor_share"))
+        assert values(four.ask(busy.processor_share))[1:] == by_name[1:] == [1.0] * 3
 
     def test_a_rank_is_told_its_own_arguments_and_no_other_ones(self, four):
         secrets_ = [f"secret of {r}" for r in range(4)]
@@ -553,10 +554,10 @@ def test_a_report_is_no_wider_than_a_page_and_breaks_no_word():
 
 
 def test_a_student_on_a_busy_machine_is_told_that_times_mislead_and_nobody_else_is():
-    assert cluster.busy_warning([1.0, 0.97, 1.0]) == ""
-    assert "gets a processor for only 25 % of the time" in cluster.busy_warning([0.25, 1.0])
-    assert 0 < rank_side.processor_share({}, rank=0) <= 1.0
-    assert rank_side.processor_share({}, rank=1) == 1.0
+    assert busy.busy_warning([1.0, 0.97, 1.0]) == ""
+    assert "gets a processor for only 25 % of the time" in busy.busy_warning([0.25, 1.0])
+    assert 0 < busy.processor_share({}, rank=0) <= 1.0
+    assert busy.processor_share({}, rank=1) == 1.0
 
 
 def test_who_cannot_solve_a_task_goes_on_with_the_models_answer():
@@ -620,9 +621,7 @@ def inside():
 
 
 def test_a_function_of_a_module_is_named_by_it():
-    assert (
-        questions.target_of(rank_side.processor_share) == "utils.cluster.rank_side:processor_share"
-    )
+    assert questions.target_of(busy.processor_share) == "utils.cluster.busy:processor_share"
     assert questions.target_of("a.b:c") == "a.b:c"
 
 

@@ -47,6 +47,15 @@ CELLS = {
         "kept",
     ),
     "updates": ("%%px\ndisplay('old', display_id='one').update('new')", "new"),
+    "prints late": (
+        "%%px\nimport os, threading\ndef late():\n    ended.wait()\n    print('late')\n"
+        "    open(f\"{os.environ['LATE']}/{mpi_rank}\", 'w').close()\n"
+        "ended = threading.Event()\nthread = threading.Thread(target=late)\nthread.start()\n"
+        "get_ipython().events.register('post_run_cell', lambda result: ended.set())",
+        "",
+    ),
+    "waits": ("import os\nwhile len(os.listdir(os.environ['LATE'])) < 2: pass", ""),
+    "shows what was late": ("%%px\nthread.join()", ""),
     "is captured": ("%%capture out\n%%px\nprint('captured')", ""),
     "was captured": ("print(out.stdout)", "[stdout:1] \ncaptured"),
     "after": ("%%px\nprint('still', mpi_rank)", "still 1"),
@@ -54,7 +63,9 @@ CELLS = {
 
 
 @pytest.fixture(scope="module", params=["processes", "here"])
-def shown(request: pytest.FixtureRequest) -> dict[str, str]:
+def shown(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     """What each cell shows, by name."""
     start = f'from utils import cluster\nranks = cluster.start(2, where="{request.param}")'
     codes = [start, *(code for code, _ in CELLS.values())]
@@ -67,7 +78,8 @@ def shown(request: pytest.FixtureRequest) -> dict[str, str]:
         resources={"metadata": {"path": str(ROOT)}},
         allow_errors=True,
     )
-    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT)})
+    late = str(tmp_path_factory.mktemp("late"))
+    client.execute(env={**os.environ, "PYTHONPATH": str(ROOT), "LATE": late})
     texts = ["\n".join(map(text_of, cell.outputs)) for cell in notebook.cells]
     return dict(zip(CELLS, texts[1:], strict=True))
 
@@ -81,6 +93,12 @@ def test_only_what_was_not_cleared_or_updated_is_still_there(shown):
     assert "step" not in shown["clears"]
     assert "old" not in shown["updates"]
     assert shown["asks for help"].count("Prints the values") == 1
+
+
+def test_what_a_thread_prints_after_its_cell_is_shown(shown):
+    # A thread of the kernel may print while the cell of its rank is still shown.
+    later = "".join(shown[name] for name in ("prints late", "waits", "shows what was late"))
+    assert later.count("late\n") == 2  # of both ranks
 
 
 @pytest.mark.parametrize("name", CELLS)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from IPython import get_ipython
 
 from utils import timeline
-from utils.cluster import network_arguments, notebook_words
+from utils.cluster import busy, network_arguments, notebook_words
 from utils.cluster.failure import CellFailed, RanksLostError
 from utils.cluster.questions import AskStopped, Question, Reply, target_of, texts
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
@@ -51,9 +51,6 @@ __all__ = [
 ]
 
 _current: Ranks | None = None
-
-# If a rank gets less than this share of a processor, measured times may change their order.
-_ENOUGH = 0.6
 
 
 def start(
@@ -256,8 +253,8 @@ class Ranks:
 
     def say_if_busy(self) -> None:
         """Print a line if other programs use so much of the machine that times mislead."""
-        shares = self.ask_or_raise("utils.cluster.rank_side:processor_share")
-        if warning := busy_warning(shares):
+        shares = self.ask_or_raise("utils.cluster.busy:processor_share")
+        if warning := busy.busy_warning(shares):
             print(warning)
 
     def timeline(self, title: str | None = None) -> timeline.Timeline:
@@ -384,18 +381,6 @@ class Description:
         from tabulate import tabulate  # here, because this import takes a tenth of a second
 
         return str(tabulate(self.records, headers="keys", tablefmt=kind))
-
-
-def busy_warning(shares: Sequence[float]) -> str:
-    """Return a warning if the ranks' shares of a processor are small; "" on a quiet machine."""
-    share = min(shares)
-    if share >= _ENOUGH:
-        return ""
-    return (
-        f"This machine is busy, so a rank gets a processor for only {100 * share:.0f} % of the "
-        "time that it asks for, and measured times can mislead. Close other programs, then run "
-        "the cell that measures again, and after it this cell."
-    )
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -22,10 +22,12 @@ import urllib.parse
 from typing import Any, BinaryIO, TextIO
 
 import psutil
+from ipykernel.iostream import OutStream
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.nanny import KernelNanny
-from traitlets import default
+from traitlets import Type, default
 
+from utils.cluster import rank_side
 from utils.jobs import watchdog
 
 # Seconds without a controller after which the nanny kills its engine.
@@ -88,9 +90,21 @@ def _answers(url: str) -> bool:
     return False
 
 
+class RankStream(OutStream):
+    """A rank's standard output or error, which loses nothing that threads print between cells."""
+
+    def write(self, string: str) -> int:
+        """Write a text, or keep it for the next cell if no cell would show it."""
+        if rank_side.is_between_cells():
+            rank_side.keep_for_next_cell(string)
+            return len(string)
+        return super().write(string) or 0
+
+
 class Engine(IPEngine):
     """An :class:`IPEngine` with the nanny that was forked."""
 
+    out_stream_factory = Type(RankStream)
     pipes: tuple[BinaryIO, TextIO]
 
     @default("work_dir")

@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable
@@ -52,13 +53,11 @@ MOST_OF_A_CELL = 1_000_000
 MOST_FRAMES = 40
 # Seconds that ranks wait for each other after an error.
 MEETING = 15.0
-# Seconds of processor time that the test for a busy machine uses.
-WORK = 0.03
 
 
 # The state of this rank: its real standard output and error, the files that are cells, the file for
 # its stacks, how many characters the present cell may still print, how long a wait of the next cell
-# may last, and its notes for the kernel.
+# may last, its notes for the kernel, whether a cell runs, and what threads have printed since then.
 def fresh_state() -> SimpleNamespace:
     """Return the state with which a rank begins."""
     return SimpleNamespace(
@@ -70,6 +69,8 @@ def fresh_state() -> SimpleNamespace:
         limit=None,
         notes=None,
         said=(None, None),
+        runs_cell=False,
+        kept=[],
     )
 
 
@@ -220,6 +221,10 @@ def _cell_begins(info: ExecutionInfo) -> None:
     for stream in _here.streams:
         if not hasattr(stream.write, "__wrapped__"):
             stream.write = _limited(stream.write)
+    _here.runs_cell = True
+    if _here.kept:
+        text, _here.kept = "".join(_here.kept), []
+        print(f"[a thread printed this after its cell had ended]\n{text}", end="")
     if world := backend_world():
         world.begin_section(f"{zlib.crc32((info.raw_cell or '').encode()):x}")
 
@@ -227,6 +232,7 @@ def _cell_begins(info: ExecutionInfo) -> None:
 @_even_if_interrupted
 def _cell_ends(result: ExecutionResult) -> None:
     _here.notes.end_cell()
+    _here.runs_cell = False
     settings.time_limit = None
     error = result.error_before_exec or result.error_in_exec
     _tell(backend_world(), error)
@@ -306,6 +312,19 @@ def _limited(write: Callable[[str], object]) -> Callable[[str], int]:
         return len(text)
 
     return limited
+
+
+def is_between_cells() -> bool:
+    """Return whether this is a thread of the user's, while the rank runs no cell."""
+    in_thread = threading.current_thread() is not threading.main_thread()
+    return in_thread and not _here.runs_cell and _here.notes is not None
+
+
+def keep_for_next_cell(text: str) -> None:
+    """Keep what a thread prints between cells, up to as much as a cell may print."""
+    if _here.room > 0:
+        _here.room -= len(text)
+        _here.kept.append(text)
 
 
 def _note_cells(path: Path) -> None:
@@ -473,17 +492,3 @@ def use_network(user_ns: dict[str, Any], *, rank: int, network: dict[str, Any] |
     if network is not None and (world := backend_world()):
         for group in [*world.groups][:1]:
             link.calibrate(group)
-
-
-def processor_share(user_ns: dict[str, Any], *, rank: int) -> float:
-    """Return for which share of the time rank 0 gets a processor if it wants one; 1 elsewhere.
-
-    Only rank 0 works, so that the ranks don't compete for processors.
-    """
-    if rank:
-        return 1.0
-    begin = time.perf_counter()
-    used = time.thread_time()
-    while time.thread_time() - used < WORK:
-        pass
-    return min(1.0, WORK / (time.perf_counter() - begin))

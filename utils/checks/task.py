@@ -206,6 +206,9 @@ class Report:
         if failed := [reply for reply in replies if reply.status != "ok"]:
             self._add_errors(failed, by_user)
             return []
+        if by_user:
+            self.problem("You stopped the check", kind="interrupted")
+            return []
         if self._is_forged(replies):
             return []
         self.doubt = self.doubt or comparison.disagreement({

@@ -333,8 +333,9 @@ class Ranks:
         replies = question.answers(timeout)
         if any(reply.status != "ok" for reply in replies):
             up.meet_again(question.busy())
-            if question.was_stopped:
-                raise AskStopped(replies)
+        if question.was_stopped:
+            raise AskStopped(replies)
+        if any(reply.status != "ok" for reply in replies):
             return replies
         left = up.unreceived([reply.balance for reply in replies])
         return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]

@@ -448,7 +448,7 @@ STOPPED_BY = {
     "fills the memory": "memory limit; blanked, the rest again",
     "edits the check": "the reference's check is run",
     "deletes the checks": "the reference's checks are run",
-    "interrupts the kernel in its check": "a check that was interrupted has shown no verdict",
+    "interrupts the kernel in its check": "a check that is stopped says so, and gives no points",
     "takes the kernel's files away": "blanked, the rest again",
     "shows the expected verdict all the time": "what ranks display is no output of the check",
     "raises the words of lost ranks": "the kind of an error counts, not its words",

@@ -477,8 +477,9 @@ OVERWRITTEN = [
         "one buffer for two messages",
         "if rank == 0:\n    x, works = torch.zeros(5000), []\n    for k in range(2):\n"
         "        x.fill_(k)\n        works.append(dist.isend(x, 1))\n"
-        "elif rank == 1:\n    [dist.recv(torch.zeros(5000), 0) for _ in range(2)]",
-        (r"tensor of isend\(dst=1.* sent at cell line 6,", "when cell line 6 ran"),
+        "    [work.wait() for work in works]\nelif rank == 1:\n"
+        "    [dist.recv(torch.zeros(5000), 0) for _ in range(2)]",
+        (r"tensor of isend\(dst=1.* sent at cell line 6,", "when cell line 7"),
     ),
     Fault(
         "a small tensor changed before the wait",

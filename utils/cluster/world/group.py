@@ -19,6 +19,7 @@ from torch_mpi.group import arguments, tensors
 from torch_mpi.group.arguments import Tensors
 from torch_mpi.group.operation import Operation
 from torch_mpi.group.rank_group import RankGroup
+from torch_mpi.group.seals import sealed
 from torch_mpi.record import Log
 
 from .work import CollectiveWork, Message, MessageWork, Traffic, Work, complete, deliver, fits
@@ -110,7 +111,7 @@ class Group(RankGroup):
         blocking = self.ranks.carrier.is_called_by("send")
         call = self.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
         work = MessageWork(self, call, [tensor])
-        work.seal = None if blocking else self.seals.put(call, memory)
+        work.seal = None if blocking else sealed(call, memory)
         eager = call.nbytes <= EAGER
         call.message = (self.me, self.ranks.count(self.me, "sent"))
         message = Message(memory.clone() if eager else memory, work, self._rank, dst, tag)

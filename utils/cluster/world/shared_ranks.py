@@ -306,7 +306,6 @@ class SharedRanks:
         for world in self.worlds:
             for group in world.groups:
                 group.number = 0
-                group.seals.clear()
 
 
 class World:

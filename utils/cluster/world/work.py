@@ -146,11 +146,12 @@ class Work(TorchWork):
         self._lift_seal()
         return True
 
-    def _lift_seal(self, check: bool = True) -> None:
-        """End the seal of the tensor, because the program may change it from now on."""
-        if self.seal is not None:
+    def _lift_seal(self) -> None:
+        """Look at the seal once, because the program may change the tensor from now on."""
+        seal, self.seal = self.seal, None
+        if seal is not None:
             with self.group.ranks.clocks.stopped(self.group.me):
-                self.group.seals.lift(self.seal, check)
+                seal.check()
 
     def _raise_error(self) -> None:
         if self.error is not None:
@@ -204,7 +205,7 @@ class Work(TorchWork):
                 self.group.ranks.wait_for(self, self.group.me)
             self._raise_error()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
-        self._lift_seal(check=False)  # the future says when the program may change the tensor
+        self.seal = None  # the future says when the program may change the tensor
         future = torch.futures.Future()
         future.set_result(self._result)
         return future

@@ -29,6 +29,7 @@ from ..protocol.wait_monitor import LATE
 from ..record import Call
 from . import arguments, datatypes, tensors
 from .arguments import Tensors
+from .seals import sealed
 from .step_runner import Steps
 from .work import DONE, DoneWork, MPIWork
 
@@ -207,7 +208,7 @@ def send(group: ProcessGroupMPI, inputs: Tensors, dst: int, tag: int = 0) -> MPI
     blocking = compat.is_called_by("send")
     call = group.record("send", [tensor], peer=dst, tag=tag, blocking=blocking)
     call.start = start
-    seal = None if blocking else group.seals.put(call, memory)
+    seal = None if blocking else sealed(call, memory)
     try:
         with guard:
             steps = Steps(_send_steps(group.channels, call, tensor, memory))

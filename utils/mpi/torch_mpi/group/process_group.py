@@ -292,7 +292,6 @@ class ProcessGroupMPI(RankGroup):
 
     def renew(self, standings: Sequence[Standing]) -> None:
         """Begin anew after an incident; all members are here, with these standings in order."""
-        self.seals.clear()
         self.handshake.start_anew()
         settled = all(standing.settled for standing in standings)
         if settled:

@@ -18,7 +18,6 @@ from ..record import Call
 from . import arguments, collectives, reductions, tensors
 from .arguments import Tensors
 from .operation import Operation
-from .seals import Seals
 
 #: Returns the operation for the arguments of PyTorch's call.
 Declaration = Callable[..., Operation]
@@ -62,7 +61,6 @@ class RankGroup(ProcessGroup):
 
     Attributes:
         lost: why the group can't be used any more, such as "it was destroyed"; "" if it can.
-        seals: of this rank's pending ``isend`` calls.
     """
 
     # PyTorch asks a group for the backend of a device, and this group is its own backend.
@@ -76,7 +74,6 @@ class RankGroup(ProcessGroup):
         self._name = ""
         self._description = ""
         self.lost = ""
-        self.seals = Seals()
 
     # -- what PyTorch asks about the group ------------------------------------------------------
 

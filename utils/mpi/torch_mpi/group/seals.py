@@ -2,14 +2,12 @@
 
 The receiver then gets old values, new ones, or a mixture, depending on the size of the message
 (MPI 4.1, section 3.7.2). So a seal keeps a digest of the tensor's bytes, and compares it at
-``wait()``, and before the same memory is sent again. Notebooks always do this; a program does it
-with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``.
+``wait()``. Notebooks always do this; a program does it with ``TORCH_DISTRIBUTED_DEBUG=DETAIL``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import weakref
 import zlib
 
 import torch
@@ -18,7 +16,7 @@ import torch.distributed as dist
 from .. import settings
 from ..errors import CommunicationError, place_text, users_place
 from ..record import Call
-from .tensors import nbytes, overlap
+from .tensors import nbytes
 
 # Sums of so many columns of words: equal after a change only by chance, even if rows have moved.
 _COLUMNS = 1021
@@ -44,10 +42,6 @@ class Seal:
         self.call, self._memory = call, memory
         self._digest = digest(memory)
 
-    def covers(self, memory: torch.Tensor) -> bool:
-        """Return whether other memory overlaps."""
-        return overlap(self._memory, memory)
-
     def check(self) -> None:
         """Raise CommunicationError if the memory has changed; the call that asks comes later."""
         if digest(self._memory) == self._digest:
@@ -63,40 +57,9 @@ class Seal:
         )
 
 
-class Seals:
-    """The seals of a rank's pending messages in one group; a work keeps its seal."""
-
-    def __init__(self) -> None:
-        self._pending: weakref.WeakSet[Seal] = weakref.WeakSet()
-
-    def put(self, call: Call, memory: torch.Tensor) -> Seal | None:
-        """Seal what an ``isend`` sends, if this is a notebook, or all checks are on.
-
-        Raises:
-            CommunicationError: the same memory is being sent, and has changed since.
-        """
-        if not (settings.seals_sends or all_checks_are_on()):
-            return None
-        for pending in [one for one in self._pending if one.covers(memory)]:
-            pending.check()
-        seal = Seal(call, memory)
-        self._pending.add(seal)
-        return seal
-
-    def lift(self, seal: Seal | None, check: bool = True) -> None:
-        """End a seal, as the program may change the tensor from now on.
-
-        Raises:
-            CommunicationError: with ``check``, if the tensor has changed before.
-        """
-        if seal in self._pending:
-            self._pending.discard(seal)
-            if check:
-                seal.check()
-
-    def clear(self) -> None:
-        """End all seals, as after an incident nothing is pending."""
-        self._pending.clear()
+def sealed(call: Call, memory: torch.Tensor) -> Seal | None:
+    """Return a seal on what an ``isend`` sends, in a notebook or with all checks on; else None."""
+    return Seal(call, memory) if settings.seals_sends or all_checks_are_on() else None
 
 
 def digest(memory: torch.Tensor) -> tuple[int, bytes]:

@@ -252,9 +252,10 @@ class MPIWork(Work):
         return True
 
     def _lift_seal(self) -> None:
-        """End the seal of the tensor, because the program may change it from now on."""
-        if self.seal is not None:
-            self.group.seals.lift(self.seal)
+        """Look at the seal once, because the program may change the tensor from now on."""
+        seal, self.seal = self.seal, None
+        if seal is not None:
+            seal.check()
 
     def synchronize(self) -> None:
         """Call ``wait()``, even one that was replaced, because there is no device to wait for."""
@@ -292,8 +293,7 @@ class MPIWork(Work):
         progress.make_way()
         with self._lock:
             self.call.waited = True
-            if self.seal is not None:  # the future says when the program may change the tensor
-                self.group.seals.lift(self.seal, check=False)
+            self.seal = None  # the future says when the program may change the tensor
             if self._future is None:
                 source = torch.futures.Future()
                 # PyTorch's C++ sees an error of then(), but not one of set_exception().

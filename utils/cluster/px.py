@@ -167,7 +167,8 @@ class RanksMagics(ParallelMagics):
                 return
             if rank not in outputs:
                 key = f"{future.msg_id}-{id(outputs)}"
-                outputs[rank] = RankOutput(rank, key, functools.partial(show, rank, future))
+                result_of = functools.partial(show, rank, future)
+                outputs[rank] = RankOutput(rank, key, future.output.metadata, result_of)
             outputs[rank].show(message)
 
         result._iopub_streaming_output_callback = show_output

@@ -6,14 +6,11 @@ a label stands before it. After ``clear_output()`` the next pieces take the firs
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 from IPython.display import publish_display_data
 
-#: What a carriage return overwrites, as ipyparallel has it.
-_OVERWRITTEN = re.compile(r".*\r(?=[^\n])")
 #: The text at a place which has been cleared.
 NOTHING = {"text/plain": ""}
 
@@ -24,27 +21,38 @@ class RankOutput:
     Args:
         rank: the rank.
         key: a name of this run of the cell on this rank.
+        metadata: ipyparallel's, which has all that came so far.
         show_result: shows the value of the cell's last line.
     """
 
-    def __init__(self, rank: int, key: str, show_result: Callable[[dict[str, Any]], None]):
-        self._rank, self._key = rank, key
+    def __init__(
+        self, rank: int, key: str, metadata: Any, show_result: Callable[[dict[str, Any]], None]
+    ):
+        self._rank, self._key, self._metadata = rank, key, metadata
         self._show_result = show_result
-        self._texts: dict[str, str] = {}
+        self._seen: list[Any] = []
+        self._cleared: dict[str, int] = {}  # where the text begins that came after the last clear
         self._places: dict[str, int] = {}  # of streams, and of displays that may change
         self._used = self._made = 0
         self._clears = False
 
     def show(self, message: dict[str, Any]) -> None:
-        """Show a message of Jupyter; an error is not shown, because it comes once for all ranks."""
+        """Show a message of Jupyter; an error is not shown, because it comes once for all ranks.
+
+        At the beginning, ipyparallel may bring a message twice.
+        """
         kind, content = message["header"]["msg_type"], message["content"]
+        if kind == "stream":
+            self._clear()
+            self._print(content["name"])
+            return
+        if any(content is seen for seen in self._seen):
+            return
+        self._seen.append(content)
         if kind == "clear_output":
-            self._clears = True
+            self._clears, self._cleared = True, content.get("after") or self._lengths()
             if not content.get("wait"):
                 self._clear()
-        elif kind == "stream":
-            self._clear()
-            self._print(content["name"], content["text"])
         elif kind in ("display_data", "update_display_data"):
             self._clear()
             self._display(content, kind == "update_display_data")
@@ -52,11 +60,14 @@ class RankOutput:
             self._clear()
             self._show_result(message)
 
-    def _print(self, name: str, text: str) -> None:
-        self._texts[name] = _OVERWRITTEN.sub("", self._texts.get(name, "") + text)
+    def _lengths(self) -> dict[str, int]:
+        return {name: len(self._metadata[name] or "") for name in ("stdout", "stderr")}
+
+    def _print(self, name: str) -> None:
+        text = self._metadata[name][self._cleared.get(name, 0) :]
         if name not in self._places:
             self._places[name] = self._next()
-        self._put(self._places[name], {"text/plain": f"[{name}:{self._rank}] {self._texts[name]}"})
+        self._put(self._places[name], {"text/plain": f"[{name}:{self._rank}] {text}"})
 
     def _display(self, content: dict[str, Any], update: bool) -> None:
         name = (content.get("transient") or {}).get("display_id", "")
@@ -85,4 +96,4 @@ class RankOutput:
         for place in range(self._used):
             self._put(place, NOTHING)
         self._clears, self._used = False, 0
-        self._texts, self._places = {}, {}
+        self._places = {}

@@ -52,7 +52,8 @@ class Output:
 
     def clear(self, wait: bool) -> None:
         """Clear what was shown, now or with the next piece."""
-        self._show("clear_output", {"wait": wait})
+        after = {name: len(self.metadata[name]) for name in ("stdout", "stderr")}
+        self._show("clear_output", {"wait": wait, "after": after})
 
     def result(self, content: dict[str, Any]) -> None:
         """Set the value of the cell's last line."""

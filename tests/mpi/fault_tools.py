@@ -27,6 +27,7 @@ class Shown:
     seconds: float = 0.0
     errors: list[tuple[str, str]] = field(default_factory=list)
     streams: str = ""
+    is_cleared: bool = False
     pictures: int = 0
 
     def failed(self) -> bool:
@@ -92,7 +93,11 @@ class Notebook:
         if message["parent_header"].get("msg_id") != message_id:
             return False
         kind, content = message["msg_type"], message["content"]
-        if kind == "stream":
+        if shown.is_cleared and kind in ("stream", "display_data", "execute_result"):
+            shown.streams, shown.is_cleared = "", False
+        if kind == "clear_output":  # as for the line that says what the ranks do
+            shown.is_cleared = True
+        elif kind == "stream":
             shown.streams += _ESCAPES.sub("", content["text"])
         elif kind == "error":
             text = _ESCAPES.sub("", "\n".join(content["traceback"]))

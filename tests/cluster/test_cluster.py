@@ -990,7 +990,7 @@ def test_a_rank_that_is_slow_on_its_way_out_of_a_cell_is_not_called_stuck(
     ranks = object.__new__(ipp_cluster.Processes)
     monkeypatch.setattr(running, "BETWEEN_LOOKS", 0.0)
     monkeypatch.setattr(ranks, "places", lambda timeout: looks.pop(0))
-    assert ranks._stuck({0, 1}) == stuck
+    assert ranks._that_do_not_move({0, 1}) == stuck
 
 
 def test_an_engine_waits_for_a_connection_file_that_is_just_being_written(monkeypatch):

@@ -7,10 +7,8 @@ If an entry point raises, PyTorch fails ``import torch`` for every program in th
 this module imports only the standard library, and :func:`install` warns instead of raising.
 """
 
-import functools
 import sys
 import warnings
-from types import ModuleType
 
 
 class LazyProcessGroupMPI:
@@ -116,13 +114,12 @@ def register() -> None:
     atexit.register(_at_exit)
 
 
-def explain_missing_store(c10d: ModuleType) -> None:
+def explain_missing_store(c10d) -> None:
     """Let what asks for a store in a world of MPI, such as "gloo", get an error that helps."""
     make = c10d._new_process_group_helper
     if hasattr(make, "__wrapped__"):
         return
 
-    @functools.wraps(make)
     def with_store(
         size: int, rank: int, ranks: list[int], backend: str, store: object, *more, **options
     ):
@@ -132,6 +129,7 @@ def explain_missing_store(c10d: ModuleType) -> None:
             store = no_store
         return make(size, rank, ranks, backend, store, *more, **options)
 
+    with_store.__name__, with_store.__wrapped__ = make.__name__, make
     c10d._new_process_group_helper = with_store
 
 

@@ -87,20 +87,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             kept, others = room_tests.divided(items, room)
         except room_tests.UnknownRoomError as error:
             raise pytest.UsageError(str(error)) from None
-        config.hook.pytest_deselected(items=others)
-        items[:] = kept
+        _keep(config, items, kept, others)
     if text := config.getoption("share"):
-        share = Share.read(text)
-        others = [
-            item
-            for item in items
-            if not share.has(item.nodeid, item.get_closest_marker("rest") is not None)
-        ]
-        config.hook.pytest_deselected(items=others)
-        left_out = set(map(id, others))
-        items[:] = [item for item in items if id(item) not in left_out]
+        share, parts = Share.read(text), ([], [])
+        for item in items:
+            parts[share.has(item.nodeid, item.get_closest_marker("rest") is not None)].append(item)
+        _keep(config, items, parts[True], parts[False])
     order = {group: place for place, group in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+def _keep(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    kept: list[pytest.Item],
+    others: list[pytest.Item],
+) -> None:
+    """Run only some of the items, and count the others as deselected."""
+    config.hook.pytest_deselected(items=others)
+    items[:] = kept
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -331,11 +331,12 @@ class Ranks:
         up.refuse_if_stuck()
         question = Question(up, target, arguments, of_ours=False)
         replies = question.answers(timeout)
-        if any(reply.status != "ok" for reply in replies):
+        failed = any(reply.status != "ok" for reply in replies)
+        if failed:
             up.meet_again(question.busy())
         if question.was_stopped:
             raise AskStopped(replies)
-        if any(reply.status != "ok" for reply in replies):
+        if failed:
             return replies
         left = up.unreceived([reply.balance for reply in replies])
         return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # What a rank does for a request; it returns the result, and raises nothing.
 Request = Callable[["Rank", MessageFuture], Any]
-# The error of a rank that was interrupted while another one had its turn: class and text.
-BEFORE = (KeyboardInterrupt.__name__, BEFORE_TURN)
 # Seconds between two looks for output while a caller waits.
 LOOK = 0.02
 
@@ -97,7 +95,7 @@ class Client:
         def of(code: str) -> Request:
             def request(rank: Rank, future: MessageFuture) -> Any:
                 if self.interrupted_before():
-                    return remote_error(rank.number, *BEFORE, "")
+                    return remote_error(rank.number, KeyboardInterrupt.__name__, BEFORE_TURN, "")
                 return call(rank, self.output(future), lambda: exec(code, rank.user_ns), (), {})
 
             return request

@@ -89,9 +89,7 @@ class StandIns(contextlib.ExitStack):
         isolate = vars(torch._C._distributed_c10d)["_set_thread_isolation_mode"]
         isolate(True)
         self.callback(isolate, False)
-        compat.leave_out_flight_recorder()
-        compat.run_builtin_hooks_in_python()
-        compat.name_lines_of_outsiders()
+        compat.adapt_pytorch()
         autoload.explain_missing_store(distributed_c10d)
         self._replace(autoload, "LazyProcessGroupMPI", self)
         if hasattr(distributed_c10d, "ProcessGroupMPI"):  # PyTorch 2.13

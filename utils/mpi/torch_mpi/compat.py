@@ -175,6 +175,13 @@ def is_called_by(name: str) -> bool:
     return _frame_of(name, _NEAR) is not None
 
 
+def adapt_pytorch() -> None:
+    """Change what PyTorch does for this backend's groups, before the first one is made."""
+    leave_out_flight_recorder()
+    run_builtin_hooks_in_python()
+    name_lines_of_outsiders()
+
+
 def leave_out_flight_recorder() -> None:
     """Keep PyTorch 2.15 from attaching its flight recorder to this backend's groups.
 

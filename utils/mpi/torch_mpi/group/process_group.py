@@ -48,9 +48,7 @@ def create(ranks: Sequence[int]) -> ProcessGroupMPI | None:
         ValueError: ``ranks`` has a rank that doesn't exist.
         CommunicationTimeout: a rank of the group did not come.
     """
-    compat.leave_out_flight_recorder()
-    compat.run_builtin_hooks_in_python()
-    compat.name_lines_of_outsiders()
+    compat.adapt_pytorch()
     timeout = compat.timeout_of_the_caller()
     if timeout is None:
         timeout = float(os.environ.get(TIMEOUT_VARIABLE, default_pg_timeout.total_seconds()))

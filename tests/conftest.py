@@ -89,7 +89,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError(str(error)) from None
         _keep(config, items, kept, others)
     if text := config.getoption("share"):
-        share, parts = Share.read(text), ([], [])
+        try:
+            share = Share.read(text)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        parts: tuple[list[pytest.Item], list[pytest.Item]] = ([], [])
         for item in items:
             parts[share.has(item.nodeid, item.get_closest_marker("rest") is not None)].append(item)
         _keep(config, items, parts[True], parts[False])

@@ -72,7 +72,7 @@ EXTENDED_FIXTURES = {"chromium", "hub", "slurm_cluster"}
 # all of them. `.ci/run` runs a third, which the commit chooses: it must end on a slow machine, too.
 # The answers that `make test` tries are in every run.
 SHARED_OUT = re.compile(
-    r"test_answers_on_ranks\.py|test_forged_(replies|answers)\.py|::test_nbval_alone_reproduces"
+    r"test_answers_on_ranks\.py|test_forged_(replies|answers)\.py|::test_nbval_(alone_)?reproduces"
     r"|::test_(no_honest_answer_is_held|code_that_could_hide|an_answer_that_tampers)"
     r"|::test_no_launcher_makes_processes"
 )

@@ -146,7 +146,7 @@ CALLS |= {
     "a group of two backends": "dist.new_group([0, 1], backend='cpu:gloo,cuda:nccl')",
     "the store of the world": "dist.distributed_c10d._get_default_store().set('key', 'value')",
     "a tensor changed before its wait": "x = torch.ones(2000); work = dist.isend(x, (r + 1) % n)\n"
-    "dist.recv(torch.zeros(2000), (r - 1) % n)\nif r == 0: x += 1\nwork.wait()",
+    "dist.recv(torch.zeros(2000), (r - 1) % n)\nif r == 0: x += 1\ndist.barrier()\nwork.wait()",
     "a tensor changed after its wait": "x = torch.ones(2000); work = dist.isend(x, (r + 1) % n)\n"
     "y = torch.zeros(2000); dist.recv(y, (r - 1) % n); work.wait(); x += 1; out = y",
     "object lists": "x = [None] * n; dist.all_gather_object(x, {'rank': r}); out = x",

@@ -95,6 +95,9 @@ class Sockets:
             self.stuck()
         self._turn.notify_all()
 
+    def ended(self, waited):
+        pass
+
     def let_others_run(self):
         return False
 

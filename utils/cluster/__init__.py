@@ -1,4 +1,4 @@
-"""Ranks for a notebook: engines of ipyparallel that mpiexec starts, or threads of the kernel.
+"""Ranks for a notebook: engines that mpiexec starts, processes without MPI, or threads.
 
     from utils import cluster
     ranks = cluster.start(4)        # now `%%px` runs a cell on four ranks
@@ -25,6 +25,7 @@ from utils.cluster import busy, network_arguments, notebook_words
 from utils.cluster.failure import CellFailed, RanksLostError
 from utils.cluster.questions import AskStopped, Question, Reply, target_of, texts
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
+from utils.jobs.box_plan import BoxPlan
 from utils.jobs.mpi_job import Python
 from utils.jobs.site import Launcher, find_launcher
 from utils.jobs.start_plan import Plan, usable_cores
@@ -75,7 +76,8 @@ def start(
         n: number of ranks.
         where: "processes" starts MPI ranks. "here" starts ranks that are threads of this process
             and take turns, which needs no MPI. They show everything but speed, real overlap, and
-            processes that die. None starts them here if this machine has no MPI or can't fork.
+            processes that die. "boxes" starts processes without MPI, whose messages this process
+            carries. None starts the ranks here if this machine has no MPI or can't fork.
             The environment variable DDL_LABS_WHERE has the same values, for all notebooks.
         threads: number of threads of each rank (OMP_NUM_THREADS and similar variables).
         bind: keep each rank on its own cores. With None, this happens if there are enough cores
@@ -120,7 +122,7 @@ class Ranks:
         notes: sentences that a user should read about this start (root, more ranks than cores).
     """
 
-    def __init__(self, plan: Plan | ThreadPlan):
+    def __init__(self, plan: Plan | ThreadPlan | BoxPlan):
         global _current
         self.n = plan.n
         self.notes = plan.notes
@@ -247,7 +249,7 @@ class Ranks:
             speed, latency, bandwidth, nodes, inside, inside_latency, size
         )
         values = None if network is None else network.to_dict()
-        self.ask_or_raise("utils.cluster.rank_side:use_network", network=values)
+        self.running().use_network(values)
         which = f"a slow network ({network})" if network else "this machine's own network"
         _say(f"The ranks now use {which}.")
 
@@ -342,12 +344,16 @@ class Ranks:
         return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]
 
 
-def _start(plan: Plan | ThreadPlan) -> Running:
+def _start(plan: Plan | ThreadPlan | BoxPlan) -> Running:
     """Start the ranks of a plan. Only this function knows what kinds of ranks there are."""
     if isinstance(plan, ThreadPlan):
         from utils.cluster.here.thread_ranks import Threads
 
         return Threads(plan)
+    if isinstance(plan, BoxPlan):
+        from utils.cluster.boxes.box_ranks import Boxes
+
+        return Boxes(plan)
     # The fork server imports what the ranks need while this process imports ipyparallel.
     python = Python(plan)
     from utils.cluster.ipp_cluster import Processes

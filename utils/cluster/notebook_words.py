@@ -74,6 +74,11 @@ def number_cell(filename: str, number: int) -> None:
     _cells[filename] = number
 
 
+def number_of(filename: str) -> int | None:
+    """Return which of the notebook's cells is in this file; ``None`` for other files."""
+    return _cells.get(filename)
+
+
 def cell_runs(number: int | None) -> None:
     """Tell this rank which cell runs now; after ``None``, every line is shown with its cell."""
     _now.number = number

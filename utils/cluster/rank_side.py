@@ -125,13 +125,13 @@ def prepare(
     # The stacks of other threads may change while faulthandler walks them, and crash the process.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
     watch_cells(user_ns, rank, Path(folder))
-    get_ipython().ask_exit = _refuse_exit
+    get_ipython().ask_exit = refuse_exit
     return {
         "rank": MPI.COMM_WORLD.Get_rank(),
         "size": MPI.COMM_WORLD.Get_size(),
         "host": socket.gethostname(),
-        "cores": _cores(),
-        "numa": _numa_domains(_cores()),
+        "cores": cores(),
+        "numa": _numa_domains(cores()),
         "threads": int(os.environ.get("OMP_NUM_THREADS", 0)) or os.cpu_count(),
         "library": _library(MPI.Get_library_version()),
         "pid": os.getpid(),
@@ -139,7 +139,7 @@ def prepare(
     }
 
 
-def _refuse_exit() -> None:
+def refuse_exit() -> None:
     """Refuse ``exit()`` and ``quit()``, after which the other ranks would wait for this one."""
     raise RanksError(
         "exit() would end this rank, and the other ranks could not communicate any more. To leave "
@@ -172,7 +172,8 @@ def watch_cells(
     start_watching(user_ns, rank=rank)
 
 
-def _cores() -> list[int]:
+def cores() -> list[int]:
+    """Return the numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))

@@ -1,7 +1,8 @@
 """The running ranks of a notebook, whatever they are: what the kernel asks of them.
 
-:class:`Running` is the one contract of ranks. `ipp_cluster.Processes` are MPI ranks, and
-`here.thread_ranks.Threads` are threads of the kernel.
+:class:`Running` is the one contract of ranks. `ipp_cluster.Processes` are MPI ranks,
+`boxes.box_ranks.Boxes` are processes without MPI, and `here.thread_ranks.Threads` are threads of
+the kernel.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from utils.cluster import questions, rank_side
 from utils.cluster.failure import Outcome, RanksLostError
 from utils.cluster.notebook_words import FRESH_RANKS
 from utils.cluster.questions import Question, Reply, target_of
+from utils.jobs import RanksError
 
 if TYPE_CHECKING:
     import ipyparallel as ipp
@@ -170,6 +172,16 @@ class Running(ABC):
         """Call a function without student code on these ranks, by default on all living ranks."""
         texts = [json.dumps(arguments)] * self.n
         return Question(self, target_of(function), texts, ranks).answers(timeout)
+
+    def use_network(self, values: dict[str, Any] | None) -> None:
+        """Use the network with these attributes, or the machine's own network for ``None``.
+
+        Raises:
+            RanksError: a rank did not answer.
+        """
+        for reply in self.ask(rank_side.use_network, network=values):
+            if reply.status != "ok":
+                raise RanksError(f"rank {reply.rank}: {reply.error}")
 
     def meet_again(self, busy: set[int] | None = None) -> None:
         """Have the ranks meet after an error in an answer, so that the next call starts clean.

@@ -49,7 +49,7 @@ class Plan:
         if nodes is not None:
             check_count("nodes", nodes, "the number of nodes", "start(4, nodes=2)")
         check_timeout(timeout)
-        _check_env(env)
+        check_env(env)
         self.n = n
         self.threads = threads
         self.fault_tolerant = fault_tolerant
@@ -242,7 +242,8 @@ def check_timeout(timeout: object) -> None:
         raise ValueError(f"timeout={timeout}: timeout must be more than 0 seconds, and finite")
 
 
-def _check_env(env: dict[str, str] | None) -> None:
+def check_env(env: dict[str, str] | None) -> None:
+    """Raise TypeError if names or values of environment variables are no texts."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env: names and values must be text, not {name!r} and {value!r}")

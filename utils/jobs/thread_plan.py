@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from typing import Any
 
 from utils.jobs import NeedsProcesses, RanksError
+from utils.jobs.box_plan import BoxPlan
 from utils.jobs.start_plan import (
     MOST_RANKS,
     ON_A_RANK,
@@ -16,9 +18,9 @@ from utils.jobs.start_plan import (
     refuse_on_a_rank,
 )
 
-#: "here" or "processes" decides for every `cluster.start` without `where`.
+#: Decides for every `cluster.start` without `where`: one of :data:`PLACES`.
 VARIABLE = "DDL_LABS_WHERE"
-PLACES = ("here", "processes")
+PLACES = ("here", "processes", "boxes")
 
 
 def is_rank_here() -> bool:
@@ -77,9 +79,14 @@ class ThreadPlan:
         )
 
 
-def plan_of(where: str | None, n: int, **options: Any) -> Plan | ThreadPlan:
+def plan_of(where: str | None, n: int, **options: Any) -> Plan | ThreadPlan | BoxPlan:
     """Return a plan for ranks of the chosen kind, with these arguments of `cluster.start`."""
-    return ThreadPlan(n, **options) if is_chosen(where) else Plan(n, **options)
+    plans: dict[str, Callable[..., Plan | ThreadPlan | BoxPlan]] = {
+        "here": ThreadPlan,
+        "processes": Plan,
+        "boxes": BoxPlan,
+    }
+    return plans[chosen(where)](n, **options)
 
 
 def missing() -> str:
@@ -91,16 +98,22 @@ def missing() -> str:
     return ""
 
 
-def is_chosen(where: str | None) -> bool:
-    """Return whether ranks run inside this process.
+def chosen(where: str | None) -> str:
+    """Return which kind of ranks to start.
 
     Raises:
         ValueError: there is no such place.
     """
-    chosen = where or os.environ.get(VARIABLE) or None
-    if chosen is None:
-        return bool(missing())
-    if chosen not in PLACES:
-        name = f"where={where!r}" if where else f"{VARIABLE}={chosen}"
-        raise ValueError(f'{name}: ranks can run "here" or as "processes". Choose one of them')
-    return chosen == "here"
+    place = where or os.environ.get(VARIABLE) or ("here" if missing() else "processes")
+    if place not in PLACES:
+        name = f"where={where!r}" if where else f"{VARIABLE}={place}"
+        raise ValueError(
+            f'{name}: ranks can run as "processes", "here" or in "boxes". Choose one of them'
+        )
+    return place
+
+
+def is_chosen(where: str | None) -> bool:
+    """Return whether a program's ranks run inside one process; boxes are for notebooks only."""
+    place = chosen(where)
+    return place == "here" or (place == "boxes" and bool(missing()))

@@ -15,10 +15,10 @@ from ipyparallel.client.futures import MessageFuture
 
 from torch_mpi import settings
 from torch_mpi.errors import CommunicationError
+from utils.cluster.rank_shell import Output
 from utils.jobs.thread_plan import ThreadPlan
 
 from .rank import Rank
-from .shell import Output
 from .thread_ranks import Threads
 
 
@@ -47,7 +47,7 @@ def main(n: str, threads: str, script: str, *arguments: str) -> None:
         if status:
             end(status)
 
-    for answer in ranks.client.send(dict.fromkeys(range(int(n)), run)).values():
+    for answer in ranks.client.submit(dict.fromkeys(range(int(n)), run)).values():
         answer.result()
     end(0)
 

@@ -11,11 +11,11 @@ import torch_mpi.group.arguments
 import torch_mpi.present
 import torch_mpi.record
 from utils.cluster import notebook_words, rank_side
+from utils.cluster.rank_shell import Output, RankShell, Stream
 from utils.cluster.world.shared_ranks import World
 from utils.timeline import cell_log
 
 from .own import Place
-from .shell import Output, RankShell, Stream
 
 
 class Rank:

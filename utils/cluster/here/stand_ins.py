@@ -24,10 +24,10 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from torch_mpi import autoload, compat
 from torch_mpi.network import link
+from utils.cluster.rank_shell import ENDS_ALL
 from utils.jobs import NeedsProcesses, thread_plan
 
 from .rank import Rank
-from .shell import ENDS_ALL
 
 NOBODY_DIES = "shrink() makes a group without the dead ranks, and ranks inside the kernel can't die"
 HELPERS = (

@@ -62,8 +62,8 @@ class Threads(Running):
         self._turns.start()
         self._by_thread = dict(zip(self._turns.idents(), self._ranks, strict=True))
         self.client = Client(self._turns, self._ranks)
-        requests = {n: lambda rank, future: rank.prepare(self._folder) for n in self.client.ids}
-        for future in self.client.send(requests).values():
+        tasks = {n: lambda rank, future: rank.prepare(self._folder) for n in self.client.ids}
+        for future in self.client.submit(tasks).values():
             future.result()
         self._patience = Patience(self._turns, self._shared, self._plan.timeout, self._place_of)
         self.facts = [self._facts_of(rank) for rank in range(self.n)]

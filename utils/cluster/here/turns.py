@@ -187,6 +187,9 @@ class Turns:
             self.clocks.reach(rank, until)
         self._raise_if_interrupted()
 
+    def ended(self, waited: Waited) -> None:
+        """Do nothing: a rank goes on in its next turn."""
+
     def sleep(self, until: float) -> None:
         """Let the other ranks run that are earlier than this moment.
 

@@ -64,6 +64,9 @@ class Carrier(Protocol):
             KeyboardInterrupt: this rank has been interrupted.
         """
 
+    def ended(self, waited: Waited) -> None:
+        """Take note that this is done; a rank that waits for it may go on."""
+
     def let_others_run(self) -> bool:
         """Let another rank go on for a while; return False if none can."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import Work as TorchWork
@@ -18,7 +18,7 @@ from torch_mpi.errors import count_as_library
 from torch_mpi.group import arguments, tensors
 from torch_mpi.group.arguments import Tensors
 from torch_mpi.group.operation import Operation
-from torch_mpi.group.rank_group import RankGroup
+from torch_mpi.group.rank_group import Declaration, RankGroup
 from torch_mpi.group.seals import sealed
 from torch_mpi.record import Log
 
@@ -151,6 +151,12 @@ class Group(RankGroup):
         return self.recv(outputs, None, tag)
 
     # -- collectives ----------------------------------------------------------------------
+
+    def call(
+        self, declare: Declaration, fast: str, given: Sequence[Any], options: dict[str, Any]
+    ) -> Work:
+        """Declare a collective with these arguments, and come to it."""
+        return self.run(declare(self, *given, **options))
 
     def run(self, operation: Operation) -> Work:
         """Come to a collective; the rank that comes last does the work of all."""

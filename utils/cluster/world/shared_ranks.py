@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from torch_mpi import record
 from torch_mpi.errors import (
     CommunicationError,
     CommunicationStopped,
@@ -127,14 +126,19 @@ class SharedRanks:
             rank: the rank.
             limit: seconds on the rank's clock after which a receive is given up; 0 for none.
         """
-        if self.incident:
-            self._end(work, rank)
+        if self.end_after_incident(work, rank):
             return
         self.carrier.block(work, self.clocks.now(rank) + limit if limit else None)
         if not work.done:
-            self._drop(work, rank, limit)
+            self.drop(work, rank, limit)
 
-    def _drop(self, work: Work, rank: int, limit: float) -> None:
+    def end_after_incident(self, work: Work, rank: int) -> bool:
+        """End a communication with an error if there is an incident; return whether there is."""
+        if self.incident:
+            self._end(work, rank)
+        return bool(self.incident)
+
+    def drop(self, work: Work, rank: int, limit: float) -> None:
         """End a receive of this rank alone, so that a later one gets the message."""
         awaited = work.group.traffic.awaited
         awaited[:] = [message for message in awaited if message.work is not work]
@@ -232,6 +236,11 @@ class SharedRanks:
             where = said if kind == "interrupted" and said == BEFORE_TURN else where
             text = f"{type(error).__name__}: {said}".rstrip(": ")
             self._fail(rank, {"kind": kind, "error": text, "where": where})
+        self.stop_all("followed")
+
+    def died(self, rank: int, why: str) -> None:
+        """Begin an incident, because a rank's process is gone."""
+        self._fail(rank, {"state": "dead", "kind": "died", "error": why})
         self.stop_all("followed")
 
     def statuses(self) -> list[Status]:
@@ -341,7 +350,7 @@ class World:
         """Begin a part of the program."""
         self._ranks.forget_earlier_incident()
         self._drop_withdrawn()
-        self.mark, self.has_left = record.recorder.mark(), False
+        self.mark, self.has_left = self._ranks.carrier.log(self.rank).mark(), False
 
     def end_section(self) -> None:
         """Note that this rank has run its part of the section."""

@@ -103,6 +103,7 @@ class Work(TorchWork):
         """
         self.error, self.done, self.ends = error, True, at
         self.call.matched, self.call.end = matched or at, at
+        self.group.ranks.carrier.ended(self)
 
     def settle(self) -> float:
         """Return when it ends, as far as is known now."""

@@ -12,7 +12,7 @@ from .errors import CommunicationError
 from .mpi import MPI, agree, deaths_are_survived
 from .protocol import world
 from .protocol.diagnosis import names
-from .protocol.progress import guard
+from .protocol.interrupts import guard
 from .protocol.recovery import Assembly, assemble
 from .protocol.status import SHRINK_ACKNOWLEDGED, SHRINK_HERE
 from .record import Call

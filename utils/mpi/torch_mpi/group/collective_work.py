@@ -13,7 +13,8 @@ from ..mpi import MPI
 from ..network import link
 from ..protocol import words
 from ..protocol.handshake import Entry, signature
-from ..protocol.progress import guard, progress
+from ..protocol.interrupts import guard
+from ..protocol.progress import progress
 from ..protocol.status import Side
 from ..protocol.wait_monitor import is_true_within
 from . import algorithms

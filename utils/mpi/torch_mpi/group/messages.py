@@ -23,7 +23,7 @@ from ..errors import CommunicationMismatch
 from ..mpi import MPI, largest_tag
 from ..network import Arrival, Wire, link
 from ..protocol import words
-from ..protocol.progress import guard
+from ..protocol.interrupts import guard
 from ..protocol.recovery import Unreceived
 from ..protocol.wait_monitor import LATE
 from ..record import Call

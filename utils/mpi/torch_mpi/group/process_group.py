@@ -22,7 +22,8 @@ from ..network import link
 from ..protocol import board, rendezvous, world
 from ..protocol.handshake import WORDS, Handshake
 from ..protocol.interfaces import Waitable
-from ..protocol.progress import guard, progress
+from ..protocol.interrupts import guard
+from ..protocol.progress import progress
 from ..protocol.recovery import Flush, Standing, Unreceived
 from ..protocol.status import Side
 from ..record import Call

@@ -52,7 +52,7 @@ class RankGroup(ProcessGroup):
 
     :mod:`torch.distributed` and PyTorch's C++ call these methods, by these names. If ``opts`` is an
     options object of PyTorch's, its ``asyncOp`` says whether the caller waits for the work. A
-    subclass carries the messages: it has :meth:`run`, and ``send``, ``recv`` and
+    subclass carries the messages: it has :meth:`call`, and ``send``, ``recv`` and
     ``recv_anysource``.
 
     Args:
@@ -172,15 +172,14 @@ class RankGroup(ProcessGroup):
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
+    @abstractmethod
     def call(
         self, declare: Declaration, fast: str, given: Sequence[Any], options: dict[str, Any]
     ) -> Work:
-        """Declare a collective with these arguments, and run it."""
-        return self.run(declare(self, *given, **options))
+        """Declare a collective with these arguments, and call it.
 
-    @abstractmethod
-    def run(self, operation: Operation) -> Work:
-        """Call a collective; it begins when all ranks of the group have called it."""
+        It begins when all ranks of the group have called it.
+        """
 
     @abstractmethod
     def join(self, works: Sequence[Work], result: list[torch.Tensor]) -> Work:

@@ -18,7 +18,8 @@ from torch.distributed import Work
 from ..errors import CommunicationError, CommunicationMismatch, users_line
 from ..mpi import MPI
 from ..network import link
-from ..protocol.progress import guard, progress
+from ..protocol.interrupts import guard
+from ..protocol.progress import progress
 from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
 from .step_runner import Steps

@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable
 
 from ..mpi import MPI
-from .progress import guard
+from .interrupts import guard
 
 # The room for a rank's text in bytes, with its length and checksum: its wait and some hundred
 # calls. The system provides a page of memory only when a rank first writes to it.

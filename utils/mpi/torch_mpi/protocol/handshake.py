@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .interfaces import Owner
-from .progress import guard
+from .interrupts import guard
 
 if TYPE_CHECKING:
     from ..record import Call

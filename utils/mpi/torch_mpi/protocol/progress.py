@@ -1,4 +1,4 @@
-"""The thread that advances communications while the rank computes, and the guard against Ctrl-C.
+"""The thread that advances communications while the rank computes.
 
 MPI promises progress only inside MPI calls (MPI 4.1, section 2.9). So the thread tests pending
 communications, and sleeps in between.
@@ -10,7 +10,6 @@ import atexit
 import contextlib
 import ctypes
 import os
-import signal
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from types import FrameType
 from ..errors import in_library
 from ..mpi import MPI
 from .interfaces import Group, Work
+from .interrupts import guard
 from .wait_monitor import is_true_within
 
 # The pause is short enough to hide a bucket behind the backward pass, and long enough that the
@@ -34,75 +34,6 @@ SMALL = 1024
 # The end of a process group waits this long for pending communications.
 PATIENCE = 5.0  # seconds
 _MAIN_THREAD = threading.main_thread().ident
-
-
-class Guard:
-    """A guard that delays SIGINT's handler until the end of a block ``with guard:`` (main thread).
-
-    Attributes:
-        on: how many nested blocks are running.
-        late: whether a signal came during a block.
-    """
-
-    def __init__(self) -> None:
-        self.on = 0
-        self.late = False
-        self._handler: Callable[[int, FrameType | None], object] = signal.default_int_handler
-        self._ear: int | None = None
-
-    def install(self) -> None:
-        """Wrap the present handler of SIGINT; do nothing outside the main thread."""
-        present = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if callable(present) and present != self._handle:
-            self._handler = present
-            signal.signal(signal.SIGINT, self._handle)
-        if self._ear is not None:
-            return
-        # A main thread that waits inside PyTorch's C++ runs no Python handler. But the interpreter
-        # writes a byte into a pipe at once, which the progress thread can read.
-        ear, mouth = os.pipe()
-        os.set_blocking(ear, False)
-        os.set_blocking(mouth, False)
-        taken = signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-        self._ear = ear
-        if taken != -1:  # an event loop uses its own pipe, and keeps it
-            signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.heard()  # Python handles this signal, so the progress thread must not hear it, too
-        if self.on:
-            self.late = True
-        else:
-            self._handler(number, frame)
-
-    def __enter__(self) -> None:
-        if threading.get_ident() == _MAIN_THREAD:
-            self.on += 1
-
-    def __exit__(self, *_: object) -> None:
-        if threading.get_ident() == _MAIN_THREAD:
-            self.on -= 1
-            if self.late:
-                self.release()
-
-    def release(self) -> None:
-        """Handle the delayed signal, unless a block is still running."""
-        if not self.on:
-            self.late = False
-            self._handler(signal.SIGINT, None)
-
-    def heard(self) -> bool:
-        """Return whether SIGINT came since the last call, handled or not."""
-        if self._ear is None:
-            return False
-        with contextlib.suppress(BlockingIOError):
-            return signal.SIGINT in os.read(self._ear, 4096)
-        return False
-
-
-guard = Guard()
 
 
 class Progress:

@@ -18,7 +18,8 @@ from ..record import Call, recorder
 from . import diagnosis
 from .board import Board
 from .interfaces import Group, Waitable
-from .progress import guard, progress
+from .interrupts import guard
+from .progress import progress
 from .status import ACKNOWLEDGED, HERE
 from .wait_monitor import is_true_within, wait_for
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..mpi import MPI, agree, deaths_are_survived, largest_tag
 from ..record import Call
 from .interfaces import Waitable
-from .progress import guard
+from .interrupts import guard
 from .wait_monitor import wait_for
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from ..mpi import MPI
 from ..record import Call, recorder
 from . import board, diagnosis, program_end, recovery, words
 from .interfaces import Group, Waitable, Work
-from .progress import Threads, guard, progress
+from .interrupts import guard
+from .progress import Threads, progress
 from .rendezvous import rendezvous
 from .status import (
     INCIDENT,

@@ -1,0 +1,258 @@
+"""The program of a rank whose messages the kernel carries.
+
+It gets its socket's number as its argument. One thread reads what the kernel sends, and the main
+thread runs cells and answers questions.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import importlib.abc
+import os
+import pickle
+import queue
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from ipyparallel.client.client import Metadata
+from IPython.core.interactiveshell import InteractiveShell
+from torch.distributed import distributed_c10d
+
+from torch_mpi import autoload, compat, present
+from torch_mpi.lines import text_of
+from torch_mpi.protocol.interrupts import guard
+from utils.cluster import rank_side
+from utils.cluster.rank_shell import Output, RankShell, Stream
+from utils.jobs import NeedsProcesses, thread_plan
+
+from . import values
+from .frames import Frame, Frames, Piece
+from .kernel_link import KernelLink
+from .rank_group import BoxGroup
+
+#: How many frames of its stack a rank shows.
+MOST_FRAMES = 200
+
+
+class RankProgram:
+    """A rank.
+
+    Args:
+        frames: the connection to the kernel.
+        begin: what the kernel has sent first: rank, number of ranks, threads, folder.
+    """
+
+    def __init__(self, frames: Frames, begin: dict[str, Any]):
+        self.rank, self.n = begin["rank"], begin["n"]
+        self._frames = frames
+        self._kernel = KernelLink(frames, self.rank, self.n)
+        self._requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        torch.set_num_threads(begin["threads"])
+        self._shell = _shell(self.rank, self.n)
+        self._user_ns = self._shell.user_ns
+        self._output = Output(Metadata(data={}, outputs=[]), self._show)
+        self._shell.output = self._output
+        self._request = 0
+        sys.stdout = RankStream("stdout", lambda: self._output)
+        sys.stderr = RankStream("stderr", lambda: self._output)
+        sys.displayhook = self._shell.displayhook
+        rank_side.keep_streams()
+        rank_side.watch_cells(self._user_ns, self.rank, Path(begin["folder"]))
+        vars(self._shell)["ask_exit"] = rank_side.refuse_exit
+        self._bring_groups()
+
+    def _bring_groups(self) -> None:
+        """Let ``init_process_group("mpi")`` make a group whose messages the kernel carries."""
+        compat.adapt_pytorch()
+        autoload.explain_missing_store(distributed_c10d)
+        vars(autoload)["LazyProcessGroupMPI"] = self
+        vars(distributed_c10d)["_MPI_AVAILABLE"] = True
+        if hasattr(distributed_c10d, "ProcessGroupMPI") or compat.minor(torch.__version__) < (
+            2,
+            14,
+        ):
+            vars(distributed_c10d)["ProcessGroupMPI"] = self
+        for module in (dist, distributed_c10d):
+            vars(module)["is_mpi_available"] = lambda: True
+        vars(thread_plan)["is_rank_here"] = lambda: True
+        sys.meta_path.insert(0, NoMPI())
+
+    def create(self, ranks: list[int]) -> BoxGroup | None:
+        """Make a group, in the place of PyTorch's ``ProcessGroupMPI.create``.
+
+        Args:
+            ranks: its global ranks; empty for all.
+        """
+        compat.check_request()
+        present.world = self._kernel.world
+        members = tuple(ranks) if ranks else tuple(range(self.n))
+        return self._kernel.new_group(members) if self.rank in members else None
+
+    # -- the thread that reads --------------------------------------------------------------------
+
+    def read_for_good(self) -> None:
+        """Take what the kernel sends. Without the kernel, this process ends."""
+        try:
+            while (frame := self._frames.receive()) is not None and frame.kind != "end":
+                if not self._kernel.take(frame):
+                    self._take(frame)
+        finally:
+            os._exit(0)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind == "interrupt":
+            self._kernel.interrupt_futures()
+            _interrupt_main_thread()
+        elif frame.kind == "where":
+            self._frames.send("at", {"frames": _stack_of_main_thread()})
+        else:
+            self._requests.put(frame)
+
+    # -- the main thread --------------------------------------------------------------------------
+
+    def serve_for_good(self) -> None:
+        """Do what the kernel asks for, one request after the other."""
+        guard.install()
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):  # it came too late
+                frame = self._requests.get()
+                self._serve(frame)
+
+    def _serve(self, frame: Frame) -> None:
+        self._request = frame.fields["request"]
+        self._output = self._shell.output = Output(Metadata(data={}, outputs=[]), self._show)
+        pieces: list[Piece] = []
+        reply: dict[str, Any] = {"request": self._request}
+        try:
+            if frame.kind == "execute":
+                reply |= self._execute(frame.fields["code"], frame.fields["silent"])
+            else:
+                reply["value"] = values.packed(self._do(frame), pieces)
+        except BaseException as error:
+            kind, text = type(error).__name__, text_of(error)
+            reply["error"] = [kind, text, f"{kind}: {text}".rstrip(": ")]
+            pieces = []
+        reply["data"] = values.packed(self._output.metadata["data"] or {}, pieces)
+        self._frames.send("done", reply, pieces)
+
+    def _execute(self, code: str, silent: bool) -> dict[str, Any]:
+        count = self._shell.run(code, self._output, silent)
+        return {"count": count, "error": self._shell.error}
+
+    def _do(self, frame: Frame) -> Any:
+        """Do what is asked for without IPython, and return the result."""
+        if frame.kind == "ask":
+            return exec(frame.fields["code"], self._user_ns)
+        if frame.kind == "push":
+            return self._user_ns.update(pickle.loads(frame.pieces[0]))
+        if frame.kind == "pull":
+            names = frame.fields["names"]
+            if isinstance(names, str):
+                return eval(names, self._user_ns)
+            return [eval(name, self._user_ns) for name in names]
+        from ipyparallel.serialize import uncan
+
+        function, args, kwargs = uncan(pickle.loads(frame.pieces[0]), self._user_ns)
+        return function(*args, **kwargs)
+
+    def _show(self, kind: str, content: dict[str, Any]) -> None:
+        pieces: list[Piece] = []
+        shown = values.packed(content, pieces)
+        self._frames.send(
+            "output", {"request": self._request, "kind": kind, "shown": shown}, pieces
+        )
+
+
+class RankStream(Stream):
+    """A rank's standard output or error, which loses nothing that threads print between cells."""
+
+    def write(self, text: str) -> int:
+        """Write a text, or keep it for the next cell if no cell would show it."""
+        if isinstance(text, str) and rank_side.is_between_cells():
+            rank_side.keep_for_next_cell(text)
+            return len(text)
+        return super().write(text)
+
+
+class NoMPI(importlib.abc.MetaPathFinder):
+    """Hides mpi4py, for which this process would be the only rank."""
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Raise an error for mpi4py and for what continues without dead ranks."""
+        if name == "torch_mpi.survivors":
+            raise NeedsProcesses(
+                "shrink() makes a group without the dead ranks, which needs ranks of MPI: "
+                'cluster.start(n, where="processes", fault_tolerant=True)'
+            )
+        if name.partition(".")[0] == "mpi4py":
+            raise ModuleNotFoundError(
+                "mpi4py can't reach these ranks, because the kernel carries their messages. Start "
+                'them with where="processes" to use MPI',
+                name=name,
+            )
+
+
+def _shell(rank: int, n: int) -> RankShell:
+    """Return the IPython of this process, which has the names of the rank's cells."""
+    shell = RankShell()
+    main = types.ModuleType("__main__")
+    main.__dict__.update(shell.user_ns)
+    shell.user_module, shell.user_ns = main, main.__dict__
+    # ipyparallel's engines have these names as well.
+    main.__dict__.update(mpi_rank=rank, mpi_size=n)
+    sys.modules["__main__"] = main
+    for kind in (InteractiveShell, RankShell):
+        kind._instance = shell  # type: ignore[assignment]
+    return shell
+
+
+def _interrupt_main_thread() -> None:
+    """Raise KeyboardInterrupt in the main thread, even while it waits for a lock."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+def _stack_of_main_thread() -> list[tuple[str, int, str]]:
+    """Return file, line and function of each frame, innermost first."""
+    stack: list[tuple[str, int, str]] = []
+    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None and len(stack) < MOST_FRAMES:
+        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        frame = frame.f_back
+    return stack
+
+
+def main(number: str) -> None:
+    """Connect, get ready, and serve the kernel."""
+    frames = Frames(_socket(number))
+    begin = frames.receive()
+    if begin is None:
+        return
+    program = RankProgram(frames, begin.fields)
+    threading.Thread(target=program.read_for_good, name="reader", daemon=True).start()
+    facts = {"host": socket.gethostname(), "cores": rank_side.cores(), "pid": os.getpid()}
+    frames.send("ready", facts)
+    program.serve_for_good()
+
+
+def _socket(number: str) -> socket.socket:
+    """Return the socket that the kernel has given to this process."""
+    if hasattr(socket, "fromshare"):  # Windows
+        shared: socket.socket = socket.fromshare(sys.stdin.buffer.read(int(number)))
+        return shared
+    return socket.socket(fileno=int(number))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

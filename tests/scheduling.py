@@ -52,6 +52,7 @@ EXTENDED = {
     "test_fuzz",
     "test_grading_accidents",
     "test_grading_attacks",
+    "test_cases_in_boxes",
     "test_hosts",
     "test_hpc_readme",
     "test_hub",

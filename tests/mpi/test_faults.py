@@ -187,9 +187,20 @@ def inside(folder) -> Iterator[Course]:
         yield Course(book, folder / "marks", "here")
 
 
-@pytest.fixture(params=["processes", "here"])
+@pytest.fixture(scope="module")
+def boxed(folder) -> Iterator[Course]:
+    """A notebook whose ranks are processes without MPI."""
+    with notebook(**environment(folder, "1")) as book:
+        yield Course(book, folder / "marks", "boxes")
+
+
+#: The fixtures by kind of ranks.
+COURSES = {"processes": "ordered", "here": "inside", "boxes": "boxed"}
+
+
+@pytest.fixture(params=["processes", "here", pytest.param("boxes", marks=pytest.mark.extended)])
 def either(request: pytest.FixtureRequest) -> Course:
-    course = request.getfixturevalue("ordered" if request.param == "processes" else "inside")
+    course = request.getfixturevalue(COURSES[request.param])
     course.make_whole()
     return course
 

@@ -134,9 +134,9 @@ class Ranks:
         _current = self
 
     @property
-    def here(self) -> bool:
-        """Return whether these ranks are threads of this kernel; otherwise they are processes."""
-        return isinstance(self._plan, ThreadPlan)
+    def have_mpi(self) -> bool:
+        """Return whether these ranks are processes of MPI."""
+        return isinstance(self._plan, Plan)
 
     def _bring_up(self) -> None:
         self._up = _start(self._plan)

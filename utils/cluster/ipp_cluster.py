@@ -27,8 +27,7 @@ from utils.jobs.start_plan import Plan
 START_DEADLINE = 60.0
 GOODBYE_DEADLINE = 10.0
 # Seconds that mpiexec gets to end after a rank has died; srun waits for the other ranks first.
-LAST_WORDS_DEADLINE = 4.0
-LAST_WORDS_OF_SRUN = 10.0
+LAST_WORDS = 10.0
 
 # The controller asks every 0.1 s (default: 3 s) which engines are alive, because it admits a new
 # engine only then. A rank counts as lost after 300 silent rounds, so that a laptop may be suspended
@@ -211,9 +210,7 @@ class Processes(Running):
         """Return what mpiexec says about a rank that died; it ends all other ranks before."""
         if self.plan.fault_tolerant and self.living():
             return self._output_of_mpiexec()
-        by_mpiexec = self.plan.way.launcher == "mpiexec"
-        wait = LAST_WORDS_DEADLINE if by_mpiexec else LAST_WORDS_OF_SRUN
-        deadline = time.monotonic() + wait
+        deadline = time.monotonic() + LAST_WORDS
         while not self.over() and time.monotonic() < deadline:
             time.sleep(0.02)
         return self._output_of_mpiexec()

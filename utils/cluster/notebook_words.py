@@ -69,9 +69,10 @@ def place_in_cell(line: int, function: str, number: int | None) -> str:
     return f"In[{number}], line {line}" + (f", {inside}" if inside else "")
 
 
-def number_cell(filename: str, number: int) -> None:
-    """Tell this rank which of the notebook's cells is in this file."""
-    _cells[filename] = number
+def number_cell(filename: str, number: int | None) -> None:
+    """Tell this process which of the notebook's cells is in this file; ``None`` if none is."""
+    if number is not None:
+        _cells[filename] = number
 
 
 def number_of(filename: str) -> int | None:
@@ -79,8 +80,14 @@ def number_of(filename: str) -> int | None:
     return _cells.get(filename)
 
 
+def running() -> int | None:
+    """Return which cell runs now."""
+    number: int | None = _now.number
+    return number
+
+
 def cell_runs(number: int | None) -> None:
-    """Tell this rank which cell runs now; after ``None``, every line is shown with its cell."""
+    """Tell this process which cell runs now; after ``None``, every line is shown with its cell."""
     _now.number = number
 
 

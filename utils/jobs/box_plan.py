@@ -13,6 +13,9 @@ from utils.jobs.start_plan import (
     check_timeout,
 )
 
+#: Is set in the environment of such a rank.
+MARK = "DDL_LABS_BOX"
+
 
 class BoxPlan:
     """A plan to start ranks as processes without MPI.
@@ -28,6 +31,7 @@ class BoxPlan:
         threads: int = 1,
         timeout: float = 20.0,
         env: dict[str, str] | None = None,
+        fault_tolerant: bool = False,
         **mpi: Any,
     ):
         check_count("n", n, "the number of ranks", "start(2)")
@@ -44,13 +48,15 @@ class BoxPlan:
         self.n, self.threads, self.timeout = n, threads, timeout
         self.fault_tolerant = False
         self.notes = [self.what()]
+        if fault_tolerant:
+            self.notes.append("If a rank dies, only fresh ranks can communicate again.")
         self._env = env or {}
 
     def greeting(self, fresh: bool = False) -> str:
         """Return what a notebook says when the ranks have started."""
         which = "fresh " * fresh
         begin = f"{self.n} {which}ranks have" if self.n > 1 else f"1 {which}rank has"
-        return f"{begin} started. {self.what()}"
+        return f"{begin} started. {' '.join(self.notes)}"
 
     def what(self) -> str:
         """Return a sentence on what these ranks are, and one on what they can't show."""
@@ -66,4 +72,6 @@ class BoxPlan:
         left = set(launch_variables.present())
         kept = {name: value for name, value in os.environ.items() if name not in left}
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        return kept | dict.fromkeys(names, threads) | {"KINETO_LOG_LEVEL": "6"} | self._env
+        return (
+            kept | dict.fromkeys(names, threads) | {"KINETO_LOG_LEVEL": "6", MARK: "1"} | self._env
+        )

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from utils.jobs import NeedsProcesses, RanksError
+from utils.jobs import NeedsProcesses, RanksError, box_plan
 from utils.jobs.box_plan import BoxPlan
 from utils.jobs.start_plan import (
     MOST_RANKS,
@@ -30,7 +30,7 @@ def is_rank_here() -> bool:
 
 def refuse_on_any_rank() -> None:
     """Raise RanksError if the caller is a rank already, in this process or as a process."""
-    if is_rank_here():
+    if is_rank_here() or box_plan.MARK in os.environ:
         raise RanksError(ON_A_RANK.format("a rank"))
     refuse_on_a_rank()
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from torch_mpi.errors import CommunicationError
-from torch_mpi.group import collectives, reductions
-from torch_mpi.group.rank_group import Declaration
+from torch_mpi.group.rank_group import Declaration, RankGroup
 from torch_mpi.record import Log
 from utils.cluster import notebook_words
 from utils.cluster.world.carrier import Place, Waited
@@ -29,15 +28,9 @@ from .frames import BrokenFrame, Frame, Frames, Piece
 
 #: The collectives that a rank may call, by name.
 DECLARATIONS: dict[str, Declaration] = {
-    declare.__name__: declare
-    for declare in (
-        *(reductions.all_reduce, reductions.all_reduce_coalesced, reductions.reduce),
-        *(reductions.reduce_scatter, reductions.reduce_scatter_single),
-        *(collectives.broadcast, collectives.gather, collectives.scatter),
-        *(collectives.all_gather, collectives.all_gather_coalesced),
-        *(collectives.all_gather_single, collectives.all_to_all),
-        *(collectives.all_to_all_single, collectives.barrier),
-    )
+    method.__wrapped__.__name__: method.__wrapped__
+    for method in vars(RankGroup).values()
+    if hasattr(method, "__wrapped__")
 }
 #: What a rank may learn from the record of its call.
 RECORD = ("matched", "end", "peer", "message", "sequence", "moved_out", "moved_in")
@@ -62,7 +55,7 @@ class RealClocks:
 
 @dataclasses.dataclass
 class Pending:
-    """A communication of a rank that is not over, or of which the rank has not been told."""
+    """A communication of a rank that is not over, or of whose end the rank has not heard."""
 
     number: int
     outputs: Sequence[torch.Tensor]
@@ -90,8 +83,8 @@ class RankSide:
         groups: its groups, by number.
         log: its calls.
         works: its communications of which it has not heard yet, by number.
-        seen: those of which it has heard and that it may still wait for, by number.
         waits: its waits, by the number of the communication.
+        left: the wait in which it was interrupted.
         meeting: what its thread here waits for in its name.
     """
 
@@ -101,6 +94,7 @@ class RankSide:
         self.log: Log = Log()  # type: ignore[no-untyped-call]
         self.works: dict[int, Work] = {}
         self.waits: dict[int, Wait] = {}
+        self.left: Wait | None = None
         self.meeting: Waited | None = None
         self.is_busy = False
         self.is_gone = False
@@ -153,6 +147,7 @@ class Carrier:
             side = self._sides[rank]
             side.is_busy, side.was_interrupted = False, False
             side.waits.clear()
+            side.left = None
             self._look()
 
     def leave(self, rank: int, why: str) -> None:
@@ -192,8 +187,10 @@ class Carrier:
 
     def _call(self, side: RankSide, frame: Frame) -> None:
         about = frame.fields
-        if about["place"] is not None and about["place"][3] is not None:
-            notebook_words.number_cell(about["place"][0], about["place"][3])
+        if about["place"] is not None:
+            cell, running = about["cells"]
+            notebook_words.number_cell(about["place"][0], cell)
+            notebook_words.cell_runs(running)
         group, number = side.groups[about["group"]], int(about["number"])
         outputs: Sequence[torch.Tensor] = ()
         try:
@@ -212,6 +209,9 @@ class Carrier:
         self._pending[work] = Pending(number, outputs)
         if work.done:
             self.ended(work)
+        elif about["blocking"]:
+            work.place = self.place()
+            self._wait(side, frame)
 
     def _collective(self, group: Group, frame: Frame) -> tuple[Work, Sequence[torch.Tensor]]:
         about = frame.fields
@@ -230,8 +230,6 @@ class Carrier:
         if work is None:  # it has ended, and the rank will hear of it, or has heard
             return
         work.call.waited = True
-        if place := about.get("place"):
-            work.place = tuple(place[:3])
         if work.done or self.world.end_after_incident(work, work.group.me):
             self.world.heard.add(work.group.me)
             return
@@ -239,7 +237,7 @@ class Carrier:
         side.waits[about["number"]] = Wait(work, time.monotonic(), about["in_main"], limit)
 
     def _leave(self, side: RankSide, frame: Frame) -> None:
-        side.waits.pop(frame.fields["number"], None)
+        side.left = side.waits.pop(frame.fields["number"], None)
 
     def _drop(self, side: RankSide, frame: Frame) -> None:
         work = side.works.get(frame.fields["number"])
@@ -299,7 +297,11 @@ class Carrier:
     def _raised(self, rank: int, kind: str, name: str, text: str, where: str) -> None:
         bases = {"communication": CommunicationError, "interrupt": KeyboardInterrupt}
         error = type(name, (bases.get(kind, Exception),), {})(text)
-        self.world.worlds[rank].raised(error, where)
+        if kind == "communication" and self.world.incident:
+            return
+        left, self._sides[rank].left = self._sides[rank].left, None
+        work = left.work if left is not None and kind == "interrupt" else None
+        self.world.raised(rank, error, where, work)
 
     # -- the contract of a carrier ----------------------------------------------------------------
 
@@ -337,7 +339,8 @@ class Carrier:
         rank = waited.group.me
         side = self._sides[rank]
         waited.settle()
-        if side.waits.pop(pending.number, None) is not None and waited.error is not None:
+        waits = side.waits.pop(pending.number, None) is not None or waited.call.blocking
+        if waits and waited.error is not None:
             self.world.heard.add(rank)
         if waited.error is None:
             del side.works[pending.number]

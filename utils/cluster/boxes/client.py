@@ -129,5 +129,6 @@ def _as_frame(request: Request) -> tuple[str, dict[str, Any], list[Piece]]:
     assert isinstance(request, Apply)
     from ipyparallel.serialize import can
 
-    canned = can((request.function, tuple(request.args), dict(request.kwargs)))
-    return "apply", {}, [pickle.dumps(canned)]
+    args = [can(value) for value in request.args]
+    kwargs = {name: can(value) for name, value in request.kwargs.items()}
+    return "apply", {}, [pickle.dumps((can(request.function), args, kwargs))]

@@ -58,6 +58,7 @@ class KernelLink:
         self._works: dict[int, BoxWork] = {}
         self._answers: dict[int, Answer] = {}
         self._numbers = itertools.count(1)
+        self._sent = 0
         self._beginning = threading.Lock()
 
     # -- from the rank's program ------------------------------------------------------------------
@@ -70,12 +71,17 @@ class KernelLink:
 
     def begin(self, work: BoxWork, about: dict[str, Any], pieces: Sequence[Piece]) -> None:
         """Send a call to the kernel."""
-        place = _place()
+        about |= _place()
+        if work.call.blocking:
+            about |= _about_wait()
         # The kernel must get the calls of several threads in the order of their numbers.
         with guard, self._beginning:
             work.number = next(self._numbers)
+            if work.call.op == "send":
+                self._sent += 1
+                work.call.message = self.rank, self._sent
             self._works[work.number] = work
-            self._frames.send("call", about | {"number": work.number, "place": place}, pieces)
+            self._frames.send("call", about | {"number": work.number}, pieces)
 
     def wait(self, work: BoxWork, limit: float) -> None:
         """Wait until a work is over.
@@ -84,12 +90,9 @@ class KernelLink:
             work: the work.
             limit: seconds after which a receive is given up; 0 for none.
         """
-        in_main = threading.current_thread() is threading.main_thread()
-        about: dict[str, Any] = {"number": work.number, "limit": settings.time_limit}
-        # The line of isend or irecv says more than the line of its wait.
-        about |= {"place": _place() if work.call.blocking else None, "in_main": in_main}
-        self._frames.send("wait", about)
         try:
+            if not work.call.blocking:  # otherwise the call has said that the rank waits
+                self._frames.send("wait", {"number": work.number} | _about_wait())
             if limit and not work.ended.wait(limit):
                 self._frames.send("drop", {"number": work.number, "limit": limit})
             work.ended.wait()
@@ -142,10 +145,19 @@ class KernelLink:
         return True
 
 
-def _place() -> list[Any] | None:
-    """Return file, line, function and, for a cell, its number in the notebook."""
+def _about_wait() -> dict[str, Any]:
+    """Return how long this thread waits at most, and whether it is the rank's program."""
+    in_main = threading.current_thread() is threading.main_thread()
+    return {"limit": settings.time_limit, "in_main": in_main}
+
+
+def _place() -> dict[str, Any]:
+    """Return the user's line; for a cell, also its number, and that of the running cell."""
     place = users_place()
-    return place and [*place, notebook_words.number_of(place[0])]
+    if place is None:
+        return {"place": None}
+    cells = notebook_words.number_of(place[0]), notebook_words.running()
+    return {"place": place, "cells": cells}
 
 
 def _record_of(told: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from torch_mpi import compat
-from torch_mpi.errors import count_as_library
+from torch_mpi.errors import CommunicationError, count_as_library
 from torch_mpi.group import arguments, tensors
 from torch_mpi.group.arguments import Tensors
 from torch_mpi.group.rank_group import Declaration, RankGroup
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 count_as_library(__file__)
 #: As in Open MPI and MPICH.
 LARGEST_TAG = 2**31 - 1
+_real_clock = time.perf_counter
+_real_sleep = time.sleep
 
 
 class BoxGroup(RankGroup):
@@ -39,6 +41,11 @@ class BoxGroup(RankGroup):
         members: global ranks, in the order of the group.
         number: this rank's number of the group.
     """
+
+    @property
+    def late_works(self) -> type[BoxWork]:  # type: ignore[override]
+        """Return the class of works whose futures complete when the kernel has answered."""
+        return BoxWork
 
     def __init__(self, kernel: KernelLink, rank: int, members: tuple[int, ...], number: int):
         super().__init__(rank, members)
@@ -182,9 +189,13 @@ class BoxWork(TorchWork):
             written: the values of the outputs.
             error: what the caller gets.
         """
+        self._over, self._error = record["end"], error
+        # A check may have given this rank another clock.
+        shift = time.perf_counter() - _real_clock()
+        for name in ("matched", "end"):
+            record[name] = max(self.call.start, record.get(name, record["end"]) + shift)
         for name, value in record.items():
             setattr(self.call, name, value)
-        self._over, self._error = self.call.end, error
         try:
             if error is None:
                 self._write(written)
@@ -231,8 +242,8 @@ class BoxWork(TorchWork):
         if not self.ended.is_set() or self._error is not None:
             limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
             self.group.kernel.wait(self, max(0.0, limit))
-        while (left := self._over - time.perf_counter()) > 0:
-            time.sleep(left)  # the slow network
+        while (left := self._over - _real_clock()) > 0:
+            _real_sleep(left)  # the slow network
         wait[1] = time.perf_counter()
         if self._error is not None:
             raise self._error
@@ -248,7 +259,7 @@ class BoxWork(TorchWork):
 
     def is_completed(self) -> bool:
         """Return whether it is over now."""
-        over = self.ended.is_set() and time.perf_counter() >= self._over
+        over = self.ended.is_set() and _real_clock() >= self._over
         self.call.waited |= over
         if over and self._error is None:
             self._lift_seal()
@@ -289,7 +300,7 @@ class BoxWork(TorchWork):
     def interrupt_future(self) -> None:
         """Let what waits inside C++ for the future go on, with an error."""
         if self._future is not None and not self._future.done():
-            self._future.set_exception(KeyboardInterrupt())
+            self._future.set_exception(CommunicationError("interrupted", self.call))
 
     def _complete(self, future: torch.futures.Future[Any]) -> None:
         def complete() -> None:
@@ -300,7 +311,7 @@ class BoxWork(TorchWork):
             else:
                 future.set_exception(self._error)
 
-        left = self._over - time.perf_counter()
+        left = self._over - _real_clock()
         if left > 0 and self._error is None:
             threading.Timer(left, complete).start()
         else:

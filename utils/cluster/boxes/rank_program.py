@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 import types
 from pathlib import Path
 from types import FrameType
@@ -32,7 +33,7 @@ from torch_mpi.lines import text_of
 from torch_mpi.protocol.interrupts import guard
 from utils.cluster import rank_side
 from utils.cluster.rank_shell import Output, RankShell, Stream
-from utils.jobs import NeedsProcesses, thread_plan
+from utils.jobs import NeedsProcesses
 
 from . import values
 from .frames import Frame, Frames, Piece
@@ -83,7 +84,6 @@ class RankProgram:
             vars(distributed_c10d)["ProcessGroupMPI"] = self
         for module in (dist, distributed_c10d):
             vars(module)["is_mpi_available"] = lambda: True
-        vars(thread_plan)["is_rank_here"] = lambda: True
         sys.meta_path.insert(0, NoMPI())
 
     def create(self, ranks: list[int]) -> BoxGroup | None:
@@ -105,8 +105,10 @@ class RankProgram:
             while (frame := self._frames.receive()) is not None and frame.kind != "end":
                 if not self._kernel.take(frame):
                     self._take(frame)
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc(file=sys.__stderr__)
+            os._exit(1)
+        os._exit(0)
 
     def _take(self, frame: Frame) -> None:
         if frame.kind == "interrupt":
@@ -161,8 +163,10 @@ class RankProgram:
             return [eval(name, self._user_ns) for name in names]
         from ipyparallel.serialize import uncan
 
-        function, args, kwargs = uncan(pickle.loads(frame.pieces[0]), self._user_ns)
-        return function(*args, **kwargs)
+        function, args, kwargs = pickle.loads(frame.pieces[0])
+        args = [uncan(value, self._user_ns) for value in args]
+        kwargs = {name: uncan(value, self._user_ns) for name, value in kwargs.items()}
+        return uncan(function, self._user_ns)(*args, **kwargs)
 
     def _show(self, kind: str, content: dict[str, Any]) -> None:
         pieces: list[Piece] = []
@@ -210,8 +214,13 @@ def _shell(rank: int, n: int) -> RankShell:
     # ipyparallel's engines have these names as well.
     main.__dict__.update(mpi_rank=rank, mpi_size=n)
     sys.modules["__main__"] = main
-    for kind in (InteractiveShell, RankShell):
-        kind._instance = shell  # type: ignore[assignment]
+    # `get_ipython()`, and ipyparallel, which asks for the shell of a kernel.
+    vars_of_class: dict[str, Any] = {
+        "instance": lambda cls, *_, **__: shell,
+        "initialized": lambda cls: True,
+    }
+    for name, function in vars_of_class.items():
+        setattr(InteractiveShell, name, classmethod(function))
     return shell
 
 

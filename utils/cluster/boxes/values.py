@@ -5,7 +5,9 @@ Only what is listed here can be made from a frame, so no code of a student runs 
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +30,8 @@ DTYPES = {
 MOST_ROOM = 4 * 1024**3
 #: Options of PyTorch's calls that a collective reads.
 OPTIONS = ("asyncOp", "rootRank")
+#: Modules whose dataclasses may travel.
+OURS = "utils."
 _NUMPY = "biufc"
 _PLAIN = (bool, int, float, str, type(None))
 
@@ -96,6 +100,10 @@ def packed(value: Any, pieces: list[Piece]) -> Any:
         return {"set": [packed(part, pieces) for part in value]}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
+    if dataclasses.is_dataclass(value) and type(value).__module__.startswith(OURS):
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        name = [type(value).__module__, type(value).__qualname__]
+        return {"dataclass": name, "fields": packed(fields, pieces)}
     if isinstance(value, Mapping):
         return {"dict": [[packed(k, pieces), packed(v, pieces)] for k, v in value.items()]}
     for kind in (int, float, str):
@@ -134,12 +142,22 @@ def _array(about: Mapping[str, Any], index: Any, pieces: Sequence[Piece]) -> Any
     return array if about["shape"] else array[()]
 
 
+def _dataclass(about: Mapping[str, Any], name: Any, pieces: Sequence[Piece]) -> Any:
+    """Return a dataclass of the course that this process has imported."""
+    module, kind = name
+    made = getattr(sys.modules[module], kind) if module.startswith(OURS) else None
+    if not isinstance(made, type) or not dataclasses.is_dataclass(made):
+        raise ValueError(f"{module}.{kind} is no dataclass of the course")
+    return made(**unpacked(about["fields"], pieces))
+
+
 _MAKERS: dict[str, Callable[[Mapping[str, Any], Any, Sequence[Piece]], Any]] = {
     "tensor": lambda about, index, pieces: tensor_of(about, pieces[index]),
     "array": _array,
     "bytes": lambda about, index, pieces: bytes(pieces[index]),
     "tuple": lambda about, parts, pieces: tuple(unpacked(part, pieces) for part in parts),
     "set": lambda about, parts, pieces: {unpacked(part, pieces) for part in parts},
+    "dataclass": _dataclass,
     "range": lambda about, parts, pieces: range(*parts),
     "dict": lambda about, pairs, pieces: {
         unpacked(key, pieces): unpacked(value, pieces) for key, value in pairs

@@ -228,14 +228,19 @@ class SharedRanks:
             work.end(at, error)
         self.stop_all("followed")
 
-    def raised(self, rank: int, error: BaseException, where: str) -> None:
-        """Begin an incident, because the code of a rank has ended with an error."""
+    def raised(self, rank: int, error: BaseException, where: str, work: Work | None = None) -> None:
+        """Begin an incident, because the code of a rank has ended with an error.
+
+        Args:
+            work: the communication in which the rank was interrupted, if it was.
+        """
         if rank not in self.failed:
             kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "raised"
             said = text_of(error)
             where = said if kind == "interrupted" and said == BEFORE_TURN else where
             text = f"{type(error).__name__}: {said}".rstrip(": ")
-            self._fail(rank, {"kind": kind, "error": text, "where": where})
+            wait = of_wait(cast(Waitable, work), where, True) if work is not None else {}
+            self._fail(rank, wait | {"kind": kind, "error": text, "where": where})
         self.stop_all("followed")
 
     def died(self, rank: int, why: str) -> None:

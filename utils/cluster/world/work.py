@@ -288,8 +288,8 @@ def complete(works: list[CollectiveWork]) -> None:
         errors = _taken(works)
     for work in works:
         if work not in errors:
-            work.end(end, matched=called)
             work.call.moved_out = bytes_sent(op, len(members), nbytes)
+            work.end(end, matched=called)
     if errors:
         ranks.mismatch(errors, called)
 

@@ -18,7 +18,6 @@ from utils.checks.probe import answer_named, as_dict
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import PARTITIONS, WORLD, Group, GroupAnswer, in_group, judge_groups, on
 from utils.cluster.questions import Ranks
-from utils.jobs import thread_plan
 from utils.labs.shared import replicas
 from utils.labs.shared.replicas import Twin
 
@@ -75,12 +74,12 @@ def can_be_late(group: Group, blocks: bool) -> bool:
 
 def _finishes_later(work: dist.Work) -> bool:
     """Return whether the future of such a work can be incomplete."""
-    try:
-        from torch_mpi.group.work import MPIWork
-        from torch_mpi.protocol.progress import progress
-    except ImportError:  # ranks inside the kernel have no MPI
-        return False
-    return isinstance(work, MPIWork) and progress.available
+    kind = _late_works()
+    return kind is not None and isinstance(work, kind)
+
+
+def _late_works() -> type[dist.Work] | None:
+    return dist.group.WORLD.late_works
 
 
 # The tag of messages with which the check itself lets a rank continue.
@@ -110,7 +109,7 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
         mark = log.mark()
         with _waits_counted(answer, first):
             future = hook(state, bucket)
-        if thread_plan.is_rank_here():
+        if _late_works() is None:
             answer["waits"] += any(map(_was_waited_for, log.since(mark)))
         if answer["late"]:
             for place in others:
@@ -132,9 +131,9 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
 
 
 def _was_waited_for(call: Call) -> bool:
-    """Return whether a rank inside the kernel has waited for this call to end, or has asked for it.
+    """Return whether a rank has waited for this call to end, or has asked for it.
 
-    There, the record shows it, because a future waits without a note in it.
+    If futures are complete at once, the record shows it, because a future leaves no note in it.
     """
     waited = any(begin < call.end for begin, _ in call.waits)
     return waited or (call.waited and not call.blocking)
@@ -163,14 +162,12 @@ def _waiting() -> dict[tuple[type, str], tuple[Callable, Callable]]:
     """
     future = torch._C.Future  # then() returns one, too
     done = future.done
-    # Inside the kernel, a future is complete before the hook has it.
-    over = {future: lambda one: not thread_plan.is_rank_here() and done(one)}
+    kind = _late_works()
+    over = {future: lambda one: kind is not None and done(one)}
     names = [(future, "done"), (future, "wait")]
-    with contextlib.suppress(ImportError):  # ranks inside the kernel have no MPI
-        from torch_mpi.group.work import MPIWork
-
-        over[MPIWork] = MPIWork.is_completed
-        names += [(MPIWork, "is_completed"), (MPIWork, "wait")]
+    if kind is not None:
+        over[kind] = kind.is_completed
+        names += [(kind, "is_completed"), (kind, "wait")]
     return {(kind, name): (getattr(kind, name), over[kind]) for kind, name in names}
 
 

@@ -84,12 +84,12 @@ def survivors(ranks: Ranks) -> list[int]:
     """Return the ranks that are alive.
 
     Raises:
-        NeedsProcesses: the ranks are threads of this kernel, and none has died.
+        NeedsProcesses: the ranks have no MPI, which could end all of them.
     """
-    if ranks.here:
+    if not ranks.have_mpi:
         raise NeedsProcesses(
-            "No rank has died, because a rank inside the kernel can't die alone. The text below "
-            "says what happens to ranks that are processes."
+            "MPI did not end the other ranks, because these ranks work without MPI. The text below "
+            "says what happens to ranks of MPI."
         )
     up = ranks.running()
     return [] if up.over() else up.living()

@@ -120,6 +120,11 @@ class ProcessGroupMPI(RankGroup):
         self._fast_path = FastPath(self.handshake, data)
 
     @property
+    def late_works(self) -> type[MPIWork] | None:  # type: ignore[override]
+        """Return the class of works whose futures the progress thread completes."""
+        return MPIWork if progress.available else None
+
+    @property
     def timeout(self) -> float:
         """Return the longest wait in seconds; a tool may have set another limit."""
         return self._timeout if settings.time_limit is None else settings.time_limit

@@ -61,7 +61,11 @@ class RankGroup(ProcessGroup):
 
     Attributes:
         lost: why the group can't be used any more, such as "it was destroyed"; "" if it can.
+        late_works: the class of works whose futures complete later than they are made; ``None`` if
+            a future is complete at once.
     """
+
+    late_works: type[Work] | None = None
 
     # PyTorch asks a group for the backend of a device, and this group is its own backend.
     supports_splitting = True

@@ -1,0 +1,212 @@
+"""Ranks in boxes: real processes without MPI, whose messages the kernel carries."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import textwrap
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from utils import cluster
+from utils.cluster.boxes import values
+from utils.cluster.boxes.box_ranks import Boxes
+from utils.cluster.boxes.frames import BrokenFrame
+from utils.jobs import DeadRankError, NeedsProcesses, RanksError
+from utils.jobs.box_plan import BoxPlan
+
+pytestmark = pytest.mark.timeout(300)
+
+
+JOIN = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("mpi")
+rank = dist.get_rank()
+"""
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[cluster.Ranks]:
+    with cluster.start(2, where="boxes") as ranks:
+        yield ranks
+
+
+@pytest.fixture
+def ranks(started: cluster.Ranks) -> cluster.Ranks:
+    """Two ranks with a process group, whatever the test before has left."""
+    if started.client.ids != [0, 1]:
+        started.restart()
+    started.view.execute(f"if 'rank' not in globals():\n{textwrap.indent(JOIN, ' ')}", block=True)
+    return started
+
+
+def sums(ranks: cluster.Ranks) -> list[Any]:
+    """What an all_reduce of ones gives on each rank."""
+    ranks.view.execute("x = torch.ones(3)\ndist.all_reduce(x)", block=True)
+    return [tensor.tolist() for tensor in ranks.view.pull("x")]
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """A dataclass that is not the course's."""
+
+    number: int
+
+
+VALUES = [
+    *(None, True, 3, -1.5, math.inf, "text\ud800", [1, [2.0]], (1, (2,)), {3, 4}, range(1, 9, 2)),
+    *({"a": 1, 2: (3,)}, b"\x00\xff", np.arange(6).reshape(2, 3), np.float32(1.5)),
+    *(torch.arange(6).reshape(2, 3), torch.tensor(2.0), torch.empty(0, 3), torch.tensor([True])),
+    *(torch.ones(2, dtype=torch.bfloat16), torch.tensor([1 + 2j]), torch.ones(3, 2).T),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_a_value_comes_back_from_a_rank_as_it_was(value):
+    pieces: list[Any] = []
+    back = values.unpacked(values.packed(value, pieces), [bytearray(piece) for piece in pieces])
+    assert type(back) is type(value)
+    if isinstance(value, torch.Tensor):
+        assert back.dtype == value.dtype
+        assert back.shape == value.shape
+        assert torch.equal(back, value)
+    else:
+        assert np.array_equal(back, value) if isinstance(value, np.ndarray) else back == value
+
+
+@pytest.mark.parametrize("value", [object(), print, torch.nn.Linear(1, 1), Foreign(1), [object()]])
+def test_a_value_that_would_need_code_to_be_read_is_refused_with_its_type(value):
+    kind = type(value[0] if isinstance(value, list) else value).__name__
+    with pytest.raises(TypeError, match=kind):
+        values.packed(value, [])
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        {"tensor": 0, "dtype": "float32", "shape": [3]},
+        {"tensor": 5, "dtype": "float32", "shape": [1]},
+        {"tensor": 0, "dtype": "object", "shape": [1]},
+        {"tensor": 0, "dtype": "float32", "shape": [-1]},
+        {"tensor": 0, "dtype": "float32", "shape": 1},
+        {"array": 0, "dtype": "O", "shape": [1]},
+        {"array": 0, "dtype": "<f4", "shape": [7]},
+        {"dataclass": ["os", "stat_result"], "fields": {"dict": []}},
+        {"dataclass": ["utils.cluster", "Ranks"], "fields": {"dict": []}},
+        {"range": ["a"]},
+        {"dict": [[1]]},
+        {"pickle": 0},
+        {},
+    ],
+    ids=str,
+)
+def test_a_value_that_no_rank_of_ours_would_send_is_refused(frame):
+    with pytest.raises(BrokenFrame):
+        values.unpacked(frame, [bytearray(4)])
+
+
+def test_the_tensors_of_a_call_may_not_claim_more_than_memory():
+    huge = {"dtype": "float32", "shape": [2**40]}
+    with pytest.raises(BrokenFrame):
+        values.arguments_of([huge])
+    many = [{"dtype": "float32", "shape": [2**29]}] * 3
+    with pytest.raises(BrokenFrame):
+        values.arguments_of([many])
+
+
+# --- a rank that breaks its connection ---------------------------------------------------------
+
+
+#: What a hostile cell writes into its socket, which is the only one that it has.
+SOCKET = (
+    "import os, socket, struct\n"
+    "for number in map(int, os.listdir('/proc/self/fd')):\n"
+    "    try:\n        end = socket.socket(fileno=os.dup(number))\n"
+    "        if end.family == socket.AF_UNIX: break\n"
+    "    except OSError:\n        pass\n"
+)
+BROKEN = {
+    "noise": "end.sendall(os.urandom(4096))",
+    "a length that is too large": "end.sendall(struct.pack('!II', 2**32 - 1, 0))",
+    "too many pieces": "end.sendall(struct.pack('!II', 2, 2**32 - 1) + b'{}')",
+    "a piece that is too large": "end.sendall(struct.pack('!IIQ', 2, 1, 2**63) + b'{}')",
+    "no JSON": "end.sendall(struct.pack('!II', 3, 0) + b'abc')",
+    "deep JSON": "end.sendall(struct.pack('!II', 200000, 0) + b'[' * 200000)",
+    "a pickle": "import pickle\ntext = pickle.dumps(print)\n"
+    "end.sendall(struct.pack('!II', len(text), 0) + text)",
+    "an unknown frame": "text = b'[\"become\", {}]'\n"
+    "end.sendall(struct.pack('!II', len(text), 0) + text)",
+    "a call in a group that is not there": 'text = b\'["call", {"group": 9, "number": 1, '
+    '"blocking": true, "place": null}]\'\nend.sendall(struct.pack(\'!II\', len(text), 0) + text)',
+    "an answer to nothing": 'text = b\'["done", {"request": "none"}]\'\n'
+    "end.sendall(struct.pack('!II', len(text), 0) + text)",
+    "a question that there is not": 'text = b\'["ask", {"number": 1, "method": "__init__", '
+    "\"arguments\": []}]'\nend.sendall(struct.pack('!II', len(text), 0) + text)",
+    "half a frame, then the end": "end.sendall(struct.pack('!II', 100, 0) + b'{')\nos._exit(0)",
+}
+
+
+#: `make test` tries these two; the others differ only in what is broken.
+FIRST = ("noise", "a pickle")
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [name if name in FIRST else pytest.param(name, marks=pytest.mark.extended) for name in BROKEN],
+)
+def test_a_rank_that_breaks_its_connection_is_lost_and_harms_no_other(ranks, attack):
+    code = f"{SOCKET}{BROKEN[attack]}\nimport time\ntime.sleep(30)"
+    ranks.client[1].execute(code, block=False)
+    deadline = time.monotonic() + 20
+    while 1 in ranks.client.ids and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert ranks.client.ids == [0]
+    assert ranks.client[0].pull("rank") == 0
+    with pytest.raises(DeadRankError, match="rank 1: the rank is dead"):
+        ranks.ask_or_raise("utils.cluster.rank_side:unreceived")
+
+
+def test_fresh_ranks_work_after_a_broken_connection(ranks):
+    ranks.client[1].execute(f"{SOCKET}{BROKEN['noise']}", block=False)
+    ranks.restart()
+    ranks.view.execute(JOIN, block=True)
+    assert sums(ranks) == [[2.0] * 3] * 2
+
+
+def test_a_rank_that_waits_for_a_dead_one_is_told_so(ranks):
+    waits = ranks.client[0].execute("dist.recv(torch.zeros(1), 1)", block=False)
+    ranks.client[1].execute("os.kill(os.getpid(), 9)", block=False)
+    with pytest.raises(Exception, match="rank 1 died: signal 9"):
+        waits.get(timeout=30)
+
+
+def test_no_process_outlives_its_ranks():
+    up = Boxes(BoxPlan(1))
+    pids = [fact["pid"] for fact in up.facts]
+    up.close()
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_start_that_asks_for_what_only_mpi_has_is_refused():
+    with pytest.raises(NeedsProcesses, match="launcher needs ranks of MPI"):
+        cluster.start(2, where="boxes", launcher="mpiexec")
+    with pytest.raises(ValueError, match="where='box'"):
+        cluster.start(2, where="box")
+
+
+def test_a_rank_can_start_no_ranks(ranks):
+    code = "from utils import cluster\ncluster.start(2)"
+    with pytest.raises(Exception, match="already runs on a rank"):
+        ranks.client[0].execute(code, block=True)
+    with pytest.raises(Exception, match="mpi4py can't reach these ranks"):
+        ranks.client[0].execute("import mpi4py", block=True)
+    assert issubclass(RanksError, RuntimeError)

@@ -67,6 +67,7 @@ VALUES = [
     *({"a": 1, 2: (3,)}, b"\x00\xff", np.arange(6).reshape(2, 3), np.float32(1.5)),
     *(torch.arange(6).reshape(2, 3), torch.tensor(2.0), torch.empty(0, 3), torch.tensor([True])),
     *(torch.ones(2, dtype=torch.bfloat16), torch.tensor([1 + 2j]), torch.ones(3, 2).T),
+    *(torch.arange(8)[::2][:1], torch.tensor([1 + 2j]).conj(), torch.arange(4.0)[1:3]),
 ]
 
 

@@ -66,14 +66,16 @@ class Wait:
     """A rank's wait for a communication.
 
     Attributes:
-        in_main: whether the rank's program waits; otherwise another thread does, or C++.
         limit: seconds after which the wait has lasted too long.
+        thread: number of the thread that waits: 0 for the main thread, ``None`` for C++.
+        others: numbers of the rank's other threads, which may still communicate.
     """
 
     work: Work
     since: float
-    in_main: bool
     limit: float
+    thread: int | None
+    others: frozenset[int]
 
 
 class RankSide:
@@ -234,7 +236,9 @@ class Carrier:
             self.world.heard.add(work.group.me)
             return
         limit = float(about.get("limit") or self._timeout)
-        side.waits[about["number"]] = Wait(work, time.monotonic(), about["in_main"], limit)
+        others = frozenset(about["others"])
+        wait = Wait(work, time.monotonic(), limit, about["thread"], others)
+        side.waits[about["number"]] = wait
 
     def _leave(self, side: RankSide, frame: Frame) -> None:
         side.left = side.waits.pop(frame.fields["number"], None)
@@ -355,9 +359,10 @@ class Carrier:
         """Return by rank what ranks wait for."""
         found: dict[int, Waited] = {}
         for rank, side in enumerate(self._sides):
-            for wait in side.waits.values():
-                if wait.in_main and not wait.work.done:
-                    found[rank] = wait.work
+            waits = [wait for wait in side.waits.values() if not wait.work.done]
+            threads = {wait.thread for wait in waits}
+            if 0 in threads and waits[-1].others <= threads:
+                found[rank] = next(wait.work for wait in waits if wait.thread == 0)
             if side.meeting is not None and not side.meeting.done:
                 found[rank] = side.meeting
         return found
@@ -420,8 +425,8 @@ class Carrier:
             late = [wait for wait in waits if not wait.work.done and now - wait.since > wait.limit]
             if not late or self.world.incident:
                 return None
-            for wait in late:
-                wait.in_main = True  # C++ waits as long as a program would
+            for wait in late:  # for as long as a program would wait
+                wait.thread, wait.others = 0, frozenset()
             self._look()
             computing = [rank for rank in self.busy() if rank not in self.waiting()]
             return (computing[0], late[0].limit) if computing and not self.world.incident else None

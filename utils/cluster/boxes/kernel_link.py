@@ -92,7 +92,10 @@ class KernelLink:
         """
         try:
             if not work.call.blocking:  # otherwise the call has said that the rank waits
-                self._frames.send("wait", {"number": work.number} | _about_wait())
+                about: dict[str, Any] = {"number": work.number} | _about_wait()
+                if limit:
+                    about["thread"] = None  # a receive that gives up waits for nobody for good
+                self._frames.send("wait", about)
             if limit and not work.ended.wait(limit):
                 self._frames.send("drop", {"number": work.number, "limit": limit})
             work.ended.wait()
@@ -102,7 +105,9 @@ class KernelLink:
 
     def wait_in_background(self, work: BoxWork) -> None:
         """Tell the kernel that something else than a thread of Python waits for a work."""
-        self._frames.send("wait", {"number": work.number, "limit": None, "in_main": False})
+        self._frames.send(
+            "wait", {"number": work.number, "limit": None, "thread": None, "others": []}
+        )
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """Ask the kernel, and wait for its answer.
@@ -145,10 +150,18 @@ class KernelLink:
         return True
 
 
+#: The names of this process's own threads, which never communicate.
+OWN_THREADS = {"reader", "notes", "future"}
+
+
 def _about_wait() -> dict[str, Any]:
-    """Return how long this thread waits at most, and whether it is the rank's program."""
-    in_main = threading.current_thread() is threading.main_thread()
-    return {"limit": settings.time_limit, "in_main": in_main}
+    """Return how long this thread waits at most, and which other threads may communicate."""
+    main = threading.main_thread()
+    threads = [0 if thread is main else thread.ident for thread in threading.enumerate()]
+    own = {thread.ident for thread in threading.enumerate() if thread.name in OWN_THREADS}
+    present = 0 if threading.current_thread() is main else threading.get_ident()
+    others = [number for number in threads if number != present and number not in own]
+    return {"limit": settings.time_limit, "thread": present, "others": others}
 
 
 def _place() -> dict[str, Any]:

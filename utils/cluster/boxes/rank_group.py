@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -173,7 +174,9 @@ class BoxWork(TorchWork):
         self._error: Exception | None = None
         self._over = 0.0
         self._is_seen = False
+        self._source: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self._completing, self._is_complete = threading.Lock(), False
         # Tensors made in inference mode may be written only in it.
         self._for_inference = any(tensor.is_inference() for tensor in result)
 
@@ -203,8 +206,8 @@ class BoxWork(TorchWork):
             self._error = wrong
         self._outputs, self._finish = (), None
         self.ended.set()
-        if self._future is not None:
-            self._complete(self._future)
+        if self._source is not None:
+            self._complete_later(self._source)
 
     def _write(self, written: Sequence[torch.Tensor]) -> None:
         with torch.inference_mode(self._for_inference), torch.no_grad():
@@ -237,19 +240,23 @@ class BoxWork(TorchWork):
         self.call.waited = True
         if self._is_seen:
             return True
+        limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
+        self._block(max(0.0, limit))
+        self._is_seen = True
+        self._lift_seal()
+        return True
+
+    def _block(self, limit: float = 0.0) -> None:
+        """Wait until it is over, and raise its error; a receive is given up after the limit."""
         wait = [time.perf_counter(), 0.0]
         self.call.waits.append(wait)
         if not self.ended.is_set() or self._error is not None:
-            limit = timeout.total_seconds() if timeout and self.call.op == "recv" else 0.0
-            self.group.kernel.wait(self, max(0.0, limit))
+            self.group.kernel.wait(self, limit)
         while (left := self._over - _real_clock()) > 0:
             _real_sleep(left)  # the slow network
         wait[1] = time.perf_counter()
         if self._error is not None:
             raise self._error
-        self._is_seen = True
-        self._lift_seal()
-        return True
 
     def _lift_seal(self) -> None:
         """Look at the seal once, because the program may change the tensor from now on."""
@@ -290,29 +297,44 @@ class BoxWork(TorchWork):
         self.call.waited = True
         self.seal = None  # the future says when the program may change the tensor
         if self._future is None:
-            self._future = torch.futures.Future()
-            if self.ended.is_set():
-                self._complete(self._future)
+            self._source = torch.futures.Future()
+            # PyTorch's C++ sees an error of then(), but not one of set_exception().
+            self._future = self._source.then(self._outcome)
+            if self.is_completed():
+                self._complete(self._source)
+            elif self.ended.is_set():
+                self._complete_later(self._source)
             else:
                 self.group.kernel.wait_in_background(self)
+        # DDP ends backward with a wait in C++, which sees no deadlock and hears no Ctrl-C.
+        with contextlib.suppress(RuntimeError):  # outside a backward pass
+            torch.autograd.Variable._execution_engine.queue_callback(self._wait_in_backward)
         return self._future
+
+    def _wait_in_backward(self) -> None:
+        if not self.is_completed():
+            self._block()
+
+    def _outcome(self, _source: torch.futures.Future[Any]) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def interrupt_future(self) -> None:
         """Let what waits inside C++ for the future go on, with an error."""
-        if self._future is not None and not self._future.done():
-            self._future.set_exception(CommunicationError("interrupted", self.call))
+        if self._source is not None:
+            self._error = self._error or CommunicationError("interrupted", self.call)
+            self._complete(self._source)
 
-    def _complete(self, future: torch.futures.Future[Any]) -> None:
-        def complete() -> None:
-            if future.done():
-                return
-            if self._error is None:
-                future.set_result(self._result)
-            else:
-                future.set_exception(self._error)
+    def _complete_later(self, source: torch.futures.Future[Any]) -> None:
+        """Complete a future in a thread of its own, where callbacks may wait for other futures."""
+        left = 0.0 if self._error is not None else max(0.0, self._over - _real_clock())
+        timer = threading.Timer(left, self._complete, [source])
+        timer.name = "future"
+        timer.start()
 
-        left = self._over - _real_clock()
-        if left > 0 and self._error is None:
-            threading.Timer(left, complete).start()
-        else:
-            complete()
+    def _complete(self, source: torch.futures.Future[Any]) -> None:
+        with self._completing:
+            is_first, self._is_complete = not self._is_complete, True
+        if is_first:
+            source.set_result(None)

@@ -41,7 +41,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     plain = tensors.readable(tensor)
     if not plain.numel():
         return memoryview(b"")
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    # A dimension of size 1 may have any stride, even if the tensor counts as contiguous.
+    flat = plain.as_strided((plain.numel(),), (1,))
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def described(tensor: torch.Tensor) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from utils.grading.grader import grade
 from utils.grading.notebook_run import Run, fault, run
 from utils.grading.pages import feedback, summary, task_summary
 from utils.grading.reference import MOST_SOURCE, Reference, _defined
-from utils.grading.results import Result, TaskResult, load, save
+from utils.grading.results import Result, TaskResult, label, load, save
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import SubmissionsError, find
 from utils.grading.worklist import newest
@@ -379,18 +379,48 @@ def test_rows_that_match_no_answer_are_reported_and_kept(tmp_path):
     )
     grades = gradebook.read_explain(path)
     said = gradebook.merge_explain([a_result("Ada")], grades)
-    assert len(said) == 3, said
+    assert len(said) == 2, said
     assert "line 2: there is no student 'Adda'. Do you mean 'Ada'?" in said[0]
     assert "no task '1.Z'" in said[1]
-    assert "isn't graded by hand (passed)" in said[2]
     assert "'Gone'" not in "".join(said), "nothing was entered for Gone"
     gradebook.write_explain([a_result("Ada")], path, grades)
     kept = path.read_text(encoding="utf-8-sig").splitlines()
     assert kept == [
         "student,lab,task,max,points,comment,answer,read by",
+        f"Ada,01_toy,1.1,2,0.5,,{gradebook.mark('')},",
         f"Ada,01_toy,1.A,3,,,{gradebook.mark('Because.')},you",
-        *("Adda,01_toy,1.A,3,2,good,,me", "Ada,01_toy,1.Z,3,1,,,", "Ada,01_toy,1.1,2,0.5,,,"),
+        *("Adda,01_toy,1.A,3,2,good,,me", "Ada,01_toy,1.Z,3,1,,,"),
     ]
+
+
+@pytest.mark.parametrize(("given", "counted"), [("0,5", 0.5), ("0", 0.0), ("2", 2.0), ("7", 2.0)])
+def test_an_instructors_points_count_instead_of_those_of_a_check_also_after_a_regrade(
+    tmp_path, given, counted
+):
+    path = tmp_path / "explain.csv"
+    path.write_text(f'student,lab,task,max,points,comment\nAda,01_toy,1.1,,"{given}",copied\n')
+    remarks = []
+    for _ in range(3):  # graded, and graded again
+        result = a_result("Ada")
+        grades = gradebook.read_explain(path)
+        remarks += gradebook.merge_explain([result], grades)
+        gradebook.write_explain([result], path, grades)
+        task = result.task("1.1")
+        assert (task.points, task.note) == (counted, "copied")
+        assert label(task) == "graded by hand"
+    assert len(remarks) == (given == "7"), "more points than the task has"
+    result.tasks[0].code = "another answer"
+    (said,) = gradebook.merge_explain([result], gradebook.read_explain(path))[-1:]
+    assert "has changed the answer to task 1.1" in said
+
+
+def test_a_comment_alone_leaves_the_points_of_a_check(tmp_path):
+    path = tmp_path / "explain.csv"
+    path.write_text("student,lab,task,max,points,comment\nAda,01_toy,1.1,,,Nice names!\n")
+    result = a_result("Ada")
+    assert not gradebook.merge_explain([result], gradebook.read_explain(path))
+    task = result.task("1.1")
+    assert (task.points, task.note, label(task)) == (2.0, "Nice names!", "passed")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "utf-16"])
@@ -425,7 +455,7 @@ def test_a_comment_of_several_lines_comes_back_whole_and_lines_are_counted_right
     [
         (["Ada,01_toy,1.A,3,2,", "Ada ,01_toy,1.A,3,3,"], "lines 2 and 3"),
         (["Ada,01_toy,1.A,3,1,5,good,a,"], "line 2: more cells than columns"),
-        (["Ada,01_toy,1.A,,2,"], "line 2: '2' of ''"),
+        (["Ada,01_toy,1.A,x,2,"], "line 2: '2' of 'x'"),
     ],
 )
 def test_ambiguous_rows_do_not_count_and_are_reported_with_their_lines(tmp_path, lines, words):

@@ -10,6 +10,7 @@ import csv
 import difflib
 import hashlib
 import io
+import math
 import shutil
 import time
 import zipfile
@@ -275,20 +276,23 @@ def _grade(row: dict[str, str], line: int, where: str) -> Grade:
 def _points(text: str, most_text: str, where: str) -> float:
     try:
         points = float(text)
-        most = float(most_text)
+        most = float(most_text) if most_text else math.inf  # a row that a person has added
     except ValueError:
         raise RowError(f"{where}: {text!r} of {most_text!r} is not a number of points.") from None
-    if not 0 <= points <= most:
+    if not 0 <= points <= most or math.isinf(points):
         raise RowError(f"{where}: {text} points are not between 0 and {number(most)}.")
     return points
 
 
 def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
-    """Put the points given by hand into the results; return remarks on rows that don't fit."""
+    """Put the points given by hand into the results; return remarks on rows that don't fit.
+
+    They count for each task: instead of the points that a check has given, too.
+    """
     used = set()
     remarks: list[str] = []
     for result in results:
-        for task in result.written:
+        for task in result.tasks:
             key = (result.student, result.lab, task.task)
             if grade := grades.get(key):
                 used.add(key)
@@ -306,6 +310,7 @@ def _enter(grade: Grade, task: TaskResult, student: str) -> Iterator[str]:
     if grade.points is None:
         return
     task.points = min(grade.points, task.most)
+    task.by_person = task.status != "by hand"
     if grade.points > task.most:
         most = number(task.most)
         yield f"line {grade.line}: the task now has only {most} points, so {most} points count."
@@ -323,19 +328,11 @@ def _misfit(key: Key, results: list[Result]) -> str:
         near = difflib.get_close_matches(student, students, 1, 0.75)
         hint = f" Do you mean {near[0]!r}?" if near else ""
         return f"there is no student {student!r}.{hint}"
-    answers = {
-        (result.student, result.lab, answer.task): answer
-        for result in results
-        for answer in result.tasks
-    }
-    if key not in answers:
-        return f"{student} has no task {task!r} in {lab!r}."
-    status = answers[key].status
-    return f"the answer of {student} to task {task} in {lab} isn't graded by hand ({status})."
+    return f"{student} has no task {task!r} in {lab!r}."
 
 
 def write_explain(results: list[Result], path: Path, grades: Grades | None = None) -> None:
-    """Write a row for each written answer, then the rows that match no answer.
+    """Write a row for each answer that a person grades, then the rows that match no answer.
 
     The file begins with a byte order mark, so that Excel reads it as UTF-8 and keeps names intact.
     """
@@ -354,9 +351,16 @@ def _entries(results: list[Result], left: dict[Key, Grade]) -> dict[Key, Grade]:
     """Return the rows of explain.csv as grades; rows that match no answer come last."""
     entries: dict[Key, Grade] = {}
     for result in sorted(results, key=lambda one: (one.lab, one.student.casefold())):
-        for task in result.written:
+        for task in result.tasks:
             key = (result.student, result.lab, task.task)
+            if task.status != "by hand" and not (key in left and left[key].entered):
+                continue
             grade = left.pop(key, Grade(None))
+            if task.status != "by hand":
+                points = None if grade.points is None else min(grade.points, task.most)
+                most, answer = number(task.most), grade.answer or mark(task.code)
+                entries[key] = replace(grade, points=points, most=most, answer=answer)
+                continue
             marked = grade.answer if grade.points is not None else ""
             entry = replace(grade, points=task.points, comment=task.note, most=number(task.most))
             entries[key] = replace(entry, answer=marked or mark(task.code))

@@ -122,6 +122,7 @@ class TaskResult:
 
     Attributes:
         points: None if grading failed, or until a written answer has been graded by hand.
+        by_person: Whether a person has entered the points of an answer that its check has graded.
         problems: The problems found by its check, data of :class:`utils.checks.verdict.Problem`.
     """
 
@@ -135,6 +136,7 @@ class TaskResult:
     code: str = ""
     note: str = ""
     problems: list[dict[str, Any]] = field(default_factory=list)
+    by_person: bool = False
 
 
 @dataclass
@@ -244,10 +246,10 @@ def load(path: Path) -> Result | None:
 
 
 def _state(task: TaskResult) -> str:
-    """Return the status; for a written answer "read" if it has points, and "waits" otherwise."""
-    if task.status != "by hand":
-        return task.status
-    return "waits" if task.points is None else "read"
+    """Return the status; "read" if a person has given the points, and "waits" if one must."""
+    if task.status == "by hand" and task.points is None:
+        return "waits"
+    return "read" if task.status == "by hand" or task.by_person else task.status
 
 
 def label(task: TaskResult) -> str:

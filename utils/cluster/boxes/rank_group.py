@@ -327,7 +327,7 @@ class BoxWork(TorchWork):
             self._complete(self._source)
 
     def _complete_later(self, source: torch.futures.Future[Any]) -> None:
-        """Complete a future in a thread of its own, where callbacks may wait for other futures."""
+        """Complete a future in a separate thread, where callbacks may wait for other futures."""
         left = 0.0 if self._error is not None else max(0.0, self._over - _real_clock())
         timer = threading.Timer(left, self._complete, [source])
         timer.name = "future"

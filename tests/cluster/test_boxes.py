@@ -184,10 +184,9 @@ def test_fresh_ranks_work_after_a_broken_connection(ranks):
 
 
 def test_a_rank_that_waits_for_a_dead_one_is_told_so(ranks):
-    waits = ranks.client[0].execute("dist.recv(torch.zeros(1), 1)", block=False)
-    ranks.client[1].execute("os.kill(os.getpid(), 9)", block=False)
+    code = "if rank == 1: os.kill(os.getpid(), 9)\ndist.recv(torch.zeros(1), 1)"
     with pytest.raises(Exception, match="rank 1 died: signal 9"):
-        waits.get(timeout=30)
+        ranks.view.execute(code, block=False).get(timeout=30)
 
 
 def test_no_process_outlives_its_ranks():

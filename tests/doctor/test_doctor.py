@@ -552,6 +552,21 @@ def test_a_machine_that_cannot_reach_itself_can_run_no_notebook(machine, monkeyp
     assert "ip link set lo up" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    ("quotas", "cores"),
+    [(["150000 100000"], [1.5]), (["max 100000"], []), (["max 100000", "50000 100000"], [0.5])],
+)
+def test_the_limit_of_cores_of_a_container_is_read_in_cores(monkeypatch, quotas, cores):
+    monkeypatch.setattr(machine_checks, "_own_cgroup", lambda file: iter(quotas))
+    assert machine_checks.cpu_quotas() == cores
+
+
+def test_the_limit_of_memory_of_a_container_counts_before_what_is_free(monkeypatch):
+    monkeypatch.setattr(machine_checks, "_own_cgroup", lambda file: iter(["max", "1500000000"]))
+    found = machine_checks.check_memory(None)
+    assert "1.5 GB the limit of this container or job" in str(found)
+
+
 def test_a_quota_counts_not_the_cores_that_one_sees(machine, monkeypatch):
     monkeypatch.setattr(machine_checks, "cpu_quotas", lambda: [1.5])
     monkeypatch.setattr(os, "cpu_count", lambda: 64)

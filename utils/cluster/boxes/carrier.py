@@ -234,6 +234,7 @@ class Carrier:
         work.call.waited = True
         if work.done or self.world.end_after_incident(work, work.group.me):
             self.world.heard.add(work.group.me)
+            side.works.pop(about["number"], None)
             return
         limit = float(about.get("limit") or self._timeout)
         others = frozenset(about["others"])

@@ -76,12 +76,7 @@ class RankProgram:
         compat.adapt_pytorch()
         autoload.explain_missing_store(distributed_c10d)
         vars(autoload)["LazyProcessGroupMPI"] = self
-        vars(distributed_c10d)["_MPI_AVAILABLE"] = True
-        if hasattr(distributed_c10d, "ProcessGroupMPI") or compat.minor(torch.__version__) < (
-            2,
-            14,
-        ):
-            vars(distributed_c10d)["ProcessGroupMPI"] = self
+        vars(distributed_c10d).update(_MPI_AVAILABLE=True, ProcessGroupMPI=self)
         for module in (dist, distributed_c10d):
             vars(module)["is_mpi_available"] = lambda: True
         sys.meta_path.insert(0, NoMPI())

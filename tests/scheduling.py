@@ -70,10 +70,11 @@ EXTENDED_FIXTURES = {"chromium", "hub", "slurm_cluster"}
 
 
 # Families of tests that differ only in the lab, the answer or the attack. `make test-all` runs
-# all of them. `.ci/run` runs a third, which the commit chooses: it must end on a slow machine, too.
-# The answers that `make test` tries are in every run.
+# all of them. `.ci/run` runs a quarter, which the commit chooses: it must end on a slow machine, too.
+# The answers and notebooks that `make test` tries are in every run.
 SHARED_OUT = re.compile(
-    r"test_answers_on_ranks\.py|test_forged_(replies|answers)\.py|::test_nbval_(alone_)?reproduces"
+    r"test_answers_on_ranks\.py|test_forged_(replies|answers)\.py|::test_nbval_alone_reproduces"
+    r"|test_cases_in_boxes\.py::test_a_call"
     r"|::test_(no_honest_answer_is_held|code_that_could_hide|an_answer_that_tampers)"
     r"|::test_no_launcher_makes_processes"
 )
@@ -102,7 +103,7 @@ class Share(NamedTuple):
 
         Args:
             nodeid: the test.
-            rest: whether it tries an answer that `make test` leaves out.
+            rest: whether it tries an answer or a notebook that `make test` leaves out.
         """
         if not rest and not SHARED_OUT.search(nodeid):
             return True

@@ -207,7 +207,7 @@ def without_processes(folder: Path) -> dict:
     }
 
 
-@pytest.mark.parametrize("path", solutions(of_long=[pytest.mark.extended]))
+@pytest.mark.parametrize("path", solutions(of_long=[pytest.mark.extended, pytest.mark.rest]))
 def test_nbval_reproduces_a_solution_and_a_student_is_stopped_at_each_stub_by_its_task(
     path: Path, tmp_path: Path
 ):

@@ -70,7 +70,8 @@ EXTENDED_FIXTURES = {"chromium", "hub", "slurm_cluster"}
 
 
 # Families of tests that differ only in the lab, the answer or the attack. `make test-all` runs
-# all of them. `.ci/run` runs a quarter, which the commit chooses: it must end on a slow machine, too.
+# all of them. `.ci/run` runs a quarter, which the commit chooses, because it must end on a slow
+# machine, too.
 # The answers and notebooks that `make test` tries are in every run.
 SHARED_OUT = re.compile(
     r"test_answers_on_ranks\.py|test_forged_(replies|answers)\.py|::test_nbval_alone_reproduces"

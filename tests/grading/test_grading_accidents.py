@@ -370,6 +370,7 @@ def test_only_one_lab_leaves_the_grades_of_the_others_in_the_books(class_, every
     assert table(tmp_path / "out" / "gradebook.csv")["Ada"]["total"] == "10"
 
 
+@pytest.mark.quick
 def test_rows_that_match_no_answer_are_reported_and_kept(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text(
@@ -393,6 +394,7 @@ def test_rows_that_match_no_answer_are_reported_and_kept(tmp_path):
     ]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize(("given", "counted"), [("0,5", 0.5), ("0", 0.0), ("2", 2.0), ("7", 2.0)])
 def test_an_instructors_points_count_instead_of_those_of_a_check_also_after_a_regrade(
     tmp_path, given, counted
@@ -414,6 +416,7 @@ def test_an_instructors_points_count_instead_of_those_of_a_check_also_after_a_re
     assert "has changed the answer to task 1.1" in said
 
 
+@pytest.mark.quick
 def test_a_comment_alone_leaves_the_points_of_a_check(tmp_path):
     path = tmp_path / "explain.csv"
     path.write_text("student,lab,task,max,points,comment\nAda,01_toy,1.1,,,Nice names!\n")

@@ -148,6 +148,10 @@ BROKEN = {
     "end.sendall(struct.pack('!II', len(text), 0) + text)",
     "a call in a group that is not there": 'text = b\'["call", {"group": 9, "number": 1, '
     '"blocking": true, "place": null}]\'\nend.sendall(struct.pack(\'!II\', len(text), 0) + text)',
+    "a message to a rank that is not there": 'text = b\'["call", {"group": 0, "number": 99, '
+    '"blocking": true, "place": null, "send": 99, "tag": 0, "limit": null, "others": [], '
+    '"thread": 0, "tensor": {"dtype": "float32", "shape": [1]}}]\'\n'
+    "end.sendall(struct.pack('!IIQ', len(text), 1, 4) + text + bytes(4))",
     "an answer to nothing": 'text = b\'["done", {"request": "none"}]\'\n'
     "end.sendall(struct.pack('!II', len(text), 0) + text)",
     "a question that there is not": 'text = b\'["ask", {"number": 1, "method": "__init__", '
@@ -157,7 +161,7 @@ BROKEN = {
 
 
 #: `make test` tries these two; the others differ only in what is broken.
-FIRST = ("noise", "a pickle")
+FIRST = ("a pickle", "a message to a rank that is not there")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +181,7 @@ def test_a_rank_that_breaks_its_connection_is_lost_and_harms_no_other(ranks, att
 
 
 def test_fresh_ranks_work_after_a_broken_connection(ranks):
-    ranks.client[1].execute(f"{SOCKET}{BROKEN['noise']}", block=False)
+    ranks.client[1].execute(f"{SOCKET}{BROKEN['a pickle']}", block=False)
     ranks.restart()
     ranks.view.execute(JOIN, block=True)
     assert sums(ranks) == [[2.0] * 3] * 2

@@ -183,7 +183,9 @@ class Carrier:
                 self._present.rank, self._present.frame = rank, frame
                 act(self._sides[rank], frame)
                 self._look()
-        except (LookupError, TypeError, AttributeError) as error:
+        except BrokenFrame:
+            raise
+        except Exception as error:  # whatever it asks for, only this rank must suffer from it
             raise BrokenFrame(f"a frame {frame.kind} can't be understood: {error!r}") from error
         return True
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from utils import cluster
+from utils.cluster import stacks
 from utils.cluster.boxes import values
 from utils.cluster.boxes.box_ranks import Boxes
 from utils.cluster.boxes.frames import BrokenFrame
@@ -67,7 +68,12 @@ VALUES = [
     *({"a": 1, 2: (3,)}, b"\x00\xff", np.arange(6).reshape(2, 3), np.float32(1.5)),
     *(torch.arange(6).reshape(2, 3), torch.tensor(2.0), torch.empty(0, 3), torch.tensor([True])),
     *(torch.ones(2, dtype=torch.bfloat16), torch.tensor([1 + 2j]), torch.ones(3, 2).T),
-    *(torch.arange(8)[::2][:1], torch.tensor([1 + 2j]).conj(), torch.arange(4.0)[1:3]),
+    *(
+        stacks.Frame("a.py", 3, "f"),
+        torch.arange(8)[::2][:1],
+        torch.tensor([1 + 2j]).conj(),
+        torch.arange(4.0)[1:3],
+    ),
 ]
 
 

@@ -96,14 +96,14 @@ def packed(value: Any, pieces: list[Piece]) -> Any:
         return {"bytes": len(pieces) - 1}
     if isinstance(value, list):
         return [packed(part, pieces) for part in value]
-    if isinstance(value, tuple):
+    if type(value) in (tuple, torch.Size):
         return {"tuple": [packed(part, pieces) for part in value]}
     if isinstance(value, set | frozenset):
         return {"set": [packed(part, pieces) for part in value]}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
-    if dataclasses.is_dataclass(value) and type(value).__module__.startswith(OURS):
-        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if type(value).__module__.startswith(OURS) and (names := _fields_of(type(value))):
+        fields = {name: getattr(value, name) for name in names}
         name = [type(value).__module__, type(value).__qualname__]
         return {"dataclass": name, "fields": packed(fields, pieces)}
     if isinstance(value, Mapping):
@@ -144,11 +144,18 @@ def _array(about: Mapping[str, Any], index: Any, pieces: Sequence[Piece]) -> Any
     return array if about["shape"] else array[()]
 
 
+def _fields_of(kind: type) -> list[str]:
+    """Return the names of the fields of a dataclass or of a named tuple; [] for other classes."""
+    if dataclasses.is_dataclass(kind):
+        return [one.name for one in dataclasses.fields(kind)]
+    return list(kind._fields) if issubclass(kind, tuple) and hasattr(kind, "_fields") else []
+
+
 def _dataclass(about: Mapping[str, Any], name: Any, pieces: Sequence[Piece]) -> Any:
     """Return a dataclass of the course that this process has imported."""
     module, kind = name
     made = getattr(sys.modules[module], kind) if module.startswith(OURS) else None
-    if not isinstance(made, type) or not dataclasses.is_dataclass(made):
+    if not isinstance(made, type) or not _fields_of(made):
         raise ValueError(f"{module}.{kind} is no dataclass of the course")
     return made(**unpacked(about["fields"], pieces))
 

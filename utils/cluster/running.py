@@ -60,13 +60,13 @@ class Running(ABC):
     def folder(self) -> Path:
         """Return the folder that the kernel and its ranks share."""
 
-    @abstractmethod
     def notes(self) -> list[str]:
-        """Return what `Ranks.describe` says about this start."""
+        """Return what `Ranks.describe` says about this start, besides what the plan has said."""
+        return []
 
-    @abstractmethod
     def living(self) -> list[int]:
         """Return the ranks' numbers at the start, without fault-tolerant ranks that have died."""
+        return list(range(self.n))
 
     @abstractmethod
     def over(self) -> bool:
@@ -76,9 +76,9 @@ class Running(ABC):
     def last_words(self) -> str:
         """Return what is known about a rank that died."""
 
-    @abstractmethod
     def job_state(self) -> str:
         """Return the state of the ranks' own Slurm job, in Slurm's words; "" without a job."""
+        return ""
 
     @abstractmethod
     def send(self, cells: Mapping[int, str]) -> dict[int, ipp.AsyncResult]:

@@ -168,14 +168,6 @@ class Boxes(Running):
         """Return the folder that the kernel and its ranks share."""
         return self._folder
 
-    def notes(self) -> list[str]:
-        """Return nothing: the plan has said what these ranks are."""
-        return []
-
-    def living(self) -> list[int]:
-        """Return all ranks."""
-        return list(range(self.n))
-
     def over(self) -> bool:
         """Return whether all processes have ended."""
         return not any(rank.is_alive() for rank in self._ranks)
@@ -193,10 +185,6 @@ class Boxes(Running):
                 )
                 lines.append(rank.last_words())
         return "\n".join(lines)
-
-    def job_state(self) -> str:
-        """Return nothing: there is no job."""
-        return ""
 
     def send(self, cells: Mapping[int, str]) -> dict[int, AsyncResult]:
         """Send a silent cell to each of these ranks, all at once."""

@@ -261,12 +261,11 @@ class Carrier:
     ) -> None:
         record = {name: getattr(work.call, name) for name in RECORD} if work else {}
         told = None
-        pieces: list[Piece] = []
         if error is not None:
             about = error.record if isinstance(error, CommunicationError) else {}
             told = {"kind": type(error).__name__, "text": str(error), "record": about}
             outputs = ()
-        pieces = [values.bytes_of(tensor) for tensor in outputs]
+        pieces: list[Piece] = [values.bytes_of(tensor) for tensor in outputs]
         fields = {
             "number": number,
             "record": record or {"message": None, "end": time.perf_counter()},

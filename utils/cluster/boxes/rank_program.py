@@ -245,8 +245,7 @@ def main(number: str) -> None:
         return
     program = RankProgram(frames, begin.fields)
     threading.Thread(target=program.read_for_good, name="reader", daemon=True).start()
-    facts = {"host": socket.gethostname(), "cores": rank_side.cores(), "pid": os.getpid()}
-    frames.send("ready", facts)
+    frames.send("ready", {"host": socket.gethostname(), "cores": rank_side.cores()})
     program.serve_for_good()
 
 

@@ -103,24 +103,12 @@ class Threads(Running):
         """Return the folder that the kernel and its ranks share."""
         return self._folder
 
-    def notes(self) -> list[str]:
-        """Return nothing: the plan has said what these ranks are."""
-        return []
-
-    def living(self) -> list[int]:
-        """Return all ranks."""
-        return list(range(self.n))
-
     def over(self) -> bool:
         """Return False: a rank lives as long as the kernel."""
         return False
 
     def last_words(self) -> str:
         """Return nothing."""
-        return ""
-
-    def job_state(self) -> str:
-        """Return nothing: there is no job."""
         return ""
 
     def send(self, cells: Mapping[int, str]) -> dict[int, AsyncResult]:

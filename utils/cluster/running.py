@@ -61,7 +61,7 @@ class Running(ABC):
         """Return the folder that the kernel and its ranks share."""
 
     def notes(self) -> list[str]:
-        """Return what `Ranks.describe` says about this start, besides what the plan has said."""
+        """Return what `Ranks.describe` says about this start, in addition to the plan."""
         return []
 
     def living(self) -> list[int]:

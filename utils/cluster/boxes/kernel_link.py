@@ -138,9 +138,7 @@ class KernelLink:
         """Take a frame that belongs to a call or a question; return False for others."""
         fields = frame.fields
         if frame.kind == "ended":
-            written = map(values.tensor_of, fields["outputs"], frame.pieces)
-            work = self._works.pop(fields["number"])
-            work.end(_record_of(fields["record"]), list(written), _error_of(work, fields["error"]))
+            self._end(frame).set()
         elif frame.kind == "answer":
             if answer := self._answers.get(fields["number"]):
                 answer.value, answer.error = fields.get("value"), fields.get("error", "")
@@ -148,6 +146,14 @@ class KernelLink:
         else:
             return False
         return True
+
+    def _end(self, frame: Frame) -> threading.Event:
+        """Give a work its values or its error, and return the event that wakes the program."""
+        fields = frame.fields
+        written = map(values.tensor_of, fields["outputs"], frame.pieces)
+        work = self._works.pop(fields["number"])
+        error = _error_of(work, fields["error"])
+        return work.end(_record_of(fields["record"]), list(written), error)
 
 
 #: The names of this process's own threads, which never communicate.

@@ -173,7 +173,7 @@ class BoxWork(TorchWork):
         self._result, self._outputs, self._finish = list(result), outputs, finish
         self._error: Exception | None = None
         self._over = 0.0
-        self._is_seen = False
+        self._has_values = self._is_seen = False
         self._source: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._completing, self._is_complete = threading.Lock(), False
@@ -184,13 +184,17 @@ class BoxWork(TorchWork):
 
     def end(
         self, record: dict[str, Any], written: Sequence[torch.Tensor], error: Exception | None
-    ) -> None:
+    ) -> threading.Event:
         """Note that it is over.
 
         Args:
             record: what the kernel knows of the call: when it ended, its partner, ...
             written: the values of the outputs.
             error: what the caller gets.
+
+        Returns:
+            the event that wakes the program. The caller sets it when it holds this work no
+            longer, so that the program's tensors are freed with the program's last name.
         """
         self._over, self._error = record["end"], error
         # A check may have given this rank another clock.
@@ -205,9 +209,10 @@ class BoxWork(TorchWork):
         except Exception as wrong:
             self._error = wrong
         self._outputs, self._finish = (), None
-        self.ended.set()
+        self._has_values = True
         if self._source is not None:
             self._complete_later(self._source)
+        return self.ended
 
     def _write(self, written: Sequence[torch.Tensor]) -> None:
         with torch.inference_mode(self._for_inference), torch.no_grad():
@@ -302,7 +307,7 @@ class BoxWork(TorchWork):
             self._future = self._source.then(self._outcome)
             if self.is_completed():
                 self._complete(self._source)
-            elif self.ended.is_set():
+            elif self._has_values:
                 self._complete_later(self._source)
             else:
                 self.group.kernel.wait_in_background(self)

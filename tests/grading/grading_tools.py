@@ -154,7 +154,7 @@ def reference() -> NotebookNode:
         new_markdown_cell(
             MODEL_TEXT, id="explain-answer", metadata={"nbgrader": graded, "lab": about}
         ),
-        new_code_cell(DRAWING, id="end-figure", metadata={"tags": ["only-draws"]}),
+        new_code_cell(DRAWING, id="end-figure"),
         new_code_cell("ranks.stop()", id="ranks-down"),
     ]
     return new_notebook(cells=cells, metadata={"kernelspec": KERNELSPEC})
@@ -226,7 +226,7 @@ PASS_LINE = "✓ Task 1.3 · total · 2 points"
 KERNEL = """import os
 from IPython.display import display
 for kernel in map(int, filter(str.isdigit, os.listdir('/proc'))):
-    if b'grading.kernel' in open(f'/proc/{kernel}/cmdline', 'rb').read():
+    if b'ipykernel' in open(f'/proc/{kernel}/cmdline', 'rb').read():
         break"""
 VERDICT = Verdict("1.3", "total", 2).data()
 
@@ -308,7 +308,7 @@ HOSTILE = {
         "import os\n"
         "for pid in filter(str.isdigit, os.listdir('/proc')):\n"
         "    try:\n"
-        "        if b'grading.kernel' in open(f'/proc/{pid}/cmdline', 'rb').read():\n"
+        "        if b'ipykernel' in open(f'/proc/{pid}/cmdline', 'rb').read():\n"
         "            open(f'/proc/{pid}/mem', 'rb')\n"
         "            dist.all_reduce(tensor)\n"
         "            return tensor\n"
@@ -516,11 +516,16 @@ class Pretended:
         }
         if any(lab(c).get("task") == self.base and "BEGIN SOLUTION" in c.source for c in nb.cells):
             self.wrong = ()
+        students = {
+            lab(cell)["task"]
+            for cell in nb.cells
+            if lab(cell).get("points") and "BEGIN SOLUTION" not in cell.source
+        }
         records = []
         for cell in nb.cells:
             if cell.cell_type == "code":
                 why, causes = self.ends.get(cell.id, (None, ()))
-                happens = why is not None and (not causes or bool(set(causes) & there))
+                happens = why is not None and (not causes or bool(set(causes) & students))
                 records.append(self._record(cell, there, why if happens else None))
                 if happens:
                     break

@@ -166,11 +166,12 @@ def test_an_added_cell_that_spoils_an_answer_costs_no_point(tmp_path, reference,
             self.wrong = ("1.3",) if own else ()
             return super().__call__(nb, *args, **more)
 
-    nb = put(toy.filled(), "%%px\nrank = 7", behind="swap-check")
+    nb = put(toy.filled(), "%%px\ntorch.allclose = print\nhelper = 7", behind="swap-check")
     monkeypatch.setattr("utils.grading.grader.run", Spoilt(reference, {}))
     result = grade(toy.hand_in(tmp_path, "ada", nb), reference, Box(), tmp_path / "out")
     assert sum(task.points or 0 for task in result.tasks) == toy.MOST
-    assert "Task 1.3: The check passed without the student's own cells." in result.remarks
+    said = "Task 1.3: The check passed with the reference's answers to all other tasks."
+    assert said in result.remarks
 
 
 def test_a_wrong_answer_is_wrong_however_often_it_is_judged(tmp_path, reference, monkeypatch):

@@ -833,44 +833,6 @@ def test_pictures_with_words_are_no_problem(tmp_path):
     assert linted(tmp_path, new_markdown_cell(text, id="words"), ran(outputs=[shown])) == []
 
 
-DRAWS = {"tags": [lint.ONLY_DRAWS]}
-
-
-def test_cells_that_only_draw_are_no_problem_with_their_tag(tmp_path):
-    drawing = ran("import numpy as np\nx = np.ones(3)", **DRAWS)
-    good = ran("y = 1\nprint(y)", "later-run"), ran("%%px\nx", "later-ranks")
-    assert linted(tmp_path, drawing, *good) == []
-
-
-@pytest.mark.parametrize("shows", ["", ".figure()", ".part(since=0.1)"])
-def test_a_picture_of_what_ranks_did_needs_the_tag_of_cells_that_only_draw(tmp_path, shows):
-    (problem,) = linted(tmp_path, ran(f'ranks.timeline("a"){shows}'))
-    assert "add the tag 'only-draws'" in problem
-
-
-@pytest.mark.parametrize(
-    "later",
-    [
-        *("check(np)", "x = x\nnp.sum(x)", "for i in np:\n    i", "!mpiexec a.py {np}"),
-        *("np = np + 1", "np += 1", "y = np\nnp = 2"),
-    ],
-)
-def test_what_something_depends_on_has_no_tag_of_cells_that_only_draw(tmp_path, later):
-    (problem,) = linted(tmp_path, ran("import numpy as np", **DRAWS), ran(later, "later-run"))
-    assert "a later cell needs its np" in problem
-
-
-@pytest.mark.parametrize("source", ["%%writefile a.py\nx", "%%px\nx", "!mpiexec a.py"])
-def test_what_is_no_drawing_has_no_tag_of_cells_that_only_draw(tmp_path, source):
-    (problem,) = linted(tmp_path, ran(source, **DRAWS))
-    assert "but grading must run it" in problem
-
-
-def test_no_check_has_the_tag_of_cells_that_only_draw(tmp_path):
-    (problem,) = linted(tmp_path, ran("check()", **DRAWS, lab={"task": "1.1", "check": True}))
-    assert "but grading must run it" in problem
-
-
 def test_labs_with_outputs_or_solutions_are_found(tmp_path):
     cell = ran("### BEGIN SOLUTION\n1\n### END SOLUTION")
     found = linted(tmp_path, cell, folder="labs")

@@ -8,15 +8,16 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch_mpi.record import as_dict, log
 from utils.cluster.questions import plain
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from torch_mpi.record import Call
+Probe = TypeVar("Probe", bound=Callable[..., Any])
 
 
 def answer_named(user_ns: dict[str, Any], name: str) -> Any:
@@ -147,41 +148,26 @@ def kept(name: str, result: Any, again: Callable[[], Any]) -> Any:
     return later
 
 
+def also_calls(*operations: str) -> Callable[[Probe], Probe]:
+    """Mark a probe that makes calls beside those that it records, such as those of DDP's start.
+
+    If the kernel carries the ranks' messages, a check refuses all other calls that no record shows.
+    """
+
+    def mark(probe: Probe) -> Probe:
+        vars(probe)["beside"] = operations
+        return probe
+
+    return mark
+
+
 def recorded(
     function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[Any, list[dict[str, Any]]]:
     """Call a function; return its result and its communication, as records for JSON."""
-    from torch_mpi.record import log
-
     mark = log.mark()
     result = function(*args, **kwargs)
     return result, [as_dict(call) for call in log.since(mark)]
-
-
-def as_dict(call: Call) -> dict[str, Any]:
-    """Return a :class:`~torch_mpi.record.Call` as a dict with global ranks.
-
-    ``sent`` and ``received`` are the bytes that the operation's definition implies, see
-    :mod:`torch_mpi.record`. Times are seconds of the rank's ``time.perf_counter``.
-    """
-    peer = call.peer
-    return {
-        "op": call.op,
-        "group": list(call.group),
-        "nbytes": call.nbytes,
-        "peer": call.group[peer] if peer is not None and peer >= 0 else peer,
-        "tag": call.tag,
-        "blocking": call.blocking,
-        "waited": call.waited,
-        "any_source": call.any_source,
-        "message": None if call.message is None else list(call.message),
-        "sequence": call.sequence,
-        "sent": call.sent,
-        "received": call.received,
-        "start": call.start,
-        "matched": call.matched,
-        "end": call.end,
-    }
 
 
 def fingerprint(value: Any) -> str:

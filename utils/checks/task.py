@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import secrets
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -209,16 +209,24 @@ class Report:
         if by_user:
             self.problem("You stopped the check", kind="interrupted")
             return []
-        if self._is_forged(replies):
+        if self._is_forged(replies, getattr(probe, "beside", ())):
             return []
         self.doubt = self.doubt or comparison.disagreement({
             reply.rank: reply.value for reply in replies
         })
         return replies
 
-    def _is_forged(self, replies: list[Reply]) -> bool:
-        """Return whether a reply, now or earlier, shows that somebody forged it."""
+    def _is_forged(self, replies: list[Reply], beside: Collection[str]) -> bool:
+        """Return whether a reply, now or earlier, shows that somebody forged it.
+
+        Args:
+            beside: operations that the probe calls beside those that it records. A barrier, which
+                brings no data, is always allowed.
+        """
         for reply in replies:
+            if unseen := sorted({*reply.unseen} - {*beside, "barrier"}):
+                seen = f"the rank called {', '.join(unseen)} where the check did not look"
+                self.problem(f"{seen}. {FORGED}", reply.rank, "forged")
             if words := reply.forged or comparison.forgery(reply.rank, reply.value):
                 self.problem(f"{words}. {FORGED}", reply.rank, "forged")
         return any(kind == "forged" for _, kind, _ in self.found)

@@ -83,6 +83,8 @@ class Reply:
         unreceived: for each message that the rank sent and no rank received, the message, its
             receiver, and its line. These messages are discarded.
         forged: a sign that the rank's own code did not print this reply; "" if there is none.
+        unseen: operations that the rank has called meanwhile, and that its value doesn't report.
+            Only a kernel that carries the ranks' messages knows them.
         kind: the name of the error's class.
         open: number and title of the task whose stub raised the error.
         missing: the name that a NameError is about.
@@ -99,6 +101,7 @@ class Reply:
     balance: int = 0
     unreceived: tuple[str, ...] = ()
     forged: str = ""
+    unseen: tuple[str, ...] = ()
     kind: str = ""
     open: tuple[str, str] | None = None
     missing: str = ""
@@ -290,12 +293,22 @@ class Question:
             if stub := answer.get("open"):
                 answer["open"] = tuple(stub)
             forged = self._forged(after, answer["stdout"], answer.pop("late", 0))
+            forged = forged or self._confirm(rank, answer)
             reply = Reply(rank, forged=forged, **answer)
         except (ValueError, TypeError, KeyError):  # an answer printed this, not rank_side
             return Reply(rank, "error", error="the rank's reply was cut off")
         if self._interrupted and reply.kind == "KeyboardInterrupt":
             return replace(reply, status="silent")
         return reply
+
+    def _confirm(self, rank: int, answer: dict[str, Any]) -> str:
+        """Put the kernel's own records into an answer; return a sign of forgery, or ""."""
+        try:
+            value, left_out = self._up.confirmed(rank, answer.get("value"))
+            answer["value"], answer["unseen"] = value, tuple(left_out)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def _forged(self, after: str, stdout: str, late: object) -> str:
         """Return a sign of forgery; code that prints the token again has read the question."""

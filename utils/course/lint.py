@@ -6,7 +6,6 @@ An id that an editor made up means nothing to a grader.
 
 from __future__ import annotations
 
-import ast
 import base64
 import difflib
 import re
@@ -21,14 +20,14 @@ from utils.figures import forms
 from . import about
 from .notebook import (
     LABS,
-    ONLY_DRAWS,
+    NEEDED,
     ROOT,
+    SHARED_FOLDER,
     SOLUTIONS,
     VOLATILE_METADATA,
     NotebookError,
     cell_problems,
     descriptions,
-    lab,
     notebooks,
     read,
 )
@@ -36,13 +35,8 @@ from .notebook import (
 READABLE_ID = re.compile(r"[a-z0-9][a-z0-9-_]+")
 MADE_UP_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){0,4}(-[0-9a-f]+)?")
 MARKER_LIKE = re.compile(r"#+\s*((?:nbval|pytest[ _-]validate)[\w -]*)\s*", re.IGNORECASE)
-#: Tags of other tools that look like misspelled tags of nbval.
-OTHER_TAGS = {"skip-execution"}
-#: A cell that only draws a timeline; a line before it may set the title.
-PLAINLY_DRAWS = re.compile(
-    r"(?:title = [^\n]*\n)?ranks\.timeline\((?:title|\s*\"[^\"\n]*\"\s*)?\)"
-    r"(?:\.(?:figure|part)\([^\n]*\))?;?"
-)
+#: Tags of other tools, and of ours, that look like misspelled tags of nbval.
+OTHER_TAGS = {"skip-execution", NEEDED, SHARED_FOLDER}
 #: Fewest words of a picture's alternative text.
 FEWEST_WORDS = 3
 #: Columns of code that fit beside JupyterLab's file browser, as in solutions/ruff.toml.
@@ -73,7 +67,6 @@ def solution_problems(nb: NotebookNode, number: str, numbers: set[str]) -> Itera
     yield from about.problems_of(nb, number, numbers)
     rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
     yield from cell_problems(nb, *rules)
-    yield from drawing_problems(nb)
 
 
 def student_problems(cell: NotebookNode) -> Iterator[str]:
@@ -120,65 +113,6 @@ def width_problems(cell: NotebookNode) -> Iterator[str]:
         for number, line in enumerate(cell.source.splitlines(), start=1):
             if len(line) > WIDEST:
                 yield f"line {number} has {len(line)} columns, more than {WIDEST}: break it"
-
-
-def drawing_problems(nb: NotebookNode) -> Iterator[str]:
-    """Yield cells that grading skips but needs, or runs although they only draw."""
-    needed: set[str] = set()
-    for cell in reversed(nb.cells):
-        if cell.cell_type != "code":
-            continue
-        used, bound = _names(cell)
-        name = f"cell '{cell.id}':"
-        if ONLY_DRAWS not in cell.metadata.get("tags", []):
-            needed |= used
-            if PLAINLY_DRAWS.fullmatch(cell.source):
-                yield f"{name} only draws, so grading need not run it: add the tag {ONLY_DRAWS!r}"
-        elif lab(cell) or cell.source.startswith(("%%", "!")):
-            yield f"{name} has the tag {ONLY_DRAWS!r}, but grading must run it"
-        elif lost := sorted(bound & needed):
-            yield (
-                f"{name} has the tag {ONLY_DRAWS!r}, but a later cell needs its {', '.join(lost)}: "
-                "remove the tag, or compute this in another cell"
-            )
-
-
-def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """Return the names that a kernel's cell needs from earlier cells, and the names it binds."""
-    if cell.source.startswith("%%"):
-        return set(), set()
-    try:
-        statements = ast.parse(cell.source).body
-    except SyntaxError:  # a shell command, which may contain Python names
-        return set(re.findall(r"\w+", cell.source)), set()
-    needed: set[str] = set()
-    bound: set[str] = set()
-    for statement in statements:
-        loaded, stored = _loaded_and_stored(statement)
-        here = stored
-        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value:
-            loaded, here = _loaded_and_stored(statement.value)  # evaluated before the binding
-        elif isinstance(statement, ast.AugAssign):
-            loaded, here = loaded | stored, set()
-        needed |= loaded - here - bound
-        bound |= stored
-    return needed, bound
-
-
-def _loaded_and_stored(tree: ast.AST) -> tuple[set[str], set[str]]:
-    """Return the names that a piece of Python reads, and the names that it binds."""
-    loaded: set[str] = set()
-    stored: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            (loaded if isinstance(node.ctx, ast.Load) else stored).add(node.id)
-        elif isinstance(node, ast.arg):
-            stored.add(node.arg)
-        elif isinstance(node, ast.alias):
-            stored.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            stored.add(node.name)
-    return loaded, stored
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:

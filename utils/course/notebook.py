@@ -30,8 +30,10 @@ VOLATILE_METADATA = ("ExecuteTime", "collapsed", "execution", "scrolled", "trust
 #: A lab's file name: 01_c10d.ipynb. Other files, such as a student's Untitled.ipynb, don't count.
 LAB_NAME = re.compile(r"\d\d_\w+\.ipynb")
 
-#: The tag of cells that only draw, which a grading run leaves out.
-ONLY_DRAWS = "only-draws"
+#: The tag of cells that grading runs although no answer needs the names that they bind.
+NEEDED = "needed"
+#: The tag of checks that need a folder for the files of all ranks, which grading otherwise refuses.
+SHARED_FOLDER = "shared-folder"
 
 
 class NotebookError(CourseError, ValueError):

@@ -24,6 +24,7 @@ import ijson
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
+from utils.course.cell_names import not_needed
 from utils.course.notebook import lab
 from utils.course.release import is_solution
 
@@ -138,17 +139,34 @@ class Assembled:
                 self._prepare(cell, view.only)
         if view.own:
             nb.cells = list(self._with_own(nb.cells))
+        nb.cells = self._needed(nb.cells, view.only)
         return nb
 
     def _prepare(self, cell: NotebookNode, only: str | None) -> None:
-        """Clear the output of a code cell that isn't a check, and tag cells that must not run."""
+        """Clear the output of a code cell that isn't a check, and tag checks that must not run."""
         is_check = lab(cell).get("check")
         if not is_check:
             cell.outputs = []
             cell.execution_count = None
-        unwanted = is_check and only not in (None, lab(cell)["task"])
-        if unwanted or cell.id in self.reference.drawings:
+        elif only not in (None, lab(cell)["task"]):
             cell.metadata.tags = [*cell.metadata.get("tags", []), SKIP]
+
+    def _needed(self, cells: list[NotebookNode], only: str | None) -> list[NotebookNode]:
+        """Return the cells without those that no answer needs: the lab's examples and pictures.
+
+        For one task, the student's own cells run only if the answer needs their names.
+        """
+        reference = self.reference
+        names = set(reference.looked_up or ())
+        for grade_id in reference.tasks[only].answers if only else ():
+            names |= bound(body(reference.answer_cells[grade_id].source))
+        kept = {cell.id for cell in cells if reference.must_run(cell)}
+        kept |= {cell.id for cell in cells if only is None and cell.id.startswith(OWN)}
+        # A cell that shows an error may end a rank, and the next cell starts fresh ranks.
+        left_out = reference.deliberate - kept
+        cells = [cell for cell in cells if cell.id not in left_out]
+        left_out = not_needed(cells, kept, names)
+        return [cell for cell in cells if cell.id not in left_out]
 
     def sources(self) -> list[str]:
         """Return the student's code for the ranks: own cells and changed answers."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -96,75 +95,54 @@ class Grading:
     # -- runs -------------------------------------------------------------------------------------
 
     def run_all(self) -> None:
-        """Judge every task, and judge a failed task again without cells that may have harmed it."""
+        """Judge every task in the student's notebook, and then each lost task by itself."""
         self._run_until_judged()
-        if self.assembled.is_spread:
-            self._judge_again(replace(self.view, own=False), "without the student's own cells")
-        wrong = {
-            task.number
-            for task in self.reference.tasks.values()
-            if task.foundation and not self._passed(task.number)
-        }
-        if wrong:
-            self.view = replace(self.view, given=frozenset(wrong))
-            names = ", ".join(sorted(wrong))
-            how = f"with the reference's answer to task {names}"
-            self._judge_again(self.view, how, except_for=wrong)
         self._judge_each_alone()
 
     def _run_until_judged(self) -> None:
         """Run until every task has a verdict, or further runs can't find out more."""
         failed_starts = 0
         while self._to_judge() and self.runs <= 2 * len(self.reference.tasks):
-            done = self._run_once(self._without(self.blanked))
+            done = self._run_once(replace(self.view, blanked=frozenset(self.blanked)))
             if done is None or done.end is None:
                 return
             at = self._where(done)
             culprit = self.reference.owners.get(at)
             if culprit:
-                if not self._passes_without_suspects(culprit, done):
-                    self._blame(culprit, at, done)
+                self._blame(culprit, at, done)
             elif not self._leaves_own_cells_out(done):
                 failed_starts += 1  # no answer has run yet, so the machine is probably busy
                 self.seconds -= done.seconds
                 if failed_starts == MOST_STARTS:
                     raise MachineError(f"The notebook could not be started ({done.end}).")
 
-    def _judge_again(self, view: View, how: str, except_for: Collection[str] = ()) -> None:
-        """Run the tasks that did not pass again; a task that passes now counts."""
-        lost = [task for task in self._lost() if task not in except_for]
-        if not lost:
-            return
-        verdicts_before = dict(self.verdicts)
-        view_before = self.view
-        self.view = view
-        for task in lost:
-            self.verdicts.pop(task, None)
-        self._run_until_judged()
-        self.view = view_before
-        self._keep(verdicts_before, [task for task in lost if self._passed(task)], how)
-
     def _judge_each_alone(self) -> None:
         """Judge each task that did not pass with the reference's answers to all other tasks.
 
-        An earlier answer may have done lasting harm, such as a closed stdout or a lost group. A
-        personal answer that has passed stays, because it says what the other tasks are.
+        An earlier answer may have done lasting harm, such as a closed stdout or a lost group. Of
+        the student's own cells, only those run whose names the answer needs. A personal answer that
+        has passed stays, because it says what the other tasks are.
         """
         before = dict(self.verdicts)
         tasks = self.reference.tasks.values()
         everything = frozenset(
             task.number for task in tasks if not (task.personal and self._passed(task.number))
         )
-        passed = []
         first = next((n for n, task in self.reference.tasks.items() if self._is_answered(task)), "")
-        for number in [task for task in self._lost() if task != first]:
+        passed = []
+        for number in self._lost():
+            if number == first and not self.assembled.is_spread:
+                continue  # nothing ran before it that could have harmed it
             self.verdicts.pop(number, None)
             view = View(given=everything - {number}, own=self.view.own, only=number)
             if self._run_once(view) is None:
                 break
             if self._passed(number):
                 passed.append(number)
-        self._keep(before, passed, "with the reference's answers to all other tasks")
+        self.verdicts = before | {task: self.verdicts[task] for task in passed}
+        if passed:
+            how = "with the reference's answers to all other tasks"
+            self.remarks.append(f"Task {', '.join(passed)}: The check passed {how}.")
 
     def _lost(self) -> list[str]:
         """Return the tasks with an answer that did not pass."""
@@ -181,12 +159,6 @@ class Grading:
         verdict = self.verdicts.get(number)
         return verdict is not None and verdict.status == "passed"
 
-    def _keep(self, before: dict[str, TaskResult], passed: list[str], how: str) -> None:
-        """Restore the earlier verdicts, except for tasks that have passed now."""
-        self.verdicts = before | {task: self.verdicts[task] for task in passed}
-        if passed:
-            self.remarks.append(f"Task {', '.join(passed)}: The check passed {how}.")
-
     def _leaves_own_cells_out(self, done: Run) -> bool:
         """Leave the student's own cells out of the next run; return False if they already are.
 
@@ -202,9 +174,6 @@ class Grading:
         self.view = replace(self.view, own=False)
         self.remarks.append(remark)
         return True
-
-    def _without(self, tasks: set[str]) -> View:
-        return replace(self.view, blanked=frozenset(tasks))
 
     def _run_once(self, view: View) -> Run | None:
         """Run once more in the time that is left; return None if too little is left.
@@ -241,7 +210,9 @@ class Grading:
         shutil.rmtree(job, ignore_errors=True)
         nb = self.assembled.notebook(view)
         self.ids = [cell.id for cell in nb.cells if cell.cell_type == "code"]
-        box = replace(self.box, limits=replace(self.box.limits, total=left))
+        limits = replace(self.box.limits, total=left)
+        shares = self.reference.shares_folder
+        box = replace(self.box, limits=limits, has_shared_folder=shares)
         try:
             done = run(nb, box, job, slot=self.slot, stop=self.stop)
         except OSError as error:
@@ -249,48 +220,6 @@ class Grading:
         if done.end == End.STOPPED:
             raise InterruptedGradingError
         return done
-
-    def _passes_without_suspects(self, culprit: str, done: Run) -> bool:
-        """Run a task that lost its ranks without failed earlier answers; return whether it passes.
-
-        One of them may have done the harm, for example with a full disk or a running thread.
-        """
-        suspects = self._failed_above(culprit) - self.blanked
-        if not suspects or culprit in self.blanked or self._why(done)[0] != "lost":
-            return False
-        before = dict(self.verdicts)
-        self.verdicts.pop(culprit, None)
-        self._start_without(suspects)
-        if self._passed(culprit):
-            self.blanked |= suspects
-            self.remarks.append(
-                f"Task {culprit} passes only without the answer to task "
-                f"{', '.join(sorted(suspects))}."
-            )
-            return True
-        # Other tasks may have failed because this run left answers out, so only passes count.
-        self.verdicts = before | {
-            task: verdict for task, verdict in self.verdicts.items() if self._passed(task)
-        }
-        return False
-
-    def _failed_above(self, culprit: str) -> set[str]:
-        order = list(self.reference.tasks)
-        judged = [task for task in order[: order.index(culprit)] if task in self.verdicts]
-        return {task for task in judged if not self._passed(task)}
-
-    def _start_without(self, suspects: set[str]) -> None:
-        """Run without the answers to these tasks, and again if no answer has run."""
-        end: str | None = ""
-        for _ in range(MOST_STARTS):
-            again = self._run_once(self._without(self.blanked | suspects))
-            if again is None or again.end is None:
-                return
-            if self.reference.owners.get(self._where(again)):
-                return
-            end = again.end
-            self._leaves_own_cells_out(again)
-        raise MachineError(f"The notebook could not be started ({end}).")
 
     def _where(self, done: Run) -> str:
         """Return the cell at which a run ended early; "" if no cell has run."""

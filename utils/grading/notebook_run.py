@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -28,11 +27,12 @@ from nbformat import NotebookNode
 
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import NotebookError, dumps
-from utils.jobs import watchdog
+from utils.jobs import sandbox_command, watchdog
+from utils.jobs.thread_plan import VARIABLE as WHERE
 
 from .grading_options import SandboxOptions
 from .results import End, Record
-from .sandbox import LAUNCHER, Box, make_box, require
+from .sandbox import SHARED_FILES, WORK, Box, font_lists, make_box, prepare, require
 from .submissions import MB
 
 #: Lines of a cell's output that a rerun prints.
@@ -42,8 +42,7 @@ KERNEL_NAME = "graded"
 LEAST_FREE = 32 * MB
 #: Seconds between two looks at the memory of a run.
 LOOK = 0.4
-#: PyTorch imports its compiler for these: once in the fork server, or otherwise in every rank.
-TRAINING = re.compile(r"\b(optim|profile|DistributedDataParallel|pipelining)\b")
+START_KERNEL = "from ipykernel.kernelapp import launch_new_instance as start; start()"
 
 
 @dataclass
@@ -71,8 +70,9 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | N
     `stop` is set, the run ends at once.
     """
     job.mkdir(parents=True, exist_ok=True)
+    prepare(job)
     (job / "notebook.ipynb").write_text(dumps(nb), encoding="utf-8")
-    _write_kernelspec(job, box.inner(job, slot, later=later(nb)))
+    _write_kernelspec(job, box, box.inner(job, slot))
     mark = uuid.uuid4().hex
     start = time.monotonic()
     killed_before = oom_kills()
@@ -99,7 +99,7 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | N
         killed = oom_kills() - killed_before
         result.fault = fault(result, cells, process.returncode, killed, free)
         result.out_of_memory = killed > 0
-    for name in ("etc", "jupyter", "runtime", "tmp"):
+    for name in ("etc", "jupyter", "runtime", "tmp", WORK, SHARED_FILES):
         shutil.rmtree(job / name, ignore_errors=True)
     for name in ("log", "cells.jsonl"):
         (job / name).unlink(missing_ok=True)
@@ -119,18 +119,32 @@ def _pytest(job: Path, box: Box) -> list[str]:
     ]
 
 
-def later(nb: NotebookNode) -> str:
-    """Return when this notebook's fork server imports PyTorch's compiler: "first" or "never"."""
-    sources = [cell.source for cell in nb.cells if cell.cell_type == "code"]
-    return "first" if any(map(TRAINING.search, sources)) else "never"
+def _write_kernelspec(job: Path, box: Box, sandbox: list[str]) -> None:
+    """Describe the kernel for Jupyter: an ordinary one, whose ranks have boxes of their own.
 
-
-def _write_kernelspec(job: Path, command: list[str]) -> None:
+    Args:
+        sandbox: The command that runs a program in the box of a rank.
+    """
     folder = job / "jupyter" / "kernels" / KERNEL_NAME
     folder.mkdir(parents=True)
-    spec = {"argv": [*LAUNCHER, "{connection_file}", *command], "display_name": "graded"}
-    # An interrupt by signal would end bubblewrap.
-    spec |= {"language": "python", "interrupt_mode": "message"}
+    fonts = job / "tmp" / "matplotlib"  # making these lists anew would take seconds
+    fonts.mkdir(parents=True)
+    for path in font_lists():
+        shutil.copy(path, fonts)
+    variables = box.variables() | {
+        "HOME": str(job / "tmp"),
+        "TMPDIR": str(job / "tmp"),
+        "MPLCONFIGDIR": str(fonts),
+        WHERE: "boxes",
+        sandbox_command.VARIABLE: json.dumps(sandbox),
+    }
+    program = f"import os; os.chdir({str(job / WORK)!r}); {START_KERNEL}"
+    spec = {
+        "argv": [sys.executable, "-P", "-c", program, "-f", "{connection_file}"],
+        "display_name": "graded",
+        "language": "python",
+        "env": variables,
+    }
     (folder / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
 
 

@@ -11,18 +11,29 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
 
 from utils.checks import verdict
-from utils.course.notebook import ONLY_DRAWS, NotebookError, dumps, is_named, lab, notebooks, read
+from utils.course.cell_names import body as body
+from utils.course.notebook import (
+    NEEDED,
+    SHARED_FOLDER,
+    NotebookError,
+    dumps,
+    is_named,
+    lab,
+    notebooks,
+    read,
+)
 from utils.course.release import is_solution, rubric_cells, student_version, without_notes
 
 #: Longer sources are not parsed, because parsing a megabyte needs a gigabyte of memory.
 MOST_SOURCE = 200_000
+#: The line with which a notebook opens its lab's room.
+OPENS_ROOM = r"^from utils\.labs(?:\.| import )(lab\d\d)"
 
 
 class LabError(NotebookError):
@@ -37,7 +48,6 @@ class Task:
         by_hand: Whether it is a written answer.
         answers: The grade_ids of its answers.
         checks: The points of each check cell, by the cell's id.
-        foundation: Whether other tasks need it, such as joining the process group.
         personal: Whether later tasks differ from student to student by this answer, such as a name.
         model: Its solution as one text.
         stub: The stub in the student's notebook, as one text.
@@ -49,7 +59,6 @@ class Task:
     by_hand: bool = False
     answers: list[str] = field(default_factory=list)
     checks: dict[str, float] = field(default_factory=dict)
-    foundation: bool = False
     personal: bool = False
     model: str = ""
     stub: str = ""
@@ -76,8 +85,8 @@ class Reference:
         }
         #: The ids and grade_ids that identify a notebook of this lab.
         self.ids: set[str] = {cell.id for cell in self.nb.cells} | set(self.answer_cells)
-        #: The ids of the cells that a grading run skips, because they only draw.
-        self.drawings = self._tagged(ONLY_DRAWS)
+        #: Whether the ranks need a folder for files that all of them use.
+        self.shares_folder = bool(self._tagged(SHARED_FOLDER))
         #: The ids of the cells whose error the lab shows on purpose.
         self.deliberate = self._tagged("raises-exception")
         #: The verdicts of each check if it passes (there is one), by cell id.
@@ -88,6 +97,27 @@ class Reference:
         }
         self.tasks = self._find_tasks()
         self._require_verdicts()
+
+    def must_run(self, cell: NotebookNode) -> bool:
+        """Return whether a cell of the lab runs even if no other cell needs its names."""
+        if self.looked_up is None:
+            return cell.id in self.ids
+        tags = cell.metadata.get("tags", [])
+        return "task" in lab(cell) or "check" in lab(cell) or NEEDED in tags
+
+    @cached_property
+    def looked_up(self) -> set[str] | None:
+        """Return the names that the lab's probes look up among the names of a rank's cells.
+
+        None for a lab whose checks aren't in a room of `utils.labs`: nobody knows these names.
+        """
+        sources = [cell.source for cell in self.nb.cells if cell.cell_type == "code"]
+        rooms = set(
+            re.findall(r"^from utils\.labs(?:\.| import )(lab\d\d)", "\n".join(sources), re.M)
+        )
+        folder = Path(__file__).parents[1] / "labs"
+        files = [file for room in rooms for file in (folder / room).rglob("*.py")]
+        return set().union(*map(_looked_up, files)) if files else None
 
     def _tagged(self, tag: str) -> set[str]:
         return {cell.id for cell in self.nb.cells if tag in cell.metadata.get("tags", [])}
@@ -135,7 +165,6 @@ class Reference:
                 task.title = str(about.get("title", task.title))
                 task.answers.append(graded.grade_id)
                 task.by_hand = cell.cell_type == "markdown"
-                task.foundation = bool(about.get("foundation"))
                 task.personal = bool(about.get("personal"))
                 points = about.get("points", graded.get("points", 0))
                 task.points = max(task.points, float(points))
@@ -191,17 +220,21 @@ def references(folder: Path, only: Collection[str] = ()) -> tuple[list[Reference
     return refs, broken
 
 
+def _looked_up(file: Path) -> set[str]:
+    """Return the constant names that a module looks up in `user_ns`, or has a function look up."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Subscript(ast.Name("user_ns"), ast.Constant(str(name))):
+                found.add(name)
+            case ast.Call(ast.Attribute(ast.Name("user_ns")), [ast.Constant(str(name)), *_]):
+                found.add(name)
+            case ast.Call(_, [ast.Name("user_ns"), *names]):
+                found |= {str(one.value) for one in names if isinstance(one, ast.Constant)}
+    return found
+
+
 # --- the source of a cell -------------------------------------------------------------------------
-
-
-def body(source: str) -> str:
-    """Return a cell's source without the cell magics at its top."""
-    return "\n".join(dropwhile(_is_magic, source.split("\n")))
-
-
-def _is_magic(line: str) -> bool:
-    line = line.lstrip()
-    return not line or line.startswith("%%")
 
 
 def on_ranks(source: str) -> bool:

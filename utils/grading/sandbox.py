@@ -1,9 +1,11 @@
-"""The sandbox around a graded notebook, built by bubblewrap.
+"""The sandboxes of a graded notebook, built by bubblewrap.
 
-It consists of two boxes. The outer box contains pytest and has separate processes and a network
-with only loopback; when it ends, everything in it ends. The inner box contains the kernel and its
-ranks. They can read Python, the course's `utils` and the data sets, and write to a scratch folder
-of limited size. Solutions, other submissions and results are not visible there.
+The outer box contains pytest and the notebook's kernel. It has separate processes and a network
+with only loopback; when it ends, everything in it ends. No student's code runs there.
+
+Each rank has a box of its own, which contains the student's code. The rank can read Python, what
+the course runs on ranks, and the data sets, and write to a scratch folder of limited size. It has
+one socket, to the kernel. It can't see the kernel, other ranks, solutions, submissions or results.
 """
 
 from __future__ import annotations
@@ -29,10 +31,14 @@ from .grading_options import SandboxOptions
 
 GB = 1 << 30
 HOME = "/tmp/home"
-#: Limits of one submission: processes, and bytes in the scratch folder and in shared memory.
+#: The kernel's folder in the folder of a run. Ranks can read it.
+WORK = "work"
+#: The folder for the temporary files of all ranks, for a lab in which they share memory.
+SHARED_FILES = "shared"
+#: Limits: processes of a submission, and bytes in a rank's scratch folder and shared memory.
 PROCESSES = 600
-SCRATCH = 1 * GB
-SHARED = 1 * GB
+SCRATCH = GB // 4
+SHARED = GB // 4
 #: Parts of /etc that programs need and that reveal nothing about this machine's users.
 ETC = (
     *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "fonts", "localtime"),
@@ -41,14 +47,16 @@ ETC = (
 #: Variables that a notebook gets from the instructor's environment.
 KEPT = ("LANG", "TZ", "LD_LIBRARY_PATH", "OPAL_PREFIX", "MPI4PY_LIBMPI")
 KEPT_PREFIXES = ("LC_", "OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "UCX_")
+#: Variables of the kernel that name its folders, where ranks can't write.
+OF_THE_KERNEL = (
+    *("IPYTHONDIR", "JUPYTER_PATH", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"),
+    *("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_btl_sm_backing_directory"),
+)
 #: Prefixes of variables, such as PYTEST_ADDOPTS, that could change every grade.
 CHANGING_PREFIXES = ("PYTEST_", "PYTHON", "IPYTHON", "JUPYTER_", "NBVAL_", "COV_", "COVERAGE_")
 #: User ids for jobs that root starts, because RLIMIT_NPROC doesn't limit root.
 FIRST_UID = 61_000
 LAST_UID = 64_900
-
-#: The command that Jupyter starts. `kernel.py` says why it is run as a file.
-LAUNCHER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("kernel.py")), "launch")
 
 
 class SandboxError(NotebookError):
@@ -78,12 +86,15 @@ class Box:
         walls: Whether there is a sandbox.
         paths: Folders that notebooks may read; they are on PYTHONPATH, too.
         data: The data sets' folder, or None.
+        has_shared_folder: Whether the ranks have one folder for temporary files, for a lab in which
+            they share memory. Otherwise each rank has its own.
     """
 
     walls: bool = True
     limits: Limits = field(default_factory=Limits)
     paths: tuple[Path, ...] = ()
     data: Path | None = None
+    has_shared_folder: bool = False
 
     def outer(self, job: Path, command: list[str]) -> list[str]:
         """Return the command that runs `command` in the outer box, where only `job` is writable."""
@@ -92,44 +103,47 @@ class Box:
         return [
             *(bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc"),
             *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
-            *("--bind", str(job), str(job), "--chdir", str(job), "--", *command),
+            *("--bind", str(job), str(job), "--chdir", str(job)),
+            *("--perms", "1777", "--size", str(SCRATCH), "--tmpfs", str(job / SHARED_FILES)),
+            *("--", *command),
         ]
 
-    def inner(self, job: Path, slot: int, **more: str) -> list[str]:
-        """Return the kernel's command in the inner box; it reads its connection from stdin.
+    def inner(self, job: Path, slot: int) -> list[str]:
+        """Return the command that runs a program in the box of a rank; the program follows it.
+
+        The folder `job/work` of the kernel is there, too, and can only be read.
 
         Args:
             job: The folder of the run.
             slot: The number of this run among all runs at the same time.
-            more: Settings of the kernel that depend on the notebook.
         """
-        # -P: don't import from the current folder, where answers can write. As a variable, it would
-        # change the ranks, too.
-        python = [sys.executable, "-P", "-m", "utils.grading.kernel", "serve"]
+        python = [sys.executable, "-P", "-m", "utils.grading.confinement"]
         if not self.walls:
-            return [*python, json.dumps(self._settings(slot) | more)]
+            return [*python, json.dumps(self._settings())]
         uid = job_uid(slot) if os.geteuid() == 0 else None
-        settings = self._settings(slot, uid) | more | {"home": HOME, "fonts": []}
-        mounts = []
-        for number, path in enumerate(font_lists()):
-            target = f"/opt/grading/{number}/{path.name}"
-            mounts += ["--ro-bind", str(path), target]
-            settings["fonts"].append(target)
+        settings = self._settings(uid) | {"home": HOME}
+        work = str(job / WORK)
+        mounts = [*self._file_system(), *self._etc(job, uid), "--ro-bind", work, work]
+        temporary = "/tmp"
+        if self.has_shared_folder:
+            temporary = str(job / SHARED_FILES)
+            mounts += ["--bind", temporary, temporary]
         return [
-            *(bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-ipc", "--unshare-uts"),
-            *("--hostname", "grading"),
+            *(bwrap(), "--die-with-parent", "--unshare-pid", "--unshare-net", "--unshare-ipc"),
+            *("--unshare-uts", "--hostname", "grading"),
             *self._privileges(),
             *("--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp"),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--perms", "1777", "--size", str(SHARED), "--tmpfs", "/dev/shm"),
-            *_with_parents([*self._file_system(), *self._etc(job, uid), *mounts]),
-            *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", "/tmp", "--clearenv"),
-            *(part for pair in self._environment().items() for part in ("--setenv", *pair)),
+            *_with_parents(mounts),
+            *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", work),
+            *("--setenv", "HOME", HOME, "--setenv", "TMPDIR", temporary),
+            *(word for name in OF_THE_KERNEL for word in ("--unsetenv", name)),
             *("--", *python, json.dumps(settings)),
         ]
 
     def environment(self) -> dict[str, str]:
-        """Return the variables of pytest and the kernel if there is no sandbox.
+        """Return the variables of pytest if there is no sandbox.
 
         Variables that change the behavior of pytest, Python or Jupyter are left out.
         """
@@ -138,13 +152,13 @@ class Box:
             for name, value in os.environ.items()
             if name == "PYTHONPATH" or not name.startswith(CHANGING_PREFIXES)
         }
-        return {**kept, **self._environment(), "HOME": str(Path.home())}
+        return {**kept, **self.variables(), "HOME": str(Path.home())}
 
-    def _settings(self, slot: int, uid: int | None = None) -> dict[str, Any]:
+    def _settings(self, uid: int | None = None) -> dict[str, Any]:
         limits = self.limits
         settings: dict[str, Any] = {
             "uid": uid,
-            # MPI and PyTorch map more memory than they use.
+            # PyTorch maps more memory than it uses.
             "address_space": limits.memory + 4 * GB,
             "cpu_seconds": int(limits.total * 2),
         }
@@ -154,7 +168,7 @@ class Box:
         return settings
 
     def _privileges(self) -> list[str]:
-        """Return options that allow root's kernel only to change its user, and others nothing."""
+        """Return options that allow root's process only to change its user, and others nothing."""
         if os.geteuid() == 0:
             return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
@@ -204,7 +218,8 @@ class Box:
             options += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
         return options
 
-    def _environment(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str]:
+        """Return the variables of the kernel and its ranks, without the home folder."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -221,8 +236,6 @@ class Box:
         return {
             "LANG": "C.UTF-8",
             **kept,
-            "HOME": HOME,
-            "TMPDIR": "/tmp",
             "USER": "student",
             "LOGNAME": "student",
             "PATH": os.pathsep.join(programs),
@@ -258,15 +271,19 @@ def bwrap() -> str:
     return path
 
 
+def prepare(job: Path) -> None:
+    """Make the folders that the boxes of a run need."""
+    for name in (WORK, SHARED_FILES):
+        (job / name).mkdir(exist_ok=True)
+
+
 def require(box: Box, folder: Path) -> None:
     """Raise SandboxError unless a command runs in both boxes."""
     if not box.walls:
         return
-    probe = box.inner(folder, 0)
-    probe[probe.index("--") + 1 :] = [sys.executable, "-c", "import utils"]
-    done = subprocess.run(
-        box.outer(folder, probe), capture_output=True, timeout=60, check=False, encoding="utf-8"
-    )
+    prepare(folder)
+    command = box.outer(folder, [*box.inner(folder, 0), sys.executable, "-c", "import utils"])
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False, encoding="utf-8")
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
         raise SandboxError(

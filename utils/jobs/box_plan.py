@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
-from utils.jobs import NeedsProcesses, launch_variables
+from utils.jobs import NeedsProcesses, launch_variables, sandbox_command
 from utils.jobs.start_plan import (
     MOST_RANKS,
     check_count,
@@ -65,6 +66,12 @@ class BoxPlan:
             f"{they} without MPI, and this kernel carries every message (as you asked). So a "
             "message takes much longer than with MPI."
         )
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command that runs Python with these words in a rank's process."""
+        # -P: don't import from the current folder, where another program may write.
+        safe = ["-P"] if sandbox_command.is_set() else []
+        return sandbox_command.confined([sys.executable, *safe, *words])
 
     def variables(self) -> dict[str, str]:
         """Return all environment variables of the ranks."""

@@ -10,10 +10,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
-from utils.jobs import RanksError, watchdog
+from utils.jobs import RanksError, sandbox_command, watchdog
 from utils.jobs.forkserver import client
+from utils.jobs.sandbox_command import confined
 from utils.jobs.session import Session
 from utils.jobs.site import settings
 from utils.jobs.start_plan import Plan
@@ -135,14 +137,20 @@ def run_on(
     environment: Mapping[str, str] | None = None,
     *,
     capture: bool = True,
+    writable: Sequence[Path] = (),
 ) -> Ended:
     """Run a program on the ranks of a plan, as `run` does.
+
+    Grading runs it in a sandbox, where it can write to the `writable` folders only.
 
     Args:
         words: the words after `python` on a command line, such as `["train.py", "-v"]`.
         environment: variables to add to the plan's variables.
     """
     variables = os.environ | plan.environment | dict(environment or {})
+    if sandbox_command.is_set():  # the fork server is out of reach there
+        command = [plan.launcher.path, "-n", str(plan.n), *plan.mpi_args, sys.executable, *words]
+        return run(confined(command, *writable), variables, deadline, capture=capture)
     with contextlib.closing(Python(plan)) as python:
         return run(python.job(*words), variables, deadline, capture=capture)
 

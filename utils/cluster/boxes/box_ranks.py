@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -18,11 +17,11 @@ from typing import Any
 from ipyparallel.client.asyncresult import AsyncResult
 
 from torch_mpi.network import Network, link
-from utils.cluster import stacks
 from utils.cluster.running import Running
 from utils.jobs import RanksError
 from utils.jobs.box_plan import BoxPlan
 
+from . import records
 from .carrier import Carrier
 from .client import Client
 from .frames import BrokenFrame, Frame, Frames
@@ -30,6 +29,8 @@ from .frames import BrokenFrame, Frame, Frames
 #: Seconds that ranks get to start, and to end.
 START = 60.0
 END = 2.0
+#: Most characters of the place at which a rank says it is.
+MOST_OF_A_PLACE = 400
 
 
 class BoxRank:
@@ -46,7 +47,7 @@ class BoxRank:
         self.frames.limit_sends()
         self.facts: dict[str, Any] = {}
         self.is_up = threading.Event()
-        self.stack: list[stacks.Frame] | None = None
+        self.place: str | None = None
         self.reader: threading.Thread | None = None
         self._errors = folder / f"errors-{rank}"
         with self._errors.open("wb") as errors, there:
@@ -72,7 +73,7 @@ class BoxRank:
 
 def _started(there: socket.socket, plan: BoxPlan, errors: Any) -> subprocess.Popen[bytes]:
     """Start the process of a rank, which gets this socket."""
-    program = [sys.executable, "-m", "utils.cluster.boxes.rank_program"]
+    program = plan.command("-m", "utils.cluster.boxes.rank_program")
     kept: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": errors, "env": plan.variables()}
     if hasattr(socket, "fromshare"):  # Windows
         process = subprocess.Popen([*program, "512"], stdin=subprocess.PIPE, **kept)
@@ -101,6 +102,8 @@ class Boxes(Running):
         self._plan = plan
         self._folder = Path(tempfile.mkdtemp(prefix="ddl-labs-"))
         self._network = link.network
+        # The number of each rank's last call before it was asked a question.
+        self._asked_at: dict[int, int] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -157,7 +160,7 @@ class Boxes(Running):
             rank.facts = frame.fields
             rank.is_up.set()
         elif frame.kind == "at":
-            rank.stack = [stacks.Frame(*map(_plain, place)) for place in frame.fields["frames"]]
+            rank.place = str(frame.fields["place"])[:MOST_OF_A_PLACE]
         else:
             raise BrokenFrame(f"there is no frame {frame.kind}")
 
@@ -178,7 +181,8 @@ class Boxes(Running):
         for number, rank in enumerate(self._ranks):
             status = rank.process.poll()
             if status is not None:
-                how = f"signal {-status}" if status < 0 else ""
+                by = _signal(status)
+                how = f"signal {by}" if by else ""
                 where = f"process rank {number} with PID {rank.process.pid} on node here"
                 lines.append(
                     f"{where} exited on {how}" if how else f"rank {number} ended: {status}"
@@ -189,6 +193,7 @@ class Boxes(Running):
     def send(self, cells: Mapping[int, str]) -> dict[int, AsyncResult]:
         """Send a silent cell to each of these ranks, all at once."""
         living = {rank: code for rank, code in cells.items() if rank in self.client.ids}
+        self._asked_at |= {rank: max(self._carrier.calls_of(rank), default=0) for rank in living}
         return self.client.question_each(living)
 
     def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:
@@ -206,22 +211,29 @@ class Boxes(Running):
         busy = self._carrier.busy()
         asked = {rank: self._ranks[rank] for rank in busy}
         for rank in asked.values():
-            rank.stack = None
+            rank.place = None
             if rank.is_alive():
                 rank.frames.send("where", {})
         deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline and any(r.stack is None for r in asked.values()):
+        while time.monotonic() < deadline and any(r.place is None for r in asked.values()):
             time.sleep(0.005)
         return [self._told(k) if k in busy else "idle" for k in range(self.n)]
 
     def _told(self, number: int) -> str:
-        stack = self._ranks[number].stack
-        if stack is None:
-            return "inside C, where it can't say its line"
-        return stacks.place_of(stack, self._folder / f"cells-{number}")
+        return self._ranks[number].place or "inside C, where it can't say its line"
 
     def _place_of(self, number: int) -> str:
         return self.places(1.0)[number]
+
+    def confirmed(self, rank: int, value: Any) -> tuple[Any, list[str]]:
+        """Return a rank's reply with the kernel's own records, and what the reply leaves out."""
+        calls = self._carrier.calls_of(rank)
+        confirmed, numbers = records.confirmed(value, calls)
+        asked_at = self._asked_at.get(rank, 0)
+        left = [
+            call.op for number, call in calls.items() if number > asked_at and number not in numbers
+        ]
+        return confirmed, left
 
     def use_network(self, values: dict[str, Any] | None) -> None:
         """Use the network with these attributes for the messages, or the machine's own."""
@@ -255,12 +267,14 @@ class Boxes(Running):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def _signal(status: int) -> int:
+    """Return the signal that ended a process, or 0; a sandbox adds 128 to the number."""
+    if status < 0:
+        return -status
+    return status - 128 if status - 128 in signal.valid_signals() else 0
+
+
 def _death(status: int) -> str:
     """Return how a process ended, in words."""
-    return f"signal {-status}" if status < 0 else f"its process ended with status {status}"
-
-
-def _plain(value: Any) -> Any:
-    if not isinstance(value, int | str):
-        raise BrokenFrame(f"a place has {value!r}")
-    return value
+    by = _signal(status)
+    return f"signal {by}" if by else f"its process ended with status {status}"

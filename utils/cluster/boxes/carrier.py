@@ -16,7 +16,7 @@ import torch
 
 from torch_mpi.errors import CommunicationError
 from torch_mpi.group.rank_group import Declaration, RankGroup
-from torch_mpi.record import Log
+from torch_mpi.record import CAPACITY, Call, Log
 from utils.cluster import notebook_words
 from utils.cluster.world.carrier import Place, Waited
 from utils.cluster.world.group import Group
@@ -84,6 +84,7 @@ class RankSide:
     Attributes:
         groups: its groups, by number.
         log: its calls.
+        calls: its latest calls, by their numbers.
         works: its communications of which it has not heard yet, by number.
         waits: its waits, by the number of the communication.
         left: the wait in which it was interrupted.
@@ -94,6 +95,7 @@ class RankSide:
         self.frames = frames
         self.groups: dict[int, Group] = {}
         self.log: Log = Log()  # type: ignore[no-untyped-call]
+        self.calls: dict[int, Call] = {}
         self.works: dict[int, Work] = {}
         self.waits: dict[int, Wait] = {}
         self.left: Wait | None = None
@@ -101,6 +103,12 @@ class RankSide:
         self.is_busy = False
         self.is_gone = False
         self.was_interrupted = False
+
+    def note(self, number: int, call: Call) -> None:
+        """Keep a call under its number, and forget the oldest one if there are too many."""
+        self.calls[number] = call
+        if len(self.calls) > CAPACITY:
+            del self.calls[next(iter(self.calls))]
 
 
 class Carrier:
@@ -210,6 +218,7 @@ class Carrier:
             self._send_end(side, number, None, (), error)
             return
         side.works[number] = work
+        side.note(number, work.call)
         self._pending[work] = Pending(number, outputs)
         if work.done:
             self.ended(work)
@@ -384,6 +393,11 @@ class Carrier:
             with self.lock:
                 side.was_interrupted = side.meeting is not None
                 self.lock.notify_all()
+
+    def calls_of(self, rank: int) -> dict[int, Call]:
+        """Return a rank's latest calls, by their numbers."""
+        with self.lock:
+            return dict(self._sides[rank].calls)
 
     def log(self, rank: int) -> Log:
         """Return the record of a rank's calls."""

@@ -76,7 +76,7 @@ class KernelLink:
             about |= _about_wait()
         # The kernel must get the calls of several threads in the order of their numbers.
         with guard, self._beginning:
-            work.number = next(self._numbers)
+            work.number = work.call.number = next(self._numbers)
             if work.call.op == "send":
                 self._sent += 1
                 work.call.message = self.rank, self._sent

@@ -15,6 +15,7 @@ import queue
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -31,7 +32,7 @@ from torch.distributed import distributed_c10d
 from torch_mpi import autoload, compat, present
 from torch_mpi.lines import text_of
 from torch_mpi.protocol.interrupts import guard
-from utils.cluster import rank_side
+from utils.cluster import rank_side, stacks
 from utils.cluster.rank_shell import Output, RankShell, Stream
 from utils.jobs import NeedsProcesses
 
@@ -67,7 +68,10 @@ class RankProgram:
         sys.stderr = RankStream("stderr", lambda: self._output)
         sys.displayhook = self._shell.displayhook
         rank_side.keep_streams()
-        rank_side.watch_cells(self._user_ns, self.rank, Path(begin["folder"]))
+        # The kernel's folder is not in a sandbox.
+        kernels = Path(begin["folder"])
+        self._folder = kernels if kernels.is_dir() else Path(tempfile.mkdtemp())
+        rank_side.watch_cells(self._user_ns, self.rank, self._folder)
         vars(self._shell)["ask_exit"] = rank_side.refuse_exit
         self._bring_groups()
 
@@ -110,7 +114,8 @@ class RankProgram:
             self._kernel.interrupt_futures()
             _interrupt_main_thread()
         elif frame.kind == "where":
-            self._frames.send("at", {"frames": _stack_of_main_thread()})
+            place = stacks.place_of(_stack_of_main_thread(), self._folder / f"cells-{self.rank}")
+            self._frames.send("at", {"place": place})
         else:
             self._requests.put(frame)
 
@@ -227,12 +232,13 @@ def _interrupt_main_thread() -> None:
         _thread.interrupt_main()
 
 
-def _stack_of_main_thread() -> list[tuple[str, int, str]]:
-    """Return file, line and function of each frame, innermost first."""
-    stack: list[tuple[str, int, str]] = []
+def _stack_of_main_thread() -> list[stacks.Frame]:
+    """Return the frames of the main thread, innermost first."""
+    stack: list[stacks.Frame] = []
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None and len(stack) < MOST_FRAMES:
-        stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
+        code = frame.f_code
+        stack.append(stacks.Frame(code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return stack
 
@@ -243,7 +249,11 @@ def main(number: str) -> None:
     begin = frames.receive()
     if begin is None:
         return
-    program = RankProgram(frames, begin.fields)
+    try:
+        program = RankProgram(frames, begin.fields)
+    except BaseException:
+        traceback.print_exc(file=sys.__stderr__)
+        raise
     threading.Thread(target=program.read_for_good, name="reader", daemon=True).start()
     frames.send("ready", {"host": socket.gethostname(), "cores": rank_side.cores()})
     program.serve_for_good()

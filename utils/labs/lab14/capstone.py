@@ -143,4 +143,4 @@ def _job(script: Path, place: Path, deadline: float) -> mpi_job.Ended:
     words = python_words(
         "from utils.labs.lab14 import job; job.main()", str(script.resolve()), str(place)
     )
-    return mpi_job.run_on(plan, words, deadline)
+    return mpi_job.run_on(plan, words, deadline, writable=[place])

@@ -30,7 +30,7 @@ import itertools
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .errors import place_text
 
@@ -70,6 +70,7 @@ class Call:
         thread: name of the calling thread, if it isn't the main thread.
         parts: elements of each rank's part, for a collective that moves parts.
         group_name: PyTorch's name of the process group, which is equal on all its ranks.
+        number: number of this call on its rank, if another process carries the rank's messages.
     """
 
     op: str
@@ -97,6 +98,7 @@ class Call:
     thread: str = ""
     parts: tuple[int, ...] = ()
     group_name: str = ""
+    number: int | None = None
 
     @property
     def partner(self) -> int | None:
@@ -130,6 +132,29 @@ class Call:
         if not self.dtype:
             return self.name()
         return f"{self.name()} of {self.dtype}{list(self.shape)} ({self.nbytes} bytes)"
+
+
+def as_dict(call: Call) -> dict[str, Any]:
+    """Return what a check needs of a call as JSON, with global ranks."""
+    peer = call.peer
+    return {
+        "op": call.op,
+        "group": list(call.group),
+        "nbytes": call.nbytes,
+        "peer": call.group[peer] if peer is not None and peer >= 0 else peer,
+        "tag": call.tag,
+        "blocking": call.blocking,
+        "waited": call.waited,
+        "any_source": call.any_source,
+        "message": None if call.message is None else list(call.message),
+        "sequence": call.sequence,
+        "sent": call.sent,
+        "received": call.received,
+        "start": call.start,
+        "matched": call.matched,
+        "end": call.end,
+        "number": call.number,
+    }
 
 
 class Log:

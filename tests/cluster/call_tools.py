@@ -39,3 +39,17 @@ def recorded(user_ns: dict[str, Any], *, rank: int) -> list[dict[str, Any]]:
         {name: told(getattr(one, name)) for name in FACTS} | {"is over": one.end > 0}
         for one in calls
     ]
+
+
+def boast(user_ns: dict[str, Any], *, rank: int, **said: Any) -> list[dict[str, Any]]:
+    """Make an all_reduce, and say something else of it."""
+    mark = record.log.mark()
+    dist.all_reduce(torch.ones(3))
+    return [record.as_dict(one) | said for one in record.log.since(mark)]
+
+
+def hide(user_ns: dict[str, Any], *, rank: int) -> int:
+    """Make two calls, and report none."""
+    dist.barrier()
+    dist.all_reduce(torch.ones(3))
+    return 5

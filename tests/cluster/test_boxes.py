@@ -7,16 +7,21 @@ import math
 import textwrap
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import call_tools
 import numpy as np
 import psutil
 import pytest
 import torch
 
+from torch_mpi.record import Call, as_dict
 from utils import cluster
+from utils.checks.probe import also_calls
+from utils.checks.task import Report
 from utils.cluster import stacks
-from utils.cluster.boxes import values
+from utils.cluster.boxes import records, values
 from utils.cluster.boxes.box_ranks import Boxes
 from utils.cluster.boxes.frames import BrokenFrame
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
@@ -34,7 +39,7 @@ rank = dist.get_rank()
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[cluster.Ranks]:
-    with cluster.start(2, where="boxes") as ranks:
+    with cluster.start(2, where="boxes", env={"PYTHONPATH": str(Path(__file__).parent)}) as ranks:
         yield ranks
 
 
@@ -51,6 +56,56 @@ def sums(ranks: cluster.Ranks) -> list[Any]:
     """What an all_reduce of ones gives on each rank."""
     ranks.view.execute("x = torch.ones(3)\ndist.all_reduce(x)", block=True)
     return [tensor.tolist() for tensor in ranks.view.pull("x")]
+
+
+# --- records ----------------------------------------------------------------------------------
+
+
+def told(number: Any, **said: Any) -> dict[str, Any]:
+    """What a rank says of a message of 8 bytes to rank 1, its call 7."""
+    return as_dict(Call("send", (0, 1), 8, peer=1, tag=0, start=1.0)) | {"number": number} | said
+
+
+KNOWN = {7: Call("send", (0, 1), 8, peer=1, tag=0, number=7, start=2.0)}
+
+
+def test_a_rank_can_not_say_that_it_sent_more_than_the_kernel_has_carried():
+    said = {"steps": [{"calls": [told(7, nbytes=800, op="all_reduce", waited=True)]}], "sum": 3}
+    found, numbers = records.confirmed(said, KNOWN)
+    (call,) = found["steps"][0]["calls"]
+    assert (call["op"], call["nbytes"], call["peer"]) == ("send", 8, 1)
+    assert (call["waited"], call["start"]) == (True, 1.0), "only the rank knows"
+    assert (found["sum"], numbers) == (3, {7})
+
+
+@pytest.mark.parametrize(
+    "calls", [[told(8)], [told(None)], [told("7")], [told([7])], [told(7), told(7)]], ids=repr
+)
+def test_a_call_that_the_kernel_has_not_carried_wins_nothing(calls):
+    with pytest.raises(records.ForgedRecord):
+        records.confirmed({"calls": calls}, KNOWN)
+
+
+def test_a_check_reads_what_the_kernel_has_noted_and_what_a_rank_has_left_out(ranks):
+    replies = ranks.ask(call_tools.boast, nbytes=10**6, op="send", group=[1], peer=1)
+    facts = [
+        (one["op"], one["nbytes"], one["group"], one["peer"])
+        for (one,) in (reply.value for reply in replies)
+    ]
+    assert facts == [("all_reduce", 12, [0, 1], None)] * 2
+    assert [reply.unseen for reply in replies] == [(), ()]
+    assert {reply.unseen for reply in ranks.ask(call_tools.hide)} == {("barrier", "all_reduce")}
+    for reply in ranks.ask(call_tools.boast, number=10**9):
+        assert "which the rank did not make" in reply.forged
+
+
+def test_a_forged_record_wins_no_points(ranks):
+    report = Report()
+    assert report.answers(ranks, call_tools.hide) == []
+    assert "called all_reduce where the check did not look" in report.problems[0].text
+    assert report.problems[0].kind == "forged"
+    report = Report()
+    assert report.answers(ranks, also_calls("all_reduce")(call_tools.hide))
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic  # by name, because an answer on a rank inside the kernel may replace it
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch_mpi.lines import wrapped
 from utils.cluster.notebook_words import FRESH_RANKS, open_task
@@ -66,6 +66,14 @@ class Ranks(Protocol):
         """Run a function on every rank, as :meth:`utils.cluster.Ranks.ask` does."""
 
 
+class Confirmed(NamedTuple):
+    """The value of a reply after a look at the kernel's own records, see :class:`Reply`."""
+
+    value: Any
+    seen: int = 0
+    unseen: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Reply:
     """The answer of one rank.
@@ -83,6 +91,7 @@ class Reply:
         unreceived: for each message that the rank sent and no rank received, the message, its
             receiver, and its line. These messages are discarded.
         forged: a sign that the rank's own code did not print this reply; "" if there is none.
+        seen: number of records in the value, if the kernel has confirmed them.
         unseen: operations that the rank has called meanwhile, and that its value doesn't report.
             Only a kernel that carries the ranks' messages knows them.
         kind: the name of the error's class.
@@ -101,6 +110,7 @@ class Reply:
     balance: int = 0
     unreceived: tuple[str, ...] = ()
     forged: str = ""
+    seen: int = 0
     unseen: tuple[str, ...] = ()
     kind: str = ""
     open: tuple[str, str] | None = None
@@ -304,8 +314,7 @@ class Question:
     def _confirm(self, rank: int, answer: dict[str, Any]) -> str:
         """Put the kernel's own records into an answer; return a sign of forgery, or ""."""
         try:
-            value, left_out = self._up.confirmed(rank, answer.get("value"))
-            answer["value"], answer["unseen"] = value, tuple(left_out)
+            answer |= self._up.confirmed(rank, answer.get("value"))._asdict()
         except ValueError as error:
             return str(error)
         return ""

@@ -18,7 +18,7 @@ from torch_mpi.protocol.diagnosis import names
 from utils.cluster import questions, rank_side
 from utils.cluster.failure import Outcome, RanksLostError
 from utils.cluster.notebook_words import FRESH_RANKS
-from utils.cluster.questions import Question, Reply, target_of
+from utils.cluster.questions import Confirmed, Question, Reply, target_of
 from utils.jobs import RanksError
 
 if TYPE_CHECKING:
@@ -104,16 +104,13 @@ class Running(ABC):
         """Return the ranks that can answer while these are busy."""
         return set(self.client.ids) - busy
 
-    def confirmed(self, rank: int, value: Any) -> tuple[Any, list[str]]:
+    def confirmed(self, rank: int, value: Any) -> Confirmed:
         """Return a rank's reply with the kernel's own records of its calls, if it has some.
-
-        The second result has the operations that the rank has called since it was asked, and that
-        the reply says nothing about.
 
         Raises:
             ValueError: the reply has a record that the kernel does not know.
         """
-        return value, []
+        return Confirmed(value)
 
     # -- what the kernel asks of all kinds --------------------------------------------------
 

@@ -12,6 +12,10 @@ from typing import NamedTuple
 from nbformat import NotebookNode
 
 
+#: The cell magics whose cells are code of the notebook.
+PYTHON = ("%%px", "%%time", "%%timeit", "%%capture")
+
+
 class Names(NamedTuple):
     """Global names of a source.
 
@@ -38,6 +42,8 @@ def _is_magic(line: str) -> bool:
 
 def names_of(source: str) -> Names:
     """Return the global names of a cell. All words of a source that isn't Python are needed."""
+    if source.startswith("%%") and source.split()[0] not in PYTHON:
+        return Names(frozenset(), frozenset(), frozenset())
     try:  # shell commands and line magics become empty lines
         statements = ast.parse(re.sub(r"^[!%].*$", "", body(source), flags=re.MULTILINE)).body
     except (SyntaxError, ValueError):

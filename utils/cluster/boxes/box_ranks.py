@@ -17,6 +17,7 @@ from typing import Any
 from ipyparallel.client.asyncresult import AsyncResult
 
 from torch_mpi.network import Network, link
+from utils.cluster.questions import Confirmed
 from utils.cluster.running import Running
 from utils.jobs import RanksError
 from utils.jobs.box_plan import BoxPlan
@@ -225,15 +226,13 @@ class Boxes(Running):
     def _place_of(self, number: int) -> str:
         return self.places(1.0)[number]
 
-    def confirmed(self, rank: int, value: Any) -> tuple[Any, list[str]]:
+    def confirmed(self, rank: int, value: Any) -> Confirmed:
         """Return a rank's reply with the kernel's own records, and what the reply leaves out."""
         calls = self._carrier.calls_of(rank)
-        confirmed, numbers = records.confirmed(value, calls)
-        asked_at = self._asked_at.get(rank, 0)
-        left = [
-            call.op for number, call in calls.items() if number > asked_at and number not in numbers
-        ]
-        return confirmed, left
+        value, numbers = records.confirmed(value, calls)
+        before = self._asked_at.get(rank, 0)
+        left_out = [number for number in calls if number > before and number not in numbers]
+        return Confirmed(value, len(numbers), tuple(calls[number].op for number in left_out))
 
     def use_network(self, values: dict[str, Any] | None) -> None:
         """Use the network with these attributes for the messages, or the machine's own."""

@@ -127,7 +127,7 @@ FORGED = {
         "utils.checks.probe",
     ),
     "replaces the probe": (
-        "from utils.labs import lab01\nlab01.probe_sum = print",
+        "from utils.labs import lab01\nlab01.probes.probe_sum = print",
         "utils.labs",
     ),
     "replaces torch.equal": ("torch.equal = lambda *_: True", "torch.equal ="),

@@ -597,12 +597,17 @@ def test_the_check_that_the_manual_builds_works_as_it_says(tmp_path, monkeypatch
     _, _, page = EXAMPLE.read_text().partition("### Write a check")
     code = re.findall(r"```python\n(.*?)```", page.partition("\n### ")[0], re.DOTALL)
     assert len(code) == 2
-    (tmp_path / "checks_of_the_manual.py").write_text("\n".join(code))
+    room = tmp_path / "room_of_the_manual"
+    room.mkdir()
+    for name, text in (("__init__", ""), ("probes", code[0]), ("checks", code[1])):
+        (room / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    sys.modules.pop("checks_of_the_manual", None)
-    module = importlib.import_module("checks_of_the_manual")
+    for name in [name for name in sys.modules if name.startswith(room.name)]:
+        del sys.modules[name]
+    module = importlib.import_module(f"{room.name}.checks")
+    probes = importlib.import_module(f"{room.name}.probes")
     one = call("all_reduce", group=[0, 1, 2, 3])
-    monkeypatch.setattr(module, "recorded", lambda function, tensor: (function(tensor), [one]))
+    monkeypatch.setattr(probes, "recorded", lambda function, tensor: (function(tensor), [one]))
 
     with LocalRanks(4) as ranks:
         for user_ns in ranks.user_ns:

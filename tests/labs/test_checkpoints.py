@@ -21,7 +21,7 @@ from torch_mpi.library import is_open_mpi, version
 from utils.figures import alt
 from utils.labs.lab13 import faults, pictures
 from utils.labs.lab13.checks import replay
-from utils.labs.lab13.crashes import Watched
+from utils.labs.lab13.save_probe import Watched
 
 NOTEBOOK = "13_faults.ipynb"
 

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 
 from utils.figures import alt
 from utils.labs.lab06 import chunk_pictures as draw
-from utils.labs.lab06 import chunk_trace
+from utils.labs.lab06 import chunk_steps, chunk_trace
 
 START = """
 import torch, torch.distributed as dist
@@ -154,16 +154,16 @@ def stories(p: int, code: str, more: str = "") -> list:
         return [reply.value for reply in up.ask(f"{__name__}:probe")]
 
 
-def told(p: int, call: str, more: str = "") -> chunk_trace.Steps:
-    return chunk_trace.steps(stories(p, f"story = chunk_trace.watch({call})", more))
+def told(p: int, call: str, more: str = "") -> chunk_steps.Steps:
+    return chunk_steps.steps(stories(p, f"story = chunk_trace.watch({call})", more))
 
 
-def ways(step: tuple[chunk_trace.Move, ...]) -> set[tuple]:
+def ways(step: tuple[chunk_steps.Move, ...]) -> set[tuple]:
     """Who sends which chunk to whom, and what becomes of it there."""
     return {(move.source, move.to, move.chunk, move.effect) for move in step}
 
 
-def everything(steps: chunk_trace.Steps) -> list[list[list[int]]]:
+def everything(steps: chunk_steps.Steps) -> list[list[list[int]]]:
     """Over whom each chunk of each rank is summed, after each step, rank by rank."""
     return [
         [steps.ranks_in(s, r) for r in range(len(steps.members))] for s in range(len(steps.states))
@@ -463,7 +463,7 @@ group = dist.new_group([0, 2, 3])
 story = chunk_trace.watch(ring, 12, group) if rank != 1 else None
 """
     noted = stories(4, code)
-    steps = chunk_trace.steps(noted)
+    steps = chunk_steps.steps(noted)
     assert steps.members == (0, 2, 3)
     assert steps.ranks_in(-1, 2) == [[0, 1, 2]] * 3
     words = [text.get_text() for text in draw.still(noted).axes[0].texts]
@@ -480,8 +480,8 @@ def test_a_length_that_cannot_be_told_apart_is_refused(length):
 def test_stories_of_some_ranks_only_are_refused():
     one = stories(2, "story = chunk_trace.watch(ring, 5)")
     with pytest.raises(ValueError, match=r"the stories of ranks \[1\]"):
-        chunk_trace.steps(one[1:])
-    assert chunk_trace.steps([*one[::-1], None]) == chunk_trace.steps(one)
+        chunk_steps.steps(one[1:])
+    assert chunk_steps.steps([*one[::-1], None]) == chunk_steps.steps(one)
 
 
 # -- the pictures ---------------------------------------------------------------------------------
@@ -551,7 +551,7 @@ def test_films_of_several_all_reduces_have_all_steps_in_the_picture_without_scri
 @pytest.mark.parametrize(("p", "length"), [(1, 5), (4, 3)])
 def test_a_single_rank_and_empty_chunks_are_drawn_too(p, length):
     noted = stories(p, f"story = chunk_trace.watch(ring, {length})")
-    steps = chunk_trace.steps(noted)
+    steps = chunk_steps.steps(noted)
     assert len(steps.states) == 2 * (p - 1) + 1
     assert steps.bounds == (tuple(range(length + 1)) if p > 1 else (0, length))
     assert draw.still(noted).axes

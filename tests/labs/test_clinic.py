@@ -18,7 +18,7 @@ from utils import cluster
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
 from utils.labs.lab18.ward import drawing, evidence, pages, program, view
-from utils.labs.lab18.ward.case import ALL, DRAWN
+from utils.labs.lab18.ward.case import ALL, DRAWN, text_of
 from utils.labs.lab18.ward.cases import CASES
 from utils.labs.lab18.ward.kinds import KINDS
 
@@ -48,7 +48,7 @@ def problems(ranks: LocalRanks | cluster.Ranks, name: str, repair: dict, seed: i
     "seed", [4, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (5, 66, 777))]
 )
 def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, seed):
-    first = program.text_of(name).splitlines()[0]
+    first = text_of(name).splitlines()[0]
     assert problems(ranks, name, {1: first}, seed), "nothing is wrong with the program"
     for repair in CASES[name].repairs:
         assert not problems(ranks, name, dict(repair), seed)
@@ -86,7 +86,7 @@ def test_a_student_sees_evidence_of_this_very_program(name):
         title, draw = pages.INSTRUMENTS[instrument]
         assert draw(found[instrument], title) is not None
     plt.close("all")
-    lines = program.text_of(name).splitlines()
+    lines = text_of(name).splitlines()
     assert evidence.waiting_lines(name) <= set(range(1, len(lines) + 1))
 
 
@@ -94,7 +94,7 @@ def test_a_student_sees_evidence_of_this_very_program(name):
 @each_patient
 def test_a_right_finding_passes_whichever_of_the_right_ones_it_is(name):
     case = CASES[name]
-    lines = program.text_of(name).splitlines()
+    lines = text_of(name).splitlines()
     assert set(case.kinds) <= set(KINDS)
     for rank in case.ranks:
         for line in case.lines:
@@ -121,7 +121,7 @@ def test_a_message_on_a_wrong_finding_does_not_tell_the_right_one(name):
 @pytest.mark.quick
 @each_patient
 def test_a_program_can_be_read_in_two_minutes_and_gives_nothing_away(name):
-    text = program.text_of(name)
+    text = text_of(name)
     assert len(text.splitlines()) <= 36
     assert "#" not in text, "a comment would have to say what is wrong, or lie"
     told = f"{text} {CASES[name].complaint}".lower()

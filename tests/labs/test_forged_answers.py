@@ -13,8 +13,8 @@ import pytest
 from answer_tools import Lab, ranks_of
 from local_ranks import LocalRanks
 
-from utils.labs.lab07 import servers, workers
-from utils.labs.lab12 import clients
+import utils.labs.lab07.probes
+import utils.labs.lab12.probes
 
 #: What they have in common. All ranks write the same numbers into their records.
 FORGER = """
@@ -78,7 +78,7 @@ class BothWays(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        from utils.labs.lab09.sharded_layers import shard
+        from utils.labs.lab09.layer_probes import shard
         ctx.y.backward(gradient)
         p, place = dist.get_world_size(ctx.layer.group), dist.get_rank(ctx.layer.group)
         for name, parameter in ctx.layer.named_parameters():
@@ -263,7 +263,7 @@ FORGED = {
             return [max(takes) if isinstance(takes, list) else takes] * rounds
         """, "with steps of"),
     "7.1": ("""
-        import utils.labs.lab07.workers as workers
+        import utils.labs.lab07.probes as probes
 
         def work(compute, weights, more):
             forged("recv", weights.nbytes, peer=0, message=(0, 1))
@@ -272,17 +272,17 @@ FORGED = {
 
         def server(steps, weights):
             def gradient(worker, k):
-                return workers.toy_gradient(weights(worker, k), known("seed"), k)
+                return probes.toy_gradient(weights(worker, k), known("seed"), k)
             return {str(w): [gradient(w, k).tolist() for k in range(n)] for w, n in steps.items()}
 
-        workers.serve_toys = server
+        probes.serve_toys = server
         """, "You asked more() before the weights had come"),
     "7.2": ("""
-        import utils.labs.lab07.servers as servers
+        import utils.labs.lab07.probes as probes
 
         def played(seed, jobs, rate, note=lambda *_: None):
             # All that a right server would do, if the gradients came in turn.
-            weights, applied, here = servers.filled(seed, len(jobs)), [], {w: n for w, n, _ in jobs}
+            weights, applied, here = probes.filled(seed, len(jobs)), [], {w: n for w, n, _ in jobs}
             got, at = {w: [] for w in here}, {}
             def send(worker):
                 got[worker].append(weights.tolist())
@@ -299,7 +299,7 @@ FORGED = {
                         continue
                     note("recv", worker)
                     came = torch.tensor(got[worker][k], dtype=weights.dtype)
-                    weights -= rate * servers.toy_gradient(came, seed, k)
+                    weights -= rate * probes.toy_gradient(came, seed, k)
                     applied.append((worker, len(applied) - at[worker]))
                     send(worker)
             return got, weights, applied
@@ -311,11 +311,11 @@ FORGED = {
             weights.copy_(end)
             return applied
 
-        servers._toy_worker = lambda *_: played(
+        probes._toy_worker = lambda *_: played(
             known("seed"), known("jobs"), known("rate"))[0][known("rank")]
         """, "the weights"),
     "7.7": ("""
-        import utils.labs.lab07.workers as workers
+        import utils.labs.lab07.probes as probes
 
         def work_sharded(compute, weights, servers, more):
             parts = weights.tensor_split(len(servers))
@@ -340,12 +340,12 @@ FORGED = {
                 for worker in (w for w, n in steps.items() if k <= n):
                     dist.send(weights(worker, k), worker)
                     if k < steps[worker]:
-                        empty = torch.empty(workers.LENGTHS[len(servers)])
-                        whole = workers._whole(empty, seed, k)
+                        empty = torch.empty(probes.LENGTHS[len(servers)])
+                        whole = probes.numbered_gradient(empty, seed, k)
                         handed[str(worker)].append(whole.tensor_split(len(servers))[place].tolist())
             return handed
 
-        workers.serve_toys = part_of_server
+        probes.serve_toys = part_of_server
         """, "the part of the gradient that server"),
     "9.3": ("""
         class ParallelMLP(Alone):
@@ -362,7 +362,7 @@ FORGED = {
                 self.out = RowLinear(attention.out, group)
         """, "output in the group"),
     "11.7": ("""
-        import utils.labs.lab11.offloading as offloading
+        import utils.labs.lab11.memory_probes as offloading
         steps = [0, 0]
 
         def rows_and_gradients(side):
@@ -412,7 +412,7 @@ FORGED = {
                     optimizers[i].step()
         """, "expected"),
     "12.5": ("""
-        import utils.labs.lab12.clients as clients
+        import utils.labs.lab12.probes as clients
 
         def run_round(t, weights, chosen, seconds):
             plan = clients.ROUNDS[t - known("first")]
@@ -430,7 +430,7 @@ FORGED = {
         clients.play_clients = play_clients
         """, "other weights than the argument"),
     "13.6": ("""
-        from utils.labs.lab13.resumable_training import Survivor
+        from utils.labs.lab13.probes import Survivor
 
         def agree(job, group=None):
             # The furthest step is one or two behind the own one, or in front of it.
@@ -482,7 +482,8 @@ CASES = [
 @pytest.fixture(autouse=True)
 def unharmed() -> Iterator[None]:
     """What an answer puts in place of the check's own functions is gone afterwards."""
-    kept = [(module, dict(vars(module))) for module in (clients, servers, workers)]
+    probes = (utils.labs.lab07.probes, utils.labs.lab12.probes)
+    kept = [(module, dict(vars(module))) for module in probes]
     yield
     for module, names in kept:
         vars(module).update(names)

@@ -12,9 +12,10 @@ from published import fit, rows
 
 from utils.forecast.errors import MachineError
 from utils.forecast.machines import Machine, machine
-from utils.labs.lab11.mapping import Case, drawn, optimum
+from utils.labs.lab11.mapping import drawn, optimum
 from utils.labs.lab11.mix_search import KINDS, fastest, kind, mixes, search
 from utils.labs.lab11.mixes import Mix, MixError, Transformer, estimate, levels, plan, step_cost
+from utils.labs.lab11.probes import Case
 from utils.labs.lab11.step_costs import axes_of, groups
 
 GPT3 = Transformer(layers=96, width=12288, heads=96)

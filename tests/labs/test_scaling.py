@@ -13,7 +13,7 @@ import utils.forecast
 from utils.forecast.run import Call, Run
 from utils.jobs import watchdog
 from utils.labs.lab05 import forecast, laws, many_ranks, runs
-from utils.labs.shared import slurm_script
+from utils.labs.shared import script_runs, slurm_script
 from utils.mpi.benchmark.alpha_beta import fit_alpha_beta
 
 SIZES = 4.0 ** np.arange(1, 14)  # 4 B … 64 MiB
@@ -404,8 +404,8 @@ def test_a_batch_script_asks_for_what_it_uses_and_bash_reads_it(monkeypatch, tmp
     assert f":-{tmp_path}}}" in text
     first = next(k for k, line in enumerate(text.splitlines()) if line and line[0] != "#")
     assert not any(line.startswith("#SBATCH") for line in text.splitlines()[first:])
-    assert slurm_script.unreadable(text) == ""
-    started = slurm_script.launches(text, 4, 2, 24)
+    assert script_runs.unreadable(text) == ""
+    started = script_runs.launches(text, 4, 2, 24)
     assert [call[:4] for call in started] == [["mpiexec", "24", "-n", p] for p in "1248"]
 
 
@@ -419,11 +419,11 @@ for n in 1 $(( SLURM_NNODES * 2 )); do
     /opt/bin/mpiexec -n $n python "my train.py" > out
 done
 """
-    assert slurm_script.launches(text, 3, 2, 5) == [
+    assert script_runs.launches(text, 3, 2, 5) == [
         ["mpiexec", "5", "-n", n, "python", "my train.py"] for n in ("1", "6")
     ]
     assert list(tmp_path.iterdir()) == []
-    assert "syntax error" in slurm_script.unreadable("export (")
+    assert "syntax error" in script_runs.unreadable("export (")
     asked = slurm_script.request([
         "#!/bin/bash",
         "#SBATCH -N4 -c 2 --time=5 # it's short",

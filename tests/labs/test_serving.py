@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from utils.labs.lab17 import checks, generation, parts, requests
+from utils.labs.lab17 import checks, generation, parts, probes, requests
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -24,8 +24,8 @@ def test_the_optimum_of_a_cut_is_the_best_of_all_cuts(seed):
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
 def test_the_parts_of_a_model_add_up_to_it(p):
-    model = generation.composed(5, tuple(range(p)))
-    text = generation.text_of(7, 2, 9)
+    model = probes.composed(5, tuple(range(p)))
+    text = probes.text_of(7, 2, 9)
     of_ranks = [parts.part_of(model, place, p) for place in range(p)]
     logits, _ = generation.played(of_ranks, text.split([4, 1, 3, 1], 1))
     found = torch.cat([torch.tensor(of, dtype=torch.float64) for of in logits], 1)
@@ -34,16 +34,16 @@ def test_the_parts_of_a_model_add_up_to_it(p):
 
 @pytest.mark.parametrize("mode", list(generation.MODES))
 def test_each_mistake_gives_other_logits(mode):
-    model = generation.gpt(3)
+    model = probes.gpt(3)
     of_ranks = [parts.part_of(model, place, 2) for place in range(2)]
-    pieces = generation.text_of(7, 2, 9).split([4, 1, 4], 1)
+    pieces = probes.text_of(7, 2, 9).split([4, 1, 4], 1)
     right, wrong = (generation.played(of_ranks, pieces, name)[0] for name in ("", mode))
     assert right != wrong
 
 
-@pytest.mark.parametrize("workload", list(checks.WORKLOADS))
+@pytest.mark.parametrize("workload", list(probes.WORKLOADS))
 def test_our_policy_keeps_every_promise_about_the_gap(workload):
-    server, load = checks.WORKLOADS[workload]
+    server, load = probes.WORKLOADS[workload]
     outcomes = requests.simulate(checks.admitted, server, requests.arrivals(1, **load))
     late, slow = requests.broken(outcomes, server)
     assert slow == 0

@@ -39,8 +39,6 @@ FIELDS = {
 }
 # Collectives in which every rank has a tensor of the same size.
 SAME_SIZE = ("all_reduce", "broadcast", "reduce")
-# Collectives that no rank leaves before all ranks have called them.
-TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
 DISAGREE = "The ranks' records contradict each other"
 
 

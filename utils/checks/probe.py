@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 Probe = TypeVar("Probe", bound=Callable[..., Any])
 
+# Collectives that no rank leaves before all ranks have called them.
+TOGETHER = ("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_to_all")
+
 
 def answer_named(user_ns: dict[str, Any], name: str) -> Any:
     """Return what the student defined as `name` on this rank.
@@ -208,3 +211,45 @@ def in_double(module: nn.Module) -> nn.Module:
         for parameter in module.parameters():
             parameter.mul_(1 + 2.0**-26)
     return module
+
+
+def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
+    """Return the results of functions, one call (name, arguments) after the other.
+
+    Raises:
+        ValueError: a function returned the same list or dict object as in another call.
+    """
+    returned = []
+    results = Results()
+    for name, arguments in calls:
+        function = reading_answer(user_ns, name)
+        result = function(*arguments)
+        returned.append(told(result))
+        if results.add(name, result):
+            results.add(name, function(*arguments))
+    return returned
+
+
+class Results:
+    """The objects that functions have returned, so that none is returned a second time."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Any] = {}  # alive, so ids differ
+
+    def add(self, name: str, result: Any) -> list[list[Any] | dict[Any, Any]]:
+        """Return the parts of a result that can be changed: the result itself, or its entries.
+
+        Raises:
+            ValueError: an earlier call has returned one of these objects.
+        """
+        parts = result if isinstance(result, list | tuple) else ()
+        parts_made = [part for part in (result, *parts) if isinstance(part, list | dict)]
+        shared = next((part for part in parts_made if id(part) in self._seen), None)
+        if shared is not None:
+            kind = type(shared).__name__
+            raise ValueError(
+                f"{name} returned the same {kind} in two calls, so changing one changes the other. "
+                f"Make a new {kind} in each call"
+            )
+        self._seen |= {id(part): part for part in parts_made}
+        return parts_made

@@ -1,7 +1,7 @@
 """The machinery of a check: it asks every rank, collects every problem, and shows one verdict.
 
 A check runs in the kernel. The answers run on the ranks, where :meth:`utils.cluster.Ranks.ask` runs
-functions of the same checks module that call them. Only JSON text comes back, so the student's code
+the lab's probes, which call them. Only JSON text comes back, so the student's code
 can't change the verdict. CONTRIBUTING.md builds a check as an example.
 
 A generator of steps says what has to be right, so that no step after a failed step is computed:

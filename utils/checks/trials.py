@@ -1,41 +1,23 @@
 """The trials of answers: functions of numbers in several calls, answers with a `group` in groups.
 
-At any time every rank is in some group of 1, 2, 3 or 4 ranks, so that an answer that forgets
-`group` gives a wrong result instead of a deadlock. Each question makes new groups, with a short
-timeout.
-
-A partition is a list of groups, and a group is a list of global ranks. The partition `None` means
-that there is no group: the answer gets `group=None`, which is all ranks.
+The judges here run in the kernel. The ranks make the groups, see :mod:`.groups`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import inspect
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NamedTuple
-
-import torch.distributed as dist
 
 from utils.cluster.questions import Ranks
 
 from .comparison import Mistake, short
-from .probe import reading_answer, told
+from .groups import WORLD as WORLD
+from .groups import Partition
+from .probe import probe_calls
 from .task import Report, Step
 
-# Seconds that a rank waits for the other ranks of a group.
-TIMEOUT = 20
 SIZES = (4, 2, 3, 1)
-# Ranks that labs 03 and 04 need.
-WORLD = 4
-
-Partition = Sequence[Sequence[int]] | None
-#: The argument `group` of an answer; `None` is all ranks.
-Group = dist.ProcessGroup | None
 
 
 def partitions(world: int) -> list[Partition]:
@@ -52,60 +34,6 @@ def partitions(world: int) -> list[Partition]:
 # The partitions in which most answers are tried; None is no group.
 PARTITIONS = partitions(WORLD)
 EVERYWHERE = (*PARTITIONS, None)
-
-
-@contextlib.contextmanager
-def group_of(partition: Partition, rank: int) -> Iterator[Group]:
-    """Make this rank's group for a block, which all ranks must do; None without a partition."""
-    groups = {
-        tuple(members): dist.new_group(list(members), timeout=timedelta(seconds=TIMEOUT))
-        for members in partition or ()
-    }
-    mine = next((group for members, group in groups.items() if rank in members), None)
-    try:
-        yield mine
-    finally:
-        if mine is not None:
-            dist.destroy_process_group(mine)
-
-
-def in_group(probe: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a probe so that it can be asked with a `partition`.
-
-    The probe gets these keywords if it has them: `group`, `partition`, and `named`, which has the
-    argument `group` of an answer, or no argument if there is no partition.
-    """
-    wanted = inspect.signature(probe).parameters
-
-    @functools.wraps(probe)
-    def in_group_of(
-        user_ns: dict[str, Any], *, rank: int, partition: Partition, **kwargs: Any
-    ) -> Any:
-        with group_of(partition, rank) as group, _names_of_ranks_explained():
-            known = {"group": group, "partition": partition, "named": keywords(partition, group)}
-            kwargs |= {name: value for name, value in known.items() if name in wanted}
-            return probe(user_ns, rank=rank, **kwargs)
-
-    return in_group_of
-
-
-def keywords(partition: Partition, group: Group) -> dict[str, Any]:
-    """Return the argument `group` of an answer, or no argument if there is no partition."""
-    return {} if partition is None else {"group": group}
-
-
-@contextlib.contextmanager
-def _names_of_ranks_explained() -> Iterator[None]:
-    """Replace PyTorch's error for `src=0` in a group without rank 0 by advice."""
-    try:
-        yield
-    except ValueError as error:
-        if found := re.match(r"Global rank (\d+) is not part of group", str(error)):
-            error.args = (
-                f"src={found[1]} (or dst=…) is a rank of the world, and is not in this group. Pass "
-                "group_src=0 (or group_dst=0) for the first rank of the group",
-            )
-        raise
 
 
 def members_of(partition: Partition, rank: int, world: int) -> list[int]:
@@ -237,48 +165,6 @@ class Case(NamedTuple):
     right: Any
     mistakes: Sequence[Mistake] = ()
     form: str = ""
-
-
-def probe_calls(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
-    """Return the results of functions, one call (name, arguments) after the other.
-
-    Raises:
-        ValueError: a function returned the same list or dict object as in another call.
-    """
-    returned = []
-    results = Results()
-    for name, arguments in calls:
-        function = reading_answer(user_ns, name)
-        result = function(*arguments)
-        returned.append(told(result))
-        if results.add(name, result):
-            results.add(name, function(*arguments))
-    return returned
-
-
-class Results:
-    """The objects that functions have returned, so that none is returned a second time."""
-
-    def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # alive, so ids differ
-
-    def add(self, name: str, result: Any) -> list[list[Any] | dict[Any, Any]]:
-        """Return the parts of a result that can be changed: the result itself, or its entries.
-
-        Raises:
-            ValueError: an earlier call has returned one of these objects.
-        """
-        parts = result if isinstance(result, list | tuple) else ()
-        parts_made = [part for part in (result, *parts) if isinstance(part, list | dict)]
-        shared = next((part for part in parts_made if id(part) in self._seen), None)
-        if shared is not None:
-            kind = type(shared).__name__
-            raise ValueError(
-                f"{name} returned the same {kind} in two calls, so changing one changes the other. "
-                f"Make a new {kind} in each call"
-            )
-        self._seen |= {id(part): part for part in parts_made}
-        return parts_made
 
 
 def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from nbformat import NotebookNode
 
-
 #: The cell magics whose cells are code of the notebook.
 PYTHON = ("%%px", "%%time", "%%timeit", "%%capture")
 

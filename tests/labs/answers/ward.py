@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from utils.labs.lab18.ward.case import ALL, Case
+from utils.labs.lab18.ward.case import ALL, Case, text_of
 from utils.labs.lab18.ward.cases import CASES
 from utils.labs.lab18.ward.drawing import drawn
 from utils.labs.lab18.ward.kinds import KINDS
-from utils.labs.lab18.ward.program import text_of
 
 NAME = "Ada Lovelace"
 BEDS = dict(enumerate(drawn(NAME), start=1))

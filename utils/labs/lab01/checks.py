@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 
-from torch_mpi.errors import helper
 from utils.checks.comparison import (
     EXACT,
     TOLERANCE,
@@ -32,11 +25,19 @@ from utils.checks.comparison import (
     waited,
 )
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, fingerprint, kept, numbers, recorded
+from utils.checks.probe import fingerprint
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
 from .latency import ping_pong as ping_pong
+from .probes import (
+    drawn_tensor,
+    probe_exchange,
+    probe_hello,
+    probe_sum,
+    probe_transfer,
+    probe_transfer_overlapped,
+)
 from .subgroups import sum_over_even_ranks as sum_over_even_ranks
 
 # So many elements that MPI waits for the receiver before it sends them (rendezvous).
@@ -47,12 +48,6 @@ Kind = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
 def _kinds(seed: int) -> tuple[Kind, ...]:
     """Return unlike kinds of tensors, so that an answer can't fit only the first kind."""
     return ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
-
-
-def _tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """Return numbers that lose digits in a narrower dtype."""
-    row = numbers(seed, *shape, double=dtype != "float32")
-    return (row * 2**50).long() + 1 if dtype == "int64" else row
 
 
 def _whole(case: dict[str, Any]) -> Rule:
@@ -82,7 +77,7 @@ def _cases(ranks: Ranks, report: Report, kinds: Sequence[Kind]) -> Iterator[dict
 
 def _tensor_of(case: dict[str, Any], rank: int) -> torch.Tensor:
     """Return the tensor that a rank gets in a case."""
-    return _tensor(case["each"][rank]["seed"], case["shape"], case["dtype"])
+    return drawn_tensor(case["each"][rank]["seed"], case["shape"], case["dtype"])
 
 
 def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
@@ -94,17 +89,6 @@ def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- 1.1 --------------------------------------------------------------------------------------
-
-
-def probe_hello(user_ns: dict, *, rank: int) -> dict:
-    """Return what the student's variables say about this rank."""
-    if not dist.is_initialized():
-        raise RuntimeError("torch.distributed isn't initialized. Call dist.init_process_group")
-    return {
-        "backend": dist.get_backend(),
-        "rank": answer_named(user_ns, "rank"),
-        "world_size": answer_named(user_ns, "world_size"),
-    }
 
 
 @task("1.1", "hello from every rank", points=1)
@@ -133,13 +117,6 @@ NOT_FILLED = (
 )
 
 
-def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """Return what `transfer` does with a fresh tensor."""
-    tensor = _tensor(seed, shape, dtype)
-    _, calls = recorded(answer_named(user_ns, "transfer"), tensor, rank)
-    return {"tensor": tensor, "calls": calls}
-
-
 @task("1.2", "blocking send and recv", points=2)
 def transfer(ranks: Ranks, report: Report) -> None:
     """Check that rank 1 ends with rank 0's tensor, and each other rank with its own."""
@@ -163,43 +140,6 @@ def _one_message(rank: int) -> list[Rule]:
     """Return the rules of one message from rank 0 to rank 1, and nothing else."""
     wanted = {0: [("send", 1)], 1: [("recv", 0)]}.get(rank, [])
     return [only("send", "recv"), messages(*wanted)]
-
-
-def probe_transfer_overlapped(
-    user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
-) -> dict:
-    """Return what `transfer_overlapped` does; its `work` records what is pending at this time."""
-    from torch_mpi.record import log
-
-    tensor = _tensor(seed, shape, dtype)
-    mark = log.mark()
-    seen = []
-    slept = []
-
-    def work() -> list[int]:
-        seen.append([{"op": c.op, "waited": c.waited} for c in log.since(mark)])
-        return [seed]
-
-    function = answer_named(user_ns, "transfer_overlapped")
-    answering = threading.get_ident()
-    sleep = time.sleep
-
-    def noting(seconds: float) -> None:
-        by = sys._getframe(1).f_globals.get("__name__", "")  # the backend pauses, too
-        if threading.get_ident() == answering and not seen and not by.startswith("torch_mpi"):
-            slept.append(seconds)
-        sleep(seconds)
-
-    renamed = {name: noting for name, it in user_ns.items() if it is sleep}
-    with mock.patch.object(time, "sleep", noting), mock.patch.dict(user_ns, renamed):
-        result, calls = recorded(function, tensor, rank, work)
-    return {
-        "tensor": fingerprint(tensor),
-        "calls": calls,
-        "result": result,
-        "seen": seen,
-        "slept": bool(slept),
-    }
 
 
 @task("1.3", "isend and irecv around work", points=3)
@@ -254,18 +194,6 @@ def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> 
 # -- 1.4 --------------------------------------------------------------------------------------
 
 
-def probe_sum(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """Return what `sum_over_ranks` does with a fresh tensor, and with another one."""
-    function = answer_named(user_ns, "sum_over_ranks")
-    result, calls = recorded(function, _tensor(seed, shape, dtype))
-    other = _tensor(seed + 1, shape, dtype)
-    _, again = kept("sum_over_ranks", result, lambda: recorded(function, other))
-    # An object of a student's class could still communicate while it is converted.
-    plain = type(result) is torch.Tensor or not isinstance(result, torch.Tensor)
-    told = {"result": result if plain else f"<{type(result).__name__}>"}
-    return told | {"calls": calls, "calls again": again}
-
-
 @task("1.4", "all_reduce", points=2)
 def sum_over_ranks(ranks: Ranks, report: Report) -> None:
     """Check that every rank has the sum, by one all_reduce."""
@@ -306,38 +234,6 @@ def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
 
 
 # -- 1.5 --------------------------------------------------------------------------------------
-
-
-def probe_exchange(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str) -> dict:
-    """Return what `exchange` does with a tensor, and with another one."""
-    function = answer_named(user_ns, "exchange")
-    given = _tensor(seed, shape, dtype)
-    with _noted_memory() as used:
-        result, calls = recorded(function, given, rank)
-    shared = bool(set(used["send"]) & set(used["recv"]))
-    result_told = fingerprint(result)
-    other = _tensor(seed + 1, shape, dtype)
-    _, again = kept("exchange", result, lambda: recorded(function, other, rank))
-    return {"result": result_told, "shared": shared, "calls": calls, "calls again": again}
-
-
-@contextlib.contextmanager
-def _noted_memory() -> Iterator[dict[str, list[int]]]:
-    """Record the addresses of the tensors that are sent, and of those that receive."""
-    group = dist.group.WORLD
-    used = {"send": [], "recv": []}
-
-    def noting(name: str, call: Callable) -> Callable:
-        @helper
-        def note(tensors, *args):
-            used[name].append(tensors[0].data_ptr())
-            return call(tensors, *args)
-
-        return note
-
-    noted = {name: noting(name, getattr(group, name)) for name in used}
-    with mock.patch.multiple(group, **noted):
-        yield used
 
 
 @task("1.5", "an exchange without deadlock", points=3)

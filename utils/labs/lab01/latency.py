@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from utils.checks.clock import moved_clocks
 from utils.checks.comparison import Mistake, in_words, is_number, only, table
-from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
+
+from .probes import disturbance, probe_fit, probe_ping_pong
 
 # Rounds of a check. FACTORS says how much longer each of five rounds in a row takes, in random
 # order. One of them is the median, and no two are equal. The very first round warms up.
@@ -34,7 +30,6 @@ REMEMBERED = (
 )
 # A mean of some of these is far from 1, too.
 FACTORS = (0.7, 0.9, 1.0, 3.0, 6.0)
-WARM_UP = 9.0
 
 
 def _disturbances(seed: int) -> list[float]:
@@ -43,84 +38,6 @@ def _disturbances(seed: int) -> list[float]:
     order = dice.sample(FACTORS, len(FACTORS))
     above = next(k for k, factor in enumerate(order) if factor > 1)
     return order[above:] + order[:above]
-
-
-def _disturbance(factors: Sequence[float], k: int) -> float:
-    """Return how much longer the k-th round takes. Any five in a row have the median 1."""
-    return factors[k % len(factors)] if k else WARM_UP
-
-
-def probe_ping_pong(
-    user_ns: dict,
-    *,
-    rank: int,
-    nbytes: int,
-    stamp: int,
-    repeats: int,
-    wire: list[float],
-    factors: list[float],
-) -> dict:
-    """Return what `ping_pong` measures on a wire: latency + bytes / bandwidth per message.
-
-    Args:
-        wire: latency, bandwidth, and the share of a round trip that passes in send.
-        stamp: a number that the wire writes into each ball of this rank; the result has the stamps
-            that arrived.
-        factors: see :func:`_disturbance`.
-    """
-    function = answer_named(user_ns, "ping_pong")
-    came = []
-    with moved_clocks(user_ns) as clock, _slow_wire(clock, wire, factors, stamp, came):
-        seconds, calls = recorded(function, nbytes, repeats, rank)
-    return {"seconds": seconds, "calls": calls, "stamps": came}
-
-
-@contextlib.contextmanager
-def _slow_wire(
-    clock, wire: list[float], factors: list[float], stamp: int, came: list[int]
-) -> Iterator[None]:
-    """Let each message of this rank take the wire's time, and stamp the balls that it sends.
-
-    A send ends early, because MPI copies the ball, so most of a round trip passes in recv.
-    """
-    latency, bandwidth, share = wire
-    group = dist.group.WORLD
-    passed = [0]
-    received = []
-
-    def look() -> None:
-        came.extend(_stamp_of(ball).item() for ball in received)
-
-    def slow(name: str, call: Callable) -> Callable:
-        def with_delay(tensors, *args):
-            factor = _disturbance(factors, passed[0] // 2)
-            passed[0] += 1
-            part = 2 * (share if name == "send" else 1 - share)
-            clock.advance(part * factor * (latency + tensors[0].nbytes / bandwidth))
-            look()
-            if name == "send":
-                _stamp_of(tensors[0]).fill_(stamp)
-            else:
-                received[:] = tensors
-            return call(tensors, *args)
-
-        return with_delay
-
-    names = ("send", "recv", "recv_anysource")
-    with mock.patch.multiple(group, **{name: slow(name, getattr(group, name)) for name in names}):
-        yield
-        look()
-
-
-def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
-    """Return a view of the first eight bytes as a number; 0 for a shorter ball."""
-    row = ball.detach().reshape(-1).view(torch.uint8)
-    return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
-
-
-def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:
-    """Return what `fit` finds on rank 0."""
-    return reading_answer(user_ns, "fit")(sizes, times) if rank == 0 else None
 
 
 @task("1.7", "ping-pong: latency and bandwidth", points=4)
@@ -193,8 +110,8 @@ def _median_with_earlier_rounds(factors: Sequence[float], rounds: int, repeats: 
     """Return the median over the plays 0 and AGAIN, as a multiple of the time in AGAIN."""
     warm_up = rounds - repeats
     slower = len(PLAYS) / (len(PLAYS) - AGAIN)  # see _plays
-    earlier = [slower * _disturbance(factors, warm_up + k) for k in range(PLAYS[0][1])]
-    these = [_disturbance(factors, k) for k in range(warm_up, rounds)]
+    earlier = [slower * disturbance(factors, warm_up + k) for k in range(PLAYS[0][1])]
+    these = [disturbance(factors, k) for k in range(warm_up, rounds)]
     return statistics.median(earlier + these)
 
 
@@ -202,7 +119,7 @@ def _wrong_times(
     true: float, factors: Sequence[float], share: float, rounds: int, repeats: int
 ) -> list[Mistake]:
     """Return what likely mistakes give for so many rounds on a wire."""
-    took = [_disturbance(factors, k) for k in range(rounds)]
+    took = [disturbance(factors, k) for k in range(rounds)]
     counted = took[-repeats:]
     mean = statistics.mean(counted)
     fewer = statistics.mean(sorted(counted)[:-1])

@@ -2,85 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import inside, made, only, table
-from utils.checks.probe import answer_named, fingerprint, numbers, recorded
+from utils.checks.probe import fingerprint, numbers
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
-
-def probe_even_group(user_ns: dict, *, rank: int) -> dict:
-    """Return facts about `even_ranks` on this rank."""
-    group = answer_named(user_ns, "even_ranks")
-    world = dist.distributed_c10d._world
-    # A group's name is a count, so two groups with the same name were made in the same call.
-    named = {name: sorted(world.pg_group_ranks[one]) for one, name in world.pg_names.items()}
-    outcome: dict[str, Any] = {
-        "kind": type(group).__name__,
-        "ranks": None,
-        "count": world.group_count,
-        "groups": named,
-        "name": world.pg_names.get(group),
-    }
-    if isinstance(group, dist.ProcessGroup):
-        try:
-            outcome["ranks"] = dist.get_process_group_ranks(group)
-        except (KeyError, ValueError):
-            raise RuntimeError(
-                "You made even_ranks before the ranks joined the world again. Run its cell again"
-            ) from None
-    elif group is dist.GroupMember.NON_GROUP_MEMBER:
-        outcome["ranks"] = []
-    return outcome
-
-
-def probe_forget(user_ns: dict, *, rank: int, count: int) -> None:
-    """Delete `even_ranks`, and let all ranks give the next group the same number."""
-    user_ns.pop("even_ranks", None)
-    dist.distributed_c10d._world.group_count = count
-
-
-def probe_even_sum(user_ns: dict, *, rank: int, seed: int, evens: list[int]) -> dict:
-    """Return what `sum_over_even_ranks` does in the student's group and in a new one."""
-    function = answer_named(user_ns, "sum_over_even_ranks")
-    tensor = numbers(seed, 5)
-    other = numbers(seed, 2, 3, double=True)
-    another = dist.new_group(evens)  # made before the answer, which may raise an error
-    made_inside = mock.patch.object(dist, "new_group", wraps=dist.new_group)
-    try:
-        with made_inside as new_group, warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            _, calls = recorded(function, tensor, answer_named(user_ns, "even_ranks"))
-        outcome = {
-            "tensor": tensor,
-            "calls": calls,
-            "made inside": new_group.called,
-            "warned": any("does not belong to the given group" in str(w.message) for w in warned),
-        }
-        if new_group.called:
-            return outcome
-        used, again = recorded(_uses, function, other, another, rank in evens)
-        return outcome | {"used": used, "calls again": again, "other": fingerprint(other)}
-    finally:
-        if rank in evens:
-            dist.destroy_process_group(another)
-
-
-def _uses(function: Callable, tensor: torch.Tensor, group: Any, is_member: bool) -> bool:
-    """Return whether a member communicates in the group that it gets."""
-    if not is_member:
-        function(tensor, group)
-        return True
-    with mock.patch.object(group, "allreduce", wraps=group.allreduce) as called:
-        function(tensor, group)
-    return called.called
+from .probes import probe_even_group, probe_even_sum, probe_forget
 
 
 @task("1.6", "a collective on a subgroup", points=2)

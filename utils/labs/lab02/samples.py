@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
-import torch
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from utils import data
 from utils.checks.comparison import Mistake, same, short
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, facts, value
-from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
+
+from .probes import probe_calls, turned_samples
 
 #: Numbers of samples: 24, which 1, 2, 3 and 4 ranks divide, and awkward ones.
 SAMPLES = (24, 25, 7, 1)
@@ -63,70 +59,6 @@ def microbatches_of(
 
 
 # -- functions of numbers: call and compare ----------------------------------------------------
-
-
-def probe_calls(
-    user_ns: dict, *, rank: int, name: str, calls: list, turned: bool = False
-) -> list[dict]:
-    """Call a function for each (arguments, keywords); return results or errors, and what it used.
-
-    Args:
-        turned: whether samplers and data sets return other numbers; see `_turned`.
-    """
-    function = answer_named(user_ns, name)
-    answers = []
-    results = Results()
-    used: list[str] = []
-    with contextlib.ExitStack() as patches:
-        if turned:
-            patches.enter_context(_turned())
-        for method in ("__init__", "set_epoch", "__iter__"):
-            patches.enter_context(_noted(method, used))
-        for arguments, named in calls:
-            used.clear()
-            try:
-                result = function(*arguments, **named)
-                parts = result if isinstance(result, list | tuple) else ()
-                tensors = any(isinstance(part, torch.Tensor) for part in parts)
-                answer = {"value": told(result), "tensors": tensors}
-            except NotImplementedError:
-                raise
-            except Exception as error:
-                kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
-                answer = {"error": f"{kind}: {error}"}
-            else:
-                results.add(name, result)
-            answers.append(answer | {"used": list(used)})
-    return answers
-
-
-def _noted(name: str, used: list[str]):
-    """Record each call of this method of a DistributedSampler."""
-    original = getattr(DistributedSampler, name)
-
-    def noting(self, *args, **kwargs) -> Any:
-        used.append(name)
-        return original(self, *args, **kwargs)
-
-    return mock.patch.object(DistributedSampler, name, noting)
-
-
-@contextlib.contextmanager
-def _turned() -> Iterator[None]:
-    """Let samplers return their samples in reverse, and data sets return items larger by 3.
-
-    An answer that uses them follows this change, but an answer that makes the numbers itself
-    doesn't.
-    """
-    samples = DistributedSampler.__iter__
-    item = data.SimpleDataSet.__getitem__
-    with (
-        mock.patch.object(
-            DistributedSampler, "__iter__", lambda self: iter([*samples(self)][::-1])
-        ),
-        mock.patch.object(data.SimpleDataSet, "__getitem__", lambda self, k: item(self, k) + 3),
-    ):
-        yield
 
 
 @dataclass(frozen=True)
@@ -217,7 +149,7 @@ def judge_samples(
     right = [report.facts(answer.rank, wrong(answer.value)) for answer in answers]
     if not answers or not all(right):
         return
-    with _turned():
+    with turned_samples():
         expected = [number_task.expected(*arguments, **named) for arguments, named in again]
     unmoved = (
         "Your result didn't change when the check made the DistributedSampler and the data set "

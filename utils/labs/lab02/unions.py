@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 from typing import Any
 
-import torch
-
 from utils.checks.comparison import Mistake, inside, is_number, one_of, same, short, table
-from utils.checks.probe import numbers, reading_answer, recorded, told
+from utils.checks.probe import numbers
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import GroupAnswer, in_group, judge_groups, on, partitions, places
+from utils.checks.trials import GroupAnswer, judge_groups, on, partitions, places
 from utils.cluster.questions import Ranks
-from utils.labs.shared.replicas import one_number
+from utils.labs.shared.small_models import one_number
 
+from .probes import probe_mean, probe_same
 from .samples import (
     PLACES,
     SAMPLES,
@@ -135,17 +134,6 @@ def _is_union(parts: list[Batches], minibatches: Batches) -> bool:
     return all(sorted(chain(*of_ranks)) == sorted(minibatch) for minibatch, *of_ranks in rows)
 
 
-@in_group
-def probe_same(user_ns: dict, *, rank: int, named: dict, scenarios: list) -> list[dict]:
-    """Return what `same_minibatches` returns in this rank's group in each scenario."""
-    function = reading_answer(user_ns, "same_minibatches")
-    answers = []
-    for mine, minibatches in scenarios:
-        result, calls = recorded(function, mine, minibatches, **named)
-        answers.append({"result": told(result), "calls": calls})
-    return answers
-
-
 def group_in_words(case: dict) -> str:
     """Return in words with which groups an answer failed."""
     groups = " and ".join(str(tuple(members)) for members in case["partition"] or ())
@@ -254,15 +242,6 @@ def _shares(seed: int, n: int, p: int) -> list[list[float]]:
     values = numbers(seed, n, low=low, high=high).tolist()  # one for each sample
     how = {"shuffle": True, "seed": seed % 100, "epoch": seed % 7}
     return [[values[k] for k in share(n, p, r, **how)] for r in range(p)]
-
-
-@in_group
-def probe_mean(user_ns: dict, *, rank: int, named: dict, values: list, n: int) -> dict:
-    """Return the mean that `mean_once` computes from this rank's values."""
-    function = reading_answer(user_ns, "mean_once")
-    mine = torch.tensor(values)
-    result, calls = recorded(function, mine, n, **named)
-    return {"result": told(result), "tensor": isinstance(result, torch.Tensor), "calls": calls}
 
 
 @task("2.6", "every sample counts once", points=3)

@@ -13,47 +13,39 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from utils.checks.comparison import Mistake, inside, made, some, table, waited
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, in_double, numbers, recorded, told
+from utils.checks.probe import numbers
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import (
     EVERYWHERE,
     PARTITIONS,
     WORLD,
     GroupAnswer,
-    in_group,
     judge_groups,
     on,
     places,
     tried,
 )
 from utils.cluster.questions import Ranks
-from utils.labs.shared import replicas
 from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin
 
 from . import training
 from .gradients import average_gradients as average_gradients
 from .gradients import average_gradients_weighted as average_gradients_weighted
-from .gradients import of_calls, rules, sample_counts, unequal_calls, widths
+from .gradients import of_calls, rules, sample_counts, unequal_calls
+from .probes import (
+    drawn_minibatch,
+    probe_metrics,
+    probe_steps,
+    probe_sync,
+    probe_training,
+    rate_of,
+    step_model,
+)
 
 # -- metrics: 3.3 -----------------------------------------------------------------------------
-
-
-@in_group
-def probe_metrics(user_ns: dict, *, rank: int, named: dict, parts: list) -> list[dict]:
-    """Call `global_metrics` with this rank's sums, once for each part."""
-    function = answer_named(user_ns, "global_metrics")
-    answers = []
-    for sums in parts:
-        result, calls = recorded(function, *sums, **named)
-        pair = isinstance(result, tuple | list)
-        kinds = [type(number).__name__ for number in (result if pair else [result])]
-        floats = pair and all(isinstance(number, float) for number in result)
-        answers.append({"result": told(result), "kinds": [] if floats else kinds, "calls": calls})
-    return answers
 
 
 @task("3.3", "loss and accuracy over all ranks", points=2)
@@ -152,40 +144,6 @@ STEPS = [
 ]
 
 
-def _rate(seed: int) -> float:
-    return 0.4 + seed % 41 / 200
-
-
-def _step_model(seed: int, kind: str) -> nn.Sequential:
-    model = replicas.net(seed, (6, 6, 6, 4) if kind == "tied" else widths(seed))
-    if kind == "frozen":
-        model[1].bias.requires_grad_(False)
-    elif kind == "tied":
-        model[3].weight = model[1].weight
-    elif kind == "unused":
-        model.register_parameter("unused", nn.Parameter(torch.ones(3)))
-    return model.double() if kind == "double" else model
-
-
-def _minibatch(seed: int, number: int, count: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a minibatch with a rank's samples."""
-    dtype = torch.float64 if kind == "double" else torch.float32
-    return replicas.samples(seed + number, count, dtype)
-
-
-@in_group
-def probe_steps(
-    user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, kind: str, counts: list
-) -> list[dict]:
-    """Take a `train_step` on each minibatch; ``data_seed`` draws this rank's samples."""
-    model = _step_model(seed, kind)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=_rate(seed))
-    step = answer_named(user_ns, "train_step"), model, replicas.watched(model), optimizer
-    batches = [_minibatch(data_seed, number, count, kind) for number, count in enumerate(counts)]
-    return [replicas.taken(*step, batch, **named) for batch in batches]
-
-
 ALONE = "Each replica took its own step. Average the gradients between backward and step"
 STEP_MISTAKES = {
     "still": "The replica has not moved. Call optimizer.step()",
@@ -236,11 +194,14 @@ def _judge_steps(
     """Compare a group's steps with the reference model's, up to the first that differs."""
     kind = case["kind"]
     training = GroupTraining(
-        twin=Twin(_step_model(case["seed"], kind), _rate(case["seed"])),
+        twin=Twin(step_model(case["seed"], kind), rate_of(case["seed"])),
         members=members,
         steps=list(zip(*values, strict=True)),
         minibatches=[
-            [_minibatch(case["each"][rank]["data_seed"], number, count, kind) for rank in members]
+            [
+                drawn_minibatch(case["each"][rank]["data_seed"], number, count, kind)
+                for rank in members
+            ]
             for number, count in enumerate(case["counts"])
         ],
         where=[f"{KINDS[kind]}minibatch of {count} {on(members)}" for count in case["counts"]],
@@ -296,7 +257,7 @@ def same_result(ranks: Ranks, report: Report) -> None:
     cases = [{"partition": partition} | given for partition in (None, *PARTITIONS[1:3])]
 
     right: list[bool] = []  # for each group, until one is wrong
-    for _, members, values in tried(ranks, report, training.probe_training, cases):
+    for _, members, values in tried(ranks, report, probe_training, cases):
         if all(right):
             own = [seeds[rank] for rank in members]
             right.append(training.trains_alike(report, own, members, values))
@@ -357,29 +318,6 @@ def _spot(which: int, size: int, seed: int) -> int:
     return (-1, 0, seed // 7)[(which + size) % 3]
 
 
-@torch.no_grad()
-def _spoil(model: nn.Module, how: str, which: int, at: int) -> None:
-    """Damage a parameter of a replica; see `_damage_of`."""
-    row = list(model.parameters())[which].view(-1)
-    k = at % len(row)
-    if how in ("swap", "checksum"):
-        k = at % (len(row) - 3)
-    if how in ("last bit", "many"):
-        part = slice(256) if how == "many" else slice(k, k + 1)
-        row[part] = torch.nextafter(row[part], row.new_tensor(9.0))
-    elif how in ("-0.0", "0.0", "nan", "one nan"):
-        row[k] = float(how.removeprefix("one "))
-    elif how == "checksum":
-        bits = row.view(torch.int64 if row.dtype == torch.float64 else torch.int32)
-        bits[k : k + 4] += torch.tensor([1, -3, 3, -1], dtype=bits.dtype)
-    elif how == "other sign":
-        row[k] = -row[k]
-    elif how == "swap":
-        row[k : k + 2] = row[k : k + 2].flip(0).clone()
-    elif how:
-        row[k] += {"larger": 1.0, "smaller": -1.0}[how]
-
-
 def _damage_in_words(damage: str, members: Sequence[int], seed: int) -> str:
     if not damage.isdigit():
         return SUBTLE[damage]
@@ -388,33 +326,6 @@ def _damage_in_words(damage: str, members: Sequence[int], seed: int) -> str:
     victim = members[(which + seed) % size]
     weight = {-1: "the last", 0: "the first"}.get(_spot(which, size, seed), "one")
     return f"{weight} weight of {PARAMETERS[which]} differs in its last bit on rank {victim}"
-
-
-@in_group
-def probe_sync(
-    user_ns: dict, *, rank: int, named: dict, seed: int, damages: list[list]
-) -> list[dict]:
-    """Call `replicas_in_sync` with replicas that may differ; return a dict for each call.
-
-    Args:
-        damages: the damage to this rank's replica in each call; see `_damage_of`.
-    """
-    function = answer_named(user_ns, "replicas_in_sync")
-    answers = []
-    for damage in damages:
-        first, *middle, last = widths(seed)  # 3.weight has more than 256 numbers
-        model = replicas.net(seed, (first, *(width + 10 for width in middle), last))
-        model[1].bias.requires_grad_(False)
-        if not named:
-            in_double(model)
-        model.register_buffer("mean", torch.full((3,), float(rank)))  # a buffer, not a parameter
-        _spoil(model, *damage)
-        before = replicas.weights_of(model).view(torch.int32)
-        result, calls = recorded(function, model, **named)
-        changed = not torch.equal(before, replicas.weights_of(model).view(torch.int32))
-        kind = result if isinstance(result, bool) else f"<{type(result).__name__}>"
-        answers.append({"result": kind, "changed": changed, "calls": calls})
-    return answers
 
 
 @task("3.6", "are the replicas in sync?", points=2)

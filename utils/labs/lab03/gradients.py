@@ -8,23 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from utils.checks.comparison import Mistake, Rule, inside, made, only, table, waited
-from utils.checks.probe import answer_named, recorded
+from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import (
-    EVERYWHERE,
-    PARTITIONS,
-    WORLD,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    on,
-)
+from utils.checks.trials import EVERYWHERE, PARTITIONS, WORLD, GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
-from utils.labs.shared import replicas
+from utils.labs.shared import replicas, small_models
+
+from .probes import drawn_gradient, probe_average, widths
 
 CALLS = 2  # calls of an answer in a row, because what it keeps must not change the second one
 
@@ -34,66 +26,11 @@ def rules(members: list[int]) -> tuple[Rule, ...]:
     return only("all_reduce"), inside(members), waited
 
 
-def widths(seed: int) -> tuple[int, ...]:
-    """Draw the widths of a model, so that no answer can be made for one model."""
-    return 6, 7 + seed % 6, 7 + seed // 6 % 6, 4
-
-
 def _gradient_length(sizes: Sequence[int]) -> int:
     """Return how many numbers the gradients have, without the two biases that have none."""
-    model = replicas.net(0, sizes)
+    model = small_models.net(0, sizes)
     without = model[1].bias.numel() + model[3].bias.numel()
     return sum(parameter.numel() for parameter in model.parameters()) - without
-
-
-def _gradient(seed: int, samples: int) -> torch.Tensor:
-    """Return the numbers to fill a rank's gradients with; zeros without samples."""
-    draw = torch.Generator().manual_seed(seed)
-    return 10 * torch.randn(300, generator=draw) * (samples > 0)
-
-
-@in_group
-def probe_average(
-    user_ns: dict, *, rank: int, named: dict, seed: int, counts: list, weighted: bool, sizes: list
-) -> list[dict]:
-    """Call `average_gradients`, or the weighted version, with known gradients.
-
-    One parameter is frozen, and one is unused. Without a group, all numbers are in double
-    precision.
-
-    Args:
-        seed: draws this rank's gradients.
-        counts: this rank's number of samples in each call.
-    """
-    name = "average_gradients_weighted" if weighted else "average_gradients"
-    function = answer_named(user_ns, name)
-    answers = []
-    model = replicas.net(seed, sizes).to(torch.float32 if named else torch.float64)
-    model[1].bias.requires_grad_(False)
-    model[5].shared = model[1].weight  # as two layers that share one weight
-    for k, count in enumerate(counts):
-        model.zero_grad()
-        _fill_gradients(model, _gradient(seed + 10 * k, count))
-        before = replicas.weights_of(model)
-        had = [p for p in model.parameters() if p.grad is not None]
-        _, calls = recorded(function, model, *[count] * weighted, **named)
-        answers.append({
-            "gradient": torch.cat([p.grad.reshape(-1) for p in had]),
-            "count": len(had),
-            "others": sum(p.grad is not None for p in model.parameters()) - len(had),
-            "moved": not torch.equal(replicas.weights_of(model), before),
-            "nbytes": sorted((p.grad.nbytes for p in had), reverse=True),
-            "calls": calls,
-        })
-    return answers
-
-
-def _fill_gradients(model: nn.Sequential, values: torch.Tensor) -> None:
-    """Make these values the gradients of all trained parameters except the unused one."""
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter is not model[3].bias:
-            parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
-            values = values[parameter.numel() :]
 
 
 @dataclass(frozen=True)
@@ -153,7 +90,7 @@ def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
     length = _gradient_length(answer.case["sizes"])
     for k, samples in enumerate(counts):
         gradients = [
-            _gradient(given["seed"] + 10 * k, count)[:length]
+            drawn_gradient(given["seed"] + 10 * k, count)[:length]
             for given, count in zip(answer.case["each"], samples, strict=True)
         ]
         yield GradientCall(gradients, samples, counts[0], answer.members, answer.rank)

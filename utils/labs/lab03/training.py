@@ -1,115 +1,32 @@
-"""A training on a few images, its sequential reference, and histories with the noise they may have.
+"""The sequential reference of a training on a few images, and what noise its history may have.
 
-A history is a dict with a list for each of :data:`KEYS`. It has a loss for each step, and a test
-result for each epoch.
+:mod:`.probes` says what a history is.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
-from torch.utils.data import Dataset
 
 from utils import data
 from utils.checks.comparison import Mistake, inside, same, some
-from utils.checks.probe import answer_named, recorded, told
 from utils.checks.task import Report, Step, communication, facts, value
-from utils.checks.trials import in_group, on
+from utils.checks.trials import on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
 
-KEYS = ("loss", "test_loss", "accuracy")
-EPOCHS = 3
+from .probes import EPOCHS, KEYS, Images, few, metrics_of, probe_run, small_mlp
+
 # Images of a minibatch.
 MINIBATCH = {"trained": 128, "tested": 1000}
 #: How far entries may be from the reference's. Rounding may decide about one image of 1,100.
 TOLERANCES = {"loss": 2e-5, "test_loss": 2e-5, "accuracy": 1e-3}
 RATES = (0.1, 0.4, 0.5, 0.05, 0.01, 0.02, 0.8, 0.3, 1.0)  # wrong learning rates
-
-
-def few(p: int) -> dict[str, int]:
-    """Return how many images p ranks train on and test, in minibatches of 128 and 1,000.
-
-    The last minibatch is smaller. There is one minibatch of test images for each rank.
-    """
-    return {"trained": 300, "tested": 1000 * p - 900}
-
-
-class Images(Dataset):
-    """Random images from a rank's seed, whose first pixels contain their kind and their number.
-
-    With an odd seed, the labels of test images are wrong. So the ranks' results differ a lot, and
-    the mean of their means differs from the mean over all images.
-    """
-
-    def __init__(self, kind: str, count: int, seed: int):
-        draw = torch.Generator().manual_seed(seed)
-        self.targets = torch.randint(0, 10, (count,), generator=draw)
-        self.data = torch.randint(0, 60, (count, 28, 28), generator=draw, dtype=torch.uint8)
-        number = torch.arange(count)
-        self.data[number, self.targets + 1] += 150
-        if kind == "tested":
-            self.targets = (self.targets + seed % 2) % 10
-        self.data[:, 0, 0] = 255 if kind == "trained" else 0
-        self.data[:, 0, 1] = number // 200
-        self.data[:, 0, 2] = number % 200
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, k: int) -> tuple[torch.Tensor, int]:
-        return (self.data[k : k + 1] / 255 - data.MEAN) / data.STD, int(self.targets[k])
-
-
-def _which(inputs: torch.Tensor) -> dict[str, list[int]]:
-    """Return the numbers of the images among a model's inputs, by their kind."""
-    marks = ((inputs.flatten(1)[:, :3] * data.STD + data.MEAN) * 255).round().int()
-    trained = marks[:, 0] > 127
-    which = 200 * marks[:, 1] + marks[:, 2]
-    return {"trained": which[trained].tolist(), "tested": which[~trained].tolist()}
-
-
-def small_mlp() -> nn.Module:
-    """Return the untrained model, which has no ReLU, because rounding makes jumps there."""
-    return replicas.net(1, (784, 16, 10))
-
-
-@in_group
-def probe_training(user_ns: dict, *, rank: int, named: dict, seed: int) -> dict:
-    """Call `train_parallel` with a few images; return its history, and which images the model got.
-
-    Args:
-        seed: draws this rank's images. The group trains on them only in this rank's parts.
-    """
-    function = answer_named(user_ns, "train_parallel")
-    model = small_mlp()
-    size = dist.get_world_size(named.get("group"))
-    images = [Images(*one, seed) for one in few(size).items()]
-    seen: dict[str, list[int]] = {"trained": [], "tested": []}
-    modes = []
-
-    def note(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        for kind, which in _which(inputs[0]).items():
-            seen[kind] += which
-            modes.extend([module.training] * (kind == "trained" and len(which) > 0))
-
-    model.register_forward_pre_hook(note)
-    with (
-        mock.patch.dict(user_ns, {"train_data": images[0], "test_data": images[1]}),
-        mock.patch.object(data, "fashion_mnist", lambda train=True, **_: images[not train]),
-    ):
-        history, calls = recorded(function, model, EPOCHS, **named)
-    return {"history": told(history), "calls": calls, "in training mode": all(modes)} | seen
 
 
 def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Images]]:
@@ -152,18 +69,6 @@ def history_of_twin(
         for key, result in zip(KEYS[1:], metrics, strict=True):
             history[key].append(result)
     return history
-
-
-@torch.no_grad()
-def metrics_of(model: nn.Module, images: Dataset, part: slice = slice(None)) -> list[float]:
-    """Return the mean loss and the accuracy on a part of each minibatch."""
-    sums = torch.zeros(3, dtype=torch.float64)
-    for pixels, labels in data.InMemoryLoader(images, 1000):
-        outputs = model(pixels[part])
-        labels = labels[part]
-        loss = functional.cross_entropy(outputs, labels, reduction="sum")
-        sums += torch.tensor([loss, (outputs.argmax(1) == labels).sum(), len(labels)])
-    return (sums[:2] / sums[2]).tolist()
 
 
 def wrong_histories(
@@ -244,28 +149,6 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
         if not gap <= most:
             return f"The last {key} differs by {gap:.2g}, but noise stays below {most:g}"
     return None
-
-
-def probe_run(user_ns: dict, *, rank: int) -> dict | None:
-    """Return the histories on ranks 0 and 1, and new test results of the models."""
-    from torch_mpi import record
-
-    answer: dict = {}
-    for name in ("parallel", "sequential")[: max(2 - rank, 0)]:
-        history = answer_named(user_ns, name)
-        model = answer_named(user_ns, f"{name}_model")
-        if not isinstance(history, dict) or not set(KEYS) <= set(history):
-            raise TypeError(f'{name} must be a dict with "loss", "test_loss" and "accuracy"')
-        answer[name] = {key: told(list(history[key])) for key in KEYS}
-        answer[name]["measured"] = metrics_of(model, data.fashion_mnist(train=False))
-        if name == "parallel":
-            weights = replicas.weights_of(model)
-            largest = max(p.nbytes for p in model.parameters())
-            answer["digest"] = hashlib.sha256(weights.numpy().tobytes()).hexdigest()
-            sent = ("all_reduce", (0, 1), largest)
-            calls = record.recorder.since(0)
-            answer["gradients sent"] = sum((c.op, c.group, c.nbytes) == sent for c in calls)
-    return answer
 
 
 def tell_each(report: Report, wrong: Mapping[str, object]) -> bool:

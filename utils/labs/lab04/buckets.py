@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.nn.parallel import DistributedDataParallel
-
 from utils.checks.comparison import Mistake, short, table
-from utils.checks.probe import reading_answer, recorded, told
 from utils.checks.task import Report, Step, task, value
-from utils.checks.trials import Results
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared import replicas
+
+from .probes import probe_assign, probe_real_buckets
 
 
 def assign(
@@ -110,31 +105,6 @@ def _closed_early(case: dict, result: list[list], expected: list[list[int]]) -> 
             f"You closed bucket {k} at {full} bytes, before it had the {cap} bytes of its cap. "
             "Count only the bytes",
         )
-
-
-def probe_assign(user_ns: dict, *, rank: int, cases: list[dict]) -> list:
-    """Call `assign_buckets` for every case."""
-    function = reading_answer(user_ns, "assign_buckets")
-    results = Results()
-    answers = [function(**copy.deepcopy(case)) for case in cases]
-    for result in answers:
-        results.add("assign_buckets", result)
-    return told(answers)
-
-
-def probe_real_buckets(user_ns: dict, *, rank: int, widths: list[int], cap: int) -> dict:
-    """Return what DDP really reduces in its third step, and what the answer predicts."""
-    model = DistributedDataParallel(replicas.net(0, widths), bucket_cap_mb=cap / 2**20)
-    images = torch.ones(2, widths[0])
-    for _ in range(3):
-        model.zero_grad()
-        _, calls = recorded(lambda: model(images).sum().backward())
-    sizes = [p.nbytes for p in reversed(list(model.parameters()))]
-    buckets = reading_answer(user_ns, "assign_buckets")(sizes, cap, cap)
-    return {
-        "real": [call["nbytes"] for call in calls if call["op"] == "all_reduce"],
-        "predicted": [sum(sizes[k] for k in bucket) for bucket in buckets],
-    }
 
 
 @task("4.2", "which gradient travels in which bucket", points=2)

@@ -13,73 +13,29 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from utils.checks.comparison import Mistake, inside, only, same, some, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, in_group, judge_groups, on, tried
+from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on, tried
 from utils.cluster.questions import Ranks
-from utils.labs.shared import replicas
+from utils.labs.shared import replicas, small_models
 from utils.labs.shared.replicas import GroupTraining, Twin
 
 from .buckets import assign_buckets as assign_buckets
 from .hooks import fp16_hook as fp16_hook
-from .hooks import noted_calls, of_gradients, reduced_bytes
 from .overlap import hidden_share as hidden_share
+from .probes import (
+    MINIBATCHES,
+    drawn_microbatches,
+    drawn_minibatch,
+    probe_accumulate,
+    probe_step,
+    reduced_bytes,
+    step_model,
+)
 
 # -- 4.1: DDP in a step -----------------------------------------------------------------------
-
-# Samples of each minibatch, which 1, 2, 3 and 4 ranks share evenly.
-MINIBATCHES = (12, 24, 12)
-
-
-def _step_model(seed: int, awkward: bool) -> nn.Sequential:
-    """Return the model to train, in double precision and with a frozen parameter if `awkward`."""
-    model = replicas.net(seed)
-    model[3].bias.requires_grad_(not awkward)
-    return model.double() if awkward else model
-
-
-def _minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a minibatch with a rank's samples."""
-    dtype = torch.float64 if awkward else torch.float32
-    return replicas.samples(seed + number, MINIBATCHES[number], dtype)
-
-
-@in_group
-def probe_step(
-    user_ns: dict, *, rank: int, named: dict, data_seed: int, awkward: bool, rate: float
-) -> dict:
-    """Wrap a model drawn from this rank's seed, and take steps on samples of the same seed."""
-    module = _step_model(data_seed, awkward)
-    model = answer_named(user_ns, "replicate")(module, **named)
-    if not isinstance(model, DistributedDataParallel):
-        return {"returned": type(model).__name__}
-    wraps = model.module is module
-    start = replicas.weights_of(model)
-    members = dist.get_process_group_ranks(model.process_group)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=rate)
-    called = noted_calls(model)
-    steps = []
-    taken = []
-    optimizer.register_step_post_hook(lambda *_: taken.append(True))
-    step_with = answer_named(user_ns, "ddp_step"), model, replicas.watched(model.module), optimizer
-    nbytes = sum(p.nbytes for p in trained)
-    with replicas.network():
-        for number in range(len(MINIBATCHES)):
-            taken.clear()
-            called.clear()
-            batch = _minibatch(data_seed, number, awkward)
-            step = replicas.taken(*step_with, batch, **named)
-            calls = of_gradients(step["calls"])
-            step |= {"calls": calls, "times": reduced_bytes(calls) // nbytes}
-            steps.append(step | {"taken": len(taken), "called": list(called)})
-    return {"returned": "DDP", "wraps": wraps, "group": members, "start": start, "steps": steps}
 
 
 STEP_MISTAKES = {
@@ -116,8 +72,8 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
     cases.append(cases[1] | {"awkward": True})
     right: list[bool] = []  # for each group
     for case, members, values in tried(ranks, report, probe_step, cases):
-        twin = Twin(_step_model(each[members[0]]["data_seed"], case["awkward"]), case["rate"])
-        start = replicas.weights_of(twin.model).tolist()
+        twin = Twin(step_model(each[members[0]]["data_seed"], case["awkward"]), case["rate"])
+        start = small_models.weights_of(twin.model).tolist()
         replicated = [
             report.facts(rank, _wrong_replicas(of_rank, members, start))
             for rank, of_rank in zip(members, values, strict=True)
@@ -141,7 +97,7 @@ def _trains_as(
         members=members,
         steps=list(zip(*(of_rank["steps"] for of_rank in values), strict=True)),
         minibatches=[
-            [_minibatch(seed, number, case["awkward"]) for seed in seeds]
+            [drawn_minibatch(seed, number, case["awkward"]) for seed in seeds]
             for number in range(len(MINIBATCHES))
         ],
         where=[
@@ -189,45 +145,6 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
 
 # -- 4.5: accumulation ------------------------------------------------------------------------
 
-SIZE = 5  # how many samples a microbatch has
-
-
-def _microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return k microbatches; if there are five, the first and the last one are the same."""
-    parts = [replicas.samples(seed + 100 * k + j, SIZE) for j in range(k)]
-    return [parts[-1], *parts[1:]] if k == 5 else parts
-
-
-@in_group
-def probe_accumulate(
-    user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, ks: list
-) -> list:
-    """Call `accumulate` on one model, with each number of microbatches from this data seed."""
-    function = reading_answer(user_ns, "accumulate")
-    answers = []
-    model = DistributedDataParallel(replicas.net(seed), process_group=named.get("group"))
-    before = replicas.weights_of(model)
-    passes = []
-    called = noted_calls(model)
-    model.module.register_forward_pre_hook(lambda *_: passes.append("forward"))
-    first = next(model.parameters())
-    first.register_post_accumulate_grad_hook(lambda _: passes.append("backward"))
-    for k in ks:
-        model.zero_grad()
-        called.clear()
-        passes.clear()
-        _, calls = recorded(function, model, _microbatches(data_seed, k))
-        answers.append({
-            "gradient": replicas.gradient_of(model.module),
-            "changed": not torch.equal(before, replicas.weights_of(model)),
-            "passes": list(passes),
-            "called": list(called),
-            "quiet": not model.require_backward_grad_sync,
-            "nbytes": sum(parameter.nbytes for parameter in model.parameters()),
-            "calls": of_gradients(calls),
-        })
-    return answers
-
 
 @task("4.5", "k microbatches, one communication", points=3)
 def accumulate(ranks: Ranks, report: Report) -> None:
@@ -244,8 +161,8 @@ def accumulate(ranks: Ranks, report: Report) -> None:
 @functools.lru_cache(64)
 def _gradients(model_seed: int, seed: int, k: int) -> list[torch.Tensor]:
     """Return the gradients of a rank's k microbatches."""
-    twin = Twin(replicas.net(model_seed), 1.0)
-    return [twin.gradient(*part) for part in _microbatches(seed, k)]
+    twin = Twin(small_models.net(model_seed), 1.0)
+    return [twin.gradient(*part) for part in drawn_microbatches(seed, k)]
 
 
 def _accumulation_steps(answer: GroupAnswer) -> Iterator[Step]:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-
 from utils.checks.comparison import Mistake, is_number, short, table
-from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, task, value
-from utils.checks.trials import WORLD, enough, group_of
+from utils.checks.trials import WORLD, enough
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared import replicas
+
+from .probes import probe_hidden, probe_overlap
 
 
 def _union(intervals: list) -> float:
@@ -105,45 +100,8 @@ def _wrong_shares(transfers: list, result: object, begin: float, end: float) -> 
     })
 
 
-DEEP = (784, *[512] * 8, 10)
-
-
-def probe_overlap(user_ns: dict, *, rank: int) -> dict | None:
-    """Return when data moved in a DDP step of two ranks over 1 Gbit/s, and the answer's share.
-
-    The rank that comes last to the first bucket still has most of its backward to do. So one of the
-    ranks hides something, even on a busy machine.
-    """
-    from torch_mpi.record import log
-
-    with group_of([[0, 1]], rank) as pair:
-        if pair is None:
-            return None
-        model = DistributedDataParallel(replicas.net(0, DEEP), process_group=pair, bucket_cap_mb=1)
-        images = torch.randn(128, 784)
-        labels = torch.zeros(128, dtype=torch.int64)
-        with replicas.network(50e-6, 125e6):
-            for _ in range(3):
-                loss = functional.cross_entropy(model(images), labels)
-                mark = log.mark()
-                begin = time.perf_counter()
-                loss.backward()
-        calls = [call for call in log.since(mark) if call.op == "all_reduce"]
-    transfers = [(call.matched, call.end) for call in calls]
-    step = {"transfers": transfers, "begin": begin, "end": max(call.start for call in calls)}
-    share = reading_answer(user_ns, "hidden_share")(**step)
-    return step | {"share": replicas.one_number(told(share))}
-
-
 # Tolerance for the share, so that a numerical answer on a fine grid passes, too.
 GRID = 3e-3
-
-
-def probe_hidden(user_ns: dict, *, rank: int, cases: list, begin: float, end: float) -> list:
-    """Call `hidden_share` for every case."""
-    function = reading_answer(user_ns, "hidden_share")
-    given = [[tuple(pair) for pair in transfers] for transfers in cases]
-    return [replicas.one_number(told(function(transfers, begin, end))) for transfers in given]
 
 
 @task("4.3", "how much is hidden", points=3)

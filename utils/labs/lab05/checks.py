@@ -6,111 +6,28 @@ reads, and makes up all times that an answer fits.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from utils.checks.clock import Clock, moved_clocks
 from utils.checks.comparison import Mistake, is_number, same, table, waited
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, as_dict, told
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
-from utils.checks.trials import Case, judge_calls, probe_calls
+from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks, Reply
 
 from .law_fits import fit_amdahl as fit_amdahl
 from .law_fits import fit_gustafson as fit_gustafson
+from .probes import MEETINGS, probe_bands, probe_stopwatch
 from .slurm_jobs import job_script as job_script
 
-# Calls that no rank leaves before all others have joined.
-_MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
 # The additional seconds of the very first step.
 WARM = 5000.0
 _DIFFERENT = "The ranks return different lists. Reduce with dist.ReduceOp.MAX"
-
-
-def probe_stopwatch(
-    user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: list, warm: float
-) -> dict:
-    """Call `time_rounds` on clocks that each step advances and each collective synchronizes.
-
-    We call it twice, because nothing of the first call may remain in the second.
-
-    Args:
-        late: seconds of `prepare` on this rank.
-        takes: seconds of each step on this rank, in the order of the calls.
-        warm: the additional seconds of the very first step.
-    """
-    from torch_mpi.record import log
-
-    if not dist.is_initialized():
-        dist.init_process_group("mpi")
-    function = answer_named(user_ns, "time_rounds")
-    events = []
-
-    def prepare() -> None:
-        events.append("prepare")
-        clock.advance(late)
-
-    def step() -> None:
-        events.append("step")
-        # As in training, the ranks first average gradients, so an early rank waits here.
-        dist.all_reduce(torch.zeros(1))
-        made = events.count("step")
-        clock.advance(takes[min(made, len(takes)) - 1] + (warm if made == 1 else 0.0))
-
-    known = getattr(function, "__globals__", {})
-    with moved_clocks(known) as clock, _meetings(clock, events):
-        clock.offset = 1e4 * rank
-        mark = log.mark()
-        first = told(function(prepare, step, rounds, steps))
-        events.clear()
-        result = function(prepare, step, rounds, steps)
-        not_waited = [as_dict(call) for call in log.since(mark) if not call.waited]
-    return {
-        "first": first,
-        "result": told(result),
-        "kind": type(result).__name__,
-        "events": events,
-        "open": not_waited,
-    }
-
-
-@contextlib.contextmanager
-def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
-    """Make a collective end at the same moment on all ranks, when the last rank has joined."""
-    group = dist.group.WORLD
-    reduce_all = group.allreduce
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.MAX
-
-    def meeting(name: str, call: Callable) -> Callable:
-        def met(*args, **kwargs):
-            events.append(name)
-            work = call(*args, **kwargs)
-            if work is not None:
-                work.wait()
-                if record := getattr(work, "call", None):  # blocking calls have no record
-                    record.waited = record.blocking  # the answer has not waited yet
-            latest = torch.tensor([clock.ahead], dtype=torch.float64)
-            reduce_all([latest], options).wait()
-            clock.ahead = latest.item()
-            return work
-
-        return met
-
-    known = [name for name in _MEETINGS if hasattr(group, name)]
-    patched = {name: meeting(name, getattr(group, name)) for name in known}
-    with mock.patch.multiple(group, **patched):
-        yield
 
 
 @dataclass(frozen=True)
@@ -245,7 +162,7 @@ def _wrong_stopwatches(
         "Your time contains prepare(), or the wait at the barrier. Start the clock after the "
         "barrier"
     )
-    if "prepare" in events[:start] and events[start - 1] not in _MEETINGS:
+    if "prepare" in events[:start] and events[start - 1] not in MEETINGS:
         inside = (
             "Your time contains one rank's wait for the other rank's prepare(). Put a barrier "
             "between prepare() and the start of the clock"
@@ -333,17 +250,6 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
         "You divide by 2, whatever p is": speedup / 2,
     }
     yield Case("efficiency", [speedup, p], speedup / p, table(wrong), "speedup / p")
-
-
-def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
-    """Return the bands of times in the same two lists, whose content changes between calls."""
-    lists: tuple[list, list] = ([], [])
-    bands = []
-    for times in trials:
-        for kept, new in zip(lists, times, strict=True):
-            kept[:] = new
-        bands += probe_calls(user_ns, rank=rank, calls=[("speedup_band", lists)])
-    return bands
 
 
 # What some students use as the median of an even number of times.

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from utils.checks.comparison import Mistake, same, short, table
-from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, each_of, task, value
 from utils.cluster.questions import Ranks, Reply
+
+from .probes import probe_law
 
 # Rank counts, and errors of a measurement. A straight line through all points doesn't change with
 # these errors, and neither does the mean of all points' fractions in 5.3, which 5.3 allows. Answers
@@ -22,17 +23,6 @@ from utils.cluster.questions import Ranks, Reply
 NOISY = [1, 2, 3, 5, 8, 13, 20]
 SHARE_NOISE = 0.09 * np.array([0, 0.235, -1, 0.674, 1, 0.066, -0.974])  # of T(p) / T(1)
 SPEEDUP_NOISE = 0.5 * np.array([0, 1.94, 3, -2, -7.72, -13, 11.82])  # of p · T(1) / T(p)
-
-
-def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
-    """Return a law at one p and at several, and the fit of this law."""
-    function = reading_answer(user_ns, law)
-    return {
-        "one": told(function(ps[-1], serial)),
-        "array": told(function(np.array(ps, float), serial)),
-        "whole": told(function(np.array(ps), serial)),
-        "fit": told(reading_answer(user_ns, f"fit_{law}")(list(ps), list(times))),
-    }
 
 
 @dataclass(frozen=True)

@@ -8,24 +8,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from utils.checks.comparison import short
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, Wrong, none_of, task
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared import slurm_script
 
-
-def probe_script(user_ns: dict, *, rank: int, settings: list) -> list[dict]:
-    """Return the script for several settings, as text and as bash runs it."""
-    texts = [told(answer_named(user_ns, "job_script")(*setting)) for setting in settings]
-    scripts = []
-    for text, (*size, _) in zip(texts, settings, strict=True):
-        script = {"text": text}
-        if isinstance(text, str):
-            script["said"] = slurm_script.unreadable(text)
-            script["left"] = slurm_script.left(text, *size)
-            script["launches"] = slurm_script.launches(text, *size)
-        scripts.append(script)
-    return scripts
+from .probes import probe_script
 
 
 @task("5.6", "a Slurm job script", points=3)

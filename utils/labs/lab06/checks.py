@@ -8,16 +8,11 @@ a short tensor of whole numbers that are too large for any float. No verdict dep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import Calls, Rule, inside, only, some, waited
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, recorded
 from utils.checks.task import Report, Step, Wrong, communication, none_of, task, to_each
-from utils.checks.trials import Group, GroupAnswer, group_of, in_group, judge_groups, keywords, on
+from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 
 from .costs import cost as cost
@@ -25,7 +20,6 @@ from .costs import duration as duration
 from .group_sums import (
     IN_FOURS,
     LONG,
-    SHORT,
     USUAL,
     WORLD,
     Answers,
@@ -35,25 +29,22 @@ from .group_sums import (
     bytes_to,
     judge_sums,
     listed,
-    parts,
-    replies,
     sends,
     short_and_long,
 )
+from .probes import (
+    SHORT,
+    chunk_lengths,
+    large_numbers,
+    peers_across,
+    probe_all_reduce,
+    probe_hierarchical,
+    probe_whole,
+)
 from .reducers import reduction_server as reduction_server
-from .ring import chunk_lengths
 from .ring import ring_all_gather as ring_all_gather
 from .ring import ring_reduce_scatter as ring_reduce_scatter
 from .uplinks import uplink_bytes as uplink_bytes
-
-
-@in_group
-def probe_all_reduce(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str, lengths: list[int]
-) -> list[dict]:
-    """Call the function of this name on tensors of several lengths."""
-    tensors = parts(dist.get_rank(group), seed)
-    return replies(answer_named(user_ns, name), partition, group, lengths, tensors)
 
 
 def _judge_all_reduce(
@@ -70,27 +61,13 @@ def _judge_all_reduce(
         judge_groups(ranks, report, probe_whole, [case], _whole_sum, lambda _: hint, world=WORLD)
 
 
-@in_group
-def probe_whole(user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str) -> dict:
-    """Call the function of this name on large whole numbers."""
-    x = _whole(seed)
-    _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
-    return {"sum": x.tolist(), "calls": calls}
-
-
-def _whole(seed: int) -> torch.Tensor:
-    """Return whole numbers from a rank's seed, so large that floats lose their last digits."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(2**57, 2**58, SHORT[:1], generator=generator)
-
-
 def _whole_sum(answer: GroupAnswer) -> Iterator[Step]:
     """Yield the steps that large whole numbers are added in their own dtype."""
     members = answer.members
     rules = only("send", "recv"), inside(members), waited, some(members)
     yield communication(answer.value["calls"], *rules)
     seeds = [answer.case["each"][rank]["seed"] for rank in members]
-    true = sum(_whole(seed) for seed in seeds).tolist()
+    true = sum(large_numbers(seed) for seed in seeds).tolist()
     words = (
         f"{on(members)}: With large whole numbers (int64), x is not the sum. float64 has 53 bits "
         "for digits and int64 has 63, so add in the dtype of x"
@@ -236,21 +213,6 @@ def _why_not_halving(run: Traffic, place: int, calls: Calls) -> str | None:
 MACHINES = ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 4], [1, 3, 5]])
 
 
-def _across(machines: list[list[int]]) -> list[list[int]]:
-    """Return groups of the ranks that have the same place on their machines."""
-    return [list(members) for members in zip(*machines, strict=True)]
-
-
-@in_group
-def probe_hierarchical(
-    user_ns: dict, *, rank: int, seed: int, lengths: list[int], machines: list, **_: Any
-) -> list[dict]:
-    """Return the results for several lengths, with a group for each of these machines."""
-    function = answer_named(user_ns, "hierarchical")
-    with group_of(machines, rank) as node, group_of(_across(machines), rank) as peers:
-        return replies(function, None, None, lengths, parts(rank, seed), node, peers)
-
-
 @task("6.10", "bonus: two levels", points=2)
 def hierarchical(ranks: Ranks, report: Report) -> None:
     """Check that ranks add within a machine first, and send only a share to other machines."""
@@ -270,7 +232,7 @@ def _on_machines(case: dict, _: Sequence[int] = ()) -> str:
 def _on_levels(answers: Answers, rank: int) -> list[Rule]:
     """Return the rules that a rank uses only messages, in its two groups, and waits for them."""
     machines = answers.case["machines"]
-    groups = [*machines, *_across(machines)]
+    groups = [*machines, *peers_across(machines)]
     node, across = (members for members in groups if rank in members)
 
     def on_levels(calls: Calls) -> str | None:

@@ -24,8 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from utils.labs.lab06.chunk_steps import steps as steps
-
 if TYPE_CHECKING:
     import torch
 

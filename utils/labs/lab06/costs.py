@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from utils.checks.comparison import Mistake, is_number
-from utils.checks.probe import answer_named, told
+from utils.checks.probe import probe_calls
 from utils.checks.task import Report, Step, each_of, facts, task, value
-from utils.checks.trials import probe_calls
 from utils.cluster.questions import Ranks
+
+from .probes import probe_durations
 
 ALGORITHMS = ("crossbar", "central", "tree", "ring", "direct")
 COUNTS = ("messages", "bytes", "busiest", "steps")
@@ -147,20 +148,6 @@ def true_crossover(p: int, alpha: float, beta: float) -> float:
     if p == 2:
         return math.inf
     return alpha / ((p - 1) * (1 - 2 / p) * beta)
-
-
-def probe_durations(user_ns: dict, *, rank: int, cases: list, networks: list) -> dict:
-    """Return what `duration` and `crossover` return."""
-    duration, crossover = (answer_named(user_ns, name) for name in ("duration", "crossover"))
-    return {
-        "duration": [told(duration(*case)) for case in cases],
-        "crossover": [_finite(crossover(*network)) for network in networks],
-    }
-
-
-def _finite(value: object) -> object:
-    """Return a number for JSON, which has no infinity."""
-    return "inf" if isinstance(value, float) and math.isinf(value) and value > 0 else told(value)
 
 
 @task("6.7", "seconds by α–β, and the crossover", points=2)

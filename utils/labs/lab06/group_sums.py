@@ -1,43 +1,34 @@
-"""Sums in groups: the tensors that checks give an all-reduce, and what the ranks reply.
+"""Sums in groups: the cases of an all-reduce, and the judge of what the ranks of a group reply.
 
 An answer runs twice. In the first run, the digits of each element count how often it holds the part
-of each rank (:func:`counting`), so a message can name the mistake. In the second run, the numbers
-are random and have double precision, so the order of addition and the place matter.
+of each rank (:func:`.probes.counting`), so a message can name the mistake. In the second run, the
+numbers are random and have double precision, so the order of addition and the place matter.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import Calls, Rule, broken, inside, is_number, only, waited
-from utils.checks.probe import recorded
+from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, Wrong, none_of, to_each
-from utils.checks.trials import Group, Partition, keywords, on, partitions, tried
+from utils.checks.trials import on, partitions, tried
 from utils.cluster.questions import Ranks
+
+from .probes import BASE, ELEMENTS, SHORT, STRETCHES, noise
 
 # The world size of the lab.
 WORLD = 6
 ALL, IN_FOURS, _, IN_THREES, _ = partitions(WORLD)
 USUAL = (None, [[0], [1, 2], [3, 4, 5]], IN_FOURS)
-# These lengths are divisible, not divisible, shorter than the group, and long.
-SHORT = (8, 5, 1, 203)
 # Even a sixth of this tensor is too long for MPI to send before anybody receives it.
 LONG = 10_007
-# Bytes of an element in each of the two runs.
-ELEMENTS = {"calls": 4, "calls again": 8}
 
-# The base of the counting numbers. It is odd, so that half of such a number isn't another one, and
-# float32 holds its sixth power exactly.
-BASE = 13
-# A rank reports at most so many stretches of equal elements.
-STRETCHES = 6
 MISPLACED = (
     "is not the sum. Each number is added the right number of times, so some numbers must be in a "
     "wrong place, or lose their precision"
@@ -47,17 +38,6 @@ MISPLACED = (
 # -- numbers that show which ranks were added -------------------------------------------------
 
 
-def counting(place: int, length: int) -> torch.Tensor:
-    """Return the tensor of a place: in a sum of such tensors, digit q counts place q."""
-    return torch.full((length,), float(BASE**place))
-
-
-def noise(seed: int, length: int) -> torch.Tensor:
-    """Return random numbers in double precision from a rank's own seed."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(length, dtype=torch.float64, generator=generator)
-
-
 def is_near(
     numbers: list[float], seeds: Sequence[int], length: int, part: slice = slice(None)
 ) -> bool:
@@ -65,14 +45,6 @@ def is_near(
     true = sum(noise(seed, length) for seed in seeds)[part]
     tensor = torch.tensor(numbers[part], dtype=torch.float64)
     return tensor.shape == true.shape and torch.allclose(tensor, true, rtol=0, atol=1e-9)
-
-
-def stretches(x: torch.Tensor) -> list[list]:
-    """Return start, stop and value of each stretch of equal elements."""
-    values, lengths = torch.unique_consecutive(x, return_counts=True)
-    ends = lengths.cumsum(0)
-    columns = (ends - lengths).tolist(), ends.tolist(), values.tolist()
-    return [list(stretch) for stretch in zip(*columns, strict=True)][:STRETCHES]
 
 
 def refuse_gaps(spans: list[list], length: int) -> None:
@@ -138,52 +110,6 @@ def _elements(start: int, stop: int, length: int) -> str:
     if (start, stop) == (0, length):
         return f"All {length} elements" if length > 1 else "The element"
     return f"Elements {start}–{stop - 1}" if stop - start > 1 else f"Element {start}"
-
-
-# -- on the ranks -----------------------------------------------------------------------------
-
-
-def parts(place: int, seed: int) -> Callable[[int], tuple[torch.Tensor, torch.Tensor]]:
-    """Return a function that makes a rank's two tensors of a given length."""
-    return lambda length: (counting(place, length), noise(seed, length))
-
-
-def contents(x: torch.Tensor, y: torch.Tensor, *_: Any) -> dict[str, Any]:
-    """Return what a rank replies about its two sums."""
-    # We read copies, because an answer may have replaced methods of the tensors themselves.
-    x, y = (torch.Tensor.clone(tensor) for tensor in (x, y))
-    bits = hashlib.sha256(y.numpy().tobytes()).hexdigest()
-    return {"sum": stretches(x), "noise": y, "bits": bits}
-
-
-def replies(
-    function: Callable[..., Any],
-    partition: Partition,
-    group: Group,
-    lengths: Iterable[int],
-    tensors: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
-    *more: Any,
-    reply: Callable[..., dict[str, Any]] = contents,
-) -> list[dict[str, Any]]:
-    """Call a function with two tensors of each length; return what the rank replies about them.
-
-    The function gets a second tensor on the same memory, so only what it writes in place counts.
-
-    Args:
-        group: the group whose ranks begin each run together.
-        tensors: returns the two tensors of a given length.
-        reply: makes the reply from the two tensors and the two results.
-    """
-    answers = []
-    for length in lengths:
-        both = tensors(length)
-        runs = []
-        for tensor in both:
-            dist.barrier(group=group)
-            runs.append(recorded(function, tensor[:], *more, **keywords(partition, group)))
-        results, records = zip(*runs, strict=True)
-        answers.append(reply(*both, *results) | dict(zip(ELEMENTS, records, strict=True)))
-    return answers
 
 
 # -- what a group replied ---------------------------------------------------------------------

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from utils.checks.comparison import Calls, Rule, broken
-from utils.checks.probe import answer_named
 from utils.checks.task import Report, Step, task, to_each
-from utils.checks.trials import Group, in_group, on
+from utils.checks.trials import on
 from utils.checks.verdict import named
 from utils.cluster.questions import Ranks
 
@@ -28,12 +23,11 @@ from .group_sums import (
     bytes_to,
     judge_sums,
     listed,
-    parts,
-    replies,
     sends,
     sums,
     total,
 )
+from .probes import REDUCERS_OWN, probe_server
 
 # The partition, the number of workers for each size of a group, pieces, and lengths of tensors.
 SERVER_CASES = (
@@ -45,53 +39,6 @@ SERVER_CASES = (
     (None, {"6": 2}, 1, (203,)),
     (ALL, {"6": 3}, 1, (3 * LONG,)),
 )
-# The content of a reducer's x, which must not be added.
-REDUCERS_OWN = 0.5
-
-
-@in_group
-def probe_server(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition,
-    seed: int,
-    lengths: list[int],
-    pieces: int,
-    workers: dict[str, int],
-    patient: bool,
-) -> list[dict]:
-    """Return what each rank has and sent; if `patient`, the check's own workers work."""
-    function = answer_named(user_ns, "reduction_server")
-    place = dist.get_rank(group)
-    many = workers[str(dist.get_world_size(group))]
-    tensors = parts(place, seed) if place < many else _reducers_own
-    if patient and place < many:
-        function = patient_worker
-    return replies(function, partition, group, lengths, tensors, many, pieces)
-
-
-def _reducers_own(length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.full((length,), REDUCERS_OWN), torch.full((length,), math.nan).double()
-
-
-def patient_worker(x: torch.Tensor, workers: int, pieces: int, group: Group = None) -> None:
-    """Work as in 6.8, but send the next pieces only when the last results are back."""
-    # A reducer that keeps all results until the last piece has arrived never gets this piece.
-    place = dist.get_rank(group)
-    reducers = dist.get_world_size(group) - workers
-    parts_of_x = x.tensor_split(reducers * pieces)
-    for piece in range(pieces):
-        requests = []
-        for j in range(reducers):
-            turn = (j + place) % reducers
-            part = parts_of_x[piece * reducers + turn]
-            at = {"group": group, "group_peer": workers + turn}
-            requests.append(dist.P2POp(dist.isend, part.clone(), **at))
-            requests.append(dist.P2POp(dist.irecv, part, **at))
-        for request in dist.batch_isend_irecv(requests):
-            request.wait()
 
 
 @task("6.8", "a reduction server", points=3)

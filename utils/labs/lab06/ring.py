@@ -6,30 +6,32 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import Calls
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, facts, none_of, task
-from utils.checks.trials import Group, in_group
 from utils.cluster.questions import Ranks
 
 from .group_sums import (
-    BASE,
     MISPLACED,
     Answers,
     Traffic,
     bytes_to,
     is_near,
     judge_sums,
-    parts,
     refuse_gaps,
-    replies,
     sends,
     short_and_long,
-    stretches,
     total,
     wrong_part,
+)
+from .probes import (
+    BASE,
+    OLD,
+    chunk,
+    chunk_lengths,
+    own_chunk,
+    probe_all_gather,
+    probe_reduce_scatter,
 )
 
 
@@ -87,38 +89,6 @@ def _all_chunks_travel(run: Traffic) -> bool:
         ]
 
     return any(sent == by_turns(first, way) for first in range(size) for way in (1, -1))
-
-
-def chunk_lengths(length: int, size: int) -> list[int]:
-    """Return the lengths of the chunks ``x.tensor_split(size)``."""
-    return [len(part) for part in torch.empty(length).tensor_split(size)]
-
-
-def chunk(k: int, length: int, size: int) -> slice:
-    """Return the slice of x that is ``x.tensor_split(size)[k]``."""
-    lengths = chunk_lengths(length, size)
-    return slice(sum(lengths[:k]), sum(lengths[: k + 1]))
-
-
-@in_group
-def probe_reduce_scatter(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int]
-) -> list[dict]:
-    """Return what the answer returned, and what each chunk contains afterward."""
-    size = dist.get_world_size(group)
-
-    def reply(x: torch.Tensor, y: torch.Tensor, mine: Any, again: Any) -> dict[str, Any]:
-        return {
-            "mine": told(mine),
-            "kind": type(mine).__name__,
-            "chunks": [stretches(x[chunk(k, len(x), size)]) for k in range(size)],
-            "again": again if isinstance(again, int) and 0 <= again < size else None,
-            "noise": y,
-        }
-
-    function = answer_named(user_ns, "ring_reduce_scatter")
-    tensors = parts(dist.get_rank(group), seed)
-    return replies(function, partition, group, lengths, tensors, reply=reply)
 
 
 @task("6.3", "ring: reduce-scatter", points=3)
@@ -183,35 +153,6 @@ def _instead(reply: dict[str, Any], place: int, size: int) -> str:
     )
 
 
-def _own_chunk(k: int, length: int, size: int, seed: int) -> torch.Tensor:
-    """Return what chunk k must contain after the all-gather, from the seed of its first rank."""
-    part = chunk(k, length, size)  # all numbers are exact in float32
-    return 1.0 + torch.arange(part.start, part.stop) + 20_000 * (k + 1 + 8 * (seed % 100))
-
-
-OLD = -1.0
-
-
-@in_group
-def probe_all_gather(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int], ahead: int
-) -> list[dict]:
-    """Return all chunks after the all-gather, before which this rank has only one."""
-    size = dist.get_world_size(group)
-    mine = (dist.get_rank(group) + ahead) % size
-
-    def tensors(length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.full((length,), OLD)
-        x[chunk(mine, length, size)] = _own_chunk(mine, length, size, seed)
-        return x, x.double() / 3  # float32 does not hold it
-
-    def reply(x: torch.Tensor, double: torch.Tensor, *_: Any) -> dict[str, Any]:
-        return {"mine": mine, "x": x, "alike": torch.equal(double, x.double() / 3)}
-
-    function = answer_named(user_ns, "ring_all_gather")
-    return replies(function, partition, group, lengths, tensors, mine, reply=reply)
-
-
 @task("6.4", "ring: all-gather", points=2)
 def ring_all_gather(ranks: Ranks, report: Report) -> None:
     """Check that every rank ends with all chunks, whichever one it had at the start."""
@@ -225,7 +166,7 @@ def _gathered(answers: Answers) -> Iterator[Step]:
     mine = [reply["mine"] for reply in answers.values]
     seed_of = dict(zip(mine, answers.seeds, strict=True))
     size = answers.size
-    contents = [_own_chunk(k, answers.length, size, seed_of[k]) for k in range(size)]
+    contents = [own_chunk(k, answers.length, size, seed_of[k]) for k in range(size)]
     wrong = []
     for _, rank, reply in answers.of_ranks():
         why = _why_gathered(torch.tensor(reply["x"]), reply["mine"], contents)

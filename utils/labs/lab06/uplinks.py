@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from utils.checks.comparison import NO_NUMBER, Mistake, is_number
-from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, task, value
 from utils.cluster.questions import Ranks
 
 from .costs import judge_each
+from .probes import probe_bytes, uplink_call
 
 UPLINKED = ("ring", "scattered ring", "direct", "hierarchical")
 # `told` writes an object that JSON doesn't know as <its type>.
@@ -50,27 +48,6 @@ def counted(algorithm: str, p: int, k: int, n: int) -> int:
     return sum(source == 0 != target for source, target in ends) * n // p
 
 
-def probe_bytes(user_ns: dict[str, Any], *, rank: int, calls: list[Any]) -> list[Any]:
-    """Return the results of `uplink_bytes`, of which exact numbers become floats.
-
-    Raises:
-        ArithmeticError: the answer's own error, with the call that it comes from.
-    """
-    function, results = reading_answer(user_ns, "uplink_bytes"), []
-    for arguments in calls:
-        try:
-            result = function(*arguments)
-        except ArithmeticError as error:
-            error.args = (f"{error}, in {_call(*arguments)}",)
-            raise
-        results.append(float(result) if isinstance(result, Fraction | Decimal) else told(result))
-    return results
-
-
-def _call(p: int, k: int, n: int, algorithm: str) -> str:
-    return f"uplink_bytes({p}, {k}, {n}, {algorithm!r})"
-
-
 @task("6.11", "bonus: bytes on the uplink", points=2)
 def uplink_bytes(ranks: Ranks, report: Report) -> None:
     """Compare the bytes that leave a node with counted messages."""
@@ -95,7 +72,7 @@ def _uplink(algorithm: str, p: int, k: int, n: int, nbytes: Any) -> Iterator[Ste
         nbytes,
         expected,
         mistakes,
-        what=_call(p, k, n, algorithm),
+        what=uplink_call(p, k, n, algorithm),
         form="the bytes that leave one node",
     )
 

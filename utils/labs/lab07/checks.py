@@ -15,7 +15,8 @@ from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.verdict import named
 from utils.cluster.questions import Ranks
 
-from .servers import Replay, jobs_of, judge_server, protocol, rate_of, stepwise, toy_gradient
+from .probes import toy_gradient
+from .servers import Replay, jobs_of, judge_server, protocol, rate_of, stepwise
 from .shared_memory import count_lost as count_lost
 from .shared_memory import hogwild as hogwild
 from .workers import Worked, judge_worker

@@ -8,46 +8,24 @@ they got. So the replay gives the weights, staleness and leads that the server m
 from __future__ import annotations
 
 import functools
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import Mistake, only, same, table, waited
-from utils.checks.probe import numbers, reading_answer, recorded, told
 from utils.checks.task import Report, Step, all_came, communication, facts, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
-# The world size of lab 07, including the server.
-WORLD = 6
-SERVER = 0
+from .probes import SERVER, WORLD, filled, probe_server, toy_gradient
+
 RATES = (0.5, 0.25, 0.125)
-# Seconds between two looks of a slow worker.
-LOOK = 0.0002
 
 LEFT = (
     "Workers leave one after the other. Don't send to a worker that has left, don't wait for it, "
     "and don't count it as the slowest"
 )
-
-
-def blank(workers: int) -> torch.Tensor:
-    """Return uninitialized weights, whose length and dtype depend on the number of workers."""
-    return torch.empty(4 + workers, dtype=torch.float64 if workers < 3 else torch.float32)
-
-
-def filled(seed: int, workers: int) -> torch.Tensor:
-    """Return the weights that follow from this seed."""
-    return numbers(seed, len(blank(workers))).to(blank(workers).dtype)
-
-
-def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
-    """Return the k-th gradient of the worker with this seed, which no other rank knows."""
-    return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
 def enough(ranks: Ranks, report: Report) -> bool:
@@ -79,53 +57,6 @@ def jobs_of(seed: int, workers: Sequence[int], steps: int, slow: int | None = No
 def rate_of(seed: int) -> float:
     """Return the learning rate of a check with this seed."""
     return RATES[seed % len(RATES)]
-
-
-def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[float]]:
-    """Work for this number of steps, then leave; return the weights that came.
-
-    The worker looks `looks` times for new weights before it pushes its gradient. This takes time,
-    in which other workers continue.
-    """
-    came = []
-    weights = blank(workers)
-    request = dist.irecv(weights, SERVER)
-    for k in range(steps):
-        request.wait()
-        came.append(weights.tolist())
-        gradient = toy_gradient(weights, seed, k)
-        request = dist.irecv(weights := blank(workers), SERVER)
-        for _ in range(looks):
-            request.is_completed()
-            time.sleep(LOOK)
-        dist.send(torch.ones(1), SERVER)
-        dist.send(gradient, SERVER)
-    request.wait()
-    came.append(weights.tolist())
-    dist.send(torch.zeros(1), SERVER)
-    return came
-
-
-def probe_server(
-    user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: list
-) -> dict:
-    """Call the student's server on one rank, and the check's workers on the others.
-
-    Args:
-        seed: the seed of the server's weights, or of this worker's gradients.
-        more: further arguments, with `None` for infinity, which JSON doesn't have.
-    """
-    mine = {worker: how for worker, *how in jobs}.get(rank)
-    if rank == SERVER:
-        weights = filled(seed, len(jobs))
-        workers = [worker for worker, *_ in reversed(jobs)]
-        memory = weights.data_ptr()
-        bounds = [math.inf if bound is None else bound for bound in more]
-        function = reading_answer(user_ns, name, changes=(0,))
-        result, calls = recorded(function, weights, workers, rate, *bounds)
-        moved = weights.data_ptr() != memory
-        return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
-    return {"got": _toy_worker(seed, len(jobs), *mine)} if mine else {}
 
 
 @dataclass

@@ -2,84 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
-import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from utils.checks.comparison import NO_NUMBER, TOGETHER, Mistake, some, table
-from utils.checks.probe import answer_named, number, numbers, recorded
+from utils.checks.comparison import NO_NUMBER, Mistake, some, table
+from utils.checks.probe import numbers
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.cluster.questions import Ranks, Reply
 
-from .servers import SERVER, WORLD, enough, rate_of, toy_gradient
-
-
-class Others:
-    """Gradients on shared weights, which other ranks change while one is computed."""
-
-    def __init__(self, shared: torch.Tensor, seed: int, steps: int):
-        self.shared = shared
-        self.seed = seed
-        self.left = steps
-        self.computed = 0
-
-    def more(self) -> bool:
-        """Return whether there is another step; if so, other ranks first add to the weights."""
-        self.left -= 1
-        if self.left >= 0:
-            self.shared += _of_others(self.seed + 400, self.computed, len(self.shared))
-        return self.left >= 0
-
-    def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the gradient at the weights; other ranks add to them before it is ready."""
-        gradient = toy_gradient(weights.clone(), self.seed, self.computed)
-        self.shared += _of_others(self.seed, self.computed, len(weights))
-        self.computed += 1
-        return gradient
-
-
-class Overwritten(TorchDispatchMode):
-    """Notes whether another tensor is copied into this memory."""
-
-    def __init__(self, pointer: int):
-        super().__init__()
-        self.pointer = pointer
-        self.found = False
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten.copy_.default:
-            into, source = (tensor.data_ptr() for tensor in args[:2])
-            self.found = self.found or (into == self.pointer != source)
-        return function(*args, **kwargs or {})
-
-
-def _of_others(seed: int, k: int, size: int) -> torch.Tensor:
-    """Return what the other ranks add to the weights in step k."""
-    return numbers(seed + 100 + k, size)
-
-
-def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
-    """Call `hogwild` on memory to which others write as well."""
-    shared = numbers(seed, 3 + steps)
-    others = Others(shared, seed, steps)
-    function = answer_named(user_ns, "hogwild")
-    with Overwritten(shared.data_ptr()) as overwritten:
-        _, calls = recorded(function, shared, others.compute, rate, others.more)
-    return {
-        "overwritten": overwritten.found,
-        "weights": shared,
-        "computed": others.computed,
-        "calls": calls,
-    }
+from .probes import WORLD, kept_updates, of_others, probe_count, probe_hogwild, toy_gradient
+from .servers import enough, rate_of
 
 
 @task("7.5", "Hogwild", points=2)
@@ -152,80 +87,16 @@ def _after_hogwild(
     owed = 0
     for k in range(steps):
         before = shared.clone()
-        shared += _of_others(seed + 400, k, len(start))
+        shared += of_others(seed + 400, k, len(start))
         read = shared.clone()
         at = {"first": start, "early": before}.get(mistake, read)
         gradient = toy_gradient(at, seed, k)
-        shared += _of_others(seed, k, len(start))
+        shared += of_others(seed, k, len(start))
         if mistake == "late":
             owed = owed + rate * gradient
         elif mistake != "once" or k == 0:
             shared = (read if mistake == "back" else shared) - factor * rate * gradient
     return (shared - owed).tolist()
-
-
-@contextlib.contextmanager
-def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, filelock.FileLock]]:
-    """Share zeros among all ranks, with a lock; all ranks call this."""
-    with contextlib.ExitStack() as stack:
-        folder = [None]
-        if dist.get_rank() == SERVER:
-            # Windows removes no file that a rank still maps; the system does it later.
-            own = tempfile.TemporaryDirectory(prefix="lost-updates-", ignore_cleanup_errors=True)
-            folder[0] = stack.enter_context(own)
-            Path(folder[0], "counters").write_bytes(bytes(4 * count))
-        dist.broadcast_object_list(folder, src=SERVER)
-        file = Path(folder[0], "counters")
-        counters = torch.from_file(str(file), shared=True, size=count)
-        dist.barrier()
-        yield counters, filelock.FileLock(file.with_name("lock"))
-
-
-def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
-    """Call `count_lost` with updates of which a known share gets lost."""
-    from torch_mpi.record import log
-
-    function = answer_named(user_ns, "count_lost")
-    keep = _kept(seed, rank, times)  # this rank knows only its own lost updates
-    made: list[int] = []
-    together: list[bool] = []  # for each update, whether a collective came before it
-
-    with _shared_counters(keep.shape[1]) as (counters, lock):
-
-        def update(tensor: torch.Tensor) -> None:
-            if len(made) == times:
-                raise RuntimeError(f"update was called more than {times} times on a rank")
-            if tensor.data_ptr() != counters.data_ptr():
-                raise ValueError(
-                    "update got a tensor whose memory the ranks don't share. Call update(counters)"
-                )
-            if rank == WORLD - 1:
-                time.sleep(0.002)
-            with lock:
-                counters.add_(keep[len(made)])
-            together.append(any(c.op in TOGETHER and c.end for c in log.since(mark)))
-            made.append(log.mark() - mark)
-
-        mark = log.mark()
-        result, calls = recorded(function, counters, update, times)
-        dist.barrier()
-    return {
-        "result": number(result),
-        "made": len(made),
-        "before": bool(together and together[0]),
-        "after": len(calls) - made[-1] if made else 0,
-        "calls": calls,
-    }
-
-
-def _kept(seed: int, rank: int, times: int) -> torch.Tensor:
-    """Return 1 for each update of a rank that arrives, and 0 for lost ones; the first arrives."""
-    draw = torch.Generator().manual_seed(seed)
-    counters = 5 * (times + 1)  # a different number for each number of updates
-    kept = (torch.rand(times, counters, generator=draw) > 0.1 + 0.1 * rank).float()
-    kept[0] = 1
-    kept[:, 0] = 1
-    return kept
 
 
 @task("7.6", "lost updates, counted", points=2)
@@ -254,7 +125,9 @@ def _lost(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     }
     yield facts(apart, kind="communication")
     yield communication(answer.value["calls"], some(range(WORLD)))
-    kept = torch.stack([_kept(each["seed"], r, times) for r, each in enumerate(case["each"])])
+    kept = torch.stack([
+        kept_updates(each["seed"], r, times) for r, each in enumerate(case["each"])
+    ])
     share = 1 - kept.sum((0, 1)).mean().item() / (WORLD * times)
     yield value(
         answer.value["result"],

@@ -2,103 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import Mistake, blocking, broken, only, same, some, table, waited
-from utils.checks.probe import as_dict, numbers, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, each_of, facts, task, value
 from utils.cluster.questions import Ranks
 
-from .servers import SERVER, WORLD, answers_of, blank, filled, hint_if_stuck, jobs_of, toy_gradient
-
-
-class Counted:
-    """Counts how often a student's worker called ``more`` and ``compute``."""
-
-    def __init__(self, seed: int, steps: int, servers: int = 1, gradient: Callable = toy_gradient):
-        from torch_mpi.record import log
-
-        self.seed = seed
-        self.left = steps
-        self.servers = servers
-        self.gradient = gradient
-        self.seen: list[list[float]] = []
-        self.allowed = True
-        self.asked = 0
-        self.early = False
-        self.log = log
-        self.mark = log.mark()
-
-    def more(self) -> bool:
-        """Return whether there is another step; a worker asks when all weights have come."""
-        self.asked += 1
-        came = sum(call.op == "recv" and call.end > 0 for call in self.log.since(self.mark))
-        self.early = self.early or came < self.asked * self.servers
-        self.allowed = self.left > 0
-        self.left -= 1
-        return self.allowed
-
-    def compute(self, weights: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the next step."""
-        if not self.allowed:
-            raise RuntimeError(
-                "compute(weights) was called after more() had returned False. Ask more() once each "
-                "time that weights have come, before you compute, and leave if it returns False"
-            )
-        self.seen.append(weights.tolist())
-        return self.gradient(weights, self.seed, len(self.seen) - 1)
-
-
-def serve_toys(
-    steps: dict[int, int], weights: Callable[[int, int], torch.Tensor]
-) -> dict[str, list]:
-    """Send each worker fresh weights until it leaves; return what each worker pushed.
-
-    Args:
-        steps: how many gradients each worker pushes.
-        weights: returns the weights for a worker's k-th gradient.
-    """
-    handed: dict[str, list] = {str(worker): [] for worker in steps}
-    here = sorted(steps)
-    for k in range(max(steps.values()) + 1):
-        for worker in here:
-            dist.send(weights(worker, k), worker)
-        for worker in list(here):
-            dist.recv(header := torch.empty(1), worker)
-            if header.item() == 0:
-                here.remove(worker)
-            else:
-                dist.recv(gradient := torch.empty_like(weights(worker, k)), worker)
-                handed[str(worker)].append(gradient.tolist())
-    return handed
-
-
-def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
-    """Return the weights that the check's server sends for a k-th gradient; see `blank`."""
-    return filled(seed + 100 * worker + k, like)
-
-
-def probe_work(
-    user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
-) -> dict:
-    """Call the student's worker on three ranks, and the check's server on another."""
-    steps = {worker: count for worker, count, _ in jobs}
-    if rank == SERVER:
-        return {"handed": serve_toys(steps, functools.partial(weights_for, seed, like=like))}
-    if rank not in steps:
-        return {}
-    counted = Counted(seed, steps[rank])
-    weights = blank(like)
-    function = reading_answer(user_ns, name, changes=(1,))
-    _, calls = recorded(function, counted.compute, weights, counted.more, *more)
-    return {"seen": counted.seen, "calls": calls, "early": counted.early, "last": weights}
+from .probes import (
+    SERVER,
+    WORLD,
+    numbered_gradient,
+    probe_sharded,
+    probe_work,
+    sharded_weights,
+    weights_for,
+)
+from .servers import answers_of, hint_if_stuck, jobs_of
 
 
 @dataclass(frozen=True)
@@ -191,91 +114,6 @@ def _hint_of_work(report: Report) -> None:
 
 # -- several servers, each with a part of the weights: 7.7 -------------------------------------
 
-# The number of weights for each number of servers. With two servers, all parts have the same size.
-LENGTHS = {2: 12, 3: 10, 1: 11}
-
-
-def _weights(seed: int, worker: int, k: int, servers: int) -> torch.Tensor:
-    """Return the weights that a worker receives for its k-th gradient."""
-    return numbers(seed + worker + 31 * k, LENGTHS[servers])
-
-
-def probe_sharded(
-    user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
-) -> dict | None:
-    """Call `work_sharded`; `seed` is for a server's weights or for this worker's gradients."""
-    steps = {worker: count for worker, count, _ in jobs}
-    if rank in servers:
-        return {"handed": serve_toys(steps, functools.partial(_part, seed, servers, rank))}
-    if rank not in steps:
-        return None
-    counted = Counted(seed, steps[rank], len(servers), _whole)
-    empty = torch.empty(LENGTHS[len(servers)])
-    function = reading_answer(user_ns, "work_sharded", changes=(1,))
-    function(counted.compute, empty, list(servers), counted.more)
-    calls = counted.log.since(counted.mark)
-    return {
-        "early": counted.early,
-        "last": empty,
-        "open": any(call.op == "recv" and not call.end for call in calls),
-        "seen": counted.seen,
-        "calls": [as_dict(call) for call in calls],
-        "apart": _one_after_the_other(calls),
-        "late": _received_late(calls),
-    }
-
-
-def _part(seed: int, servers: list[int], server: int, worker: int, k: int) -> torch.Tensor:
-    """Return a server's part of a worker's k-th weights."""
-    parts = _weights(seed, worker, k, len(servers)).tensor_split(len(servers))
-    return parts[servers.index(server)].clone()
-
-
-def _whole(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
-    """Return the k-th gradient of the worker with this seed; each number shows its position."""
-    return numbers(seed + k, len(weights)) + 1000 * torch.arange(float(len(weights)))
-
-
-def _one_after_the_other(calls: list) -> str:
-    """Return the kind of messages that began only after a wait for a different server."""
-    farewells = {call.peer: call for call in calls if call.op == "send"}.values()
-    for op in ("recv", "send"):
-        if _begun_late([call for call in calls if call.op == op and call not in farewells]):
-            return op
-    return ""
-
-
-def _begun_late(calls: list) -> bool:
-    """Return whether a server's first message began after a wait for a different server."""
-    group: dict[tuple, float] = {}  # when the wait for each message of a round begins
-    for call in calls:
-        if (call.peer, call.nbytes) in group:
-            group = {}
-        first = min(group.values(), default=math.inf)
-        if call.start > first and all(peer != call.peer for peer, _ in group):
-            return True
-        group[call.peer, call.nbytes] = _waited_for(call)
-    return False
-
-
-def _waited_for(call: Any) -> float:
-    """Return when a rank began to wait for a message; infinity if it never did."""
-    return min((begin for begin, _ in call.waits), default=math.inf)
-
-
-def _received_late(calls: list) -> bool:
-    """Return whether the receives of the next weights begin only after a wait for a send."""
-    count: dict[tuple, int] = {}
-    begun: list[tuple[int, float]] = []
-    first: dict[int, float] = {}
-    for call in calls:
-        k = count[call.op, call.peer] = count.get((call.op, call.peer), -1) + 1
-        if call.op == "recv":
-            begun.append((k, call.start))
-        else:  # a header and a part in each round
-            first[k // 2] = min(first.get(k // 2, math.inf), _waited_for(call))
-    return any(k > 0 and start > first.get(k - 1, math.inf) for k, start in begun)
-
 
 @task("7.7", "several servers, each with a part", points=3)
 def work_sharded(ranks: Ranks, report: Report) -> None:
@@ -294,7 +132,7 @@ def work_sharded(ranks: Ranks, report: Report) -> None:
             "or leave(server). What happened:",
         )
         for rank, steps, _ in jobs if answers else ():
-            came = [_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
+            came = [sharded_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
             handed = [answers[server].value["handed"][str(rank)] for server in servers]
             worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)
             report.follow(rank, _sharded(worked))
@@ -347,7 +185,7 @@ def _parts(worked: Worked) -> Iterator[Step]:
     """Yield a step for each server: the server got its part of the gradients."""
     servers = worked.servers
     gradients = [
-        _whole(weights, worked.seed, k).tensor_split(len(servers))
+        numbered_gradient(weights, worked.seed, k).tensor_split(len(servers))
         for k, weights in enumerate(worked.came[:-1])
     ]
     first = [part.tolist() for part in gradients[0]]

@@ -12,17 +12,15 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
 from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, same, table, waited
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
 from utils.checks.trials import PARTITIONS, GroupAnswer, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 
 from . import replays
-from .recorded_runs import follow_all, probe_run, replay_of, run_cases, sized, weight_steps
+from .probes import moved_outer, outer_cases, probe_outer, probe_run, rounds
+from .recorded_runs import follow_all, replay_of, run_cases, sized, weight_steps
 from .springs import moves as moves
 
 # A master needs a worker, so there are no groups of one rank.
@@ -34,7 +32,7 @@ def _length(case: dict[str, Any]) -> str:
 
 
 def _rounds(case: dict[str, Any]) -> int:
-    return replays.rounds(case["steps"], case["tau"])
+    return rounds(case["steps"], case["tau"])
 
 
 # -- 8.2: round robin -------------------------------------------------------------------------
@@ -303,39 +301,13 @@ def local_sgd(ranks: Ranks, report: Report) -> None:
 # -- 8.6: DiLoCo ------------------------------------------------------------------------------
 
 
-def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Call `outer_step` with three kinds of rates and momenta."""
-    function = answer_named(user_ns, "outer_step")
-    results = []
-    changed = False
-    for *tensors, rate, mom in _outer_cases(seed):
-        before = [tensor.clone() for tensor in tensors]
-        moved = function(*tensors, rate, mom)
-        if not isinstance(moved, tuple | list) or len(moved) != 2:
-            return {"form": type(moved).__name__}
-        results.append([told(tensor) for tensor in moved])
-        changed |= not all(map(torch.equal, before, tensors))
-    return {"moved": results, "changed": changed}
-
-
-def _outer_cases(seed: int) -> list[tuple]:
-    """Return arguments of `outer_step`: center, pseudo-gradient, velocity, rate, momentum."""
-    center, gradient, velocity = (replays.start(seed + k, like=seed) for k in (1, 2, 3))
-    draw = random.Random(seed).uniform
-    return [
-        (center, gradient, torch.zeros_like(center), 1.0, 0.0),
-        (center, gradient, velocity, draw(0.3, 0.6), draw(0.9, 0.97)),
-        (center, gradient, velocity.clone(), draw(1.0, 1.5), draw(0.1, 0.5)),
-    ]
-
-
 @task("8.6", "DiLoCo", points=4)
 def diloco(ranks: Ranks, report: Report) -> None:
     """Check Nesterov's outer step, and then rounds of local steps from the center."""
     seeds = [report.seed + rank for rank in range(ranks.n)]
     answers = report.answers(ranks, probe_outer, each=to_each(seed=seeds))
     right = [
-        report.follow(answer.rank, _outer_steps(answer.value, _outer_cases(seeds[answer.rank])))
+        report.follow(answer.rank, _outer_steps(answer.value, outer_cases(seeds[answer.rank])))
         for answer in answers
     ]
     if not answers or not all(right):
@@ -359,7 +331,7 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
     yield facts({f"outer_step returned a {form}. Return two tensors: center, velocity": form})
     for case, moved in zip(cases, result["moved"], strict=True):
         center, _, _, rate, mom = case
-        right = [tensor.tolist() for tensor in replays.moved_outer(*case)]
+        right = [tensor.tolist() for tensor in moved_outer(*case)]
         name = f"outer_step, rate {rate:.3g}, momentum {mom:.3g}"
         exact = replays.precision(center)
         mistakes = _wrong_outer_steps(case)
@@ -369,9 +341,9 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:
     center, gradient, velocity, rate, mom = case
-    new_center, new_velocity = right = replays.moved_outer(*case)
+    new_center, new_velocity = right = moved_outer(*case)
     variants = replays.OUTER_MISTAKES.items()
-    by_mistake = {text: replays.moved_outer(*case, variant) for variant, text in variants}
+    by_mistake = {text: replays.outer_by(variant, *case) for variant, text in variants}
     by_mistake |= {
         "The step goes the wrong way. Use center − rate · (…)": (
             2 * center - new_center,

@@ -2,102 +2,51 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from utils.checks.comparison import EXACT, TOLERANCE
-from utils.checks.probe import numbers
 from utils.checks.trials import WORLD
 
-# -- the rules --------------------------------------------------------------------------------
+from .probes import Toy, moved_center, moved_outer, moved_worker, rates, start
+
+# -- the rules, and mistakes in them ----------------------------------------------------------
 
 
-def moved_worker(w: Tensor, center: Tensor, gradient: Tensor, eta: float, rho: float) -> Tensor:
-    """Return the worker's weights after equation (1)."""
-    return w - eta * (gradient + rho * (w - center))
-
-
-def moved_center(center: Tensor, w: Tensor, eta: float, rho: float) -> Tensor:
-    """Return the center after equation (2) with one worker."""
-    return center + eta * rho * (w - center)
-
-
-def moved_outer(
+def outer_by(
+    variant: str,
     center: Tensor,
     pseudo_gradient: Tensor,
     velocity: Tensor,
     rate: float,
     momentum: float,
-    variant: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """Return center and velocity after a step of ``torch.optim.SGD(…, nesterov=True)``."""
+    """Return center and velocity after an outer step with a mistake; "" is the right step."""
     if variant == "fixed outer":
         rate = 0.7
         momentum = 0.9
-    v = pseudo_gradient if variant == "forgets v" else momentum * velocity + pseudo_gradient
+    right = moved_outer(center, pseudo_gradient, velocity, rate, momentum)
+    v = pseudo_gradient if variant == "forgets v" else right[1]
     if variant == "heavy ball":
         return center - rate * v, v
     if variant == "averages":
         return center - pseudo_gradient, v
-    return center - rate * (pseudo_gradient + momentum * v), v
+    if variant == "forgets v":
+        return center - rate * (pseudo_gradient + momentum * v), v
+    return right
 
 
-# -- gradients, first weights, rates ----------------------------------------------------------
-
-
-class Toy:
-    """The gradient of one rank's loss, a valley, with different noise in each call.
-
-    Attributes:
-        at: the weights of each call.
-        seen: what this rank had communicated before each call.
-    """
-
-    def __init__(self, seed: int, size: int, look: Callable[[], Any] = lambda: None):
-        self.draw = torch.Generator().manual_seed(seed)
-        self.size = size
-        self.goal = self._random()
-        self.scale = 0.5 + self._random().abs() / 4
-        self.look = look
-        self.at: list[list[float]] = []
-        self.seen: list[Any] = []
-
-    def __call__(self, w: Tensor) -> Tensor:
-        """Return the gradient at w."""
-        self.at.append(w.tolist())
-        self.seen.append(self.look())
-        return (self.scale * (w - self.goal) + self._random()).to(w.dtype)
-
-    def _random(self) -> Tensor:
-        return 4 * torch.randn(self.size, generator=self.draw, dtype=torch.float64)
-
-
-def start(seed: int, like: int | None = None) -> Tensor:
-    """Return the first weights of all ranks: 3 to 40 numbers in float32 or float64.
-
-    Args:
-        like: the seed of other weights with the same length and dtype.
-    """
-    form = seed if like is None else like
-    kind = form % 3
-    size = random.Random(form).randint(*((20, 40), (3, 6), (7, 19))[kind])
-    return numbers(seed, size, double=True).to(torch.float64 if kind else torch.float32)
-
-
-def rates(seed: int, variant: str = "") -> tuple[float, float]:
-    """Return η and ρ of a case; four seeds in a row give the four mixes of small and large."""
+def rates_by(variant: str, seed: int) -> tuple[float, float]:
+    """Return the η and ρ that an answer with this mistake uses; "" uses those of the case."""
     if variant == "fixed rates":
         return 0.1, 3.0
-    chance = random.Random(seed)
-    eta = chance.uniform(*((0.02, 0.08), (0.15, 0.3))[seed % 2])
-    alpha = chance.uniform(*((0.1, 0.4), (0.65, 0.8))[seed // 2 % 2])
-    eta = 0.1 if variant == "fixed rate" else eta
-    return eta, alpha / eta
+    eta, rho = rates(seed)
+    if variant == "fixed rate":
+        return 0.1, eta * rho / 0.1
+    return eta, rho
 
 
 # -- what is replayed -------------------------------------------------------------------------
@@ -135,11 +84,6 @@ def begun(seed: int, words: str = "η = {:.3g}, ρ = {:.3g}") -> Replayed:
     return Replayed(first.tolist(), [], precision(first), words.format(*rates(seed)))
 
 
-def rounds(steps: int, tau: int) -> int:
-    """Return the number of rounds of τ steps; the last one may be shorter."""
-    return -(-steps // tau)
-
-
 # The replays get one seed for the first weights, and one for the gradient of each rank of a group.
 
 
@@ -148,7 +92,7 @@ def round_robin_replayed(
 ) -> list[Replayed]:
     """Return what the rank at each place does if the workers come in turn."""
     weights = [start(seed)] * len(valleys)
-    moves = rates(seed, variant)
+    moves = rates_by(variant, seed)
     toys = [Toy(valley, len(weights[0])) for valley in valleys]
     replayed = [begun(seed) for _ in valleys]
     for t in range(steps):
@@ -176,7 +120,7 @@ def asynchronous_replayed(
     center = start(seed)
     master = begun(seed)
     runs = [_Worker(seed, valley, steps, tau, variant, delta) for valley in valleys[1:]]
-    moves = rates(seed, "" if delta else variant)  # with momentum, only workers make mistakes
+    moves = rates_by("" if delta else variant, seed)  # with momentum, only workers make mistakes
     for place in order:
         run = runs[place - 1]
         run.until_exchange()
@@ -207,7 +151,7 @@ class _Worker:
         self.toy = Toy(self.valley, len(self.w))
         # The next gradient, if a wrong variant computes it early.
         self.ready: Tensor | None = None
-        self.eta, self.rho = rates(self.seed, self.variant)
+        self.eta, self.rho = rates_by(self.variant, self.seed)
         self.replayed = begun(self.seed)
 
     def until_exchange(self) -> None:
@@ -265,7 +209,7 @@ def local_replayed(
     mom: float = 0.0,
 ) -> list[Replayed]:
     """Replay rounds of τ local steps, each followed by an outer step; see :func:`moved_outer`."""
-    eta = rates(seed, variant)[0]
+    eta = rates_by(variant, seed)[0]
     weights: Sequence[Tensor] = [start(seed)] * len(valleys)
     centers = weights
     velocities: Sequence[Tensor] = [torch.zeros_like(weights[0])] * len(valleys)
@@ -277,7 +221,7 @@ def local_replayed(
         before = weights if variant == "aliased" else centers
         means = _pseudo_gradients(before, weights, tau, eta, variant)
         moves = zip(before, means, velocities, strict=True)
-        moved = [moved_outer(*each, rate, mom, variant) for each in moves]
+        moved = [outer_by(variant, *each, rate, mom) for each in moves]
         centers, velocities = zip(*moved, strict=True)
         centers = _centers(centers, weights, variant)
         for run, w, center in zip(replayed, weights, centers, strict=True):

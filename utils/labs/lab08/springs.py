@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,45 +9,11 @@ import torch
 from torch import Tensor
 
 from utils.checks.comparison import is_number, same, short, table
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, each_of, facts, task, to_each, value
 from utils.cluster.questions import Ranks
 
-from .replays import moved_center, moved_worker, precision, start
-
-
-def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Call both rules in every case; return the two new ends, and which arguments changed."""
-    worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
-    results: dict = {}
-    for case, arguments in _move_cases(seed).items():
-        moved = []
-        changed = set()
-        for function, names in ((worker, ["w", "center", "gradient"]), (center, ["center", "w"])):
-            copies = {name: arguments[name].clone() for name in names}
-            moved.append(told(function(*copies.values(), arguments["eta"], arguments["rho"])))
-            changed |= {name for name in names if not torch.equal(copies[name], arguments[name])}
-        results[case] = {"moved": moved, "changed": sorted(changed)}
-    return results
-
-
-def _move_cases(seed: int) -> dict[str, dict[str, Any]]:
-    """Return arguments of the rules, by the name of the case in messages."""
-    by_hand = {"w": 5.0, "center": 1.0, "gradient": 3.0}
-    fresh: dict[str, Any] = {
-        name: start(seed + 7 * k, like=seed) for k, name in enumerate(by_hand, 1)
-    }
-    chance = random.Random(seed)
-    fresh["eta"] = eta = chance.uniform(0.02, 0.22)
-    fresh["rho"] = chance.uniform(0.5, 2.5)
-    of_one = {name: torch.tensor([number]) for name, number in by_hand.items()}
-    return {
-        "the example": {**of_one, "eta": 0.1, "rho": 2.0},
-        "no gradient": fresh | {"gradient": torch.zeros_like(fresh["w"])},
-        "random weights": fresh,
-        "α = 0.8": fresh | {"rho": 0.8 / eta},
-        "α = 1.3": fresh | {"rho": 1.3 / eta},
-    }
+from .probes import move_cases, moved_center, moved_worker, probe_moves
+from .replays import precision
 
 
 def _wrong_workers(
@@ -102,7 +67,7 @@ def moves(ranks: Ranks, report: Report) -> None:
     """Check the example, then that W + W̄ stays without a gradient, and then random weights."""
     seeds = [report.seed + rank for rank in range(ranks.n)]  # each rank has another form of weights
     for answer in report.answers(ranks, probe_moves, each=to_each(seed=seeds)):
-        report.follow(answer.rank, _moves(_move_cases(seeds[answer.rank]), answer.value))
+        report.follow(answer.rank, _moves(move_cases(seeds[answer.rank]), answer.value))
 
 
 def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterator[Step]:

@@ -14,51 +14,39 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, some, table, waited
+from utils.checks.groups import Partition
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, reading_answer
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import (
-    WORLD,
-    Case,
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_calls,
-    judge_groups,
-    keywords,
-    on,
-    places,
-)
+from utils.checks.trials import WORLD, Case, GroupAnswer, judge_calls, judge_groups, on, places
 from utils.cluster.questions import Ranks, Reply
 
 from .experts import expert_parallel as expert_parallel
 from .gradient_norm import clip_gradients as clip_gradients
-from .primitives import NARROW, WIDE
+from .layer_probes import (
+    WIDE,
+    composed,
+    drawn,
+    drawn_linears,
+    probe_block,
+    probe_layer,
+    probe_linears,
+    probe_loss,
+)
 from .primitives import operators as operators
 from .primitives import shards as shards
 from .sharded_layers import (
     BYTES,
-    INPUT,
-    KINDS,
     PARTITIONS,
-    both_ways,
     cases_apart,
-    composed,
-    drawn,
-    flat,
     flat_table,
     layer_of,
     numbers,
     numbers_of,
-    probe_layer,
     seeds_of,
-    shapes,
     shard_gradients,
     uncut,
 )
@@ -80,34 +68,9 @@ def _judge_layer(ranks: Ranks, report: Report, name: str) -> bool:
     return judge_groups(ranks, report, probe_layer, cases, layer_of)
 
 
-def _linears() -> nn.Module:
-    return nn.ModuleDict({name: nn.Linear(WIDE, NARROW) for name in ("up", "down")})
-
-
-@in_group
-def probe_linears(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, common: int
-) -> dict:
-    """Return what `ColumnLinear` and `RowLinear` compute alone, and what they communicate."""
-    place = dist.get_rank(group)
-    p = dist.get_world_size(group)
-    linears = composed(common, [seed] * p, _linears)
-    x = drawn(common + 1, 2, WIDE)
-    upstream = drawn(common + 2, 2, NARROW)
-
-    def alone(name: str, linear: nn.Module, part: Tensor, gradient: Tensor) -> dict[str, Any]:
-        layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
-        return both_ways(layer, part, gradient)
-
-    return {
-        "ColumnLinear": alone("ColumnLinear", linears["up"], x, upstream.chunk(p, 1)[place]),
-        "RowLinear": alone("RowLinear", linears["down"], x.chunk(p, 1)[place], upstream),
-    }
-
-
 def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
     seeds = seeds_of(answer.case, answer.members)
-    linears = composed(answer.case["common"], seeds, _linears)
+    linears = composed(answer.case["common"], seeds, drawn_linears)
     x = drawn(answer.case["common"] + 1, 2, WIDE)
     part = linears["up"](x).chunk(len(seeds), 1)[answer.place]
     for name, reduced, y in (("ColumnLinear", 0, part), ("RowLinear", 1, linears["down"](x))):
@@ -195,27 +158,6 @@ def _logits(seed: int, scale: float) -> tuple[Tensor, Tensor]:
     labels[0] = (classes + 1) // 2  # the second half of the ranks starts with this class
     level = (scale > 1) * 5 * scale * (-1.0) ** torch.arange(samples)
     return scale * drawn(seed, samples, classes) + level.double()[:, None], labels
-
-
-@in_group
-def probe_loss(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    part: list,
-    first: int,
-    labels: list,
-) -> dict:
-    """Return the loss and the gradient of this rank's logits, from its classes."""
-    function = reading_answer(user_ns, "class_parallel_loss")
-    labels_of_all = torch.tensor(labels)
-    return both_ways(
-        lambda own: function(own, first, labels_of_all, **keywords(partition, group)),
-        torch.tensor(part, dtype=torch.float64),
-        torch.ones((), dtype=torch.float64),
-    )
 
 
 def _loss_case(seed: int, partition: Partition, scale: float) -> dict[str, Any]:
@@ -347,49 +289,6 @@ def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) ->
 
 
 # -- 9.8: the same with DTensor ---------------------------------------------------------------
-
-
-def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int) -> dict:
-    """Run a block that the student's plan has split, on a mesh of `size` ranks.
-
-    Args:
-        seeds: one for each shard. The first rank of a mesh distributes the shards, so it knows all
-            seeds. Every other rank knows its own seed, and repeats it for the other shards.
-    """
-    from torch.distributed.device_mesh import DeviceMesh
-
-    meshes = [DeviceMesh("cpu", list(range(k, k + size))) for k in range(0, WORLD, size)]
-    block = composed(common, seeds, KINDS["Block"])
-    result = answer_named(user_ns, "parallelize")(block, meshes[rank // size])
-    if not isinstance(result, nn.Module):
-        return {"returned": "nothing" if result is None else f"a {type(result).__name__}"}
-    if result is not block:
-        return {"returned": "another module than the block"}
-    odd = _odd_parameters(block, size)
-    if any(odd.values()):
-        return odd
-    passed = both_ways(block, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    gradients = {name: flat(_local(p.grad)) for name, p in block.named_parameters()}
-    return passed | {"gradients": gradients}
-
-
-def _local(tensor: Tensor | None) -> Tensor | None:
-    """Return this rank's shard of a DTensor; anything else as it is."""
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _odd_parameters(block: nn.Module, size: int) -> dict[str, list[str]]:
-    """Return which parameters are not DTensors, and which have a wrong shape."""
-    parameters = {name: p for name, p in block.named_parameters() if "norm" not in name}
-    missing = [name for name, p in parameters.items() if _local(p) is p]
-    odd = [
-        name
-        for name, shape in shapes(KINDS["Block"](), size).items()
-        if name in parameters and list(_local(parameters[name]).shape) != shape
-    ]
-    return {"missing": missing, "odd": odd}
 
 
 @task("9.8", "the same with DTensor", points=2)

@@ -5,112 +5,23 @@ The reference model has all experts in one process, so it needs no communication
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, one_of, only
-from utils.checks.probe import reading_answer
 from utils.checks.task import Report, Step, communication, task
-from utils.checks.trials import Group, GroupAnswer, Partition, in_group, keywords, on, tried
+from utils.checks.trials import GroupAnswer, on, tried
 from utils.cluster.questions import Ranks
 
-from .sharded_layers import (
-    BYTES,
-    both_ways,
-    cases_apart,
-    drawn,
-    flat,
-    flat_table,
-    made_module,
-    numbers,
-    numbers_of,
-    seeds_of,
-)
+from .probes import CAPACITIES, expert_of, kept_tokens, probe_experts, routed_tokens, sizes_of
+from .sharded_layers import BYTES, cases_apart, flat_table, numbers, numbers_of, seeds_of
 
-#: One is too small for some experts, and one is large enough for all tokens of a rank.
-CAPACITIES = (2, 7)
 #: This one is large enough, too, and a byte can't count so many tokens.
 MANY = 300
-
-
-@dataclass(frozen=True)
-class Routed:
-    """The tokens of a rank, with each token's expert, its gate, and its output's gradient."""
-
-    x: Tensor
-    choice: Tensor
-    gate: Tensor
-    upstream: Tensor
-
-
-def _sizes(capacity: int) -> tuple[int, int]:
-    """Return the number of tokens of a rank, and the features per token."""
-    return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
-
-
-def _routed(seed: int, p: int, capacity: int) -> Routed:
-    """Return the tokens of the rank with this seed, when there are p experts."""
-    tokens, features = _sizes(capacity)
-    draw = torch.Generator().manual_seed(seed)
-    popular = torch.rand(tokens, generator=draw) < 0.4
-    choice = torch.randint(0, p, (tokens,), generator=draw)
-    choice[popular] = p - 1
-    # An expert's largest gates are its first and last: neither the first two nor the last two.
-    ends = _kept(choice, 1) | _kept(choice, 1, last=True)
-    gate = 0.2 + 0.3 * (ends + torch.rand(tokens, generator=draw, dtype=torch.float64))
-    x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
-    x[0] = 0  # a zero token counts like any other
-    return Routed(x, choice, gate, upstream)
-
-
-def _expert(seed: int, capacity: int) -> nn.Module:
-    _, features = _sizes(capacity)
-    return nn.Sequential(made_module(seed + 7, nn.Linear, features, features), nn.Tanh())
-
-
-@contextlib.contextmanager
-def _memory_of_nan() -> Iterator[None]:
-    """Fill new memory with NaN, so that forgotten entries aren't zero by luck."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@in_group
-def probe_experts(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, capacity: int
-) -> dict:
-    """Send this rank's tokens to the experts and back, forward and backward."""
-    function = reading_answer(user_ns, "expert_parallel")
-    routed = _routed(seed, dist.get_world_size(group), capacity)
-    gate = routed.gate.requires_grad_()
-    expert = _expert(seed, capacity)
-    named = keywords(partition, group)
-
-    def travel(x: Tensor) -> Tensor:
-        return function(x, routed.choice.clone(), gate, expert, capacity, **named)
-
-    with _memory_of_nan():
-        result = both_ways(travel, routed.x, routed.upstream)
-    grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
-    return result | {"grads": [None if g is None else flat(g) for g in grads]}
-
-
-def _kept(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
-    """Return whether each token is among its expert's first (or last) `capacity` tokens."""
-    order = choice.flip(0) if last else choice
-    kept = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
-    return torch.tensor(kept).flip(0) if last else torch.tensor(kept)
 
 
 def _overwritten(choice: Tensor, capacity: int) -> Tensor:
@@ -135,8 +46,8 @@ class ReferenceExperts:
 
     def __init__(self, seeds: Sequence[int], capacity: int):
         self.capacity = capacity
-        self.modules = [_expert(seed, capacity) for seed in seeds]
-        self.routed = [_routed(seed, len(seeds), capacity) for seed in seeds]
+        self.modules = [expert_of(seed, capacity) for seed in seeds]
+        self.routed = [routed_tokens(seed, len(seeds), capacity) for seed in seeds]
         self.outputs: list[Tensor] = []
         self.ys: list[Tensor] = []
         for parameter in (q for module in self.modules for q in module.parameters()):
@@ -146,7 +57,9 @@ class ReferenceExperts:
             each.gate.requires_grad_()
             outputs = _outputs(self.modules, each.x, each.choice)
             self.outputs.append(outputs)
-            self.ys.append(_kept(each.choice, capacity)[:, None] * each.gate[:, None] * outputs)
+            self.ys.append(
+                kept_tokens(each.choice, capacity)[:, None] * each.gate[:, None] * outputs
+            )
         pairs = zip(self.ys, self.routed, strict=True)
         sum((y * each.upstream).sum() for y, each in pairs).backward()
 
@@ -158,10 +71,10 @@ class ReferenceExperts:
         choice = routed.choice
         gate = routed.gate.detach()[:, None]
         outputs = self.outputs[place].detach()
-        kept, fewer, more = (_kept(choice, capacity + n)[:, None] for n in (0, -1, 1))
-        last = _kept(choice, capacity, last=True)[:, None]
+        kept, fewer, more = (kept_tokens(choice, capacity + n)[:, None] for n in (0, -1, 1))
+        last = kept_tokens(choice, capacity, last=True)[:, None]
         order = gate[:, 0].argsort(descending=True)  # the expert's most certain token comes first
-        surest = _kept(choice[order], capacity)[order.argsort()][:, None]
+        surest = kept_tokens(choice[order], capacity)[order.argsort()][:, None]
         weighted = gate * outputs
         y = weighted * kept
         by_own_expert = gate * self.modules[place](x).detach()
@@ -226,7 +139,7 @@ def _gradients(reference: ReferenceExperts, answer: GroupAnswer) -> Iterator[Ste
     capacity = answer.case["capacity"]
     members = answer.members
     result = answer.value
-    nbytes = BYTES * len(members) * capacity * _sizes(capacity)[1]
+    nbytes = BYTES * len(members) * capacity * sizes_of(capacity)[1]
     yield communication(result["forward"], _there_and_back("forward", nbytes))
     routed = reference.routed[answer.place]
     sources = (routed.x, routed.gate, *reference.modules[answer.place].parameters())

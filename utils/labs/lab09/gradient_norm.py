@@ -8,25 +8,17 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.checks.comparison import NO_NUMBER, Calls, Mistake, inside, made, only, table, waited
-from utils.checks.probe import answer_named, number, recorded
+from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, communication, facts, task, value
-from utils.checks.trials import (
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    keywords,
-    on,
-    places,
-)
+from utils.checks.trials import GroupAnswer, judge_groups, on, places
 from utils.cluster.questions import Ranks
 
-from .sharded_layers import BYTES, PARTITIONS, drawn, flat, numbers_of
+from .layer_probes import drawn
+from .probes import probe_clip
+from .sharded_layers import BYTES, PARTITIONS, numbers_of
 
 #: The shape of each whole parameter, and whether its rows are split (unevenly).
 PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
@@ -72,34 +64,6 @@ class Gradients:
     def norm_of_rank(self, place: int) -> float:
         """Return the norm of the gradients that one rank holds."""
         return math.sqrt(sum(self.shards[place]) + sum(self.rest))
-
-
-@in_group
-def probe_clip(
-    user_ns: dict,
-    *,
-    rank: int,
-    group: Group,
-    partition: Partition,
-    gradients: dict[str, list],
-    most: float,
-) -> dict:
-    """Clip gradients of a model of shards and replicas; one parameter has no gradient."""
-    model = nn.ParameterDict()
-    for name, rows in gradients.items():
-        rows_of_rank = torch.tensor(rows, dtype=torch.float64)
-        model[name] = nn.Parameter(torch.zeros_like(rows_of_rank))
-        model[name].grad = rows_of_rank
-    model["unused"] = nn.Parameter(torch.ones(2, dtype=torch.float64))
-    function = answer_named(user_ns, "clip_gradients")
-    named = keywords(partition, group)
-    norm, calls = recorded(function, model, {"a", "c"}.__contains__, most, **named)
-    return {
-        "norm": number(norm),
-        "calls": calls,
-        "gradients": [flat(model[name].grad) for name in gradients],
-        "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
-    }
 
 
 def _clip_case(seed: int, partition: Partition, share: float) -> dict[str, Any]:

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.checks.comparison import Mistake, inside, made, only, table, waited
-from utils.checks.probe import answer_named, recorded
 from utils.checks.task import Report, Step, communication, facts, task, value
-from utils.checks.trials import Group, GroupAnswer, Partition, in_group, judge_groups, keywords, on
+from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 
+from .layer_probes import drawn
+from .probes import SHAPE, drawn_layer, probe_operators, probe_shards
 from .sharded_layers import (
     BYTES,
     EXACT,
     FROZEN,
     PARTITIONS,
-    both_ways,
     cases_apart,
-    drawn,
-    flat,
     flat_table,
-    made_module,
     numbers,
     numbers_of,
     of_size,
@@ -35,42 +28,6 @@ from .sharded_layers import (
 )
 
 # -- 9.1: shards ------------------------------------------------------------------------------
-
-WIDE = 8  # sizes of the layer that is split
-NARROW = 12
-
-
-@in_group
-def probe_shards(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
-) -> dict:
-    """Split a layer both ways; return the numbers, and how much memory they keep alive."""
-    linear = _layer(seed, partition)
-    result = {}
-    for name in ("column_shard", "row_shard"):
-        pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
-        if not (isinstance(pair, tuple | list) and len(pair) == 2):
-            raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
-        result[name] = _about(pair, linear) | {"calls": calls}
-    return result
-
-
-def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
-    """Return what the kernel needs to judge a weight and a bias that were cut from a layer."""
-    tensors = [shard for shard in pair if isinstance(shard, Tensor)]
-    places_of_layer = {linear.weight.data_ptr(), linear.bias.data_ptr()}
-    return {
-        "values": [t.detach().tolist() if isinstance(t, Tensor) else None for t in pair],
-        "kept": [shard.untyped_storage().nbytes() > shard.nbytes for shard in tensors],
-        "same": any(shard.data_ptr() in places_of_layer for shard in tensors),
-        "graph": any(shard.grad_fn is not None for shard in tensors),
-        "frozen": not (linear.weight.requires_grad and linear.bias.requires_grad),
-    }
-
-
-def _layer(seed: int, partition: Partition) -> nn.Linear:
-    larger = 4 * (partition is None)
-    return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
 
 
 @task("9.1", "the shards of a layer", points=2)
@@ -83,7 +40,7 @@ def shards(ranks: Ranks, report: Report) -> None:
 def _shards(answer: GroupAnswer) -> Iterator[Step]:
     p = len(answer.members)
     place = answer.place
-    linear = _layer(answer.case["seed"], answer.case["partition"])
+    linear = drawn_layer(answer.case["seed"], answer.case["partition"])
     weight = linear.weight.detach()
     bias = linear.bias.detach()
     for name, cut in (("column_shard", 0), ("row_shard", 1)):
@@ -139,44 +96,6 @@ def _wrong_biases(bias: Tensor, cut: int, p: int, place: int) -> list[Mistake]:
 
 # -- 9.2: f and g -----------------------------------------------------------------------------
 
-_SHAPE = (3, 4)
-
-
-@in_group
-def probe_operators(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
-) -> dict:
-    """Call f and g with this rank's numbers, and with a gradient that is used twice."""
-    named = keywords(partition, group)
-    x = drawn(seed, *_SHAPE)
-    upstream = drawn(seed + 50, *_SHAPE)
-    return {name: _operated(answer_named(user_ns, name), named, x, upstream) for name in ("f", "g")}
-
-
-def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> dict[str, Any]:
-    """Return what an operator computes in four calls, and what it changes."""
-    operator = functools.partial(function, **named)
-    copy = x.clone()
-    shared = upstream.clone()
-    result = both_ways(operator, x, upstream)
-    earlier, again = recorded(operator, copy)
-    before = flat(earlier)
-    turned = both_ways(lambda t: operator(t.t()).t(), x, upstream)
-    y, calls = recorded(operator, (x + 1).requires_grad_())
-    function(x.clone(), None)  # calls it with other ranks, between forward and backward
-    later = []
-    if isinstance(y, Tensor) and y.requires_grad:
-        later = recorded(y.backward, shared)[1]
-    size = dist.get_world_size(named.get("group"))
-    return result | {
-        "calls again": again + turned["forward"] + turned["backward"] + calls + later,
-        "input changed": not torch.equal(copy, x),
-        "upstream changed": not torch.equal(shared, upstream),
-        "overwritten": before != flat(earlier),
-        "of the last call": any(len(call["group"]) != size for call in later),
-        "turned": [turned["y"], turned["dx"]],
-    }
-
 
 @task("9.2", "the conjugate operators f and g", points=3)
 def operators(ranks: Ranks, report: Report) -> None:
@@ -186,8 +105,8 @@ def operators(ranks: Ranks, report: Report) -> None:
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:
     seeds = seeds_of(answer.case, answer.members)
-    inputs = {"y": [drawn(seed, *_SHAPE) for seed in seeds]}
-    inputs["dx"] = [drawn(seed + 50, *_SHAPE) for seed in seeds]
+    inputs = {"y": [drawn(seed, *SHAPE) for seed in seeds]}
+    inputs["dx"] = [drawn(seed + 50, *SHAPE) for seed in seeds]
     yield from _operator(answer, "f", "dx", inputs)
     yield from _operator(answer, "g", "y", inputs)
 
@@ -226,7 +145,7 @@ def _operator(
         mistakes = _wrong_operators(name, key, summed, inputs[key], answer.place)
         yield numbers(result[key], right[key], mistakes, where=where)
         once = made("all_reduce", int(key == summed), f" {when} in {name}")
-        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(_SHAPE), where))
+        yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(SHAPE), where))
     yield facts({f"{name}: {text}": result[key] for key, text in _HARM.items()})
     turned = [numbers_of(right[key]) for key in _WHEN]
     text = f"{name} of a transposed tensor, whose memory has another order"

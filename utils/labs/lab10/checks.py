@@ -7,25 +7,19 @@ of work comes from the calls of the stages, never from times.
 
 from __future__ import annotations
 
-import copy
 import random
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Any
 
-from torch import Tensor
-
-from utils.checks.clock import NotEnded, ends_within
+from utils.checks.clock import NotEnded
 from utils.checks.comparison import Mistake, only, short, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, number_of, played, weights_by
-from utils.labs.shared.replicas import weights_of
+from utils.labs.shared.pipeline_stages import number_of
+from utils.labs.shared.reference_pipeline import order_of, weights_by
 from utils.labs.shared.schedules import (
     Schedule,
     gpipe,
@@ -41,6 +35,7 @@ from utils.labs.shared.schedules import look_at as look_at
 from .pipelines import execute as execute
 from .pipelines import explained
 from .pipelines import train_naively as train_naively
+from .probes import probe_counts, probe_plans, probe_stash
 from .schedule_rules import (
     as_lists,
     in_order,
@@ -76,27 +71,6 @@ def gpipe_schedule(ranks: Ranks, report: Report) -> None:
     """Compare with all forwards, followed by all backwards in reverse."""
     sizes = ((4, 4), (1, 3), (4, 1), (2, 5), (3, 2), (7, 12))
     _judge_schedules(ranks, report, sizes, gpipe, wrong_gpipes)
-
-
-#: Seconds that a plan may take, and the message if it takes longer.
-PLANNING = 10.0
-NEVER_PLANNED = (
-    "A schedule that is not legal can never be planned completely, so your loop over all actions "
-    "never ends. Leave the loop after a round that planned nothing, and return None."
-)
-
-
-def probe_plans(user_ns: dict, *, rank: int, cases: list) -> list:
-    """Return plans of schedules, and whether the schedules stayed the same."""
-    plans = []
-    for schedule, times in cases:
-        pairs = [[(kind, k) for kind, k in actions] for actions in schedule]
-        before = copy.deepcopy(pairs)
-        with ends_within(PLANNING, NEVER_PLANNED):
-            spans = answer_named(user_ns, "plan")(pairs, *times)
-        shown = kind_of(spans) if isinstance(spans, set | dict | tuple) else told(spans)
-        plans.append([shown, pairs == before])
-    return plans
 
 
 ILLEGAL = (
@@ -159,19 +133,6 @@ def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
 WAVES = "F0 F1 B0 F2 F3 F4 B1 B2 B3 B4\nF0 B0 F1 F2 F3 B1 B2 F4 B3 B4"
 
 
-def probe_counts(user_ns: dict, *, rank: int, calls: list) -> list:
-    """Return bubbles and counts for spans and actions that are tuples."""
-    results = []
-    for name, rows in calls:
-        if name == "most_held":
-            rows = [[tuple(action) for action in actions] for actions in rows]
-        else:
-            rows = [tuple(span) for span in rows]
-        result = reading_answer(user_ns, name)(rows)
-        results.append(told(result) if isinstance(result, list) else told(number(result)))
-    return results
-
-
 @task("10.4", "the bubble and the in-flight microbatches", points=2)
 def count(ranks: Ranks, report: Report) -> None:
     """Compare shares and counts for schedules, planned and measured."""
@@ -219,69 +180,6 @@ def one_f_one_b_schedule(ranks: Ranks, report: Report) -> None:
 # -- 10.7: weight stashing --------------------------------------------------------------------
 
 
-@dataclass
-class StashLog:
-    """What happened in the stash of one stage.
-
-    Attributes:
-        most: the largest number of microbatches in the stash at once.
-        copies: whether the stash held copies, and not the stage's own tensors.
-        missing: whether a forward stored nothing.
-        alive: the largest number of microbatches with copies in memory at once.
-    """
-
-    most: int = 0
-    copies: bool = True
-    missing: bool = False
-    alive: int = 0
-    _refs: list[list[weakref.ref]] = field(default_factory=list)
-
-    def look(self, stage: Piece, stash: dict, action: str, k: int) -> None:
-        """Note the state of a stage's stash after an action for microbatch k."""
-        self.most = max(self.most, len(stash))
-        if action == "B":
-            return
-        if k not in stash:
-            self.missing = True
-            return
-        if not isinstance(stash[k], dict):
-            kind = type(stash[k]).__name__
-            raise TypeError(f"self.stash[{k}] is a {kind}, expected a dict {{name: tensor}}")
-        self._look_at_copies(dict(stage.named_parameters()), stash[k])
-
-    def _look_at_copies(self, parameters: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
-        pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
-        self.copies &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
-        self._refs.append([weakref.ref(w) for _, w in pairs])
-        alive = sum(any(ref() is not None for ref in refs) for refs in self._refs)
-        self.alive = max(self.alive, alive)
-
-
-def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, reverse: bool) -> dict:
-    """Run `Stashed` on all stages of a pipeline in this process."""
-    kind = answer_named(user_ns, "Stashed")
-    logs = [StashLog() for _ in range(p)]
-
-    def look(s: int, *seen: Any) -> None:
-        logs[s].look(*seen)
-
-    (stages, workers), calls = recorded(played, kind, seed, p, n, look, reverse=reverse)
-    of_stages = [
-        {
-            "weights": weights_of(piece),
-            "used": [told(worker.used.get(number_of(k))) for k in range(n)],
-            "version": told(worker.version),
-            "left": len(worker.stash),
-            "most": log.most,
-            "copies": log.copies,
-            "missing": log.missing,
-            "alive": log.alive,
-        }
-        for piece, worker, log in zip(stages, workers, logs, strict=True)
-    ]
-    return {"stages": of_stages, "calls": calls}
-
-
 #: Messages for wrong weights, each with the mode of `weights_by` that gives them.
 WRONG_STASHES = {
     "You never changed the weights. Let done(k) change the stage's parameters in place": "still",
@@ -302,7 +200,8 @@ def stashing(ranks: Ranks, report: Report) -> None:
     """Judge the weights, the versions, and the memory of PipeDream."""
     for p, n, reverse in ((4, 7, False), (1, 3, False), (3, 5, False), (2, 1, False), (2, 4, True)):
         case = {"seed": report.seed, "p": p, "n": n, "reverse": reverse}
-        answers = report.answers(ranks, probe_stash, **case)
+        asked = {"seed": report.seed, "p": p, "n": n, "order": order_of(p, n, reverse)}
+        answers = report.answers(ranks, probe_stash, **asked)
         if not answers or not _stashes_are_right(report, case, answers):
             break
     explained(report)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from utils.checks.comparison import (
     Calls,
@@ -22,31 +20,14 @@ from utils.checks.comparison import (
     table,
     waited,
 )
-from utils.checks.probe import answer_named, number, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import (
-    WORLD,
-    Group,
-    GroupAnswer,
-    Partition,
-    in_group,
-    judge_groups,
-    keywords,
-    on,
-)
+from utils.checks.trials import WORLD, GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
-from utils.labs.shared.reference_pipeline import (
-    FEATURES,
-    IMAGES,
-    Piece,
-    Worker,
-    drawn,
-    losses_of,
-    twin,
-)
-from utils.labs.shared.replicas import gradient_of
+from utils.labs.shared.pipeline_stages import FEATURES, IMAGES
+from utils.labs.shared.reference_pipeline import losses_of, twin
 from utils.labs.shared.schedules import Schedule, held, written
 
+from .probes import probe_naive, probe_run
 from .schedule_rules import odd_runs, usual_runs
 
 PARTITIONS = ([[0, 1, 2], [3]], [[0, 2], [1, 3]], None)
@@ -56,33 +37,6 @@ BYTES = 8  # of a float64
 
 
 # -- 10.1: naively ----------------------------------------------------------------------------
-
-
-@in_group
-def probe_naive(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
-) -> dict:
-    """Run a minibatch of n samples through the stages, which have layers from different seeds."""
-    place = dist.get_rank(group)
-    piece = Piece(seed, place, dist.get_world_size(group))
-    x, labels = drawn(seed, n)
-    if single:
-        piece = piece.float()
-        x = x.float()
-    if place:  # only the first stage may use x
-        x = torch.full_like(x, float("nan"))
-    function = reading_answer(user_ns, "train_naively")
-    marks = answer_named(user_ns, "marks")
-    marks.clear()
-    loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
-    return {
-        "marks": told(marks),
-        "times": piece.log.times,
-        "loss": number(loss),
-        "calls": calls,
-        "gradient": gradient_of(piece),
-        "events": piece.log.events,
-    }
 
 
 @task("10.1", "one minibatch through the stages", points=2)
@@ -271,50 +225,6 @@ def explained(report: Report) -> None:
 
 
 # -- 10.6: the executor -----------------------------------------------------------------------
-
-
-@in_group
-def probe_run(
-    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, schedules: dict
-) -> list:
-    """Run schedules for as many stages as this group has."""
-    from torch_mpi.record import log
-
-    place = dist.get_rank(group)
-    p = dist.get_world_size(group)
-    function = answer_named(user_ns, "run_schedule")
-    marks = answer_named(user_ns, "marks")
-    results = []
-    for lists, n in schedules[str(p)]:
-        schedule = [[(kind, k) for kind, k in actions] for actions in lists]
-        m = len(schedule[0]) // 2
-        worker = Worker(Piece(seed, place, p), n)
-        x, labels = drawn(seed, n)
-        if place:  # only the first stage may use x
-            x = torch.full_like(x, float("nan"))
-        marks.clear()
-        mark = log.mark()
-        arguments = (worker, schedule, list(x.chunk(m)), list(labels.chunk(m)))
-        losses, calls = recorded(function, *arguments, **keywords(partition, group))
-        tensors = isinstance(losses, list) and any(isinstance(loss, Tensor) for loss in losses)
-        of_stage = worker.piece.log
-        results.append({
-            "losses": ["<Tensor>"] if tensors else told(losses),
-            "calls": calls,
-            "gradient": gradient_of(worker.piece),
-            "marks": told(marks),
-            "times": of_stage.times,
-            "early": any(_is_early(call, of_stage.times) for call in log.since(mark)),
-            "asked": worker.asked,
-            "most": of_stage.most,
-        })
-    return results
-
-
-def _is_early(call: Any, times: list[float]) -> bool:
-    """Return whether the stage was blocked on its send before its next computation."""
-    following = next((time for time in times if time > call.start), 0)
-    return call.op == "send" and any(begin < following for begin, _ in call.waits)
 
 
 @task("10.6", "an executor of schedules", points=4)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from utils.checks.comparison import Mistake, table
-from utils.labs.shared.reference_pipeline import IMAGES
+from utils.labs.shared.pipeline_stages import IMAGES
 from utils.labs.shared.schedules import (
     Schedule,
     faults,

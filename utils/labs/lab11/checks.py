@@ -6,33 +6,32 @@ and bytes are exact, and no verdict depends on times.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from utils.checks.comparison import NO_NUMBER, Calls, Mistake, Rule, only, table, waited
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import fingerprint, number, reading_answer, recorded
+from utils.checks.probe import fingerprint
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import enough, group_of, members_of
+from utils.checks.trials import enough, members_of
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.reference_pipeline import Piece, drawn, twin
-from utils.labs.shared.replicas import gradient_of
+from utils.labs.shared.pipeline_stages import drawn
+from utils.labs.shared.reference_pipeline import twin
 from utils.labs.shared.schedules import one_f_one_b
 
 from .mapping import whole_machine as whole_machine
 from .meshes import mesh as mesh
 from .offloading import offload as offload
-from .reference_models import BYTES
+from .probes import CUT, WHOLE, CutLayer, probe_clip, probe_hybrid
 from .sharding import EXACT, WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
 from .sharding import zero_three as zero_three
 from .sharding import zero_two as zero_two
+from .small_layers import BYTES
 
 # -- 11.2: pipeline × data --------------------------------------------------------------------
 
@@ -44,13 +43,6 @@ GRIDS = (
     # These are two meshes, one with two replicas and one without: only the groups say so.
     ([[0, 1], [2, 3], [4, 5]], [[0, 2], [1, 3], [4], [5]]),
 )
-
-
-@contextlib.contextmanager
-def axes_of(grid: Sequence, rank: int) -> Iterator[list]:
-    """Yield this rank's group along each axis of a grid."""
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(group_of(partition, rank)) for partition in grid]
 
 
 class Place(NamedTuple):
@@ -77,31 +69,6 @@ def place_in(grid: Sequence, rank: int) -> Place:
     """Return a rank's place in a grid."""
     pp, dp = (members_of(partition, rank, WORLD) for partition in grid)
     return Place(pp, dp, pp.index(rank), dp.index(rank))
-
-
-def probe_hybrid(
-    user_ns: dict, *, rank: int, seed: int, grid: list, microbatches: int, samples: int
-) -> dict:
-    """Take a step of a grid of pipelines; the seed belongs to this rank's stage."""
-    with axes_of(grid, rank) as (pp, dp):
-        place = dist.get_rank(pp), dist.get_world_size(pp)
-        piece = Piece(seed, *place)
-        x, labels = drawn(seed, samples)
-        seen = []
-        piece.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
-        function = reading_answer(user_ns, "hybrid_step")
-        loss, calls = recorded(function, piece, x, labels, microbatches, pp, dp)
-        single = Piece(seed, *place).float()
-        function(single, x.float(), labels, microbatches, pp, dp)
-    return {
-        "loss": number(loss),
-        "gradient": gradient_of(piece),
-        "calls": calls,
-        "events": piece.log.events,
-        "images": sum(map(len, seen)),
-        "piece": fingerprint(torch.cat(seen)) if seen else "",
-        "dtype": str(next(single.parameters()).dtype),
-    }
 
 
 def _on_axes(pp: list[int], dp: list[int]) -> Rule:
@@ -263,26 +230,10 @@ def _wrong_losses(
 
 # -- 11.3: tensor × data ----------------------------------------------------------------------
 
-# The names say nothing: only an argument says which parameters are split.
-CUT = {"p1": (5, 3), "inner.p2": (2, 4), "p4": (5,)}
-WHOLE = {"inner.p1": (7,), "p3": (6,)}
-
-
-class _Cut(nn.Module):
-    """A layer whose parameters have these names and shapes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Module()
-        for name, shape in (CUT | WHOLE).items():
-            module, _, last_name = name.rpartition(".")
-            parameter = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
-            self.get_submodule(module).register_parameter(last_name, parameter)
-
 
 #: The layer's parameters in their order, and which numbers in a row of them are split.
-NAMES = [name for name, _ in _Cut().named_parameters()]
-IS_CUT = torch.cat([torch.full((q.numel(),), n in CUT) for n, q in _Cut().named_parameters()])
+NAMES = [name for name, _ in CutLayer().named_parameters()]
+IS_CUT = torch.cat([torch.full((q.numel(),), n in CUT) for n, q in CutLayer().named_parameters()])
 
 
 def _gradient(seed: int, name: str, k: int, d: int) -> Tensor:
@@ -290,17 +241,6 @@ def _gradient(seed: int, name: str, k: int, d: int) -> Tensor:
     place = sorted(CUT | WHOLE).index(name)
     draw = torch.Generator().manual_seed(seed + 97 * place + 7 * d + (k + 1) * (name in CUT) * 1009)
     return torch.randn((CUT | WHOLE)[name], generator=draw, dtype=torch.float64)
-
-
-def probe_clip(user_ns: dict, *, rank: int, gradients: dict, grid: list, most: float) -> dict:
-    """Average and clip the gradients of a made-up layer, which are given by name."""
-    with axes_of(grid, rank) as (tp, dp):
-        layer = _Cut()
-        for name, parameter in layer.named_parameters():
-            parameter.grad = torch.tensor(gradients[name], dtype=torch.float64)
-        function = reading_answer(user_ns, "average_and_clip")
-        norm, calls = recorded(function, layer, set(CUT), most, tp, dp)
-    return {"norm": number(norm), "calls": calls, "gradient": gradient_of(layer)}
 
 
 @task("11.3", "tensor × data: average and clip", points=3)

@@ -10,18 +10,17 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from utils.checks.comparison import is_number
-from utils.checks.probe import kind_of, number, reading_answer, told
 from utils.checks.task import Report, Step, facts, task, to_each
 from utils.checks.trials import enough
 from utils.cluster.questions import Ranks
-from utils.forecast.machines import Machine, machine
 
 from .mix_search import RECOMPUTES, reason
-from .mixes import Estimate, Mix, MixError, Transformer, check, estimate
+from .mixes import Estimate, Mix, MixError, check, estimate
+from .probes import Case, mix_of, probe_mapping
 from .sharding import WORLD
 from .step_costs import axes_of, groups, levels
 
@@ -100,27 +99,6 @@ MIXES: tuple[tuple[tuple[dict, str, dict, int], dict[str, Any]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model, a machine, and a batch."""
-
-    model: Transformer
-    machine: Machine
-    batch: int
-
-    @classmethod
-    def of(cls, sizes: dict[str, int], name: str, units: dict[str, int], batch: int) -> Case:
-        """Return a case from numbers and names, which a rank gets as JSON."""
-        target = machine(name)
-        for level, count in units.items():
-            target = target.with_level(level, units=count)
-        return cls(Transformer(**sizes), target, batch)
-
-    def __str__(self) -> str:
-        model = f"{self.model.layers} layers of width {self.model.width:,}"
-        return f"{model}, batch {self.batch:,}, {self.machine.devices:,} devices"
-
-
 def drawn(seed: int) -> list[list[tuple]]:
     """Return for each rank the arguments of its cases, so that no answer can know the models."""
     draw = random.Random(seed)
@@ -153,36 +131,9 @@ def planned() -> list[tuple[Case, Estimate]]:
     """Return the cases and estimates of `MIXES`."""
     found = []
     for given, sizes in MIXES:
-        case, mix = Case.of(*given), Mix(**sizes, zero=1, recompute="none")
+        case, mix = Case.of(*given), mix_of(sizes)
         found.append((case, estimate(case.model, mix, case.machine, case.batch)))
     return found
-
-
-def probe_mapping(user_ns: dict, *, rank: int, cases: list) -> dict[str, list]:
-    """Call `levels` and `memory` for some mixes, and `map_model` in each case.
-
-    Note whether `map_model` changed its arguments.
-    """
-    parts, answers = [], []
-    for case, own in planned():
-        crossed = reading_answer(user_ns, "levels")(own.mix, case.machine)
-        held = reading_answer(user_ns, "memory")(case.model, own.mix, own.held["activations"])
-        parts.append({"levels": told(crossed), "memory": number(held)})
-    for given in cases:
-        case, function = Case.of(*given), reading_answer(user_ns, "map_model")
-        result = function(case.model, case.machine, case.batch)
-        answers.append({"changed": case != Case.of(*given), "result": _listed(result)})
-    return {"parts": parts, "mapped": answers}
-
-
-def _listed(result: Any) -> Any:
-    if not isinstance(result, dict):
-        return None if result is None else f"a {kind_of(result)}"
-    listed = {key: told(value) for key, value in result.items()}
-    listed |= {key: number(result[key]) for key in ("seconds", "memory") if key in result}
-    if (mix := result.get("mix")) is not None:
-        listed["mix"] = asdict(mix) if isinstance(mix, Mix) else f"a {kind_of(mix)}"
-    return listed
 
 
 @task("11.8", "map a model onto a machine", points=3)
@@ -191,9 +142,14 @@ def whole_machine(ranks: Ranks, report: Report) -> None:
     if not enough(ranks, report, WORLD):
         return
     cases = drawn(report.seed)
-    for answer in report.answers(ranks, probe_mapping, each=to_each(cases=cases)):
-        parts = zip(planned(), answer.value["parts"], strict=True)
-        steps = [_parts(*own, got) for own, got in parts]
+    own = planned()
+    mixes = [
+        [*given, sizes, estimated.held["activations"]]
+        for (given, sizes), (_, estimated) in zip(MIXES, own, strict=True)
+    ]
+    for answer in report.answers(ranks, probe_mapping, each=to_each(cases=cases), mixes=mixes):
+        parts = zip(own, answer.value["parts"], strict=True)
+        steps = [_parts(*known, got) for known, got in parts]
         mapped = zip(cases[answer.rank], answer.value["mapped"], strict=True)
         steps += [_steps(Case.of(*given), got) for given, got in mapped]
         report.follow(answer.rank, itertools.chain(*steps))

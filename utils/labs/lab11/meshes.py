@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from utils.checks.comparison import Mistake, short, table
-from utils.checks.probe import answer_named, kind_of, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.checks.trials import enough, members_of
 from utils.cluster.questions import Ranks
 
-from .sharding import WORLD, patched
+from .probes import OTHERS, probe_mesh
+from .sharding import WORLD
 
 SHAPES = ((2, 3), (3, 2), (6, 1), (1, 2, 3), (3, 1, 2), (6,), (2, 1, 3, 1))
-#: Meshes with more or fewer ranks than the lab has: the check asks only for their lines.
-OTHERS = ((2, 5, 3), (2, 2))
 
 
 def lines(shape: Sequence[int], axis: int) -> list[list[int]]:
@@ -34,60 +30,6 @@ def lines_of_all(shape: Sequence[int], axis: int) -> list[list[int]]:
     """Return each rank's line along an axis."""
     of_ranks = {rank: line for line in lines(shape, axis) for rank in line}
     return [of_ranks[rank] for rank in sorted(of_ranks)]
-
-
-class _Group:
-    """A stand-in for a process group that nobody made."""
-
-    def __init__(self, ranks: list[int]):
-        self.ranks = ranks
-
-
-def probe_mesh(user_ns: dict, *, rank: int, shapes: list) -> list:
-    """Return the lines of all ranks, the arguments of `new_group`, and the groups."""
-    line = answer_named(user_ns, "line")
-    meshes = []
-    for shape in map(tuple, shapes):
-        axes = range(len(shape))
-        of_ranks = [
-            [_listed(line(r, shape, axis)) for axis in axes] for r in range(math.prod(shape))
-        ]
-        lost = any(members is None for of_rank in of_ranks for members in of_rank)
-        groups: Any = None
-        asked: list[list[int]] = []
-        if not lost and shape not in OTHERS:
-            with _groups_noted(rank, asked):
-                groups = _groups_listed(answer_named(user_ns, "mesh_groups")(shape))
-        meshes.append({"lines": of_ranks, "asked": asked, "groups": groups})
-    return meshes
-
-
-@contextlib.contextmanager
-def _groups_noted(rank: int, asked: list[list[int]]) -> Iterator[None]:
-    """Make no group, but list the ranks of each group that `new_group` should make."""
-
-    def new_group(ranks: Iterable[int] | None = None, *args: Any, **kwargs: Any) -> Any:
-        asked.append(sorted(range(dist.get_world_size()) if ranks is None else ranks))
-        return _Group(asked[-1]) if rank in asked[-1] else dist.GroupMember.NON_GROUP_MEMBER
-
-    with patched("new_group", new_group):
-        yield
-
-
-def _groups_listed(groups: Any) -> Any:
-    if groups is None:
-        return None
-    if not isinstance(groups, list):
-        return f"<{type(groups).__name__}>"
-    return [
-        group.ranks if isinstance(group, _Group) else f"<{type(group).__name__}>"
-        for group in groups
-    ]
-
-
-def _listed(line: Any) -> Any:
-    """Return a list or None in plain types; for any other value, the name of its type."""
-    return told(line) if line is None or isinstance(line, list) else f"<{kind_of(line)}>"
 
 
 def _wrong_lines(shape: tuple[int, ...], axis: int) -> list[Mistake]:

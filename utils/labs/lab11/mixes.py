@@ -17,8 +17,10 @@ from utils.forecast.machines import Machine
 from .step_costs import Prices, Step, levels
 from .transformer import Mix, MixError, Transformer, check
 
-__all__ = ["Estimate", "Mix", "MixError", "Transformer", "begin", "check", "estimate"]
-__all__ += ["levels", "plan", "step_cost"]
+__all__ = [
+    *("Estimate", "Mix", "MixError", "Transformer", "begin", "check", "estimate"),
+    *("levels", "plan", "step_cost"),
+]
 
 #: The stage of ZeRO that shards a part of the memory.
 STAGES = {"optimizer": 1, "gradients": 2, "weights": 3}

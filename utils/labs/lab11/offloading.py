@@ -6,125 +6,24 @@ Ranks work in pairs. The device computes a step of ten layers, and the host has 
 from __future__ import annotations
 
 import functools
-import time
-import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from typing import Any
+from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, only, short, table, waited
-from utils.checks.probe import answer_named, as_dict, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each
-from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups
+from utils.checks.trials import GroupAnswer, judge_groups
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Twin
 
 from .layers import Layers, rows_of
-from .reference_models import BYTES, MOMENTUM, RATE, STEPS, layers_of, list_of, momentum, sequential
-from .sharding import WORLD, exactly, explain_errors, patched
+from .memory_probes import DEEP, FEW, ROWS, batch, host_rows, probe_offload
+from .reference_models import sequential
+from .sharding import WORLD, exactly, explain_errors
+from .small_layers import BYTES, MOMENTUM, RATE, STEPS, layers_of
 
 PAIRS = ([[0, 1], [2, 3], [4, 5]], [[0, 3], [1, 4], [2, 5]])
-#: Features of a step of ten layers.
-DEEP = (24,) * 10 + (3,)
-MINIBATCH = 4
-#: Rows and gradients that may live at the last piece; seconds until the others must be gone.
-FEW = 6
-GRACE = 2.0
-#: Rows that may exist at once: one in use, and one that arrives. The backend remembers messages up
-#: to REMEMBERED bytes with their tensors, and the last layer's row is that short.
-ROWS = 2
-REMEMBERED = 1024
-
-
-def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
-    """Return a minibatch float64 [4, 24], and labels."""
-    draw = torch.Generator().manual_seed(seed + step + 1)
-    x = torch.randn(MINIBATCH, DEEP[0], generator=draw, dtype=torch.float64)
-    return x, torch.randint(0, DEEP[-1], (MINIBATCH,), generator=draw)
-
-
-def host_rows(seed: int) -> list[nn.Parameter]:
-    """Return the weights of each layer in a row."""
-    return [nn.Parameter(row) for row in rows_of(nn.Sequential(*layers_of(seed, DEEP)))]
-
-
-class Watched(Layers):
-    """A step that notes at the start of each piece what has been received and sent.
-
-    Args:
-        most: rows that existed at once in earlier steps.
-
-    Attributes:
-        seen: for each piece its number, receives that were started, sends that were started, and
-            sends that somebody has waited for.
-        kept: rows and gradients that live at the last piece.
-    """
-
-    def __init__(self, x: Tensor, labels: Tensor, log: Any, most: int = 0):
-        super().__init__(DEEP, x, labels)
-        self.log = log
-        self.mark = log.mark()
-        self.seen: list[list[int]] = []
-        self.rows: list[weakref.ref] = []
-        self.came: list[weakref.ref] = []
-        self.kept = 0
-        self.most = most
-
-    def receive(self, row: Tensor) -> None:
-        """Note how many rows exist when the receive of this row starts."""
-        if row.nbytes > REMEMBERED:
-            self.came.append(weakref.ref(row.untyped_storage()))
-        if self.most <= ROWS:
-            self.most = _alive(self.came, ROWS)
-
-    def work(self, n: int, row: Tensor) -> Tensor | None:
-        """Compute a piece as the base class does."""
-        calls = [as_dict(call) for call in self.log.since(self.mark)]
-        sends = [call["waited"] for call in calls if call["op"] == "send"]
-        receives = sum(call["op"] == "recv" for call in calls)
-        self.seen.append([n, receives, len(sends), sum(sends)])
-        gradient = super().work(n, row)
-        self.rows.append(weakref.ref(row.untyped_storage()))
-        if gradient is not None:
-            self.rows.append(weakref.ref(gradient.untyped_storage()))
-        if n == len(self.order) - 1:
-            self.kept = _alive(self.rows, FEW)
-        return gradient
-
-
-def _alive(storages: list[weakref.ref], enough: int) -> int:
-    """Return how many of these storages still live; the backend gets a moment to free them."""
-    deadline = time.monotonic() + GRACE
-    while True:
-        alive = len({storage.data_ptr() for ref in storages if (storage := ref())})
-        if alive <= enough or time.monotonic() > deadline:
-            return alive
-        time.sleep(0.01)
-
-
-def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: Any) -> tuple:
-    """Return optimizers for each row, the list of notes of their steps, and the record's mark.
-
-    A note is the layer, its sends without a wait, the gradients received, and the sends started.
-    """
-    notes: list[list[int]] = []
-    mark = [log.mark()]
-
-    def note(i: int) -> None:
-        calls = [as_dict(call) for call in log.since(mark[0])]
-        sends = [c for c in calls if c["op"] == "send" and c["tag"] < len(order)]
-        open_sends = [c for c in sends if order[c["tag"]] == i and not c["waited"]]
-        received = sum(c["op"] == "recv" and c["waited"] for c in calls)
-        notes.append([i, len(open_sends), received, len(sends)])
-
-    optimizers = [momentum([row]) for row in rows]
-    for i, optimizer in enumerate(optimizers):
-        optimizer.register_step_pre_hook(lambda *_, i=i: note(i))
-    return optimizers, notes, mark
 
 
 @functools.cache
@@ -145,45 +44,6 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
         gradient = training.gradient(*minibatch) + adds * gradient
         training.move(gradient)
     return losses, [row.tolist() for row in rows_of(training.model)]
-
-
-@in_group
-def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
-    """Take two steps of a device and its host; the seed is for its samples, or its weights."""
-    from torch_mpi.record import log
-
-    place = dist.get_rank(group)
-    order = Layers(DEEP, *batch(seed, 0)).order
-    result: dict[str, Any] = {"losses": [], "calls": [], "seen": [], "most": 0}
-    rows = host_rows(seed)
-    optimizers, notes, mark = watched_optimizers(rows, order, log)
-    for step in range(STEPS):
-        if place == 0:
-            worker = Watched(*batch(seed, step), log, result["most"])
-            function = answer_named(user_ns, "device_step")
-            with _receives_noted(worker):
-                loss, calls = recorded(function, worker, group=group)
-            result["losses"].append(told(loss))
-            result |= {"kept": worker.kept, "most": worker.most}
-            result["seen"].append(worker.seen)
-        else:
-            mark[0] = log.mark()
-            notes.clear()
-            function = answer_named(user_ns, "host_step")
-            _, calls = recorded(function, rows, optimizers, list(order), group=group)
-            result["seen"].append(list(notes))
-        result["calls"].append(calls)
-    return result | {"weights": [list_of(row) for row in rows]}
-
-
-def _receives_noted(worker: Watched) -> AbstractContextManager[None]:
-    irecv = dist.irecv
-
-    def noting(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        worker.receive(tensor)
-        return irecv(tensor, *args, **kwargs)
-
-    return patched("irecv", noting)
 
 
 @task("11.7", "offload with prefetch and early update", points=4)

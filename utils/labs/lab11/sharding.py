@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
-from utils.checks.probe import answer_named, as_dict, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, keywords, on
+from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
 
-from .reference_models import (
+from .memory_probes import probe_one, probe_three, probe_two
+from .reference_models import rows_at, trained
+from .small_layers import (
     BYTES,
     CHAIN,
     RATE,
     SMALL,
     STEPS,
-    WIDE,
-    Named,
     chained,
-    collected,
     layers_of,
     list_of,
     loss_of,
-    momentum,
-    overdue,
     parameters_of,
     row_of,
-    rows_at,
     samples,
-    shards_of,
-    trained,
 )
 
 WORLD = 6
@@ -80,16 +70,6 @@ def exactly(reply: Any, expected: Any, mistakes: Iterable[Mistake], what: str) -
     return value(reply, expected, mistakes, what=what, tolerance=EXACT)
 
 
-@contextlib.contextmanager
-def patched(name: str, function: Callable) -> Iterator[None]:
-    """Replace a function of `torch.distributed` in both modules that offer it."""
-    with (
-        mock.patch.object(dist, name, function),
-        mock.patch.object(dist.distributed_c10d, name, function),
-    ):
-        yield
-
-
 def explain_errors(report: Report) -> None:
     """Add to an error of PyTorch what caused it."""
     if explanation := report.behind_errors(ERRORS):
@@ -111,33 +91,6 @@ def _seeds_of(answer: GroupAnswer) -> Seeds:
 
 
 # -- 11.4: ZeRO-1 -----------------------------------------------------------------------------
-
-
-@in_group
-def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> list:
-    """Take two steps on a small model."""
-    k = dist.get_rank(group)
-    p = dist.get_world_size(group)
-    first, *others = layers_of(seed)
-    layers = nn.ModuleList([Named(first, 0), *others])
-    (shard,) = shards_of([layers], p, k)
-    optimizer = momentum([shard])
-    steps = []
-    places = [q.data_ptr() for q in layers.parameters()]
-    for step in range(STEPS):
-        layers.zero_grad()
-        loss_of(chained(layers, samples(data, step))).backward()
-        function = answer_named(user_ns, "zero1_step")
-        _, calls = recorded(function, layers, shard, optimizer, **keywords(partition, group))
-        parts = [q for q in (shard, shard.grad) if q is not None]
-        steps.append({
-            "weights": row_of(layers.parameters(), p).tolist(),
-            "shard": list_of(shard),
-            "calls": calls,
-            "moved": places != [q.data_ptr() for q in layers.parameters()],
-            "held": max(q.untyped_storage().nbytes() // q.nbytes for q in parts),
-        })
-    return steps
 
 
 def _pair(nbytes: int) -> list[Rule]:
@@ -219,39 +172,6 @@ def _wrong_weights(seeds: Seeds, step: int, begin: list[float], part: slice) -> 
 
 
 # -- 11.5: ZeRO-2 -----------------------------------------------------------------------------
-
-
-@in_group
-def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
-    """Run two backwards of a small model, and one of a chain with the meter."""
-    k = dist.get_rank(group)
-    p = dist.get_world_size(group)
-    steps = []
-    function = reading_answer(user_ns, "zero2_hooks")
-    layers = [Named(layer, i % 2) for i, layer in enumerate(layers_of(seed))]
-    shards = shards_of(layers, p, k)
-    function(layers, shards, **keywords(partition, group))
-    behind = overdue(layers)
-    for step in range(STEPS):
-        for layer in layers:
-            layer.begin()
-        loss = loss_of(chained(layers, samples(data, step)))
-        _, calls = recorded(loss.backward)
-        left = sum(q.grad is not None for q in parameters_of(layers))
-        gradients = [list_of(shard.grad) for shard in shards]
-        steps.append({"gradients": gradients, "calls": calls, "left": left, "behind": [*behind]})
-    if partition is not None:  # metered once, where each part is smallest
-        return {"steps": steps, "rows": 0.0}
-    layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
-    shards = shards_of(layers, p, k)
-    loss = loss_of(chained(layers, samples(data, 0, WIDE)))
-
-    def hooked() -> None:
-        function(layers, shards, **keywords(partition, group))
-        loss.backward()
-
-    (_, rows), calls = recorded(collected, hooked)
-    return {"steps": steps, "rows": rows, "calls again": calls}
 
 
 @task("11.5", "ZeRO-2", points=3)
@@ -351,53 +271,6 @@ def _wrong_parts(seeds: Seeds, k: int, step: int, i: int) -> Iterator[Mistake]:
 
 
 # -- 11.6: ZeRO-3 -----------------------------------------------------------------------------
-
-
-@in_group
-def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
-    """Run forward and backward of a small model, and of a chain with the meter."""
-    from torch_mpi.record import log
-
-    k = dist.get_rank(group)
-    p = dist.get_world_size(group)
-    function = answer_named(user_ns, "Gathered")
-
-    def gathered(sizes: Sequence[int]) -> tuple[list, list]:
-        layers = layers_of(seed, sizes)
-        shards = shards_of(layers, p, k)
-        return shards, [
-            lambda x, shard=shard, shape=layer.weight.shape: function.apply(x, shard, shape, group)
-            for shard, layer in zip(shards, layers, strict=True)
-        ]
-
-    shards, layers = gathered(SMALL)
-    shape = torch.Size([SMALL[1], SMALL[0]])
-    parts = reading_answer(user_ns, "whole")(shards[0].detach(), shape, group)
-    views = len({part.untyped_storage().data_ptr() for part in parts}) == 1
-    x = samples(data, 0).requires_grad_()
-    y, forward = recorded(chained, layers, x)
-    mark = log.mark()
-    came = []
-    y.register_hook(lambda g: came.extend([g, g.clone()]))
-    loss_of(y).backward()
-    result = {
-        "y": list_of(y),
-        "views": views,
-        "changed": not torch.equal(*came),
-        "dx": list_of(x.grad),
-        "gradients": [list_of(shard.grad) for shard in shards],
-        "forward": forward,
-        "backward": [as_dict(call) for call in log.since(mark)],
-        "rows forward": 0.0,
-        "rows backward": 0.0,
-    }
-    if partition is not None:  # metered once, where each part is smallest
-        return result
-    _, layers = gathered((WIDE,) * (CHAIN + 1))
-    x = samples(data, 0, WIDE).requires_grad_()
-    (y, result["rows forward"]), forward = recorded(collected, chained, layers, x)
-    (_, result["rows backward"]), backward = recorded(collected, loss_of(y).backward)
-    return result | {"calls again": forward + backward}
 
 
 @task("11.6", "ZeRO-3", points=3)

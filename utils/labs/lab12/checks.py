@@ -10,51 +10,45 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import random
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from utils.checks.comparison import Calls, Mistake, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, kind_of, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
-from utils.labs.shared.replicas import Twin, weights_of
+from utils.labs.shared.replicas import Twin
+from utils.labs.shared.small_models import weights_of
 
-from .clients import facts_about, has_other_length, seeded
+from .clients import facts_about, has_other_length
 from .clients import run_round as run_round
 from .inversion import mismatch as mismatch
 from .inversion import read_image as read_image
 from .privacy import masked_sum as masked_sum
 from .privacy import private_mean as private_mean
+from .probes import (
+    CALLS,
+    LOCAL,
+    SELECT,
+    Updates,
+    drawn_counts,
+    drawn_labels,
+    drawn_updates,
+    probe_local,
+    probe_mean,
+    probe_select,
+    probe_shards,
+    samples,
+    seeded,
+    small_model,
+)
 
 #: Images, classes, clients, pieces per client. Only in the last case do pieces mix two classes.
 SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
-
-
-def _labels(seed: int, n: int, classes: int) -> Tensor:
-    """Return shuffled labels of n images, with equally many of each class."""
-    return (torch.arange(n) % classes)[torch.randperm(n, generator=seeded(seed))]
-
-
-def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
-    """Return each case's shards: from a draw, from the same draw again, and from another one."""
-    function = reading_answer(user_ns, "shards_by_class")
-    by_case = []
-    for n, classes, count, each in cases:
-        labels = _labels(seed, n, classes)
-        results = []
-        for draw_seed in (seed, seed, seed + 1):
-            torch.default_generator.manual_seed(len(results))
-            draw = seeded(draw_seed)
-            results.append(told(function(labels, count, each, draw)))
-        used = not torch.equal(draw.get_state(), seeded(seed + 1).get_state())
-        by_case.append([*results, used])
-    return by_case
 
 
 @task("12.1", "shards by class", points=2)
@@ -69,7 +63,7 @@ def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
     for case, (first, again, other, used) in zip(SHARDS, results, strict=True):
         n, classes, count, each = case
         about = f"{n} images of {classes} classes, {count} clients, each = {each}"
-        labels = _labels(seed, n, classes).tolist()
+        labels = drawn_labels(seed, n, classes).tolist()
         yield from _shards(first, labels, case, about)
         as_sets = [[sorted(shard) for shard in shards] for shards in (first, again, other)]
         wrong = {
@@ -144,24 +138,6 @@ def _are_indices(shards: Any, n: int, count: int, pieces: int, about: str) -> It
     yield facts_about(about, wrong)
 
 
-CALLS = 120
-SELECT = ((0.2, 30), (0.29, 100), (0.01, 20), (1.0, 7), (0.34, 5), (0.3, 11), (0.5, 5))
-
-
-def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return choices of each case: many from one draw, and the first again from an equal draw."""
-    function = answer_named(user_ns, "select")
-    choices = []
-    for fraction, count in SELECT:
-        draw = seeded(seed)
-        torch.default_generator.manual_seed(1)
-        many = [function(fraction, count, draw) for _ in range(CALLS)]
-        torch.default_generator.manual_seed(2)
-        kinds = sorted({kind_of(choice) for choice in many})
-        choices.append([told(many), told(function(fraction, count, seeded(seed))), kinds])
-    return choices
-
-
 @task("12.2", "select clients", points=1)
 def select_clients(ranks: Ranks, report: Report) -> None:
     """Judge the number of clients, that all are different, and that nobody is left out."""
@@ -218,8 +194,6 @@ def _unequal_chances(wanted: int, n: int, many: list) -> dict[str, bool]:
     }
 
 
-#: Samples, epochs, and further arguments: none, then by name, then by position.
-LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
 #: The default values of the arguments rate and batch.
 USUAL = (0.1, 20)
 WRONG_LOCAL = {
@@ -239,21 +213,6 @@ WRONG_LOCAL = {
     "own start": "You trained from the weights that were in the model. Load the argument weights "
     "first",
 }
-
-
-def small_model(seed: int) -> nn.Module:
-    """Return a model of 6 features and 3 classes in double precision."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-def samples(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights, images and labels of a client."""
-    draw = seeded(seed)
-    weights = torch.randn(53, generator=draw, dtype=torch.float64)
-    images = torch.randn(n, 6, generator=draw, dtype=torch.float64)
-    return weights, images, torch.randint(0, 3, (n,), generator=draw)
 
 
 @functools.cache
@@ -288,28 +247,6 @@ def _minibatches(seed: int, n: int, epochs: int, batch: int, how: str) -> Iterat
         for part in order.split(n if how == "one batch" else batch):
             if how != "drop last" or len(part) == batch:
                 yield part
-
-
-def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return updates of small clients; each is asked for twice with the same model."""
-    function = reading_answer(user_ns, "train_locally", changes=(1,))
-    updates = []
-    for n, epochs, more in LOCAL:
-        weights, images, labels = samples(seed, n)
-        before = weights.clone()
-        model = small_model(seed)
-        results = []
-        named = {} if more is None else {"rate": more[0], "batch": more[1]}
-        for _ in range(2):
-            arguments = (model, weights, images, labels, epochs, seeded(seed))
-            for parameter in model.parameters():  # as if somebody had called backward before
-                parameter.grad = torch.ones_like(parameter) if results else None
-            result, calls = recorded(function, *arguments, **named)
-            graph = isinstance(result, Tensor) and result.requires_grad
-            results.append(told(result))
-        changed = not torch.equal(weights, before)
-        updates.append({"delta": results, "changed": changed, "graph": graph, "calls": calls})
-    return updates
 
 
 @task("12.3", "local training", points=2)
@@ -370,42 +307,6 @@ def _wrong_updates(seed: int, n: int, epochs: int, rate: float, batch: int) -> I
     yield Mistake(has_other_length(len(right)), text)
 
 
-#: Client → its number of samples, and the change of the weights.
-Updates = dict[int, tuple[float, Tensor]]
-
-
-def _updates(seed: int, counts: dict[int, float]) -> tuple[Tensor, Updates]:
-    """Return weights, and an update of each client."""
-    draw = seeded(seed)
-    size = 5 + len(counts)
-    weights = torch.randn(size, generator=draw)
-    # Client 1 has a zero update, but it counts like the others.
-    deltas = {c: torch.randn(size, generator=draw) * (c != 1) for c in counts}
-    return weights, {c: (counts[c], delta) for c, delta in deltas.items()}
-
-
-def _counts(seed: int) -> list[dict[int, float]]:
-    """Return the samples of each client in each case."""
-    draw = random.Random(seed)
-    many = {client: draw.randrange(3, 90) for client in draw.sample(range(40), 6)}
-    return [{3: 10, 17: 30, 8: 20}, {5: 40.0}, {0: 7.0, 1: 7.0}, many, {}]
-
-
-def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return each case's new weights, and whether the arguments stayed the same."""
-    function = answer_named(user_ns, "fedavg")
-    averages = []
-    for counts in _counts(seed):
-        weights, updates = _updates(seed, counts)
-        kept, others = _updates(seed, counts)
-        result = told(function(weights, updates))
-        untouched = updates.keys() == others.keys() and all(
-            torch.equal(updates[c][1], others[c][1]) for c in others
-        )
-        averages.append([result, torch.equal(weights, kept), untouched])
-    return averages
-
-
 @task("12.4", "federated averaging", points=2)
 def fedavg(ranks: Ranks, report: Report) -> None:
     """Compare the weights with the mean of the updates, weighted by their samples."""
@@ -416,8 +317,10 @@ def fedavg(ranks: Ranks, report: Report) -> None:
 
 
 def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
-    for counts, (new_weights, same_weights, untouched) in zip(_counts(seed), results, strict=True):
-        weights, updates = _updates(seed, counts)
+    for counts, (new_weights, same_weights, untouched) in zip(
+        drawn_counts(seed), results, strict=True
+    ):
+        weights, updates = drawn_updates(seed, counts)
         about = f"updates of clients {list(counts)} with n = {list(counts.values())}"
         expected = (weights + _mean(weights, updates)).tolist()
         mistakes = _wrong_averages(weights, updates)

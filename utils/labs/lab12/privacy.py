@@ -2,85 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from utils.checks.comparison import Mistake, same, table
-from utils.checks.probe import reading_answer, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
 
-from .clients import facts_about, has_nan, seeded
+from .clients import facts_about, has_nan
+from .privacy_probes import (
+    MANY,
+    NOISE,
+    QUIET,
+    TAKING_PART,
+    drawn_deltas,
+    probe_masked,
+    probe_private,
+)
 
-MANY = 40_000
-#: Clients, bound, noise multiplier; with these, all wrong formulas give different results.
-NOISE = (5, 0.5, 3.0)
 NOISE_TOLERANCE = 0.05
-#: The bound of a mean without noise.
-QUIET = 0.75
-
-
-def _deltas(seed: int) -> list[Tensor]:
-    """Return updates longer and shorter than 1; one is zero."""
-    draw = seeded(seed)
-    lengths = (0.5, 40.0, 0.0, 1.5)
-    drawn = [torch.randn(6, generator=draw, dtype=torch.float64) for _ in lengths]
-    return [length * delta / delta.norm() for length, delta in zip(lengths, drawn, strict=True)]
-
-
-def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Return clipped updates, a mean without noise, and noise on zeros."""
-    clip, mean = (reading_answer(user_ns, name) for name in ("clipped", "private_mean"))
-    clips = [told(clip(delta, 1.0)) for delta in _deltas(seed)]
-    quiet = told(mean(_deltas(seed), QUIET, 0.0, seeded(seed)))
-    few = mean([torch.zeros(7)], 1.0, 1.0, seeded(seed))
-    m, bound, z = NOISE
-    noises = []
-    for draw_seed in (seed, seed, seed + 1):
-        torch.default_generator.manual_seed(len(noises))
-        noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(draw_seed)))
-    draw = seeded(seed)
-    alone, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
-    return {
-        "clips": clips,
-        "quiet": quiet,
-        "few": len(few),
-        "noise": _summary(noises[0].double()),
-        "again": torch.equal(noises[0], noises[1]),
-        "other": torch.equal(noises[0], noises[2]),
-        "next": torch.equal(alone, following),
-        "one draw": torch.allclose(m * noises[0], alone, rtol=1e-4),
-    }
-
-
-def _summary(noise: Tensor) -> dict[str, float]:
-    """Return statistics of noise, with the strongest correlation of its halves in three orders."""
-    half = len(noise) // 2
-    spread = noise.std().item()
-    first, second = noise[:half], noise[half : 2 * half]
-    pairs = ((first, second), (first, second.flip(0)), (noise[: 2 * half : 2], noise[1::2][:half]))
-    alike = [abs(torch.corrcoef(torch.stack(pair))[0, 1].item()) for pair in pairs]
-    return {
-        "std": spread,
-        "mean": noise.mean().item(),
-        "size": len(noise),
-        "alike": max(alike),
-        "different": len(noise.unique()),
-        "largest": noise.abs().max().item(),
-        "fourth": ((noise - noise.mean()) / max(spread, 1e-30)).pow(4).mean().item(),
-    }
 
 
 @task("12.8", "clip and add noise", points=3)
 def private_mean(ranks: Ranks, report: Report) -> None:
     """Judge lengths up to the bound, their mean, and noise of the right scale, added once."""
     for answer in report.answers(ranks, probe_private, seed=report.seed):
-        report.follow(answer.rank, _private(answer.value, _deltas(report.seed)))
+        report.follow(answer.rank, _private(answer.value, drawn_deltas(report.seed)))
 
 
 def _private(result: dict[str, Any], deltas: list[Tensor]) -> Iterator[Step]:
@@ -180,92 +130,7 @@ def _why_so_much(noise: dict[str, float]) -> str:
     return ""
 
 
-LENGTH = 20_000
-TAKING_PART = [5, 2, 11, 9]
-#: Bits of a masked entry that are counted, and how far the counts may be from equal: with 15
-#: degrees of freedom, chi² stays below this in all but one of a million cases.
-TOP_BITS = 4
 CHI2 = 60.0
-
-
-def _plain(seed: int) -> dict[int, Tensor]:
-    """Return the update of each participating client."""
-    draw = seeded(seed)
-    return {client: 0.02 * torch.randn(LENGTH, generator=draw) for client in TAKING_PART}
-
-
-def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Return properties of the masked updates of four clients, and of their sum."""
-    mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
-    me = TAKING_PART[0]
-    scale = user_ns["SCALE"]
-    t = seed % 1000
-    updates = _plain(seed)
-
-    def hide(update: Tensor, client: int = me, clients: list[int] = TAKING_PART, t: int = t) -> Any:
-        return mask(update.clone(), client, list(clients), t)
-
-    hidden = [hide(update, client) for client, update in updates.items()]
-    kinds = [_kind(message) for message in hidden]
-    if set(kinds) != {"int32"}:
-        return {"kinds": kinds}
-    bare = {client: (update * scale).round().to(torch.int32) for client, update in updates.items()}
-    expected = [_masked(client, bare[client], t, user_ns["pair_mask"]) for client in bare]
-    few = hide(updates[me][:50])
-    alone = hide(updates[me], clients=[me])
-    again = hide(updates[me], t=t + 1)
-    dtype, worst = _dtype_and_error(back(sum(hidden)), sum(updates.values()))
-    unhidden = [torch.equal(*pair) for pair in zip(hidden, bare.values(), strict=True)]
-    return {
-        "kinds": kinds,
-        "back": told(back(torch.tensor([scale, -3 * scale // 2, 0], dtype=torch.int32))),
-        "float": dtype,
-        "worst": worst,
-        "chi2": [_chi2(message) for message in hidden],
-        "pairs": _chi2_of_pairs(hidden),
-        "bare": unhidden,
-        "alone": (alone - bare[me]).abs().max().item() if alone.dtype == torch.int32 else None,
-        "few": list(few.shape),
-        "renewed": not torch.equal(again, hidden[0]),
-        "as told": [torch.equal(*pair) for pair in zip(hidden, expected, strict=True)],
-    }
-
-
-def _dtype_and_error(result: Any, right: Tensor) -> tuple[str | None, float | None]:
-    """Return a result's dtype and its largest error; None for what isn't a tensor."""
-    if not isinstance(result, Tensor):
-        return None, None
-    return str(result.dtype), (result - right).abs().max().item()
-
-
-def _kind(message: Any) -> str:
-    """Return the dtype of a tensor, or the type of anything else."""
-    if isinstance(message, Tensor):
-        return str(message.dtype).removeprefix("torch.")
-    return type(message).__name__
-
-
-def _masked(me: int, update: Tensor, t: int, pair_mask: Callable) -> Tensor:
-    """Return an update with the masks of all pairs that this client is in."""
-    for other in TAKING_PART:
-        if other != me:
-            mask = pair_mask(min(me, other), max(me, other), t, update.numel())
-            update = update + mask if me < other else update - mask
-    return update
-
-
-def _chi2(hidden: Tensor) -> float:
-    """Return how far the highest bits are from equally frequent."""
-    bins = 2**TOP_BITS
-    top = (hidden.to(torch.int64) + 2**31) >> (32 - TOP_BITS)
-    counts = torch.bincount(top, minlength=bins).double()
-    expected = hidden.numel() / bins
-    return ((counts - expected).square() / expected).sum().item()
-
-
-def _chi2_of_pairs(messages: list[Tensor]) -> list[float]:
-    pairs = itertools.combinations(messages, 2)
-    return [_chi2(both) for a, b in pairs for both in (a - b, a + b)]
 
 
 @task("12.9", "secure aggregation", points=3)

@@ -15,8 +15,9 @@ from typing import Any
 
 from utils.checks.comparison import Mistake, same, table
 from utils.checks.model import use_model as use_model
+from utils.checks.probe import probe_calls
 from utils.checks.task import Report, Step, task, value
-from utils.checks.trials import Case, judge_calls, probe_calls
+from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks
 
 from .crashes import safe_save as safe_save

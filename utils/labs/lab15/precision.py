@@ -4,82 +4,52 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from utils.checks.comparison import Calls, Rule, inside, made, only, some, table, waited
-from utils.checks.probe import answer_named, kept, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import EVERYWHERE, WORLD, Group, GroupAnswer, in_group, judge_groups, on
+from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
+
+from .probes import (
+    EMPTY,
+    GROW_EVERY,
+    KEPT,
+    MOMENTUM,
+    OVERFLOWS,
+    RATE,
+    ROW,
+    SCALES,
+    SHAPES,
+    STEPS,
+    addend,
+    drawn_gradients,
+    first_weights,
+    numbers_of,
+    probe_compressed,
+    probe_masters,
+    probe_scaler,
+    probe_sum,
+    row_of,
+)
 
 #: What float32 may lose over a few steps; a mistake is off by much more.
 NEAR = 1e-6
 
 
-def _row(seed: int, *shape: int) -> Tensor:
-    """Return normally distributed float32 numbers that follow from the seed."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def _numbers(tensor: Any) -> Any:
-    """Return a tensor's numbers, and the type's name for anything else."""
-    if isinstance(tensor, Tensor):
-        return Tensor.detach(tensor).double().reshape(-1).tolist()
-    return f"<{type(tensor).__name__}>"
-
-
 # -- 15.6: master weights ---------------------------------------------------------------------
-
-SHAPES = ((3, 4), (5,), (2,))
-STEPS, RATE, MOMENTUM = 30, 2e-4, 0.9
-
-
-def _begun(seed: int) -> list[Tensor]:
-    return [_row(seed + 7 * i, *shape).bfloat16() for i, shape in enumerate(SHAPES)]
-
-
-def _gradients(seed: int, step: int) -> list[Tensor | None]:
-    """Return bfloat16 gradients; the first parameter has none in step 3, the last none until 10."""
-    rows = [1 + 0.5 * _row(seed + 31 * step + i, *shape) for i, shape in enumerate(SHAPES)]
-    first, second, third = (row.bfloat16() for row in rows)
-    return [None if step == 3 else first, 1e6 * second, third if step > 9 else None]
-
-
-def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
-    """Train some bfloat16 weights for a few steps by the student's two functions."""
-    parameters = [q.requires_grad_() for q in _begun(seed)]
-    places = [q.data_ptr() for q in parameters]
-    masters = answer_named(user_ns, "make_masters")(parameters)
-    if not isinstance(masters, list):
-        return {"kinds": f"a {type(masters).__name__}", "begun": None}
-    kinds = [f"{m.dtype}" if m.is_leaf and m.requires_grad else "not trainable" for m in masters]
-    result = {"kinds": kinds, "begun": [_numbers(m) for m in masters]}
-    if kinds != ["torch.float32"] * len(SHAPES):
-        return result
-    optimizer = torch.optim.SGD(masters, lr=RATE, momentum=MOMENTUM)
-    for step in range(STEPS):
-        for q, gradient in zip(parameters, _gradients(seed, step), strict=True):
-            q.grad = gradient
-        answer_named(user_ns, "master_step")(parameters, masters, optimizer)
-    return result | {
-        "masters": [_numbers(m) for m in masters],
-        "weights": [_numbers(q) for q in parameters],
-        "moved": places != [q.data_ptr() for q in parameters],
-        "dtypes": sorted({str(q.dtype) for q in parameters}),
-    }
 
 
 def _trained(seed: int, mistake: str = "") -> list[Tensor]:
     """Return the masters after all steps, perhaps with a mistake."""
-    masters = [q.float().requires_grad_() for q in _begun(seed)]
+    masters = [q.float().requires_grad_() for q in first_weights(seed)]
     optimizer = torch.optim.SGD(masters, lr=RATE, momentum=MOMENTUM)
     for step in range(STEPS):
-        for m, gradient in zip(masters, _gradients(seed, step), strict=True):
+        for m, gradient in zip(masters, drawn_gradients(seed, step), strict=True):
             if mistake != "keeps old" or gradient is not None:
                 m.grad = None if gradient is None else gradient.float()
         optimizer.step()
@@ -100,7 +70,7 @@ def master_weights(ranks: Ranks, report: Report) -> None:
 
 def _mastered(result: dict[str, Any], seed: int) -> Iterator[Step]:
     kinds = result["kinds"]
-    begun = [_numbers(q) for q in _begun(seed)]
+    begun = [numbers_of(q) for q in first_weights(seed)]
     yield facts({
         f"make_masters returned {kinds}. Return a list, with a float32 leaf tensor that requires a "
         "gradient for each parameter": kinds != ["torch.float32"] * len(SHAPES)
@@ -115,41 +85,21 @@ def _mastered(result: dict[str, Any], seed: int) -> Iterator[Step]:
     mistakes = table({
         "You never changed the masters. Give them gradients, and call optimizer.step()": begun,
         "You rounded the masters to bfloat16 after each step, so small updates vanish. Round only "
-        "the parameters": [_numbers(m) for m in _trained(seed, "rounded")],
+        "the parameters": [numbers_of(m) for m in _trained(seed, "rounded")],
         "You updated a parameter without a gradient by its old gradient. Set the master's "
-        "gradient to None": [_numbers(m) for m in _trained(seed, "keeps old")],
+        "gradient to None": [numbers_of(m) for m in _trained(seed, "keeps old")],
     })
-    right = [_numbers(m) for m in masters]
+    right = [numbers_of(m) for m in masters]
     what = f"masters after {STEPS} steps"
     yield value(result["masters"], right, mistakes, what=what, tolerance=NEAR)
     old = {"You never wrote the masters into the parameters. Copy them after the step": begun}
-    weights = [_numbers(m.bfloat16()) for m in masters]
+    weights = [numbers_of(m.bfloat16()) for m in masters]
     yield value(result["weights"], weights, table(old), what="parameters at the end")
 
 
 # -- 15.7: a sum in float32 from bfloat16 messages --------------------------------------------
 
 LENGTHS = ((13,), (3, 5), (2,), (8,))
-
-
-def _addend(seed: int, shape: Sequence[int]) -> Tensor:
-    """Return bfloat16 numbers from 1 to 2, so that float32 holds the sum over 4 ranks exactly."""
-    return (1 + torch.rand(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
-
-
-@in_group
-def probe_sum(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, shape: list[int]
-) -> dict[str, Any]:
-    """Return the sum over the group, its dtype and shape, and what was communicated."""
-    x = _addend(seed, shape)
-    function = reading_answer(user_ns, "sum_in_float32")
-    y, calls = recorded(function, x, **named)
-    later = kept("sum_in_float32", y, lambda: recorded(function, x + 1, **named)[1])
-    known = isinstance(y, Tensor)
-    kind = f"{y.dtype} {list(y.shape)}" if known else f"a {type(y).__name__}"
-    same = known and y.data_ptr() == x.data_ptr()
-    return {"sum": _numbers(y), "kind": kind, "same": same, "calls": calls, "calls again": later}
 
 
 @task("15.7", "bfloat16 messages, a float32 sum", points=3)
@@ -166,7 +116,7 @@ def bfloat16_sum(ranks: Ranks, report: Report) -> None:
 def _summed(answer: GroupAnswer) -> Iterator[Step]:
     shape = answer.case["shape"]
     members = answer.members
-    rows = [_addend(answer.case["each"][rank]["seed"], shape) for rank in members]
+    rows = [addend(answer.case["each"][rank]["seed"], shape) for rank in members]
     where = f"{list(shape)} {on(members)}"
     result = answer.value
     allowed = "all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather"
@@ -185,7 +135,7 @@ def _summed(answer: GroupAnswer) -> Iterator[Step]:
         "You returned the mean. Return the sum": (total / len(rows)).bfloat16(),
         "You returned this rank's numbers. Add the numbers of all ranks": rows[answer.place],
     })
-    yield value(result["sum"], _numbers(right), mistakes, what=f"sum of {where}", tolerance=0)
+    yield value(result["sum"], numbers_of(right), mistakes, what=f"sum of {where}", tolerance=0)
     p = len(rows)
     part = 2 * math.ceil(right.numel() / p)
     few = _at_most((p + 1) * part, 2 * p * part, where, "bfloat16 parts, there and back")
@@ -210,43 +160,6 @@ def _at_most(sent: int, received: int, where: str, what: str) -> Rule:
 
 
 # -- 15.8: loss scaling -----------------------------------------------------------------------
-
-GROW_EVERY, SCALES = 3, (3.0, 2.0**20)
-#: The group ranks whose gradients overflow in each step, modulo the size of the group.
-OVERFLOWS = ((), (1,), (), (), (0,), (), (), (), (), (), (), (2, 3), (3,), (), ())
-#: In this step, the last rank of a group has no gradients.
-EMPTY = 6
-
-
-@in_group
-def probe_scaler(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, first: float
-) -> dict[str, Any]:
-    """Run a scaler over steps of which some overflow on one or two ranks."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
-    scaler = answer_named(user_ns, "LossScaler")(first, GROW_EVERY)
-    weight, large, unused = (torch.zeros(4, requires_grad=True) for _ in range(3))
-    optimizer = torch.optim.SGD([weight, large, unused], lr=1.0)
-    loss = torch.tensor(12.0)
-    losses = [scaler.scaled(loss).item()]
-    steps = []
-    for step, bad in enumerate(OVERFLOWS):
-        weight.grad = _row(seed + step, 4) * float(scaler.scale)
-        large.grad = torch.full((4,), 1e30)
-        if place in [one % p for one in bad]:
-            weight.grad[step % 4] = math.nan if step == 4 else math.inf
-        if step == EMPTY and place == p - 1:
-            weight.grad = large.grad = None
-        took, calls = recorded(scaler.step, [weight, large, unused], optimizer, **named)
-        finite = weight.isfinite().all().item()
-        steps.append({
-            "took": took if isinstance(took, bool) else f"<{type(took).__name__}>",
-            "scale": float(scaler.scale),
-            "weight": weight.tolist() if finite else "numbers that are not finite",
-            "calls": calls,
-        })
-    losses += [scaler.scaled(loss).item(), loss.item()]
-    return {"steps": steps, "losses": losses}
 
 
 @task("15.8", "loss scaling for float16", points=3)
@@ -279,7 +192,7 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         good = good + 1 if right else 0
         empty = step == EMPTY and answer.place == len(members) - 1
         if right and not empty:
-            weight = weight - _row(answer.case["seed"] + step, 4)
+            weight = weight - row_of(answer.case["seed"] + step, 4)
         if not right or good == GROW_EVERY:
             scale, good = (2 * scale if right else scale / 2), 0
         yield value(result["weight"], weight.tolist(), what=f"weight after {where}", tolerance=NEAR)
@@ -292,28 +205,6 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
 
 
 # -- 15.9: compression with error feedback ----------------------------------------------------
-
-KEPT, ROW = 3, 11
-
-
-@in_group
-def probe_compressed(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, zeros: int
-) -> list[dict[str, Any]]:
-    """Average this rank's gradients over three steps; return the mean and what is left.
-
-    The gradients begin with so many zeros, which are left out of the result.
-    """
-    memory = torch.zeros(zeros + ROW)
-    function = reading_answer(user_ns, "compressed_mean", changes=(1,))
-    steps = []
-    for step in range(3):
-        gradient = torch.cat([torch.zeros(zeros), _row(seed + step, ROW)])
-        mean, calls = recorded(function, gradient, memory, KEPT + step // 2, **named)
-        shaped = isinstance(mean, Tensor) and mean.shape == gradient.shape
-        ends = _numbers(mean[zeros:] if shaped else None), _numbers(memory[zeros:])
-        steps.append({"mean": ends[0], "memory": ends[1], "calls": calls})
-    return steps
 
 
 @task("15.9", "the largest gradients, with error feedback", points=3)
@@ -333,7 +224,7 @@ def _compressed(answer: GroupAnswer) -> Iterator[Step]:
     for step, result in zip(range(3), answer.value, strict=True):
         count = KEPT + step // 2
         where = f"step {step + 1} {on(answer.members)}"
-        rows = [_row(seed + step, ROW) for seed in seeds]
+        rows = [row_of(seed + step, ROW) for seed in seeds]
         sums = [row + memory for row, memory in zip(rows, memories, strict=True)]
         sent = [_largest(row, count) for row in sums]
         gathers = only("all_gather", "all_gather_into_tensor")

@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from utils.checks.comparison import only, table
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import kind_of, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task
 from utils.checks.trials import Case, judge_calls
 from utils.cluster.questions import Ranks, Reply
 
 from .exchanges import head_exchange as head_exchange
 from .exchanges import token_operators as token_operators
-from .replies import alike, drawn, shown
+from .probes import drawn, probe_kind, probe_spread
+from .replies import alike
 from .rings import ring_backward as ring_backward
 from .rings import ring_forward as ring_forward
 from .softmax_parts import online_softmax as online_softmax
@@ -86,11 +85,6 @@ def zigzag_order(ranks: Ranks, report: Report) -> None:
             report.follow(answer.rank, [facts({text: "Tensor" in answer.value})])
 
 
-def probe_kind(user_ns: dict, *, rank: int) -> str:
-    """Return the type of a layout in words."""
-    return kind_of(reading_answer(user_ns, "zigzag")(8, 2))
-
-
 def _cut(tokens: int, n: int) -> list[list[int]]:
     return [piece.tolist() for piece in torch.arange(tokens).tensor_split(n)]
 
@@ -128,17 +122,6 @@ def _visible(mine: list[int], theirs: list[int]) -> Case:
         "You looked at the last key. The first is seen the most": [left(mine, theirs[-1]), last],
     }
     return Case("visible", [mine, theirs], [first, last], table(wrong), "(first, last)")
-
-
-def probe_spread(user_ns: dict, *, rank: int, seed: int, kv_heads: int, p: int) -> dict[str, Any]:
-    """Return repeated KV heads, and the gradient of the heads that were repeated."""
-    k = drawn(seed, kv_heads, 3, 2).requires_grad_()
-    y, calls = recorded(reading_answer(user_ns, "spread"), k, p)
-    reply = {"y": shown(y), "dx": shown(None), "calls": calls}
-    if isinstance(y, Tensor) and y.requires_grad:
-        y.square().sum().backward()
-        reply["dx"] = shown(k.grad)
-    return reply
 
 
 @task("16.8", "which way wins", points=2)

@@ -8,28 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from utils.checks.comparison import inside, only, waited
-from utils.checks.probe import reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task, value
-from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
+from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 
-from .replies import Tensors, alike, cases, drawn, lengths, seeds_of, shown
-
-WIDTH = 3
-HEADS = 12  # every size of a group divides it
-#: Each operator's collective, its conjugate, and the shape of its input from sizes and group rank.
-OPERATORS = {
-    "gather_tokens": ("all_gather", "scatter_sums", lambda n, r: (n[r], WIDTH)),
-    "scatter_sums": ("reduce_scatter", "gather_tokens", lambda n, r: (sum(n), WIDTH)),
-    "heads_of": ("all_to_all", "tokens_of", lambda n, r: (HEADS, n[r], WIDTH)),
-    "tokens_of": ("all_to_all", "heads_of", lambda n, r: (HEADS // len(n), sum(n), WIDTH)),
-}
-#: The function without autograd that each operator is made of.
-FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
+from .probes import FUNCTIONS, OPERATORS, drawn, probe_operators
+from .replies import Tensors, alike, cases, lengths, seeds_of
 
 
 def _results(name: str, xs: Tensors, sizes: list[int]) -> list[Tensor]:
@@ -42,32 +29,6 @@ def _results(name: str, xs: Tensors, sizes: list[int]) -> list[Tensor]:
     if name == "heads_of":
         return [torch.cat([x.chunk(p)[r] for x in xs], 1) for r in range(p)]
     return [torch.cat([x.split(sizes, 1)[r] for x in xs]) for r in range(p)]
-
-
-@in_group
-def probe_operators(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
-) -> dict:
-    """Run operators forward and backward; between the two, call them with another group."""
-    p, place = dist.get_world_size(group), dist.get_rank(group)
-    replies = {}
-    for name in names:
-        _, conjugate, shape = OPERATORS[name]
-        function = reading_answer(user_ns, name)
-        x = drawn(seed, *shape(sizes[:p], place)).requires_grad_()
-        y, forward = recorded(function, x, sizes[:p], **named)
-        function(drawn(seed + 2, *shape(sizes, rank)), sizes, None)
-        upstream = drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place))
-        alone = reading_answer(user_ns, FUNCTIONS[name])(x.detach().clone(), sizes[:p], group)
-        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None)}
-        reply |= {"forward": forward, "backward": []}
-        if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
-            before = upstream.clone()
-            _, backward = recorded(y.backward, upstream)
-            changed = not torch.equal(before, upstream)
-            reply |= {"dx": shown(x.grad), "backward": backward, "changed": changed}
-        replies[name] = reply
-    return replies
 
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:

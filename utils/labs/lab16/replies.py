@@ -1,4 +1,4 @@
-"""What the checks of lab 16 share: cases, random tensors, and replies with tensors."""
+"""What the checks of lab 16 share: cases, and comparisons of tensors that ranks reply."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from utils.checks.comparison import Mistake
 from utils.checks.task import Report, Step, facts, to_each, value
 from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer
+
+from .probes import kind_in_words, row
 
 #: What float64 may lose; a mistake is off by much more.
 EXACT = 1e-9
@@ -36,33 +37,13 @@ def seeds_of(answer: GroupAnswer) -> list[int]:
     return [answer.case["each"][rank]["seed"] for rank in answer.members]
 
 
-def drawn(seed: int, *shape: int) -> Tensor:
-    """Return normally distributed float64 numbers, the same for the same seed."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def shown(result: object) -> dict[str, Any]:
-    """Return a result for JSON: its kind in words, and its numbers if it is a tensor."""
-    if not isinstance(result, Tensor):
-        return {"kind": type(result).__name__, "numbers": []}
-    # The class's method, because an answer may have given this tensor another one.
-    return {"kind": _kind(result), "numbers": row(Tensor.detach(result).double())}
-
-
-def several(name: str, result: Any, n: int) -> list[dict[str, Any]]:
-    """Return the tensors of a tuple for JSON. Raises TypeError: it doesn't have n values."""
-    if not isinstance(result, tuple | list) or len(result) != n:
-        raise TypeError(f"{name} must return a tuple of {n} values")
-    return [shown(one) for one in result]
-
-
 def alike(
     reply: dict[str, Any], expected: Tensor, wrong: Mapping[str, Tensor], where: str
 ) -> Iterator[Step]:
     """Yield the steps for shape, dtype and numbers; `wrong` has what mistakes give, by texts."""
     got = reply["kind"]
-    text = f"{where}: You returned {got}, expected {_kind(expected)}"
-    yield facts({text: got != _kind(expected)})
+    text = f"{where}: You returned {got}, expected {kind_in_words(expected)}"
+    yield facts({text: got != kind_in_words(expected)})
     said = "You have nan in the result. Is it infinity over infinity, or -inf - (-inf)?"
     mistakes = [Mistake(lambda numbers: any(x != x for x in numbers), said)]
     mistakes += [Mistake(row(tensor), text) for text, tensor in wrong.items()]
@@ -76,12 +57,3 @@ def all_alike(
     for i, name in enumerate(names):
         mistakes = {text: gives[i] for text, gives in wrong.items()}
         yield from alike(replies[i], right[i], mistakes, f"{where}: {name}")
-
-
-def row(tensor: Tensor) -> list[float]:
-    """Return the numbers of a tensor."""
-    return tensor.detach().reshape(-1).tolist()
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"a tensor {str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

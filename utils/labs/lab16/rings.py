@@ -7,106 +7,40 @@ and notes which block it got, and which messages were pending.
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from torch_mpi.record import log
 from utils.checks.comparison import Calls, blocking, inside, only, waited
-from utils.checks.probe import as_dict, reading_answer, recorded
 from utils.checks.task import Report, Step, communication, facts, task
-from utils.checks.trials import Group, GroupAnswer, in_group, judge_groups, on
+from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks, Reply
 
-from .replies import alike, all_alike, cases, drawn, lengths, seeds_of, several, shown
-from .softmax_parts import NAMES, Part, part_of
+from .probes import (
+    RING_HEADS,
+    RING_SIZE,
+    Part,
+    attend_back,
+    drawn,
+    drawn_block,
+    part_of,
+    probe_block,
+    probe_ring,
+    scores_of,
+)
+from .replies import alike, all_alike, cases, lengths, seeds_of
+from .softmax_parts import NAMES
 
-#: A block of one token is already too long for an eager message, so a send waits for its receiver.
-HEADS, SIZE = 2, 160
 #: The bytes of a token's keys and values, or of their gradients.
-OF_TOKEN = 2 * HEADS * SIZE * 8
+OF_TOKEN = 2 * RING_HEADS * RING_SIZE * 8
 GRADIENTS = ("dq", "dk", "dv")
 TRAVELS = "Blocks travel p − 1 times and gradients p times, but not to a rank that is alone"
 
 
-def _scores(q: Tensor, k: Tensor, common: int, place: int, s: int) -> Tensor:
-    """Return negative scores, different in each block; some queries see nothing of a block."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(SIZE)
-    scores = scores + drawn(common + 97 * s + place, 1, q.shape[1], k.shape[1]) - 9
-    if (place + s) % 3 == 1:
-        scores[:, 0] = -torch.inf
-    return scores
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
-    return part_of((_scores(q, k, *which), v))
-
-
-def _attend_back(q: Tensor, k: Tensor, v: Tensor, *which: int) -> Part:
-    """Return made-up gradients of q, k and v, which are different for each pair of ranks."""
-    weights = _scores(q, k, *which).clamp(min=-10)
-    dk = weights.transpose(-2, -1) @ q
-    return weights @ v, dk, dk * (which[1] + 2) + v
-
-
-class Watch:
-    """A function for blocks that notes what the ring gives it, and what was sent by then."""
-
-    def __init__(self, function: Callable[..., Part], common: int, place: int) -> None:
-        self.function, self.which = function, (common, place)
-        self.mark = log.mark()
-        self.notes: list[dict[str, Any]] = []
-        self._storages: list[weakref.ref] = []
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, s: int) -> Part:
-        """Return what the function makes of a block, and note the call."""
-        sends = [call for call in log.since(self.mark) if call.op == "send" and not call.waited]
-        storage = k.untyped_storage()
-        earlier = [ref() for ref in self._storages[1:]]  # the first block is the rank's own
-        self._storages.append(weakref.ref(storage))
-        self.notes.append({
-            "s": s,
-            "key": float(k.flatten()[0]),
-            "pending": sum(call.nbytes for call in sends),
-            "kept": sum(one is not None and one is not storage for one in earlier),
-        })
-        return self.function(q, k, v, *self.which, int(s))
-
-
-@in_group
-def probe_ring(
-    user_ns: dict, *, rank: int, group: Group, named, seed: int, common: int, sizes, back: bool
-) -> dict[str, Any]:
-    """Run a ring forward or backward, and `pass_on` alone."""
-    p, place = dist.get_world_size(group), dist.get_rank(group)
-    q, k, v = drawn(seed, 3, HEADS, sizes[place], SIZE)
-    name = "ring_backward" if back else "ring_forward"
-    watch = Watch(_attend_back if back else _attend, common, place)
-    function = reading_answer(user_ns, name)
-    result, calls = recorded(function, q, k, v, sizes[:p], watch, **named)
-    reply = {"result": several(name, result, 3), "calls": calls, "notes": watch.notes}
-    if back:
-        return reply
-    mark = log.mark()
-    block = torch.stack([k, v])
-    answer = reading_answer(user_ns, "pass_on")(block, sizes[(place - 1) % p], **named)
-    if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise TypeError("pass_on must return two values, the arriving tensor and a list of works")
-    early = any(call.waited for call in log.since(mark))
-    for work in answer[1]:
-        work.wait()
-    again = [as_dict(call) for call in log.since(mark)]
-    reply |= {"arriving": shown(answer[0]), "same": p > 1 and answer[0] is block}
-    return reply | {"early": early, "calls again": again}
-
-
 def _blocks_of(answer: GroupAnswer) -> list[Tensor]:
     pairs = zip(seeds_of(answer), answer.case["sizes"], strict=False)
-    return [drawn(seed, 3, HEADS, size, SIZE) for seed, size in pairs]
+    return [drawn(seed, 3, RING_HEADS, size, RING_SIZE) for seed, size in pairs]
 
 
 def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Iterator[Step]:
@@ -169,7 +103,7 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
     sent = sum(sizes) - sizes[(place + 1) % p]
     yield from _messages(answer, answer.value["calls"], sent, where)
     which = answer.case["common"], place
-    pairs = [(_scores(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
+    pairs = [(scores_of(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
     right, others = part_of(*pairs), pairs[:place] + pairs[place + 1 :] or pairs
     less = right[1].clamp(max=0).exp()
     from_zero = right[0] * less, right[1].clamp(min=0), right[2] * less
@@ -197,25 +131,11 @@ def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Ite
     yield from alike(answer.value["arriving"], arriving, wrong, where)
 
 
-def _drawn_block(seed: int) -> list[Tensor]:
-    """Return the arguments of `block_gradients`; a query doesn't see all keys."""
-    shapes = ((3, SIZE), (5, SIZE), (5, SIZE), (3, 5), (3, 1), (3, SIZE), (3, 1))
-    tensors = [drawn(seed + i, HEADS, *shape) for i, shape in enumerate(shapes)]
-    tensors[3][:, 0, 2:] = -torch.inf
-    return tensors
-
-
 def _gradients(q, k, v, scores, lse, gradient, delta) -> Part:
-    scale = 1 / math.sqrt(SIZE)
+    scale = 1 / math.sqrt(RING_SIZE)
     probabilities = (scores - lse).exp()
     ds = probabilities * (gradient @ v.transpose(-2, -1) - delta) * scale
     return ds @ k, ds.transpose(-2, -1) @ q, probabilities.transpose(-2, -1) @ gradient
-
-
-def probe_block(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
-    """Return the gradients of one block."""
-    result, calls = recorded(reading_answer(user_ns, "block_gradients"), *_drawn_block(seed))
-    return {"result": several("block_gradients", result, 3), "calls": calls}
 
 
 @task("16.5", "ring attention, backward", points=3)
@@ -227,9 +147,9 @@ def ring_backward(ranks: Ranks, report: Report) -> None:
 
 def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], only())
-    *rest, lse, gradient, delta = _drawn_block(case["seed"])
+    *rest, lse, gradient, delta = drawn_block(case["seed"])
     dq, dk, dv = right = _gradients(*rest, lse, gradient, delta)
-    inner, scale = rest[3].logsumexp(-1, keepdim=True), math.sqrt(SIZE)
+    inner, scale = rest[3].logsumexp(-1, keepdim=True), math.sqrt(RING_SIZE)
     wrong = {
         "You applied softmax to one block. Use lse": _gradients(*rest, inner, gradient, delta),
         "You scaled the scores again": _gradients(*rest[:3], rest[3] / scale, lse, gradient, delta),
@@ -252,7 +172,7 @@ def _backward(answer: GroupAnswer) -> Iterator[Step]:
     yield from _messages(answer, answer.value["calls"], sent, where)
 
     def term(r: int, s: int) -> Part:
-        return _attend_back(blocks[r][0], *blocks[s][1:], answer.case["common"], r, s)
+        return attend_back(blocks[r][0], *blocks[s][1:], answer.case["common"], r, s)
 
     dq = sum(term(place, s)[0] for s in range(p))
     right = dq, *(sum(term(r, place)[i] for r in range(p)) for i in (1, 2))

@@ -13,23 +13,32 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from utils.checks import trials
-from utils.checks.clock import ends_within
 from utils.checks.comparison import inside, is_number, messages, only, table, waited
+from utils.checks.groups import Partition
 from utils.checks.model import use_model as use_model
-from utils.checks.probe import answer_named, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import Case, Group, GroupAnswer, Partition, in_group, on
+from utils.checks.trials import Case, GroupAnswer, on
 from utils.cluster.questions import Ranks, Reply
 
-from .generation import BYTES, EXACT, WIDTH, gpt, of_size, text_of
+from .generation import BYTES, EXACT, of_size
 from .generation import cached_generation as cached_generation
 from .generation import hand_over as hand_over
 from .generation import parallel_decode as parallel_decode
 from .parts import Chain
-from .requests import Request, Server, arrivals, broken, goodput, simulate
+from .probes import (
+    COUNTS,
+    SHAPES,
+    WIDTH,
+    WORKLOADS,
+    gpt,
+    probe_balance,
+    probe_policy,
+    probe_serve,
+    text_of,
+)
+from .requests import Request, Server, arrivals, goodput, simulate
 
 # -- 17.2: the roofline -----------------------------------------------------------------------
 
@@ -95,13 +104,6 @@ def _batch(weights: int, depth: int, width: int, context: int, *machine: float) 
 # -- 17.4: stages of unequal layers -----------------------------------------------------------
 
 
-def probe_balance(user_ns: dict, *, rank: int, cases: list) -> list:
-    """Return the numbers of layers of each stage, for some chains."""
-    function = reading_answer(user_ns, "balance")
-    with ends_within(20.0, "Don't try all cuts. Use the best cuts of fewer layers and stages"):
-        return [told(function(costs, p)) for costs, p in cases]
-
-
 def slowest(costs: Sequence[float], counts: Sequence[int]) -> float:
     """Return the time of the slowest stage."""
     ends = list(itertools.accumulate(counts, initial=0))
@@ -159,31 +161,6 @@ def _balanced(case: list, counts: Any) -> Iterator[Step]:
 # -- 17.5: a pipeline without backward --------------------------------------------------------
 
 PARTITIONS: tuple[Partition, ...] = ([[0, 1, 3], [2]], [[1, 2], [0, 3]], [[0, 1, 2, 3]], None)
-COUNTS = {"1": [4], "2": [3, 1], "3": [1, 2, 1], "4": [1, 1, 1, 1]}
-SHAPES = [(3, 5), (1, 5), (1, 5), (2, 4), (2, 7), (3, 1)]
-
-
-@in_group
-def probe_serve(user_ns: dict, *, rank: int, group: Group, named: dict, seed: int) -> dict:
-    """Run microbatches through a chain, of whose layers and texts this rank knows its own part."""
-    from torch_mpi.record import log
-
-    chain = Chain(gpt(seed))
-    texts = [text_of(seed + k, *shape) for k, shape in enumerate(SHAPES)]
-    counts = COUNTS[str(dist.get_world_size(group))]
-    mark = log.mark()
-    result, calls = recorded(reading_answer(user_ns, "serve"), chain, counts, texts, **named)
-    starts = [start for start, _ in chain.marks]
-    records = log.since(mark)
-    sends = [call.start for call in records if call.op == "send"]
-    waits = [call.waits[0][1] for call in records if call.op == "recv" and call.waits]
-    return {
-        "logits": told(result),
-        "calls": calls,
-        "worked": len(starts),
-        "late": any(start < sent for sent, start in zip(sends, starts[2:], strict=False)),
-        "hoards": any(sum(end <= start for end in waits) > k + 2 for k, start in enumerate(starts)),
-    }
 
 
 @task("17.5", "a pipeline without backward", points=3)
@@ -224,14 +201,6 @@ def _served(answer: GroupAnswer) -> Iterator[Step]:
 
 # -- 17.6: continuous batching ----------------------------------------------------------------
 
-#: Servers on which policies are judged, with the arguments of `arrivals`.
-WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
-    "a steady rate": (Server(), {"rate": 6}),
-    "bursts of ten": (Server(), {"rate": 5, "burst": 10}),
-    "long prompts": (Server(), {"rate": 2, "prompt": (200, 620)}),
-    "short prompts": (Server(first=0.4), {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9}),
-    "few slots": (Server(slots=6, decode=0.012, first=4), {"rate": 1.6, "prompt": (20, 200)}),
-}
 ENOUGH = 0.9  # of the goodput that `admitted` reaches
 
 
@@ -245,15 +214,6 @@ def admitted(now: float, waiting: list, running: list, server: Server) -> list[R
             break
         joining.append(request)
     return joining
-
-
-def probe_policy(user_ns: dict, *, rank: int, workload: str, seed: int) -> dict:
-    """Return the goodput of the student's policy, and what users waited for in vain."""
-    server, load = WORKLOADS[workload]
-    outcomes = arrivals(seed, **load)
-    with ends_within(20.0, "Let waiting requests join as soon as there is room for them"):
-        simulate(answer_named(user_ns, "admit"), server, outcomes)
-    return {"goodput": goodput(outcomes, server), "broken": broken(outcomes, server)}
 
 
 @task("17.6", "continuous batching", points=3)

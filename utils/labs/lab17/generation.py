@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import gelu, linear
 
 from utils import models
 from utils.checks import trials
 from utils.checks.comparison import Calls, Mistake, inside, made, only, table, waited
-from utils.checks.probe import in_double, number, reading_answer, recorded, told
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import Case, Group, GroupAnswer, in_group, on
+from utils.checks.trials import Case, GroupAnswer, on
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.replicas import weights_of
 
 from .parts import Cache, part_of
+from .probes import (
+    DEPTH,
+    WIDTH,
+    composed,
+    gpt,
+    probe_cache,
+    probe_hand_over,
+    probe_parallel,
+    text_of,
+)
 
-DEPTH, WIDTH = 2, 20
 BYTES = 8  # of a float64 and of an int64
 EXACT = 1e-9
-
-
-@functools.lru_cache(maxsize=16)
-def gpt(seed: int) -> models.GPT:
-    """Return a small model in double precision, with weights so large that its tokens vary."""
-    sizes = {"depth": DEPTH, "width": WIDTH, "heads": 5, "hidden": 22, "tokens": 24}
-    model = in_double(models.gpt(seed, **sizes)).requires_grad_(False)
-    for parameter in model.parameters():
-        parameter.mul_(4)
-    return model
-
-
-def text_of(seed: int, samples: int, tokens: int) -> Tensor:
-    """Return random bytes, int64 [samples, tokens]."""
-    draw = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (samples, tokens), generator=draw)
 
 
 def greedy(model: models.GPT, prompt: Tensor, new: int) -> Tensor:
@@ -119,36 +108,6 @@ def likely(modes: dict, k: int, parts: Sequence, pieces: Sequence, place: int = 
 # -- 17.1: the cache --------------------------------------------------------------------------
 
 
-def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: list, new: int):
-    """Run a text through the model piece by piece, and generate; count the tokens computed."""
-    model = gpt(seed)
-    before = weights_of(model)
-    text = text_of(seed, samples, sum(pieces))
-    cache = Cache(model, samples, sum(pieces) + 2)
-    rows = [0.0]
-    hooks = [
-        layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
-        for layer in (model.blocks[-1].mlp, model.blocks[-1].attention.k)
-    ]
-    forward = reading_answer(user_ns, "forward_cached", changes=(2,))
-    steps = [
-        (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples)
-        for piece in text.split(pieces, 1)
-    ]
-    prompt = text[:, : pieces[0]]
-    tokens, calls = recorded(reading_answer(user_ns, "generate"), model, prompt, new)
-    for hook in hooks:
-        hook.remove()
-    return {
-        "steps": [[told(logits), number(length), rows] for logits, _, length, rows in steps],
-        "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
-        "tokens": told_tokens(tokens),
-        "rows": sum(rows) / samples - steps[-1][3],
-        "calls": sum((of for _, of, *_ in steps), calls),
-        "changed": not torch.equal(before, weights_of(model)),
-    }
-
-
 @task("17.1", "a cache of keys and values", points=3)
 def cached_generation(ranks: Ranks, report: Report) -> None:
     """Compare logits, cached tensors and tokens with the model that computes the whole text."""
@@ -195,12 +154,6 @@ def logits_are(result: Any, right: Tensor, mistakes: Iterator[Mistake], where: s
     return value(result, right.tolist(), mistakes, **name, tolerance=EXACT)
 
 
-def told_tokens(result: Any) -> Any:
-    """Return tokens for JSON, and a text for tokens that aren't int64."""
-    wrong = isinstance(result, Tensor) and result.dtype != torch.int64
-    return f"a tensor of {result.dtype}" if wrong else told(result)
-
-
 def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: str) -> Step:
     """Return the step that a result has the new tokens of a prompt."""
     tokens = greedy(model, prompt, new)
@@ -214,33 +167,6 @@ def tokens_are(result: Any, model: models.GPT, prompt: Tensor, new: int, where: 
 
 
 # -- 17.3: heads and columns on several ranks -------------------------------------------------
-
-
-@functools.lru_cache(maxsize=4)
-def composed(common: int, seeds: tuple[int, ...]) -> models.GPT:
-    """Return a model with one seed per part, so that a rank with one seed knows one part."""
-    parts = [part_of(gpt(seed), place, len(seeds)) for place, seed in enumerate(seeds)]
-    whole = part_of(gpt(common), 0, 1)  # a copy
-    for name, parameter in whole.blocks.named_parameters():
-        if "norm" not in name and not name.endswith(("out.bias", "down.bias")):
-            dim = int(name.endswith(("out.weight", "down.weight")))
-            parameter.copy_(torch.cat([part.blocks.get_parameter(name) for part in parts], dim))
-    return whole
-
-
-@in_group
-def probe_parallel(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
-) -> dict:
-    """Prefill five tokens and decode one, with a part of the model."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
-    part = part_of(composed(common, (seed,) * p), place, p)
-    cache = Cache(part, 2, 8)
-    function = reading_answer(user_ns, "parallel_step", changes=(2,))
-    pieces = text_of(common, 2, 6).split((5, 1), 1)
-    steps = [recorded(function, part, piece, cache, **named) for piece in pieces]
-    logits, calls = zip(*steps, strict=True)
-    return {"logits": told(logits), "calls": calls}
 
 
 @task("17.3", "decode on several ranks", points=4)
@@ -301,16 +227,6 @@ def _latency(compute: float, depth: int, nbytes: int, p: int, latency: float, ra
 
 
 # -- 17.7: prefill on one rank, decode on another ---------------------------------------------
-
-
-@in_group
-def probe_hand_over(
-    user_ns: dict, *, rank: int, named: dict, common: int, seed: int, shape: list, new: int
-) -> dict:
-    """Generate with a prompt that only the first rank knows."""
-    function = reading_answer(user_ns, "disaggregated")
-    tokens, calls = recorded(function, gpt(common), text_of(seed, *shape), new, **named)
-    return {"tokens": told_tokens(tokens), "calls": calls}
 
 
 @task("17.7", "bonus task: hand the cache to another rank", points=3)

@@ -18,7 +18,7 @@ from utils.checks.task import Report, task
 from utils.checks.trials import Case
 from utils.cluster.questions import Ranks
 
-from .digests import flip_found as flip_found
+from .digest_checks import flip_found as flip_found
 from .profiles import calls_counted as calls_counted
 from .ward_checks import *  # noqa: F403
 

@@ -2,60 +2,15 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
-from torch.profiler import record_function
 
 from utils.checks.comparison import Mistake
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
 
-LABELS = ["forward", "loss", "backward", "clip", "log", "update"]  # no plan has an update
-ITEM, COPY, PRODUCT = "aten::_local_scalar_dense", "aten::_to_copy", "aten::mm"
-#: aten::expand_as calls it, so names that begin alike count twice.
-EXPAND = "aten::expand"
-#: A part of a step: its label ("" for none), how often its work runs, and the parts inside it.
-Part = tuple[str, int, Sequence[Any]]
-
-
-def plan_of(seed: int) -> list[Part]:
-    """Return the parts of a step; a label may come twice, and inside another one."""
-    draw = random.Random(seed)
-    count = lambda: draw.randint(1, 5)  # noqa: E731
-    inner: list[Part] = [("log", count(), []), ("loss", count(), [])]
-    parts: list[Part] = [
-        ("forward", count(), inner[: draw.randint(1, 2)]),
-        ("backward", count(), []),
-        ("", count(), []),
-        ("clip", count(), [("log", count(), [])]),
-        ("forward", count(), []),
-    ]
-    draw.shuffle(parts)
-    return parts
-
-
-def marked(work: Callable[[], object]) -> None:
-    """Do work inside two marks that are not among the labels."""
-    with record_function("epoch"), record_function("batch"):
-        work()
-
-
-def run(parts: Sequence[Part], work: Callable[[], object]) -> None:
-    """Run the work in each part as often as the plan says."""
-    for label, times, inside in parts:
-        if not label:
-            for _ in range(times):
-                work()
-            continue
-        with record_function(label):
-            for _ in range(times):
-                marked(work)
-            run(inside, work)
+from .probes import LABELS, Part, plan_of, probe_calls, works
 
 
 def innermost(parts: Sequence[Part]) -> dict[str, int]:
@@ -82,31 +37,6 @@ def around(parts: Sequence[Part]) -> dict[str, int]:
     for label, _, inside in parts:
         counts[label] += sum(innermost(inside).values())
     return counts
-
-
-def works(x: Tensor) -> dict[str, Callable[[], object]]:
-    """Return work that calls an operator once, and never directly, by the operator's name."""
-    return {
-        ITEM: lambda: x[0, 0].item(),  # aten::item calls it
-        COPY: lambda: x.double(),  # aten::to calls it
-        EXPAND: lambda: x[:1].expand_as(x),
-        PRODUCT: lambda: torch.nn.functional.linear(x, x.t()),  # aten::linear calls it
-    }
-
-
-def probe_calls(user_ns: dict, *, rank: int, seed: int, op: str) -> dict:
-    """Return the student's counts for one step, and how often the step ran."""
-    parts, x = plan_of(seed), torch.ones(3, 3)
-    work, others, ran = works(x)[op], [w for name, w in works(x).items() if name != op], []
-
-    def step() -> None:
-        ran.append(rank)
-        run(parts, work)
-        for other in others:
-            other()
-
-    counts = answer_named(user_ns, "calls_in")(step, op, list(LABELS))
-    return {"counts": told(counts), "ran": len(ran)}
 
 
 def _counts(parts: Sequence[Part], op: str, answer: dict) -> Iterator[Step]:

@@ -13,12 +13,12 @@ from typing import Any
 
 from utils.checks import score
 from utils.checks.comparison import same
-from utils.checks.probe import answer_named, told
 from utils.checks.task import Check, Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 
+from .probes import probe_answer, probe_name, probe_ready, probe_reference, probe_repair
 from .ward import program
-from .ward.case import ALL
+from .ward.case import ALL, text_of
 from .ward.case import Case as Patient
 from .ward.cases import CASES
 from .ward.drawing import BEDS, drawn
@@ -43,12 +43,6 @@ LONGEST_NAME = 100
 
 
 # -- whose ward it is -------------------------------------------------------------------------
-
-
-def probe_name(user_ns: dict[str, Any], *, rank: int) -> Any:
-    """Return this rank's `my_name`; if it isn't a string or a number, a list with its type."""
-    name = answer_named(user_ns, "my_name")
-    return name if isinstance(name, str | int) else [type(name).__name__]
 
 
 @task("18.6", "your name on the ward", points=1)
@@ -111,12 +105,6 @@ def board() -> None:
     print(f"{both} of {BEDS} patients are solved: found and repaired")
 
 
-def probe_answer(user_ns: dict[str, Any], *, rank: int, answer: str) -> dict[str, Any]:
-    """Return the student's name, and the student's object that is called `answer`."""
-    name = probe_name(user_ns, rank=rank)
-    return {"name": name, "answer": told(answer_named(user_ns, answer))}
-
-
 # -- what was found ---------------------------------------------------------------------------
 
 
@@ -162,7 +150,7 @@ def _wrong_rank(case: Patient, rank: int | str) -> str:
 
 
 def _line_problems(case: Patient, line: Any) -> Iterator[str]:
-    lines = program.text_of(case.name).splitlines()
+    lines = text_of(case.name).splitlines()
     if isinstance(line, bool) or not isinstance(line, int):
         yield f"The line is {line!r}. Write its number"
     elif not 1 <= line <= len(lines):
@@ -190,28 +178,6 @@ def _kind_problems(case: Patient, kind: Any) -> Iterator[str]:
 # -- whether it is repaired -------------------------------------------------------------------
 
 
-def probe_reference(
-    user_ns: dict[str, Any], *, rank: int, name: str, which: int, seed: int
-) -> dict[str, Any]:
-    """Run the program with one of the reference's repairs; return what it gave."""
-    text = program.repaired(program.text_of(name), CASES[name].repairs[which])
-    return program.measured(text, name, seed)
-
-
-def probe_ready(user_ns: dict[str, Any], *, rank: int, answer: str, name: str) -> bool:
-    """Put the student's repair into the program, and load it; an error says what is wrong."""
-    text = program.repaired(program.text_of(name), answer_named(user_ns, answer))
-    return bool(program.loaded(text, name))
-
-
-def probe_repair(
-    user_ns: dict[str, Any], *, rank: int, answer: str, name: str, seed: int
-) -> dict[str, Any]:
-    """Run the program with the student's repair; return what it gave."""
-    text = program.repaired(program.text_of(name), answer_named(user_ns, answer))
-    return program.measured(text, name, seed)
-
-
 def judge_repair(ranks: Ranks, report: Report, bed: int) -> None:
     """Run the repaired program of the patient in this bed, and compare it with the reference's."""
     names = report.answers(ranks, probe_name)
@@ -222,16 +188,24 @@ def judge_repair(ranks: Ranks, report: Report, bed: int) -> None:
 
 def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None:
     """Run a patient's program with the repair of this name, and compare with the reference's."""
-    if not report.answers(ranks, probe_ready, answer=answer, name=case.name):
+    sick = text_of(case.name)
+    if not report.answers(ranks, probe_ready, answer=answer, text=sick, name=case.name):
         return
-    asked = {"name": case.name, "seed": report.seed % 100_000}
+    asked = {
+        "name": case.name,
+        "seed": report.seed % 100_000,
+        "limits": case.limits,
+        "arguments": case.arguments,
+    }
     rights = [
-        report.answers(ranks, probe_reference, which=which, **asked)
-        for which in range(len(case.repairs))
+        report.answers(ranks, probe_reference, text=program.repaired(sick, repair), **asked)
+        for repair in case.repairs
     ]
     if not all(rights):
         return
-    answers = report.answers(ranks, probe_repair, patience=PATIENCE, answer=answer, **asked)
+    answers = report.answers(
+        ranks, probe_repair, patience=PATIENCE, answer=answer, text=sick, **asked
+    )
     if not answers:
         late = f", and the check stopped it after {PATIENCE:.0f} s"
         endless = "KeyboardInterrupt" in report.kinds

@@ -6,7 +6,7 @@ The script must be next to train.py and images.pt, and `sbatch series.sh` submit
 ranks leaves a JSON file, which :func:`utils.labs.lab05.runs.series` reads.
 
 You can look into any batch script without a cluster: :func:`request` returns what it asks for, and
-:func:`launches` returns what it would start.
+:func:`.script_runs.launches` returns what it would start.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -131,27 +129,10 @@ def of_the_site() -> dict[str, str]:
 
 # --- what a script does ------------------------------------------------------------------------
 
-LAUNCHERS = ("mpiexec", "mpirun", "srun")
-# A launcher that starts nothing and records its arguments. No other command does anything.
-# Bash gives a command that ends in & an empty stdin. `wait` records itself when all have ended.
-_NOTES = """#!/bin/bash
-[[ /dev/stdin -ef /dev/null ]] && behind='&'
-printf '%s\\0' "${0##*/}$behind" "$OMP_NUM_THREADS" "$@" END >>"$NOTES"
-"""
-_REHEARSAL = """\
-command_not_found_handle() { :; }; cd() { :; }; source() { :; }; .() { :; }
-wait() { builtin wait "$@"; printf '%s\\0' wait END >>"$NOTES"; }
-"""
-_BASH = {"capture_output": True, "text": True, "timeout": 20, "check": False}
 
 _LONG = {"-N": "--nodes", "-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks"}
 _LONG |= {"-c": "--cpus-per-task", "-t": "--time", "-p": "--partition"}
 _LONG |= {"--cpus-per-rank": "--cpus-per-proc"}
-
-
-def unreadable(text: str) -> str:
-    """Return why bash can't read a script; "" if it can."""
-    return subprocess.run(["bash", "-n"], input=text, **_BASH).stderr.partition("\n")[0]
 
 
 def request(lines: Iterable[str]) -> dict[str, str]:
@@ -182,24 +163,6 @@ def options(words: list[str]) -> dict[str, str]:
     return values
 
 
-def launches(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
-    """Return the calls that a script would launch: launcher, OMP_NUM_THREADS, and arguments.
-
-    Bash runs the script with Slurm's variables, in an empty folder and without any command.
-    """
-    calls = _rehearsed(text, nodes, domains, cores)
-    return [[call[0].rstrip("&"), *call[1:]] for call in calls if call != ["wait"]]
-
-
-def left(text: str, nodes: int, domains: int, cores: int) -> bool:
-    """Return whether a script ends without waiting for what it has launched."""
-    if re.search(r"<\s*/dev/null", text):
-        return False  # the script itself sets an empty stdin
-    calls = _rehearsed(text, nodes, domains, cores)
-    waits = [k for k, call in enumerate(calls) if call == ["wait"]]
-    return any(call[0].endswith("&") for call in calls[(waits or [-1])[-1] + 1 :])
-
-
 def minutes(limit: str) -> float | None:
     """Return the minutes of a time limit as Slurm reads it; None if Slurm can't read it."""
     form = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", limit)
@@ -209,27 +172,3 @@ def minutes(limit: str) -> float | None:
     if form[1] is None and form[4] is None:  # minutes, or minutes:seconds
         return first + second / 60
     return 1440 * days + 60 * first + second + third / 60
-
-
-def _rehearsed(text: str, nodes: int, domains: int, cores: int) -> list[list[str]]:
-    """Return the calls of launchers and of `wait`, in order."""
-    ranks = nodes * domains
-    slurm = {"NTASKS": ranks, "NPROCS": ranks, "NTASKS_PER_NODE": domains, "NNODES": nodes}
-    slurm |= {"CPUS_PER_TASK": cores, "JOB_NUM_NODES": nodes, "JOB_ID": 1}
-    bare = re.sub(rf"[\w./~-]*/({'|'.join(LAUNCHERS)})\b", r"\1", text)
-    with tempfile.TemporaryDirectory() as folder:
-        notes = Path(folder, "notes")
-        start = Path(folder, "start")
-        notes.touch()
-        start.write_text(_REHEARSAL, encoding="utf-8")
-        for name in LAUNCHERS:
-            Path(folder, name).write_text(_NOTES, encoding="utf-8")
-            Path(folder, name).chmod(0o755)
-        Path(folder, "env").symlink_to("/usr/bin/env")
-        variables = {"PATH": folder, "BASH_ENV": str(start), "NOTES": str(notes), "HOME": folder}
-        variables |= {f"SLURM_{name}": str(value) for name, value in slurm.items()}
-        variables["SLURM_SUBMIT_DIR"] = folder
-        bash = [shutil.which("bash"), "-c", bare]
-        subprocess.run(bash, env=variables, cwd=folder, input="", **_BASH)
-        calls = notes.read_text(encoding="utf-8").split("END\0")[:-1]
-    return [call.split("\0")[:-1] for call in calls]

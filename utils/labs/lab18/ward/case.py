@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 ALL = "all"
@@ -48,3 +49,11 @@ class Case:
     def finding(self) -> dict[str, Any]:
         """Return a right finding."""
         return {"rank": self.ranks[0], "line": self.lines[0], "kind": self.kinds[0]}
+
+
+PATIENTS = Path(__file__).with_name("patients")
+
+
+def text_of(name: str) -> str:
+    """Return a patient's program."""
+    return (PATIENTS / f"{name}.py").read_text(encoding="utf-8")

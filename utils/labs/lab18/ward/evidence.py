@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .program import text_of
+from .case import text_of
 
 FOLDER = Path(__file__).with_name("recorded")
 

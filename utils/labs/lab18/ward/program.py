@@ -6,16 +6,12 @@ import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch_mpi.errors import CommunicationError, helper
 from utils.labs.lab18 import job
 
-from .cases import CASES
-
-PATIENTS = Path(__file__).with_name("patients")
 #: A repair may change at most so many lines, and have at most so many characters.
 MOST_LINES, MOST_CHARACTERS = 12, 4000
 #: The beginning of a line that catches an error.
@@ -28,11 +24,6 @@ for _shared in filter(inspect.isfunction, vars(job).values()):
 
 class RepairError(Exception):
     """A repair can't be put into the program; the message says why, and what to do."""
-
-
-def text_of(name: str) -> str:
-    """Return a patient's program."""
-    return (PATIENTS / f"{name}.py").read_text(encoding="utf-8")
 
 
 def repaired(text: str, repair: Any) -> str:
@@ -93,8 +84,16 @@ def _with_its_line(error: Exception, text: str, name: str) -> RepairError:
     return RepairError(f"Your repaired program raises {type(error).__name__}{where}: {error}")
 
 
-def measured(text: str, name: str, seed: int) -> dict[str, Any]:
+def measured(
+    text: str, name: str, seed: int, limits: Collection[str], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
     """Run a program on this rank, and return its result and what it needed.
+
+    Args:
+        text, name: the program.
+        seed: what the program draws its numbers from.
+        limits: what its case limits, see :class:`.case.Case`.
+        arguments: further arguments of `train`.
 
     Raises:
         RepairError: the text isn't a program, or it raises an error; the message quotes the line.
@@ -111,11 +110,10 @@ def measured(text: str, name: str, seed: int) -> dict[str, Any]:
 
     from .counters import counted
 
-    case = CASES[name]
     train = loaded(text, name)
     try:
-        with counted(case.limits) as counts:
-            result, calls = recorded(train, seed, **case.arguments)
+        with counted(limits) as counts:
+            result, calls = recorded(train, seed, **arguments)
     except CommunicationError:
         raise  # its message has the line
     except Exception as error:

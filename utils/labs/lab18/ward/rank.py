@@ -19,9 +19,10 @@ import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .case import text_of
 from .cases import CASES
 from .counters import Census, Work
-from .program import loaded, repaired, text_of
+from .program import loaded, repaired
 
 if TYPE_CHECKING:
     from torch_mpi.record import Call

@@ -21,10 +21,9 @@ from utils.jobs import mpi_job
 from utils.jobs.start_plan import Plan
 from utils.labs.lab18.stacks import threads_of
 
-from .case import Case
+from .case import Case, text_of
 from .cases import CASES
 from .evidence import FOLDER, digest_of
-from .program import text_of
 from .rank import HANGS, PATIENCE
 
 RANKS = 4

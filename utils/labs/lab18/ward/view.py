@@ -7,8 +7,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 from IPython.display import display
 
-from . import pages, program
-from .case import Case
+from . import pages
+from .case import PATIENTS, Case, text_of
 from .cases import CASES
 from .drawing import BEDS, drawn
 from .evidence import evidence
@@ -48,7 +48,7 @@ class Ward:
         """Show a patient: what a colleague has seen, the evidence, and the program."""
         case = self.case(bed)
         found = evidence(case.name)
-        text = program.text_of(case.name)
+        text = text_of(case.name)
         _show(pages.ticket(bed, case), f"Patient {bed} · {case.name}.py\n{case.complaint}")
         for instrument in case.instruments:
             title, draw = pages.INSTRUMENTS[instrument]
@@ -71,7 +71,7 @@ def classes() -> None:
 
 def shared_file() -> None:
     """Show the file that all programs import."""
-    text = (program.PATIENTS.parents[1] / "job.py").read_text(encoding="utf-8")
+    text = (PATIENTS.parents[1] / "job.py").read_text(encoding="utf-8")
     _show(pages.folded("job.py, which most programs import", pages.listing(text)), text)
 
 

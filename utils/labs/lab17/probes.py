@@ -1,0 +1,169 @@
+"""The probes of lab 17, which run on the ranks beside the student's answers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from utils import models
+from utils.checks.clock import ends_within
+from utils.checks.groups import Group, in_group
+from utils.checks.probe import answer_named, in_double, number, reading_answer, recorded, told
+from utils.labs.shared.small_models import weights_of
+
+from .parts import Cache, Chain, part_of
+from .requests import Server, arrivals, broken, goodput, simulate
+
+# -- generation ------------------------------------------------------------------------------------
+
+
+DEPTH, WIDTH = 2, 20
+
+
+@functools.lru_cache(maxsize=16)
+def gpt(seed: int) -> models.GPT:
+    """Return a small model in double precision, with weights so large that its tokens vary."""
+    sizes = {"depth": DEPTH, "width": WIDTH, "heads": 5, "hidden": 22, "tokens": 24}
+    model = in_double(models.gpt(seed, **sizes)).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(4)
+    return model
+
+
+def text_of(seed: int, samples: int, tokens: int) -> Tensor:
+    """Return random bytes, int64 [samples, tokens]."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (samples, tokens), generator=draw)
+
+
+def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: list, new: int):
+    """Run a text through the model piece by piece, and generate; count the tokens computed."""
+    model = gpt(seed)
+    before = weights_of(model)
+    text = text_of(seed, samples, sum(pieces))
+    cache = Cache(model, samples, sum(pieces) + 2)
+    rows = [0.0]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
+        for layer in (model.blocks[-1].mlp, model.blocks[-1].attention.k)
+    ]
+    forward = reading_answer(user_ns, "forward_cached", changes=(2,))
+    steps = [
+        (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples)
+        for piece in text.split(pieces, 1)
+    ]
+    prompt = text[:, : pieces[0]]
+    tokens, calls = recorded(reading_answer(user_ns, "generate"), model, prompt, new)
+    for hook in hooks:
+        hook.remove()
+    return {
+        "steps": [[told(logits), number(length), rows] for logits, _, length, rows in steps],
+        "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
+        "tokens": told_tokens(tokens),
+        "rows": sum(rows) / samples - steps[-1][3],
+        "calls": sum((of for _, of, *_ in steps), calls),
+        "changed": not torch.equal(before, weights_of(model)),
+    }
+
+
+def told_tokens(result: Any) -> Any:
+    """Return tokens for JSON, and a text for tokens that aren't int64."""
+    wrong = isinstance(result, Tensor) and result.dtype != torch.int64
+    return f"a tensor of {result.dtype}" if wrong else told(result)
+
+
+@functools.lru_cache(maxsize=4)
+def composed(common: int, seeds: tuple[int, ...]) -> models.GPT:
+    """Return a model with one seed per part, so that a rank with one seed knows one part."""
+    parts = [part_of(gpt(seed), place, len(seeds)) for place, seed in enumerate(seeds)]
+    whole = part_of(gpt(common), 0, 1)  # a copy
+    for name, parameter in whole.blocks.named_parameters():
+        if "norm" not in name and not name.endswith(("out.bias", "down.bias")):
+            dim = int(name.endswith(("out.weight", "down.weight")))
+            parameter.copy_(torch.cat([part.blocks.get_parameter(name) for part in parts], dim))
+    return whole
+
+
+@in_group
+def probe_parallel(
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
+) -> dict:
+    """Prefill five tokens and decode one, with a part of the model."""
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    part = part_of(composed(common, (seed,) * p), place, p)
+    cache = Cache(part, 2, 8)
+    function = reading_answer(user_ns, "parallel_step", changes=(2,))
+    pieces = text_of(common, 2, 6).split((5, 1), 1)
+    steps = [recorded(function, part, piece, cache, **named) for piece in pieces]
+    logits, calls = zip(*steps, strict=True)
+    return {"logits": told(logits), "calls": calls}
+
+
+@in_group
+def probe_hand_over(
+    user_ns: dict, *, rank: int, named: dict, common: int, seed: int, shape: list, new: int
+) -> dict:
+    """Generate with a prompt that only the first rank knows."""
+    function = reading_answer(user_ns, "disaggregated")
+    tokens, calls = recorded(function, gpt(common), text_of(seed, *shape), new, **named)
+    return {"tokens": told_tokens(tokens), "calls": calls}
+
+
+# -- stages, chains and policies -------------------------------------------------------------------
+
+
+def probe_balance(user_ns: dict, *, rank: int, cases: list) -> list:
+    """Return the numbers of layers of each stage, for some chains."""
+    function = reading_answer(user_ns, "balance")
+    with ends_within(20.0, "Don't try all cuts. Use the best cuts of fewer layers and stages"):
+        return [told(function(costs, p)) for costs, p in cases]
+
+
+COUNTS = {"1": [4], "2": [3, 1], "3": [1, 2, 1], "4": [1, 1, 1, 1]}
+SHAPES = [(3, 5), (1, 5), (1, 5), (2, 4), (2, 7), (3, 1)]
+
+
+@in_group
+def probe_serve(user_ns: dict, *, rank: int, group: Group, named: dict, seed: int) -> dict:
+    """Run microbatches through a chain, of whose layers and texts this rank knows its own part."""
+    from torch_mpi.record import log
+
+    chain = Chain(gpt(seed))
+    texts = [text_of(seed + k, *shape) for k, shape in enumerate(SHAPES)]
+    counts = COUNTS[str(dist.get_world_size(group))]
+    mark = log.mark()
+    result, calls = recorded(reading_answer(user_ns, "serve"), chain, counts, texts, **named)
+    starts = [start for start, _ in chain.marks]
+    records = log.since(mark)
+    sends = [call.start for call in records if call.op == "send"]
+    waits = [call.waits[0][1] for call in records if call.op == "recv" and call.waits]
+    return {
+        "logits": told(result),
+        "calls": calls,
+        "worked": len(starts),
+        "late": any(start < sent for sent, start in zip(sends, starts[2:], strict=False)),
+        "hoards": any(sum(end <= start for end in waits) > k + 2 for k, start in enumerate(starts)),
+    }
+
+
+#: Servers on which policies are judged, with the arguments of `arrivals`.
+WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
+    "a steady rate": (Server(), {"rate": 6}),
+    "bursts of ten": (Server(), {"rate": 5, "burst": 10}),
+    "long prompts": (Server(), {"rate": 2, "prompt": (200, 620)}),
+    "short prompts": (Server(first=0.4), {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9}),
+    "few slots": (Server(slots=6, decode=0.012, first=4), {"rate": 1.6, "prompt": (20, 200)}),
+}
+
+
+def probe_policy(user_ns: dict, *, rank: int, workload: str, seed: int) -> dict:
+    """Return the goodput of the student's policy, and what users waited for in vain."""
+    server, load = WORKLOADS[workload]
+    outcomes = arrivals(seed, **load)
+    with ends_within(20.0, "Let waiting requests join as soon as there is room for them"):
+        simulate(answer_named(user_ns, "admit"), server, outcomes)
+    return {"goodput": goodput(outcomes, server), "broken": broken(outcomes, server)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from nbformat import NotebookNode
 
 from utils.checks import verdict
 from utils.course.cell_names import body as body
+from utils.course.imports import closure, file_of
 from utils.course.notebook import (
     NEEDED,
     SHARED_FOLDER,
@@ -32,6 +33,12 @@ from utils.course.release import is_solution, rubric_cells, student_version, wit
 
 #: Longer sources are not parsed, because parsing a megabyte needs a gigabyte of memory.
 MOST_SOURCE = 200_000
+#: What each rank's box holds, whatever the lab is.
+RANK_SIDE = (
+    *("utils.cluster.rank_side", "utils.cluster.boxes.rank_program", "utils.checks.probe"),
+    *("utils.grading.confinement", "utils.data", "utils.models"),
+)
+DATA = (".json", ".toml", ".txt")
 #: The line with which a notebook opens its lab's room.
 OPENS_ROOM = r"^from utils\.labs(?:\.| import )(lab\d\d)"
 
@@ -106,18 +113,36 @@ class Reference:
         return "task" in lab(cell) or "check" in lab(cell) or NEEDED in tags
 
     @cached_property
+    def room(self) -> list[Path]:
+        """Return the modules of the lab's room in `utils.labs`; [] for a lab without a room."""
+        sources = [cell.source for cell in self.nb.cells if cell.cell_type == "code"]
+        rooms = set(re.findall(OPENS_ROOM, "\n".join(sources), re.MULTILINE))
+        folder = Path(__file__).parents[1] / "labs"
+        return [file for room in rooms for file in sorted((folder / room).rglob("*.py"))]
+
+    @cached_property
     def looked_up(self) -> set[str] | None:
         """Return the names that the lab's probes look up among the names of a rank's cells.
 
         None for a lab whose checks aren't in a room of `utils.labs`: nobody knows these names.
         """
-        sources = [cell.source for cell in self.nb.cells if cell.cell_type == "code"]
-        rooms = set(
-            re.findall(r"^from utils\.labs(?:\.| import )(lab\d\d)", "\n".join(sources), re.M)
-        )
-        folder = Path(__file__).parents[1] / "labs"
-        files = [file for room in rooms for file in (folder / room).rglob("*.py")]
-        return set().union(*map(_looked_up, files)) if files else None
+        return set().union(*map(_looked_up, self.room)) if self.room else None
+
+    @cached_property
+    def rank_files(self) -> tuple[Path, ...] | None:
+        """Return the files of `utils` that the ranks' boxes hold: probes, and what cells import.
+
+        None for a lab whose checks aren't in a room of `utils.labs`: nobody knows its two sides.
+        """
+        if not self.room:
+            return None
+        root = Path(__file__).parents[2]
+        files = [file for file in self.room if file.name == "job.py" or "probes" in file.name]
+        names = {".".join(file.relative_to(root).with_suffix("").parts) for file in files}
+        cells = [cell.source for cell in self.nb.cells if cell.source.startswith("%%")]
+        names |= {name for source in cells for name in _imported_of_ours(body(source), root)}
+        found = set(closure([*RANK_SIDE, *names], root).values())
+        return tuple(sorted(found | {data for file in found for data in _data_beside(file)}))
 
     def _tagged(self, tag: str) -> set[str]:
         return {cell.id for cell in self.nb.cells if tag in cell.metadata.get("tags", [])}
@@ -232,6 +257,24 @@ def _looked_up(file: Path) -> set[str]:
             case ast.Call(_, [ast.Name("user_ns"), *names]):
                 found |= {str(one.value) for one in names if isinstance(one, ast.Constant)}
     return found
+
+
+def _imported_of_ours(source: str, root: Path) -> Iterator[str]:
+    """Yield the modules of the course that a source imports."""
+    for node in ast.walk(parsed(source) or ast.Module([], [])):
+        match node:
+            case ast.Import(names):
+                candidates = [one.name for one in names]
+            case ast.ImportFrom(str(module), names):
+                candidates = [module, *(f"{module}.{one.name}" for one in names)]
+            case _:
+                candidates = []
+        yield from (name for name in candidates if file_of(name, root))
+
+
+def _data_beside(file: Path) -> Iterator[Path]:
+    """Yield the files that modules of this folder may read."""
+    yield from (path for path in file.parent.iterdir() if path.suffix in DATA)
 
 
 # --- the source of a cell -------------------------------------------------------------------------

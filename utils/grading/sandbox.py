@@ -24,6 +24,7 @@ from typing import Any
 import platformdirs
 import psutil
 
+import torch_mpi
 import utils
 from utils.course.notebook import NotebookError
 
@@ -88,6 +89,7 @@ class Box:
         data: The data sets' folder, or None.
         has_shared_folder: Whether the ranks have one folder for temporary files, for a lab in which
             they share memory. Otherwise each rank has its own.
+        files: The files of `utils` that ranks can read; None for all.
     """
 
     walls: bool = True
@@ -95,6 +97,7 @@ class Box:
     paths: tuple[Path, ...] = ()
     data: Path | None = None
     has_shared_folder: bool = False
+    files: tuple[Path, ...] | None = None
 
     def outer(self, job: Path, command: list[str]) -> list[str]:
         """Return the command that runs `command` in the outer box, where only `job` is writable."""
@@ -123,7 +126,8 @@ class Box:
         uid = job_uid(slot) if os.geteuid() == 0 else None
         settings = self._settings(uid) | {"home": HOME}
         work = str(job / WORK)
-        mounts = [*self._file_system(), *self._etc(job, uid), "--ro-bind", work, work]
+        mounts = [*self._read_only(), *self._course(), *self._etc(job, uid)]
+        mounts += ["--ro-bind", work, work]
         temporary = "/tmp"
         if self.has_shared_folder:
             temporary = str(job / SHARED_FILES)
@@ -135,6 +139,7 @@ class Box:
             *("--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp"),
             *("--proc", "/proc", "--dev", "/dev"),
             *("--perms", "1777", "--size", str(SHARED), "--tmpfs", "/dev/shm"),
+            *self._system(),
             *_with_parents(mounts),
             *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", work),
             *("--setenv", "HOME", HOME, "--setenv", "TMPDIR", temporary),
@@ -173,7 +178,8 @@ class Box:
             return ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
         return ["--unshare-user", *(["--disable-userns"] if _knows("--disable-userns") else [])]
 
-    def _file_system(self) -> list[str]:
+    def _system(self) -> list[str]:
+        """Return the options for the system's programs, and for the number of cores."""
         options: list[str] = []
         for name in ("usr", "lib", "lib32", "lib64", "bin", "sbin"):
             path = Path("/", name)
@@ -183,14 +189,11 @@ class Box:
                 options += ["--ro-bind", str(path), str(path)]
         for folder in ("/sys/devices/system", "/sys/fs/cgroup"):  # the number of cores, and sockets
             options += ["--ro-bind-try", folder, folder]
-        for path in self._read_only():
-            options += ["--ro-bind", str(path), str(path)]
         return options
 
-    def _read_only(self) -> list[Path]:
-        """Return the folders of Python, the course, MPI and the data, without nested ones."""
+    def _read_only(self) -> list[str]:
+        """Return the mounts for Python, MPI and the data, without folders inside other ones."""
         wanted = {Path(sys.prefix), Path(sys.base_prefix).resolve(), Path(sys.base_prefix)}
-        wanted.add(Path(utils.__file__).parent)
         if mpiexec := shutil.which("mpiexec"):
             wanted |= {Path(mpiexec).parents[1], Path(mpiexec).resolve().parents[1]}
         wanted |= {*self.paths, *filter(None, [self.data])}
@@ -199,7 +202,14 @@ class Box:
             inside = [Path("/usr"), *kept]
             if len(path.parts) > 1 and not any(path.is_relative_to(other) for other in inside):
                 kept.append(path)
-        return kept
+        return [word for path in kept for word in ("--ro-bind", str(path), str(path))]
+
+    def _course(self) -> list[str]:
+        """Return the mounts for the course: the files of a rank's side, and the whole backend."""
+        course, backend = Path(utils.__file__).parent, Path(torch_mpi.__file__).parent
+        shown = [course] if self.files is None else [*self.files, backend]
+        mounts = ["--tmpfs", "", str(course)]
+        return mounts + [word for path in shown for word in ("--ro-bind", str(path), str(path))]
 
     def _etc(self, job: Path, uid: int | None) -> list[str]:
         """Write a small /etc with a single user, and return its mounts."""
@@ -325,7 +335,10 @@ def _with_parents(mounts: list[str]) -> list[str]:
         for path in parents:
             options += ["--perms", "0755", "--dir", str(path)]
         made |= set(parents)
-        options += [kind, source, target]
+        if kind == "--tmpfs":
+            options += ["--perms", "0755", kind, target]
+        else:
+            options += [kind, source, target]
     return options
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.checks.groups import Group, in_group
-from utils.checks.probe import answer_named, as_dict
+from utils.checks.probe import also_calls, answer_named, as_dict
 from utils.labs.shared import small_models
 
 from .probes import of_gradients
@@ -197,6 +197,7 @@ HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets have the same length
 SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends immediately
 
 
+@also_calls("all_gather", "all_reduce", "broadcast")
 @in_group
 def probe_hook(
     user_ns: dict, *, rank: int, group: Group, data_seed: int, seed: int, large: float

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.checks.groups import group_of, in_group
-from utils.checks.probe import Results, answer_named, reading_answer, recorded, told
+from utils.checks.probe import Results, also_calls, answer_named, reading_answer, recorded, told
 from utils.labs.shared import small_models
 
 # -- steps and microbatches ------------------------------------------------------------------------
@@ -35,6 +35,7 @@ def drawn_minibatch(seed: int, number: int, awkward: bool) -> tuple[torch.Tensor
     return small_models.samples(seed + number, MINIBATCHES[number], dtype)
 
 
+@also_calls("all_gather", "broadcast")
 @in_group
 def probe_step(
     user_ns: dict, *, rank: int, named: dict, data_seed: int, awkward: bool, rate: float
@@ -81,6 +82,7 @@ def drawn_microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tens
     return [parts[-1], *parts[1:]] if k == 5 else parts
 
 
+@also_calls("all_gather", "broadcast")
 @in_group
 def probe_accumulate(
     user_ns: dict, *, rank: int, named: dict, data_seed: int, seed: int, ks: list

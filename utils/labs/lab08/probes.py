@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.checks.groups import Group, Partition, in_group, keywords
-from utils.checks.probe import answer_named, numbers, recorded, told
+from utils.checks.probe import also_calls, answer_named, numbers, recorded, told
 
 # -- rules -----------------------------------------------------------------------------------------
 
@@ -59,6 +59,7 @@ def move_cases(seed: int) -> dict[str, dict[str, Any]]:
 SIGNAL = 808
 
 
+@also_calls("all_reduce", "recv", "send")
 @in_group
 def probe_run(
     user_ns: dict,

@@ -14,7 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 from utils import models
 from utils.checks.groups import WORLD, Group, Partition, in_group, keywords
-from utils.checks.probe import answer_named, as_dict, in_double, reading_answer, recorded
+from utils.checks.probe import (
+    also_calls,
+    answer_named,
+    as_dict,
+    in_double,
+    reading_answer,
+    recorded,
+)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:
@@ -220,6 +227,7 @@ def probe_loss(
     )
 
 
+@also_calls("broadcast", "scatter")
 def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int) -> dict:
     """Run a block that the student's plan has split, on a mesh of `size` ranks.
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.groups import Group, Partition, in_group, keywords
-from utils.checks.probe import answer_named, number, reading_answer, recorded
+from utils.checks.probe import also_calls, answer_named, number, reading_answer, recorded
 
 from .layer_probes import NARROW, WIDE, both_ways, drawn, flat, made_module
 
@@ -57,6 +57,7 @@ def drawn_layer(seed: int, partition: Partition) -> nn.Linear:
 SHAPE = (3, 4)
 
 
+@also_calls("all_reduce")
 @in_group
 def probe_operators(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int

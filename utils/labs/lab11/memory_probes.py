@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.groups import Group, in_group, keywords
-from utils.checks.probe import answer_named, as_dict, reading_answer, recorded, told
+from utils.checks.probe import also_calls, answer_named, as_dict, reading_answer, recorded, told
 
 from .layers import Layers, rows_of
 from .small_layers import (
@@ -99,6 +99,7 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
     return {"steps": steps, "rows": rows, "calls again": calls}
 
 
+@also_calls("all_gather_into_tensor")
 @in_group
 def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
     """Run forward and backward of a small model, and of a chain with the meter."""

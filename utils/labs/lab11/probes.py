@@ -14,6 +14,7 @@ from torch import nn
 
 from utils.checks.groups import group_of
 from utils.checks.probe import (
+    also_calls,
     answer_named,
     fingerprint,
     kind_of,
@@ -39,6 +40,7 @@ def axes_of(grid: Sequence, rank: int) -> Iterator[list]:
         yield [stack.enter_context(group_of(partition, rank)) for partition in grid]
 
 
+@also_calls("all_reduce", "recv", "send")
 def probe_hybrid(
     user_ns: dict, *, rank: int, seed: int, grid: list, microbatches: int, samples: int
 ) -> dict:

@@ -34,7 +34,7 @@ from nbformat.v4 import new_code_cell
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks, read
-from utils.grading import assembly, gradebook, pages, statistics
+from utils.grading import gradebook, notebook_file, pages, statistics
 from utils.grading.assembly import SKIP, Answer, Assembled, assemble, choose, forced
 from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
@@ -227,8 +227,8 @@ def test_a_zip_can_neither_write_outside_its_folder_nor_make_links(tmp_path):
 @pytest.fixture
 def at_one_mb(monkeypatch) -> None:
     """Notebooks are too large to be read at once from 1 MB on, not only from 25."""
-    assert assembly.MOST_NOTEBOOK == 25 * MB
-    monkeypatch.setattr(assembly, "MOST_NOTEBOOK", MB)
+    assert notebook_file.MOST_NOTEBOOK == 25 * MB
+    monkeypatch.setattr(notebook_file, "MOST_NOTEBOOK", MB)
 
 
 def large(source: str = "1") -> str:
@@ -242,7 +242,7 @@ def large(source: str = "1") -> str:
 @pytest.mark.usefixtures("at_one_mb")
 def test_a_notebook_that_has_printed_too_much_is_graded_without_its_outputs(reference, tmp_path):
     path = toy.hand_in(tmp_path, "prints", large())
-    assert path.stat().st_size > assembly.MOST_NOTEBOOK
+    assert path.stat().st_size > notebook_file.MOST_NOTEBOOK
     small = assemble(reference, toy.hand_in(tmp_path, "quiet", toy.filled()))
     done = assemble(reference, path)
     assert done.answers == small.answers
@@ -251,7 +251,8 @@ def test_a_notebook_that_has_printed_too_much_is_graded_without_its_outputs(refe
 
 @pytest.mark.usefixtures("at_one_mb")
 def test_the_first_part_of_a_notebook_that_is_too_large_is_graded(reference, tmp_path):
-    done = assemble(reference, toy.hand_in(tmp_path, "types", large("x" * assembly.MOST_NOTEBOOK)))
+    long = large("x" * notebook_file.MOST_NOTEBOOK)
+    done = assemble(reference, toy.hand_in(tmp_path, "types", long))
     assert done.error == ""
     assert "Only the first 1 MB, without outputs, were read." in done.remarks
     cut = toy.hand_in(tmp_path, "cut", large()[:-9])

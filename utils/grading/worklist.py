@@ -25,9 +25,10 @@ from utils.course.files import folder_key, key, write_text
 from utils.course.notebook import notebooks
 
 from . import inspection
-from .assembly import UnreadableError, assemble, read_cells
+from .assembly import assemble
 from .grader import InterruptedGradingError, grade
 from .grading_options import GradingOptions, SandboxOptions
+from .notebook_file import UnreadableError, read_cells
 from .reference import LabError, Reference
 from .results import FORMAT, Result, Status, TaskResult, file_key, load, save
 from .sandbox import Box

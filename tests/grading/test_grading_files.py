@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
 import grading_tools as toy
 import pytest
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 from test_grading_accidents import table
 
 from utils.grading.assembly import Assembled, assemble
@@ -18,6 +20,63 @@ pytestmark = pytest.mark.quick
 
 def assembled(folder: Path, reference: Reference, nb: NotebookNode | str) -> Assembled:
     return assemble(reference, toy.hand_in(folder, "ada", nb))
+
+
+# --- an answer whose cell has another type -------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["markdown", "raw"])
+@pytest.mark.parametrize("fence", ["", "```"])
+def test_an_answer_in_a_cell_that_became_markdown_or_raw_keeps_its_points(
+    tmp_path, reference, kind, fence
+):
+    nb = toy.filled()
+    cell = toy.cell(nb, "total-answer")
+    cell.cell_type = kind
+    if fence:
+        cell.source = f"```python\n{cell.source}\n```"
+    done = assembled(tmp_path, reference, nb)
+    assert done.answers["total-answer"].changed
+    graded, written = (toy.cell(one, "total-answer") for one in (done.notebook(), toy.filled()))
+    assert (graded.cell_type, graded.source.strip()) == ("code", written.source.strip())
+    (remark,) = done.remarks
+    assert remark.startswith(f"Task 1.3: The answer's cell has another type now, '{kind}'.")
+
+
+@pytest.mark.parametrize("kind", ["code", "raw"])
+def test_a_written_answer_in_a_cell_that_became_code_or_raw_is_read(tmp_path, reference, kind):
+    nb = toy.filled(explain="Because nobody receives it.")
+    toy.cell(nb, "explain-answer").cell_type = kind
+    done = assembled(tmp_path, reference, nb)
+    assert done.answers["explain-answer"].source == "Because nobody receives it."
+    assert "another type" in done.remarks[0]
+
+
+def test_an_old_answer_kept_as_markdown_does_not_replace_the_new_answer(tmp_path, reference):
+    nb = toy.filled()
+    cell = toy.cell(nb, "twice-answer")
+    new = copy.deepcopy(cell)
+    cell.cell_type, cell.source = "markdown", "My first try was wrong, see below."
+    new.id, new.metadata = "mine", NotebookNode()
+    nb.cells.insert(nb.cells.index(cell) + 1, new)
+    done = assembled(tmp_path, reference, nb)
+    assert done.answers["twice-answer"].source == new.source
+
+
+def test_an_answer_without_any_mark_is_found_in_a_markdown_cell(tmp_path, reference):
+    nb = toy.without_metadata(toy.filled())
+    cell = next(one for one in nb.cells if "def total" in one.source)
+    cell.cell_type = "markdown"
+    done = assembled(tmp_path, reference, nb)
+    assert done.answers["total-answer"].source == cell.source
+
+
+def test_a_markdown_cell_is_never_run_as_a_cell_of_the_students_own(tmp_path, reference):
+    nb = toy.filled()
+    mine = new_code_cell("%%px\nx = 1", id="mine")
+    mine.cell_type = "markdown"
+    nb.cells.insert(2, mine)
+    assert assembled(tmp_path, reference, nb).own == []
 
 
 # --- a file that JupyterLab can't open -----------------------------------------------------------

@@ -31,6 +31,9 @@ SKIP = "nbval-skip"
 OWN = "own-"
 MOST_OWN_CELLS = 100
 LOST_ID = "The answer's cell has lost its id and was found"
+NEW_TYPE = "The answer's cell has another type now,"
+#: A line of Markdown before or after code.
+FENCE = re.compile(r"^```.*\n?", re.MULTILINE)
 
 
 @dataclass
@@ -252,14 +255,19 @@ class Finder:
 
     def _find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
         """Return the answer's source, or None, and a remark on how it was found ("" if usual)."""
+        changed: list[Cell] = []
         for mark, value in (("grade_id", grade_id), ("id", cell.id)):
             marked = [one for one in self.cells if one[mark] == value]
             sources = [one["source"] for one in marked if one["type"] == cell.cell_type]
             if sources:
                 return choose(sources, self.reference.stubs[cell.id])
-        if cell.cell_type == "code":
-            return self._by_definition(cell)
-        return self._by_neighbour(cell)
+            changed = changed or marked
+        found = self._by_definition(cell) if cell.cell_type == "code" else self._by_neighbour(cell)
+        if changed:
+            source, _ = choose([FENCE.sub("", one["source"]) for one in changed], "")
+            if found[0] is None or defined(body(cell.source)) <= defined(body(source)):
+                return source, f"{NEW_TYPE} '{changed[0]['type']}'. Its text counts as the answer."
+        return found
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:
         """Return a cell that defines what the answer must define or names the task; a remark."""
@@ -272,7 +280,8 @@ class Finder:
 
     def _candidates(self, cell: NotebookNode) -> tuple[list[str], str]:
         """Return the sources that may be a lost answer, and how they were found."""
-        lost = [other["source"] for other in self.lost if other["type"] == "code"]
+        code = [one for one in self.lost if one["type"] == "code" or on_ranks(one["source"])]
+        lost = [one["source"] for one in code]
         if names := defined(body(cell.source)):
             sources = [source for source in lost if names <= defined(body(source))]
             if sources:
@@ -286,7 +295,7 @@ class Finder:
         before = cells[cells.index(cell) - 1]
         for question, below in zip(self.cells, self.cells[1:], strict=False):
             asked = question["id"] == before.id or question["source"] == before.source
-            if asked and below in self.lost and below["type"] == "markdown":
+            if asked and below in self.lost and below["type"] != "code":
                 return below["source"], f"{LOST_ID} below the question."
         return None, ""
 

@@ -43,6 +43,7 @@ from .reference import LabError, Reference, references
 from .results import Result
 from .sandbox import make_box, require
 from .submissions import NO_ROOM, clean, find
+from .wards import ward_remarks
 from .worklist import NOT_YET, folders, load_class, plan, save_class, stored_results, work
 
 INTERRUPTED = 130
@@ -188,9 +189,13 @@ def publish(
     """
     path = out / "explain.csv"
     grades, new_remarks, unmended = _hand_points(results, path)
-    remarks = {**remarks, "": [*remarks.get("", []), *new_remarks]}
     labs = {result.lab for result in results}
     refs = [ref for ref in refs if ref.lab in labs]
+    more = {"": new_remarks, **ward_remarks(results, refs)}
+    remarks = {
+        name: [*remarks.get(name, []), *more.get(name, [])]
+        for name in dict.fromkeys([*remarks, *more])
+    }
     formats = [name for name in FORMATS if _is_wanted(name, options, out)]
     provenance = provenance_now(options.command, load_class(out).command)
     unwritten: list[str] = []

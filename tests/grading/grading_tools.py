@@ -20,6 +20,8 @@ from utils.grading.notebook_run import Run
 from utils.grading.reference import Reference
 
 LAB = "01_toy"
+#: A class of five, see the fixture `everyone`.
+NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 
 CHECKS = '''
 """Checks of the toy lab."""

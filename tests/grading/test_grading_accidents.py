@@ -25,12 +25,13 @@ from pathlib import Path
 import grading_tools as toy
 import psutil
 import pytest
+from grading_tools import NAMES
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from utils.__main__ import main
 from utils.course.notebook import KERNELSPEC
 from utils.course.release import student_version
-from utils.grading import assembly, command, gradebook, grader, submissions, worklist
+from utils.grading import command, gradebook, grader, notebook_file, submissions, worklist
 from utils.grading.assembly import assemble
 from utils.grading.grader import grade
 from utils.grading.notebook_run import Run, fault, run
@@ -40,38 +41,6 @@ from utils.grading.results import Result, TaskResult, label, load, save
 from utils.grading.sandbox import Box, Limits
 from utils.grading.submissions import SubmissionsError, find
 from utils.grading.worklist import newest
-
-NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
-
-
-@pytest.fixture
-def runs(reference, monkeypatch):
-    """All runs are pretended; a right answer passes."""
-    pretended = toy.Pretended(reference, {})
-    monkeypatch.setattr(grader, "run", pretended)
-    monkeypatch.setattr(command.compileall, "compile_dir", lambda *a, **k: True)
-    return pretended
-
-
-@pytest.fixture
-def class_(course, runs, tmp_path):
-    """`class_(…options)`: grade tmp_path/in into tmp_path/out; the exit status."""
-
-    def go(*options: str, source: Path = tmp_path / "in") -> int:
-        merge = "--merge" in options
-        line = ["grade", *([] if merge else [str(source), "--no-sandbox"]), "--quiet"]
-        line += ["-o", str(tmp_path / "out"), "--solutions", str(course / "solutions")]
-        return main([*line, *options])
-
-    return go
-
-
-@pytest.fixture
-def everyone(tmp_path) -> Path:
-    """A class of five has handed in."""
-    for name in NAMES:
-        toy.hand_in(tmp_path / "in", name, toy.filled())
-    return tmp_path / "in"
 
 
 def table(path: Path) -> dict[str, dict]:
@@ -1060,7 +1029,7 @@ def test_a_notebook_that_takes_gigabytes_to_parse_is_not_parsed(reference, tmp_p
 def test_a_notebook_of_a_million_cells_is_graded_as_far_as_it_is_read(
     reference, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(assembly, "MOST_CELLS", 100)
+    monkeypatch.setattr(notebook_file, "MOST_CELLS", 100)
     nb = json.dumps({"cells": [{}] * 101})
     done = assemble(reference, toy.hand_in(tmp_path, "eve", nb))
     assert done.error == ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import grading_tools as toy
 import pytest
 import yaml
-from test_grading_accidents import class_, everyone, runs, table  # noqa: F401
+from test_grading_accidents import table
 from test_grading_pages import result, task
 
 from utils.__main__ import parser
@@ -21,7 +21,7 @@ WORKFLOW = ROOT / "docs" / "classroom.yml"
 
 
 @pytest.fixture
-def graded(class_, everyone, monkeypatch, tmp_path):  # noqa: F811
+def graded(class_, everyone, monkeypatch, tmp_path):
     """`graded()`: what a job's summary says after a class was graded in it."""
     path = tmp_path / "step-summary"
     path.write_text("# from another step\n")
@@ -42,15 +42,15 @@ def test_points_are_appended_to_the_summary_of_the_job(graded):
     assert "| 1.A | explain | – / 2 | … awaits grading |" in text
 
 
-def test_outside_github_the_table_is_printed(class_, everyone, monkeypatch, capsys):  # noqa: F811
+def test_outside_github_the_table_is_printed(class_, everyone, monkeypatch, capsys):
     monkeypatch.delenv(pages.GITHUB_VARIABLE, raising=False)
     assert class_("--format", "github") == 0
     assert "## Ada: 8 of 10 points" in capsys.readouterr().out
 
 
 def test_a_summary_that_can_not_be_written_costs_no_gradebook(
-    class_,  # noqa: F811
-    everyone,  # noqa: F811
+    class_,
+    everyone,
     monkeypatch,
     tmp_path,
     capsys,
@@ -79,7 +79,7 @@ def test_a_student_who_could_not_be_graded_has_no_points_in_the_summary():
 
 
 @pytest.mark.parametrize("names", [("ada", "bob"), ("ada",)])
-def test_a_folder_that_nbgrader_has_collected_is_graded_unchanged(class_, tmp_path, names):  # noqa: F811
+def test_a_folder_that_nbgrader_has_collected_is_graded_unchanged(class_, tmp_path, names):
     for name in names:
         folder = tmp_path / "submitted" / name / "lab01"
         toy.hand_in(folder, toy.LAB, toy.filled())

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 from nbformat.v4 import new_code_cell, new_output
 
-from utils.checks.task import Report
+from utils.checks import task as tasks
+from utils.checks.task import CheckFailed, Report
 from utils.checks.verdict import MIME, Problem, Verdict
 from utils.cluster.failure import CellFailed, Outcome, RanksLostError
 from utils.cluster.questions import Reply
@@ -104,3 +105,37 @@ def test_grading_judges_by_the_kinds_of_errors_that_a_check_reports(reply, kind,
     assert [one.kind for one in report.problems] == [kind]
     data = Verdict("1.1", "a", passed=False, problems=tuple(report.problems)).data()
     assert results.failure([{"verdicts": [data]}]) == status
+
+
+# --- a red check under nbval ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("runs_it", ["", "IPP_NONINTERACTIVE", "PYTEST_VERSION"])
+def test_under_nbval_a_red_check_fails_its_cell_and_a_person_sees_no_error(monkeypatch, runs_it):
+    """nbval sees an error only if the kernel shows one, and has nothing else to compare."""
+    silenced = []
+    shell = SimpleNamespace(user_ns={}, set_custom_exc=lambda kinds, _: silenced.append(kinds))
+    monkeypatch.setattr(tasks, "get_ipython", lambda: shell)
+    for name in tasks.UNATTENDED:
+        monkeypatch.delenv(name, raising=False)
+    if runs_it:
+        monkeypatch.setenv(runs_it, "1")
+
+    @tasks.task("9.1", "a task", points=2)
+    def check(_ranks, report: Report) -> None:
+        report.problem("wrong")
+
+    with pytest.raises(CheckFailed):
+        check(None)
+    assert bool(silenced) == (not runs_it)
+
+
+def test_feedback_shows_what_a_check_said_and_not_that_its_cell_failed(reference):
+    problem = Problem("the sum: expected 5, got 7", (0,))
+    verdict = Verdict("1.3", "total", problems=(problem,), passed=False)
+    failed = {"type": "error", "ename": "CheckFailed", "evalue": "Task 1.3 · total: 1 problem(s)"}
+    record = {"cell": "total-check", "outcome": "failed", "verdicts": [verdict.data()]}
+    record |= {"outputs": [{"type": "display_data", "text": str(verdict)}, failed]}
+    assert results.words(record) == str(verdict)
+    assert results.shown([record], reference) == []
+    assert results.failure([record]) == "wrong"

@@ -59,7 +59,7 @@ BUDGETS = {
     "doctor": 1490,
     "figures": 1450,
     "forecast": 1620,
-    "grading": 5840,
+    "grading": 5800,
     "jobs": 3940,
     "labs": 140,
     "labs/lab00": 60,

@@ -11,16 +11,12 @@ because the checks run there. A cell of the lab isn't copied, but imports added 
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import ijson
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
@@ -28,26 +24,17 @@ from utils.course.cell_names import not_needed
 from utils.course.notebook import lab
 from utils.course.release import is_solution
 
+from .notebook_file import Cell, UnreadableError, read_cells
 from .reference import MOST_SOURCE, Reference, body, bound, defined, imports, on_ranks, parsed
-from .submissions import MB, MOST_FILE
 
 SKIP = "nbval-skip"
 #: The ids of the student's own cells begin with this.
 OWN = "own-"
 MOST_OWN_CELLS = 100
-#: Parsing 200 MB of JSON needs gigabytes, so a larger file is read without outputs up to this size.
-MOST_NOTEBOOK = 25 * MB
-#: Cells that are read; twenty labs together have fewer.
-MOST_CELLS = 10_000
-#: Parts of a cell that never hold an answer, and the nesting depth below which no answer exists.
-HEAVY = {"outputs", "attachments"}
-DEEPEST = 12
-#: What a student can do about a file that can't be read, for whatever reason.
-AGAIN = "Open your notebook in JupyterLab, clear its outputs, save it, and submit it again."
 LOST_ID = "The answer's cell has lost its id and was found"
-
-#: Type, id, grade_id and source of a cell.
-Cell = dict[str, str]
+NEW_TYPE = "The answer's cell has another type now,"
+#: A line of Markdown before or after code.
+FENCE = re.compile(r"^```.*\n?", re.MULTILINE)
 
 
 @dataclass
@@ -229,7 +216,7 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         assembled.error = f"{path.name} can't be read: {error.strerror or error}"
     except UnreadableError as error:
         assembled.error = str(error)
-        assembled.remarks.append(AGAIN)
+        assembled.remarks.append(error.advice)
     finder = Finder(reference, cells or [])
     for grade_id, cell in reference.answer_cells.items():
         answer, remark = finder.answer(grade_id, cell)
@@ -256,118 +243,6 @@ def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:
     for grade_id, answer in assembled.answers.items():
         names = defined(body(assembled.reference.answer_cells[grade_id].source))
         answer.elsewhere = not answer.changed and bool(names) and names <= known
-
-
-# --- reading the cells of a file ------------------------------------------------------------------
-
-
-class UnreadableError(Exception):
-    """A file can't be read as JSON or is too large, so nobody knows what it contains."""
-
-
-def read_cells(path: Path, remarks: list[str]) -> list[Cell] | None:
-    """Return the cells of a file; None, and a remark with the reason, if it is not a notebook.
-
-    Raises:
-        OSError, UnreadableError: The file can't be read, for example because an upload broke off.
-            An unreadable file is not a wrong answer.
-    """
-    content = _content(path, remarks)
-    try:
-        if "cells" in content:
-            cells = content["cells"]
-        else:  # format 3, from before 2015 or from a converter
-            cells = [cell for sheet in content["worksheets"] for cell in sheet["cells"]]
-    except (KeyError, TypeError):
-        remarks.append(f"{path.name} is not a notebook, because it has no cells.")
-        return None
-    if not isinstance(cells, list):
-        remarks.append(f"{path.name} is not a notebook, because its cells are not a list.")
-        return None
-    if len(cells) > MOST_CELLS:
-        remarks.append(f"Only the first {MOST_CELLS} of {len(cells)} cells were read.")
-    return [_cell(cell) for cell in cells[:MOST_CELLS] if isinstance(cell, dict)]
-
-
-def _content(path: Path, remarks: list[str]) -> Any:
-    """Return the content of a JSON file, without the outputs if it is large or deeply nested."""
-    size = path.stat().st_size
-    if size > MOST_FILE:
-        raise UnreadableError(
-            f"{path.name} has {size // MB} MB or more, and the limit is {MOST_FILE // MB} MB. "
-            "Clear its outputs."
-        )
-    if not size:
-        raise UnreadableError(f"{path.name} can't be read, because the file is empty.")
-    try:
-        with contextlib.suppress(RecursionError):  # ijson can read deeper nesting
-            if size <= MOST_NOTEBOOK:
-                return json.loads(path.read_bytes())
-        return _without_outputs(path, remarks)
-    except ijson.JSONError as error:
-        first_line = str(error).partition("\n")[0]
-        why = f"({first_line[:120]}). Clearing its outputs may help."
-    except (ValueError, RecursionError) as error:
-        why = f"({str(error)[:120] or type(error).__name__})."
-    raise UnreadableError(f"{path.name} can't be read, because it is cut short or damaged {why}")
-
-
-def _cell(cell: dict[str, Any]) -> Cell:
-    """Return type, id, grade_id and source of a cell as text; "" for anything that isn't text."""
-    source = cell.get("source", cell.get("input", ""))
-    if isinstance(source, list):
-        source = "".join(part for part in source if isinstance(part, str))
-    values = {
-        "type": cell.get("cell_type"),
-        "id": cell.get("id"),
-        "grade_id": _part(_part(cell.get("metadata"), "nbgrader"), "grade_id"),
-        "source": source,
-    }
-    texts = {key: value if isinstance(value, str) else "" for key, value in values.items()}
-    # JSON can contain lone surrogates, and Python source can't contain null characters.
-    printable = texts["source"].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    return texts | {"source": printable.replace("\r\n", "\n")}
-
-
-def _part(data: Any, key: str) -> Any:
-    return data.get(key) if isinstance(data, dict) else None
-
-
-def _without_outputs(path: Path, remarks: list[str]) -> Any:
-    """Return a notebook's content without the outputs and attachments of its cells.
-
-    If more than `MOST_NOTEBOOK` bytes remain, only the first part is read, and a remark says so.
-    """
-    builder = ijson.ObjectBuilder()
-    size = 0
-    with path.open("rb") as file:
-        for event, value in _light(ijson.basic_parse(file, use_float=True)):
-            size += len(value) + 8 if isinstance(value, str) else 8
-            if size > MOST_NOTEBOOK:
-                megabytes = MOST_NOTEBOOK // MB
-                remarks.append(f"Only the first {megabytes} MB, without outputs, were read.")
-                break
-            builder.event(event, value)
-    return builder.value
-
-
-def _light(events: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield ijson's events, with null instead of heavy parts of cells and of too deep nesting."""
-    depth = 0
-    left_out_at = None
-    for event, value in events:
-        depth -= event.startswith("end_")
-        if left_out_at is None and event.startswith("start_") and depth >= DEEPEST:
-            left_out_at = depth
-            yield "null", None
-        depth += event.startswith("start_")
-        if left_out_at is not None:
-            left_out_at = None if depth == left_out_at else left_out_at
-            continue
-        yield event, value
-        if event == "map_key" and value in HEAVY and depth >= 3:
-            left_out_at = depth
-            yield "null", None
 
 
 # --- finding the answers -------------------------------------------------------------------------
@@ -398,14 +273,19 @@ class Finder:
 
     def _find(self, grade_id: str, cell: NotebookNode) -> tuple[str | None, str]:
         """Return the answer's source, or None, and a remark on how it was found ("" if usual)."""
+        changed: list[Cell] = []
         for mark, value in (("grade_id", grade_id), ("id", cell.id)):
             marked = [one for one in self.cells if one[mark] == value]
             sources = [one["source"] for one in marked if one["type"] == cell.cell_type]
             if sources:
                 return choose(sources, self.reference.stubs[cell.id])
-        if cell.cell_type == "code":
-            return self._by_definition(cell)
-        return self._by_neighbour(cell)
+            changed = changed or marked
+        found = self._by_definition(cell) if cell.cell_type == "code" else self._by_neighbour(cell)
+        if changed:
+            source, _ = choose([FENCE.sub("", one["source"]) for one in changed], "")
+            if found[0] is None or defined(body(cell.source)) <= defined(body(source)):
+                return source, f"{NEW_TYPE} '{changed[0]['type']}'. Its text counts as the answer."
+        return found
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:
         """Return a cell that defines what the answer must define or names the task; a remark."""
@@ -418,7 +298,8 @@ class Finder:
 
     def _candidates(self, cell: NotebookNode) -> tuple[list[str], str]:
         """Return the sources that may be a lost answer, and how they were found."""
-        lost = [other["source"] for other in self.lost if other["type"] == "code"]
+        code = [one for one in self.lost if one["type"] == "code" or on_ranks(one["source"])]
+        lost = [one["source"] for one in code]
         if names := defined(body(cell.source)):
             sources = [source for source in lost if names <= defined(body(source))]
             if sources:
@@ -432,7 +313,7 @@ class Finder:
         before = cells[cells.index(cell) - 1]
         for question, below in zip(self.cells, self.cells[1:], strict=False):
             asked = question["id"] == before.id or question["source"] == before.source
-            if asked and below in self.lost and below["type"] == "markdown":
+            if asked and below in self.lost and below["type"] != "code":
                 return below["source"], f"{LOST_ID} below the question."
         return None, ""
 

@@ -26,6 +26,7 @@ import filelock
 import utils
 from utils.course.notebook import NotebookError, notebooks
 
+from . import deadlines
 from .gradebook import (
     FORMATS,
     ExplainError,
@@ -43,6 +44,7 @@ from .reference import LabError, Reference, references
 from .results import Result
 from .sandbox import make_box, require
 from .submissions import NO_ROOM, clean, find
+from .wards import ward_remarks
 from .worklist import NOT_YET, folders, load_class, plan, save_class, stored_results, work
 
 INTERRUPTED = 130
@@ -70,7 +72,8 @@ def main(options: GradingOptions) -> int:
         with held(out), Interrupts() as interrupts:
             grade_now = partial(grade_class, submissions, out, options, interrupts)
             if options.watch:
-                return watch(grade_now, submissions, out / "explain.csv", interrupts)
+                edited = (out / "explain.csv", out / deadlines.NAME)
+                return watch(grade_now, submissions, edited, interrupts)
             return grade_now(None)
     except KeyboardInterrupt:
         before = any(out.glob("gradebook*.csv"))
@@ -103,6 +106,7 @@ def grade_class(
 ) -> int:
     """Grade the class; the caller holds the results folder. known: see `publish`."""
     read_explain(out / "explain.csv")  # so that a mistake in it shows before an hour of work
+    rule = _rule(out, options)
     refs, broken = references(options.solutions, options.only)
     box = make_box(options)
     # A sandbox can't store compiled files, so each process in it would compile the course again.
@@ -113,7 +117,7 @@ def grade_class(
         # The name of a file may contain any lab, including labs that are not graded now.
         labs = [path.stem for path in notebooks(options.solutions)]
         files = find(submissions, scratch, labs)
-        jobs = plan(files, refs, broken, options, out)
+        jobs = plan(files, refs, broken, options, out, rule.deadline)
         save_class(jobs, files.remarks, options.command, out)
         results, interrupted = work(jobs, box, options, interrupts.finish)
         shutil.rmtree(scratch / "unpacked", ignore_errors=True)
@@ -121,8 +125,12 @@ def grade_class(
         refs, _ = references(options.solutions)
     graded = {one.lab for one in results}
     results += [one for one in stored_results(out, refs) if one.lab not in graded]
-    unwritten = publish(results, refs, out, files.remarks, options, known)
+    unwritten = publish(results, refs, out, files.remarks, options, rule, known)
     return report(results, out, unwritten, interrupted)
+
+
+def _rule(out: Path, options: GradingOptions) -> deadlines.Rule:
+    return deadlines.read_rule(out / deadlines.NAME, notebooks(options.solutions))
 
 
 def merge(out: Path, options: GradingOptions) -> int:
@@ -136,7 +144,8 @@ def merge(out: Path, options: GradingOptions) -> int:
         results = stored_results(out, refs)
         if not results:
             raise nothing
-        unwritten = publish(results, refs, out, load_class(out).remarks, options)
+        rule = _rule(out, options)
+        unwritten = publish(results, refs, out, load_class(out).remarks, options, rule)
         return report(results, out, unwritten)
 
 
@@ -179,6 +188,7 @@ def publish(
     out: Path,
     remarks: dict[str, list[str]],
     options: GradingOptions,
+    rule: deadlines.Rule,
     known: Stamp | None = None,
 ) -> list[str]:
     """Write all books and pages; return which could not be written, and why.
@@ -188,9 +198,14 @@ def publish(
     """
     path = out / "explain.csv"
     grades, new_remarks, unmended = _hand_points(results, path)
-    remarks = {**remarks, "": [*remarks.get("", []), *new_remarks]}
+    deadlines.take_off(results, rule)
     labs = {result.lab for result in results}
     refs = [ref for ref in refs if ref.lab in labs]
+    more = {"": new_remarks, **ward_remarks(results, refs)}
+    remarks = {
+        name: [*remarks.get(name, []), *more.get(name, [])]
+        for name in dict.fromkeys([*remarks, *more])
+    }
     formats = [name for name in FORMATS if _is_wanted(name, options, out)]
     provenance = provenance_now(options.command, load_class(out).command)
     unwritten: list[str] = []
@@ -398,16 +413,19 @@ def stamp(*places: Path) -> Stamp:
 
 
 def watch(
-    grade: Callable[[Stamp], int], submissions: Path, book: Path, interrupts: Interrupts
+    grade: Callable[[Stamp], int],
+    submissions: Path,
+    books: tuple[Path, ...],
+    interrupts: Interrupts,
 ) -> int:
-    """Grade now, and after each change of the submissions or of the points given by hand.
+    """Grade now, and after each change of the submissions or of what a person writes into books.
 
     Ctrl-C ends it, and the exit status comes from the last grading. If the class can't be graded at
     all, for example without a submission, the reason is printed, and the next change may fix it.
     grade: gets the stamp of all these files, and updates it when it writes explain.csv.
     """
     while True:
-        before = stamp(submissions, book)
+        before = stamp(submissions, *books)
         try:
             status = grade(before)
         except NotebookError as error:
@@ -418,7 +436,7 @@ def watch(
         interrupts.finishing = False
         print(f"Waiting for changes in {submissions}. Press Ctrl-C to end.", flush=True)
         try:
-            _until_changed(before, submissions, book)
+            _until_changed(before, submissions, *books)
         except KeyboardInterrupt:
             return status
 

@@ -31,6 +31,8 @@ FORMULA = {*"=+-@\t\r", *"\uff1d\uff0b\uff0d\uff20"}
 #: The columns of explain.csv, and the columns without which no row can be read.
 HEADER = ["student", "lab", "task", "max", "points", "comment", "answer"]
 NEEDED = HEADER[:5]
+#: The task of a row that says how many days late a submission counts.
+LATE = "late"
 #: Student, lab and task.
 Key = tuple[str, str, str]
 
@@ -43,12 +45,16 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
     tasks = columns(results)
     labs = list(dict.fromkeys(lab for lab, _ in tasks))
     totals = labs if len(labs) > 1 else []
-    head = ["student", *_task_names(tasks), *(f"{lab} total" for lab in totals)]
+    late = sorted({result.lab for result in results if result.days_late is not None})
+    head = ["student", *_task_names(tasks)]
+    head += [f"{lab} {name}" for lab in late for name in ("days late", "before penalty")]
+    head += [f"{lab} total" for lab in totals]
     rows = [[*head, "total", "max", "to grade by hand", "remarks"]]
     for student, own_results in by_student(results).items():
         texts = [text for result in own_results for text in _remarks(result)]
         texts += (remarks or {}).get(student, [])
-        points = [*_points_of(own_results, tasks), *_totals_of(own_results, totals)]
+        points = [*_points_of(own_results, tasks), *_lateness_of(own_results, late)]
+        points += _totals_of(own_results, totals)
         points += [number(total(own_results)), number(most_of(own_results))]
         by_hand = [task for result in own_results for task in result.open]
         cell = "; ".join(text.rstrip(".") for text in dict.fromkeys(texts))
@@ -72,6 +78,13 @@ def _totals_of(results: list[Result], labs: list[str]) -> list[str]:
     """Return the points of one student in each lab; "" for a lab without a submission."""
     points = {result.lab: total([result]) for result in results}
     return [number(points.get(lab)) for lab in labs]
+
+
+def _lateness_of(results: list[Result], labs: list[str]) -> list[str]:
+    """Return for each lab the days that one student is late, and the points without a penalty."""
+    found = {one.lab: one for one in results if one.days_late is not None and not one.error}
+    pairs = {lab: (one.days_late, one.points + one.penalty) for lab, one in found.items()}
+    return [number(cell) for lab in labs for cell in pairs.get(lab, (None, None))]
 
 
 def _remarks(result: Result) -> list[str]:
@@ -195,7 +208,7 @@ def read_explain(path: Path) -> Grades:
     grades = Grades()
     if not path.exists():
         return grades
-    lines = list(_lines(path))
+    lines = list(numbered_rows(path))
     if not lines:
         raise ExplainError(f"{path.name} is empty. Delete it, or restore it from a dated copy.")
     names = [name.strip().casefold() for name in lines[0][1]]
@@ -227,7 +240,7 @@ def _require_columns(cells: list[str], count: int, where: str) -> None:
         raise RowError(f"{where}: more cells than columns. Put text with a comma in quotes.")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+def numbered_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the line number and the cells of each row that is not empty."""
     text = _decoded(path).lstrip("\ufeff")
     first = text.lstrip("\n").split("\n", 1)[0]
@@ -292,6 +305,10 @@ def merge_explain(results: list[Result], grades: dict[Key, Grade]) -> list[str]:
     used = set()
     remarks: list[str] = []
     for result in results:
+        key = (result.student, result.lab, LATE)
+        if key in grades:
+            used.add(key)
+            result.days_late = grades[key].points
         for task in result.tasks:
             key = (result.student, result.lab, task.task)
             if grade := grades.get(key):

@@ -147,6 +147,8 @@ class Result:
         error: Why it could not be graded; then its points don't count.
         look: What a person should look at, see `inspection`; for the instructor only.
         own: The code of the student's own cells, which the ranks run, too.
+        days_late: None if there is no deadline, or if nobody knows the time of the submission.
+        penalty: The points that lateness costs, see `deadlines`; no stored result has one.
     """
 
     student: str
@@ -161,11 +163,13 @@ class Result:
     error: str = ""
     runs: int = 0
     seconds: float = 0.0
+    days_late: float | None = None
+    penalty: float = 0.0
 
     @property
     def points(self) -> float:
-        """Return the sum of the points so far."""
-        return sum(task.points or 0 for task in self.tasks)
+        """Return the sum of the points so far, less the penalty."""
+        return sum(task.points or 0 for task in self.tasks) - self.penalty
 
     @property
     def most(self) -> float:

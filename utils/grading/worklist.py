@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -25,9 +26,10 @@ from utils.course.files import folder_key, key, write_text
 from utils.course.notebook import notebooks
 
 from . import inspection
-from .assembly import UnreadableError, assemble, read_cells
+from .assembly import assemble
 from .grader import InterruptedGradingError, grade
 from .grading_options import GradingOptions, SandboxOptions
+from .notebook_file import UnreadableError, read_cells
 from .reference import LabError, Reference
 from .results import FORMAT, Result, Status, TaskResult, file_key, load, save
 from .sandbox import Box
@@ -69,18 +71,25 @@ def plan(
     broken: dict[str, str],
     options: GradingOptions,
     out: Path,
+    deadline: dict[str, datetime] | None = None,
 ) -> list[Job]:
     """Return a job for each student and lab, with one of the student's files for this lab.
+
+    A lab that nobody has submitted is left out unless its deadline is over. Before the deadline of
+    a lab, students without a submission have no job, so that the lab doesn't count for them.
 
     Raises:
         LabError: A student submitted a lab that can't be graded, or no file belongs to a known lab.
     """
     taken = _sort_files(submissions, refs, broken, _other_labs(options.solutions, refs))
+    is_due = {lab: time < datetime.now() for lab, time in (deadline or {}).items()}
     if not options.only and len(refs) > 1:
         handed_in = {lab for _, lab in taken}
-        refs = [ref for ref in refs if ref.lab in handed_in]
-    if not refs:
-        raise LabError(_nothing_known(submissions))
+        if not handed_in:
+            raise LabError(_nothing_known(submissions))
+        left_out = [ref.lab for ref in refs if not (ref.lab in handed_in or is_due.get(ref.lab))]
+        refs = [ref for ref in refs if ref.lab not in left_out]
+        _tell_left_out(left_out)
     folders = student_folders(list(submissions.students), out)
     circumstances = _circumstances(options)
     jobs = []
@@ -92,8 +101,16 @@ def plan(
             else:
                 job.error = " ".join(submissions.closed.get(student.name, []))
                 job.instead = submissions.others.get(student.name, [])
+                if not (options.only or job.error or is_due.get(ref.lab, True)):
+                    continue
             jobs.append(job)
     return jobs
+
+
+def _tell_left_out(labs: list[str]) -> None:
+    if labs:
+        names = ", ".join(lab.partition("_")[0] for lab in labs)
+        print(f"Not counted, because nobody submitted it: lab {names}. To count one, use --only.")
 
 
 def _nothing_known(submissions: Found) -> str:
@@ -332,9 +349,10 @@ class Class:
 
 def save_class(jobs: list[Job], remarks: dict[str, list[str]], command: str, out: Path) -> None:
     """Store the students and labs that will be graded. Raises LabError if that fails."""
-    students = {
-        job.student.name: {"folder": job.folder.parent.name, "lms": job.student.lms} for job in jobs
-    }
+    students: dict[str, dict[str, Any]] = {}
+    for job in jobs:
+        about = {"folder": job.folder.parent.name, "lms": job.student.lms, "labs": []}
+        students.setdefault(job.student.name, about)["labs"].append(job.reference.lab)
     labs = list(dict.fromkeys(job.reference.lab for job in jobs))
     about = asdict(Class(students, labs, remarks, command))
     try:
@@ -358,7 +376,11 @@ def stored_results(out: Path, refs: list[Reference]) -> list[Result]:
     about = load_class(out)
     known = {ref.lab: ref for ref in refs}
     names = {entry["folder"]: name for name, entry in about.students.items()}
-    expected = {(folder, lab) for folder in names for lab in about.labs}
+    expected = {
+        (one["folder"], lab)
+        for one in about.students.values()
+        for lab in one.get("labs", about.labs)
+    }
     results: dict[tuple[str, str], Result] = {}
     for folder, lab in sorted(expected | _stored_places(out, known)):
         path = out / "students" / folder / lab / "result.json"

@@ -137,7 +137,7 @@ class Reference:
         if not self.room:
             return None
         root = Path(__file__).parents[2]
-        files = [file for file in self.room if file.name == "job.py" or "probes" in file.name]
+        files = [file for file in self.room if file.name == "job.py" or "probe" in file.name]
         names = {".".join(file.relative_to(root).with_suffix("").parts) for file in files}
         cells = [cell.source for cell in self.nb.cells if cell.source.startswith("%%")]
         names |= {name for source in cells for name in _imported_of_ours(body(source), root)}

@@ -18,13 +18,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 import psutil
 
-import torch_mpi
 import utils
 from utils.course.notebook import NotebookError
 
@@ -206,7 +206,11 @@ class Box:
 
     def _course(self) -> list[str]:
         """Return the mounts for the course: the files of a rank's side, and the whole backend."""
-        course, backend = Path(utils.__file__).parent, Path(torch_mpi.__file__).parent
+        course = Path(utils.__file__).parent
+        found = find_spec("torch_mpi")
+        assert found is not None
+        assert found.origin
+        backend = Path(found.origin).parent
         shown = [course] if self.files is None else [*self.files, backend]
         mounts = ["--tmpfs", "", str(course)]
         return mounts + [word for path in shown for word in ("--ro-bind", str(path), str(path))]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_mpi.record import log
 from utils.checks.groups import Group, in_group
-from utils.checks.probe import as_dict, kind_of, reading_answer, recorded
+from utils.checks.probe import also_calls, as_dict, kind_of, reading_answer, recorded
 
 # -- numbers, and what a rank replies --------------------------------------------------------------
 
@@ -131,6 +131,7 @@ OPERATORS = {
 FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
 
 
+@also_calls("all_gather", "all_to_all", "reduce_scatter")
 @in_group
 def probe_operators(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int

@@ -63,7 +63,7 @@ def tried(
     hint: Callable[[dict[str, Any]], str] | None = None,
     world: int = WORLD,
 ) -> Iterator[tuple[dict[str, Any], list[int], list[Any]]]:
-    """Ask a probe made by :func:`in_group` in one case after the other, until there are problems.
+    """Ask a probe made by `in_group` in one case after the other, until there are problems.
 
     Args:
         cases: arguments of the probe; ``partition`` is among them.
@@ -123,7 +123,7 @@ def judge_groups(
     hint: Callable[[dict[str, Any]], str] | None = None,
     world: int = WORLD,
 ) -> bool:
-    """Ask a probe made by :func:`in_group` in one case after the other, until one has a problem.
+    """Ask a probe made by `in_group` in one case after the other, until one has a problem.
 
     Args:
         cases, hint, world: see :func:`tried`.

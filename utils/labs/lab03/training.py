@@ -34,7 +34,7 @@ def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Ima
 
     Args:
         seeds: the seeds of the members' images.
-        values: what :func:`probe_training` returned on each member.
+        values: what :func:`.probes.probe_training` returned on each member.
     """
     epochs: list[dict[str, Images]] = [{} for _ in range(EPOCHS)]
     for kind, count in few(len(seeds)).items():

@@ -1,8 +1,8 @@
 """Notes on the ranks what a student's all-reduce sends, and which ranks are in each sum.
 
 On the ranks, :func:`watch` calls the function on a tensor whose numbers show where they come from,
-and notes each message that the function sends and receives. In the kernel, :func:`steps` puts the
-notes of all ranks in order, and :mod:`utils.labs.lab06.chunk_pictures` draws them::
+and notes each message that the function sends and receives. In the kernel, :mod:`.chunk_steps` puts
+the notes of all ranks in order, and :mod:`.chunk_pictures` draws them::
 
     %%px
     from utils.labs.lab06.chunk_trace import watch

@@ -87,7 +87,7 @@ def _wrong_counts(counts: list[int]) -> str:
 
 
 def why_sum(result: list[list], place: int, members: Sequence[int], length: int) -> str | None:
-    """Return what is wrong with a result, which :func:`stretches` describes."""
+    """Return what is wrong with a result, which :func:`.probes.stretches` describes."""
     size = len(members)
     refuse_gaps(result, length)
     if size > 1 and [stretch[2] for stretch in result] == [BASE**place]:

@@ -25,8 +25,6 @@ from utils.checks.probe import answer_named, reading_answer, recorded, told
 
 # These lengths are divisible, not divisible, shorter than the group, and long.
 SHORT = (8, 5, 1, 203)
-
-
 # Bytes of an element in each of the two runs.
 ELEMENTS = {"calls": 4, "calls again": 8}
 

@@ -71,7 +71,7 @@ def judge_worker(
 
     Args:
         judge: returns the steps for one worker, if all workers kept the protocol.
-        like: the number of workers that decides on the form of the weights, see :func:`blank`.
+        like: the number of workers that decides on the form of the weights, see `blank`.
     """
     seeds = report.seeds(WORLD)
     jobs = jobs_of(report.seed, [1, 2, 3], 3)

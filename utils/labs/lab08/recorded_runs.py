@@ -18,7 +18,7 @@ EVENTS = ("update of the center", "step of this worker")
 
 
 def run_cases(report: Report, name: str, **columns: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return cases of an answer from columns of arguments of :func:`probe_run`.
+    """Return cases of an answer from columns of arguments of :func:`.probes.probe_run`.
 
     Each case has its own seeds, for the first weights and for the gradient of each rank.
     """

@@ -113,8 +113,6 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
 
 #: The pass in which an operator gives its result, and its input's gradient.
 _WHEN = {"y": "forward", "dx": "backward"}
-
-
 #: What an operator must not do, by its name in the reply.
 _HARM = {
     "input changed": "You changed the input, and others may need it. Sum a clone",

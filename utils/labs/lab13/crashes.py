@@ -25,7 +25,7 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
     """Yield moments at which all ranks may end together.
 
     Args:
-        ranks: the moments of each rank, with ``calls`` and ``sure`` as in :class:`Moment`.
+        ranks: the moments of each rank, with ``calls`` and ``sure`` as in `Moment`.
 
     Yields:
         What ends the ranks (one of :data:`KINDS`), the rank that a message would name, and the

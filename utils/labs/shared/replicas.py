@@ -184,8 +184,8 @@ def composed(
 
     Args:
         minibatches: one for each member, all of the same size and unknown to the other members.
-        steps: what :func:`taken` returned on each member. A sample that no model got is the first
-            member's.
+        steps: what `small_models.taken` returned on each member. A sample that no model got is
+            the first member's.
     """
     images, labels = (tensor.clone() for tensor in minibatches[0])
     for step, (theirs, of_theirs) in zip(steps, minibatches, strict=True):
@@ -212,7 +212,7 @@ class GroupStep:
 
     Attributes:
         members: the global ranks of the group.
-        steps: what :func:`taken` returned on each member.
+        steps: what `small_models.taken` returned on each member.
         twin: the reference model before the step.
         batch: the images and labels of the minibatch.
         where: the step, in words.

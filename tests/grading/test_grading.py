@@ -34,7 +34,7 @@ from nbformat.v4 import new_code_cell
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks, read
-from utils.grading import gradebook, notebook_file, pages, statistics
+from utils.grading import gradebook, notebook_file, statistics
 from utils.grading.assembly import SKIP, Answer, Assembled, assemble, choose, forced
 from utils.grading.grader import grade
 from utils.grading.kernel import HarmlessPickle, Refused
@@ -746,36 +746,6 @@ def test_the_summary_counts_problems_that_differ_in_numbers_only_together():
     assert found.counts == {"bad": 2, "good": 1}
     assert found.mean == pytest.approx(2 / 3)
     assert task_summary(results, toy.LAB, "1.A").mean is None
-
-
-LONG = """def f(tensor, rank):
-    out = []
-    for i in range({}):
-        out.append(i * rank)
-    return out"""
-# The same with other names and a comment.
-COPY = """def f(tensor, rank):
-    mine = []
-    # round and round
-    for step in range({}):
-        mine.append(step * rank)
-    return mine"""
-
-
-def test_renamed_and_commented_copies_are_found_and_model_answers_are_not(reference):
-    model = toy.indented(*toy.ANSWERS["swap"][3:])
-    codes = {
-        "Ada": LONG.format(3),
-        "Bob": COPY.format(3),
-        "Cleo": LONG.format(4),
-        "Dora": model,
-        "Emil": model,
-    }
-    results = [a_result(name) for name in codes]
-    for result in results:
-        result.tasks[0].code = codes[result.student]
-    found = pages.groups(results, [reference])
-    assert [(one.students, one.tasks) for one in found] == [(("Ada", "Bob"), ["1.1"])]
 
 
 def test_a_missing_sandbox_is_reported_with_a_remedy(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from nbformat.v4 import new_code_cell
 from test_grading import sandboxed
 
 from utils.course.notebook import SOLUTIONS, notebooks
-from utils.grading import gradebook, inspection, kernel, pages, worklist
+from utils.grading import gradebook, inspection, kernel, worklist
 from utils.grading.grader import grade
 from utils.grading.inspection import MOST_CODE
 from utils.grading.pages import feedback, summary
@@ -525,57 +525,7 @@ def test_remarks_for_a_person_are_in_summary_and_gradebook_but_not_in_the_feedba
     assert "look at this" not in feedback("Mallory", [result])
 
 
-# --- copies of the solution ----------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def all_reduce() -> Reference:
-    """Lab 06, whose solutions are long."""
-    return lab_06()
-
-
 def with_answers(codes: dict[str, str], lab: str, student: str = "Mallory") -> Result:
     """A result in which these tasks passed with this code."""
     tasks = [TaskResult(task, task, 1, 1.0, "passed", code=code) for task, code in codes.items()]
     return Result(student, lab, "", tasks=tasks)
-
-
-def renamed(code: str) -> str:
-    """The same program with other names of arguments and variables, without comments."""
-    tree = ast.parse(code)
-    arguments = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg):
-            node.arg = f"my_{node.arg}"
-        elif isinstance(node, ast.Name) and node.id in arguments:
-            node.id = f"my_{node.id}"
-    return ast.unparse(tree)
-
-
-def test_a_renamed_copy_of_the_published_solution_is_shown_to_a_person(all_reduce):
-    models = {task: body(code) for task, code in solutions_of("lab06").items()}
-    copied = {task: renamed(code) for task, code in models.items()}
-    found = pages.copies([with_answers(copied, all_reduce.lab)], [all_reduce])
-    assert [one.students for one in found] == [("Mallory",)]
-    assert {"6.1", "6.2", "6.3", "6.6", "6.8", "6.9"} <= set(found[0].tasks)
-    page = summary([with_answers(copied, all_reduce.lab)], [all_reduce], {}, {"Mallory": "m"})
-    assert "6.1, 6.2" in page.partition("Equal to the published solution")[2]
-
-
-@pytest.mark.parametrize("name", LABS)
-def test_no_right_answer_of_another_form_counts_as_a_copy(name):
-    path = next(path for path in notebooks(SOLUTIONS) if path.name == LABS[name].NOTEBOOK)
-    for task, what, code in right_answers(LABS[name], solutions_of(name)):
-        one = with_answers({task: body(textwrap.dedent(code))}, path.stem)
-        assert pages.copies([one], [Reference(path)]) == [], what
-
-
-def test_a_short_solution_that_many_find_is_not_a_copy(reference):
-    codes = {"1.3": toy.indented(*toy.ANSWERS["total"][3:])}
-    assert pages.copies([with_answers(codes, toy.LAB)], [reference]) == []
-
-
-def test_a_copied_text_is_shown_to_a_person(reference):
-    result = with_answers({"1.A": f"**{toy.MODEL_TEXT.upper()}**"}, toy.LAB)
-    result.tasks[0].status = "by hand"
-    assert [one.tasks for one in pages.copies([result], [reference])] == [["1.A"]]

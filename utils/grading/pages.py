@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import os
 import re
 from collections import Counter, defaultdict
@@ -18,8 +16,9 @@ from urllib.parse import quote
 from utils.course.files import write_text
 from utils.course.page_templates import environment, number
 
+from .copies import copies, groups
 from .inspection import LOOK
-from .reference import Reference, Task, body, parsed
+from .reference import Reference, Task
 from .results import (
     ADVICE,
     KIND_LABELS,
@@ -45,12 +44,6 @@ MOST_NAMES = 12
 MOST_LINES = 8
 #: Bars in the picture of points.
 BINS = 10
-#: Syntax nodes (about four lines) that a solution adds to its stub, from which an equal answer is
-#: probably a copy. Many students find a shorter solution themselves.
-LEAST_OF_MODEL = 60
-#: Answers shorter than this, in syntax nodes or in words, are similar without copying.
-LEAST_NODES = 25
-LEAST_WORDS = 12
 #: The file to which a job of GitHub Actions appends its summary.
 GITHUB_VARIABLE = "GITHUB_STEP_SUMMARY"
 #: GitHub refuses summaries of more than 1 MiB, and a character has up to 4 bytes.
@@ -260,123 +253,6 @@ def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
         where = lab or f"{word} {', '.join(numbers)}"
         lines.append(f"{where}: {text}")
     return lines
-
-
-# --- near-identical answers -----------------------------------------------------------------------
-
-
-@dataclass
-class Alike:
-    """Students, and the tasks in which their answers are near-identical."""
-
-    students: tuple[str, ...]
-    tasks: list[str]
-
-
-def groups(results: list[Result], references: list[Reference]) -> list[Alike]:
-    """Return students who share answers that differ from the model, most shared tasks first."""
-    models = {reference.lab: _models(reference) for reference in references}
-    same: dict[tuple[str, str, str], set[str]] = defaultdict(set)
-    for student, lab, task, shape in _shapes(results):
-        if shape not in models.get(lab, ()):
-            same[lab, task, shape].add(student)
-    shared = {key: tuple(sorted(group)) for key, group in same.items() if len(group) > 1}
-    return _alike((students, task) for (_, task, _), students in shared.items())
-
-
-def copies(results: list[Result], references: list[Reference]) -> list[Alike]:
-    """Return students whose longer answers equal the published solution, most tasks first."""
-    models = {reference.lab: _long_models(reference) for reference in references}
-    return _alike(
-        ((student,), task)
-        for student, lab, task, shape in _shapes(results)
-        if shape == models.get(lab, {}).get(task)
-    )
-
-
-def _alike(pairs: Iterable[tuple[tuple[str, ...], str]]) -> list[Alike]:
-    """Return the tasks of each group of students, most tasks first."""
-    tasks: dict[tuple[str, ...], list[str]] = defaultdict(list)
-    for students, task in pairs:
-        tasks[students].append(task)
-    return [Alike(*pair) for pair in sorted(tasks.items(), key=lambda pair: (-len(pair[1]), pair))]
-
-
-def _shapes(results: list[Result]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield student, lab, task and shape of each answer that is long enough to have one."""
-    for result in results:
-        for task in result.tasks:
-            shape = text_shape(task.code) if task.status == "by hand" else code_shape(task.code)
-            if shape:
-                yield result.student, result.lab, task.task, shape
-
-
-def _long_models(reference: Reference) -> dict[str, str]:
-    """Return by task the shapes of the solutions that nobody finds by coincidence."""
-    shapes = {}
-    for task in reference.tasks.values():
-        if task.by_hand:
-            shapes[task.number] = text_shape(task.model)
-        elif size(task.model) - size(task.stub) >= LEAST_OF_MODEL:
-            shapes[task.number] = code_shape(task.model)
-    return {number: shape for number, shape in shapes.items() if shape}
-
-
-def _models(reference: Reference) -> set[str]:
-    """Return the shapes of the model answers and of the stubs."""
-    sources = [cell.source for cell in reference.answer_cells.values()]
-    sources += [reference.stubs[cell.id] for cell in reference.answer_cells.values()]
-    shapes = {code_shape(body(source)) for source in sources}
-    return {*shapes, *(text_shape(source) for source in sources)} - {""}
-
-
-class _Rename(ast.NodeTransformer):
-    """Replaces names and arguments by numbers in the order of their appearance."""
-
-    def __init__(self) -> None:
-        self.numbers: dict[str, str] = {}
-
-    def _number(self, name: str) -> str:
-        return self.numbers.setdefault(name, f"n{len(self.numbers)}")
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        return ast.Name(self._number(node.id), node.ctx)
-
-    def visit_arg(self, node: ast.arg) -> ast.arg:
-        return ast.arg(self._number(node.arg))
-
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        node.name = self._number(node.name)
-        node.returns = None
-        if ast.get_docstring(node) is not None:
-            node.body = node.body[1:] or [ast.Pass()]
-        self.generic_visit(node)
-        return node
-
-
-def size(source: str) -> int:
-    """Return how many syntax nodes a program has; 0 if the source can't be parsed."""
-    tree = parsed(source)
-    return len(list(ast.walk(tree))) if tree else 0
-
-
-def code_shape(source: str) -> str:
-    """Return a text without names, layout and comments, equal for renamed copies; "" if short."""
-    if tree := parsed(source):
-        if size(source) < LEAST_NODES:
-            return ""
-        with contextlib.suppress(RecursionError, MemoryError):
-            return ast.dump(_Rename().visit(tree))
-    return _worded(re.sub(r"#.*", "", source).split())
-
-
-def text_shape(text: str) -> str:
-    """Return the words of a written answer; "" for short ones."""
-    return _worded(re.findall(r"\w+", text.casefold()))
-
-
-def _worded(words: list[str]) -> str:
-    return " ".join(words) if len(words) >= LEAST_WORDS else ""
 
 
 # --- written answers ------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ BUDGETS = {
     "doctor": 1490,
     "figures": 1450,
     "forecast": 1620,
-    "grading": 6240,
+    "grading": 6280,
     "jobs": 3880,
     "labs": 140,
     "labs/lab00": 50,

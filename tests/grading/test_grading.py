@@ -34,7 +34,7 @@ from nbformat.v4 import new_code_cell
 from utils.checks.verdict import Verdict
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import SOLUTIONS, dumps, lab, notebooks, read
-from utils.grading import gradebook, notebook_file, statistics
+from utils.grading import gradebook, notebook_file, pages, statistics
 from utils.grading.assembly import Answer, Assembled, assemble, choose, forced
 from utils.grading.grader import grade
 from utils.grading.pages import explain, feedback, summary, task_summary
@@ -649,6 +649,22 @@ def test_moodle_and_canvas_recognize_their_students(tmp_path):
     page.write_text("hello")
     gradebook.moodle_feedback([result], {"Ada": page}, tmp_path / "f.zip")
     assert zipfile.ZipFile(tmp_path / "f.zip").namelist() == [f"{lms['folder']}/feedback.html"]
+
+
+@pytest.mark.quick
+def test_canvas_gets_back_its_own_file_names_with_each_students_points_and_problems(tmp_path):
+    names = {"ada": "ada_LATE_7_34_01_toy-1.ipynb", "bob": "bob_8_35_notes.zip", "cleo": ""}
+    results = [a_result(name, lms={"id": "7", "file": file}) for name, file in names.items()]
+    results[0].tasks.append(
+        TaskResult("1.2", "b", 1.0, 0.0, "wrong", problems=[{"text": "a *sum*, not a mean"}])
+    )
+    pages.canvas_feedback(results, tmp_path / "f.zip")
+    with zipfile.ZipFile(tmp_path / "f.zip") as archive:
+        assert archive.namelist() == [names["ada"]], "Canvas would show a page as bob's zip"
+        (tmp_path / "f.ipynb").write_bytes(archive.read(names["ada"]))
+    points, problem = [cell.source for cell in read(tmp_path / "f.ipynb").cells]
+    assert "## ada: 2 of 6 points" in points
+    assert problem == "## Task 1.2\n- a &#42;sum&#42;, not a mean"
 
 
 def test_points_given_by_hand_are_read_again(tmp_path):

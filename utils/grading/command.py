@@ -39,7 +39,7 @@ from .gradebook import (
     write_explain,
 )
 from .grading_options import GradingOptions
-from .pages import append_for_github, write_pages
+from .pages import append_for_github, canvas_feedback, write_pages
 from .reference import LabError, Reference, references
 from .results import Result
 from .sandbox import make_box, require
@@ -222,6 +222,9 @@ def publish(
     if "moodle" in formats:
         with _noting(unwritten, "feedback"):
             moodle_feedback(results, pages, out / "feedback-moodle.zip")
+    if "canvas" in formats:
+        with _noting(unwritten, "feedback"):
+            canvas_feedback(results, out / "feedback-canvas.zip")
     if "github" in options.formats:
         with _noting(unwritten, "summary on GitHub"):
             append_for_github(results)

@@ -170,7 +170,7 @@ def _count(node: ast.AST, chosen: set[str], parts: Parts) -> tuple[int, int]:
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, ast.AST) and not _is_ignored(one, field):
                 inner, count = _count(one, chosen, parts)
-                # A statement inside of another one is a part of its own, not of the outer one.
+                # An edit changes only its own statement, and not each loop around it.
                 if not isinstance(one, ast.stmt):
                     shape.append(inner)
                     nodes += count

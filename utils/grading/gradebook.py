@@ -119,13 +119,21 @@ FORMATS = {"moodle": moodle, "canvas": canvas}
 
 def moodle_feedback(results: list[Result], pages: dict[str, Path], path: Path) -> None:
     """Write a zip for Moodle's "upload multiple feedback files", using Moodle's own file names."""
+    files = {}
+    for student, own_results in by_student(results).items():
+        lms = own_results[0].lms
+        place = f"{lms['folder']}/" if "folder" in lms else lms.get("prefix")
+        if place and student in pages:
+            files[f"{place}feedback.html"] = pages[student].read_text(encoding="utf-8")
+    write_zip(path, files)
+
+
+def write_zip(path: Path, files: dict[str, str]) -> None:
+    """Write a zip of these texts in one step."""
     temporary = path.with_name(f".{path.name}.tmp")
     with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
-        for student, own_results in by_student(results).items():
-            lms = own_results[0].lms
-            place = f"{lms['folder']}/" if "folder" in lms else lms.get("prefix")
-            if place and student in pages:
-                archive.write(pages[student], f"{place}feedback.html")
+        for name, text in files.items():
+            archive.writestr(name, text)
     temporary.replace(path)
 
 

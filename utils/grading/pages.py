@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from nbformat.v4 import new_markdown_cell, new_notebook
+
 from utils.course.files import write_text
+from utils.course.notebook import dumps
 from utils.course.page_templates import environment, number
 
 from .copies import copies, groups
+from .gradebook import write_zip
 from .inspection import LOOK
 from .reference import Reference, Task
 from .results import (
@@ -34,8 +38,10 @@ from .results import (
     kind,
     label,
     most_of,
+    problems,
     total,
 )
+from .submissions import NOTEBOOK
 
 TEMPLATES = Path(__file__).with_name("templates")
 #: Names next to a problem; the remaining names are folded.
@@ -285,6 +291,32 @@ def _written(results: list[Result], lab: str, task: Task) -> list[tuple[str, Tas
         if answer.status == "by hand"
     ]
     return sorted(answers, key=lambda pair: pair[0].casefold())
+
+
+# --- Canvas ---------------------------------------------------------------------------------------
+
+
+def canvas_feedback(results: list[Result], path: Path) -> None:
+    """Write a zip for Canvas' "upload submissions", with the file names of Canvas' download.
+
+    Canvas shows a student each file under the name of the submitted file, which is a notebook.
+    """
+    files: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        if result.file and NOTEBOOK.search(result.lms.get("file", "")):
+            files[result.lms["file"]].append(result)
+    write_zip(path, {name: _feedback_notebook(own) for name, own in sorted(files.items())})
+
+
+def _feedback_notebook(results: list[Result]) -> str:
+    """Return a notebook with a student's points, and the problems that the checks have found."""
+    texts = [markdown(results)]
+    for task in (task for result in results for task in result.tasks):
+        if told := problems(task) or ([task.note] if task.note else []):
+            lines = [f"- {_plain(text)}" for text in told]
+            texts.append("\n".join([f"## Task {_plain(task.task)}", *lines]))
+    cells = [new_markdown_cell(text, id=f"feedback-{n}") for n, text in enumerate(texts)]
+    return dumps(new_notebook(cells=cells))
 
 
 # --- GitHub ---------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def clean(name: str) -> str:
 
 @dataclass(frozen=True)
 class Student:
-    """A student. `lms` has what an LMS needs to identify the student: system, id, folder."""
+    """A student. `lms` has what an LMS needs to know the student: system, id, folder or file."""
 
     name: str
     lms: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
@@ -220,7 +220,7 @@ class Search:
         name = path.name
         stem = NOTEBOOK.sub("", name) if NOTEBOOK.search(name) else path.stem
         if match := CANVAS.fullmatch(stem):  # first, because the file part may look like Moodle's
-            lms = {"system": "canvas", "id": match["id"]}
+            lms = {"system": "canvas", "id": match["id"], "file": name}
             student = self.found.student(match["name"], lms)
             name = re.sub(r"-\d+$", "", match["file"]) + name[len(stem) :]
             attempt = int(match["attempt"])

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.checks.probe import (
     TOGETHER,
+    also_calls,
     answer_named,
     as_dict,
     number,
@@ -78,6 +79,7 @@ def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[fl
     return came
 
 
+@also_calls("recv", "send")
 def probe_server(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: list
 ) -> dict:
@@ -169,6 +171,7 @@ def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
     return filled(seed + 100 * worker + k, like)
 
 
+@also_calls("recv", "send")
 def probe_work(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
 ) -> dict:
@@ -194,6 +197,7 @@ def sharded_weights(seed: int, worker: int, k: int, servers: int) -> torch.Tenso
     return numbers(seed + worker + 31 * k, LENGTHS[servers])
 
 
+@also_calls("recv", "send")
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
@@ -318,6 +322,7 @@ def of_others(seed: int, k: int, size: int) -> torch.Tensor:
     return numbers(seed + 100 + k, size)
 
 
+@also_calls("broadcast")
 def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: int) -> dict:
     """Call `hogwild` on memory to which others write as well."""
     shared = numbers(seed, 3 + steps)
@@ -350,6 +355,7 @@ def _shared_counters(count: int) -> Iterator[tuple[torch.Tensor, filelock.FileLo
         yield counters, filelock.FileLock(file.with_name("lock"))
 
 
+@also_calls("broadcast")
 def probe_count(user_ns: dict, *, rank: int, seed: int, times: int) -> dict:
     """Call `count_lost` with updates of which a known share gets lost."""
     from torch_mpi.record import log

@@ -92,7 +92,7 @@ class Reply:
             receiver, and its line. These messages are discarded.
         forged: a sign that the rank's own code did not print this reply; "" if there is none.
         seen: number of records in the value, if the kernel has confirmed them.
-        unseen: operations that the rank has called meanwhile, and that its value doesn't report.
+        unseen: operations that the rank has called since it was asked, and that its value lacks.
             Only a kernel that carries the ranks' messages knows them.
         kind: the name of the error's class.
         open: number and title of the task whose stub raised the error.

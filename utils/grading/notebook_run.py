@@ -120,7 +120,7 @@ def _pytest(job: Path, box: Box) -> list[str]:
 
 
 def _write_kernelspec(job: Path, box: Box, sandbox: list[str]) -> None:
-    """Describe the kernel for Jupyter: an ordinary one, whose ranks have boxes of their own.
+    """Describe the kernel for Jupyter: an ordinary one, whose ranks run in boxes.
 
     Args:
         sandbox: The command that runs a program in the box of a rank.

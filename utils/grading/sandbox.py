@@ -3,7 +3,7 @@
 The outer box contains pytest and the notebook's kernel. It has separate processes and a network
 with only loopback; when it ends, everything in it ends. No student's code runs there.
 
-Each rank has a box of its own, which contains the student's code. The rank can read Python, what
+Each rank has its own box, which contains the student's code. The rank can read Python, what
 the course runs on ranks, and the data sets, and write to a scratch folder of limited size. It has
 one socket, to the kernel. It can't see the kernel, other ranks, solutions, submissions or results.
 """

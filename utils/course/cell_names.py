@@ -80,9 +80,14 @@ def _scopes(statement: ast.stmt) -> tuple[set[str], set[str], set[str]]:
             if symbol.is_referenced():
                 (in_functions if runs_later else at_once).add(name)
         tables += [(child, table) for child in table.get_children()]
-    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return at_once, in_functions, bound  # the value is looked up before the name is bound
-    return at_once - bound, in_functions, bound
+    changed = {
+        node.target.id
+        for node in ast.walk(statement)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        at_once -= bound  # otherwise the value is looked up before the name is bound
+    return at_once | (changed & bound), in_functions, bound
 
 
 def not_needed(cells: Iterable[NotebookNode], kept: Collection[str], names: set[str]) -> set[str]:

@@ -1,0 +1,59 @@
+"""Grading runs each cell that an answer needs, and no other example."""
+
+from __future__ import annotations
+
+import pytest
+from nbformat.v4 import new_code_cell
+
+from utils.course.cell_names import names_of, not_needed
+
+
+@pytest.mark.parametrize(
+    ("source", "needed", "later", "bound"),
+    [
+        ("%%px\nx = y + 1", "y", "", "x"),
+        ("x = x + 1", "x", "", "x"),
+        ("x += 1", "x", "", "x"),
+        ("y = 2\nx = y", "", "", "x y"),
+        ("for i in items:\n    use(i)", "items use", "", "i"),
+        ("def f(a):\n    return a + b", "", "b", "f"),
+        ("def f():\n    return g()\ndef g(): ...", "", "", "f g"),
+        ("class A(B):\n    def f(self):\n        return c", "B", "c", "A"),
+        ("import a.b\nfrom c import d as e", "", "", "a e"),
+        ("with open(p) as file:\n    file.read()", "open p", "", "file"),
+        ("[k for k in keys]", "keys", "", ""),
+        ("!ls\n%time x = 1\ny = z", "z", "", "y"),
+        ("%%writefile a.py\nx = y", "", "", ""),
+    ],
+)
+def test_the_names_of_a_cell_are_found(source, needed, later, bound):
+    found = names_of(source)
+    assert found.needed == set(needed.split())
+    assert found.later == set(later.split())
+    assert found.bound == set(bound.split())
+
+
+def test_a_cell_that_is_not_python_may_need_each_of_its_words():
+    assert names_of("x = (").needed == {"x"}
+
+
+def left_out(*sources: str, names: str = "") -> str:
+    """The numbers of the cells that are left out if the last cell is kept."""
+    cells = [new_code_cell(source, id=str(k)) for k, source in enumerate(sources)]
+    return "".join(sorted(not_needed(cells, {cells[-1].id}, set(names.split()))))
+
+
+def test_only_what_an_answer_needs_directly_or_not_is_run():
+    assert left_out("a = 1", "b = a", "c = 2", "print(c)", "use(b)") == "23"
+
+
+def test_a_name_that_a_probe_looks_up_is_there():
+    assert left_out("a = 1", "b = 2", "use()", names="b") == "0"
+
+
+def test_what_a_function_calls_may_be_defined_below_it():
+    assert left_out("def f():\n    return g()", "def g(): ...", "h = 1", "f()") == "2"
+
+
+def test_the_latest_and_each_earlier_value_of_a_name_is_computed():
+    assert left_out("x = 1", "y = 2", "x = x + 1", "use(x)") == "1"

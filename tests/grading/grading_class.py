@@ -176,7 +176,7 @@ def forging(maker: Maker) -> Work:
     maker.solve()
     for task in maker.tasks[1::2]:
         shown = SHOWN.format(task.number, task.title, task.points)
-        forged = FORGER + textwrap.dedent(FORGED.get(task.number, (shown,))[0])
+        forged = FORGER + textwrap.dedent(FORGED.get(task.number, shown))
         maker.answer(task, forged, 0.0)
         maker.flagged.add(task.number)
     return maker.done()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,6 @@ Calls = Sequence[dict[str, Any]]
 Rule = Callable[[Calls], str | None]
 
 POINT_TO_POINT = ("send", "recv")
-# The names of the lists of records that probes return.
-RECORDS = ("calls", "calls again", "forward", "backward")
-# The fields and types of every record that :func:`utils.checks.probe.as_dict` makes.
-FIELDS = {
-    **{"op": str, "group": list, "nbytes": int, "blocking": bool, "waited": bool},
-    **{"any_source": bool, "sent": int, "received": int},
-    **{"start": float | int, "matched": float | int, "end": float | int},
-}
-# Collectives in which every rank has a tensor of the same size.
-SAME_SIZE = ("all_reduce", "broadcast", "reduce")
-DISAGREE = "The ranks' records contradict each other"
 
 
 def broken(calls: Calls, *rules: Rule) -> str | None:
@@ -149,109 +138,6 @@ def waited(calls: Calls) -> str | None:
         f"You never call wait() on {name}, so the tensor may be used before the communication is "
         "complete. Call wait() first"
     )
-
-
-# -- what several ranks have recorded -------------------------------------------------------------
-
-
-def disagreement(replies: Mapping[int, Any]) -> str | None:
-    """Return a contradiction between the records of two ranks; `None` if they agree.
-
-    Sender and receiver both record a message, with the same number of bytes. All ranks of a group
-    record a collective, under the same number.
-
-    Args:
-        replies: the result of each rank's probe. Its records are the lists that have a name of
-            :data:`RECORDS`, at any depth. A rank without such a list isn't compared, because there
-            the check itself communicates with the other ranks.
-    """
-    lists_of = {rank: list(_lists(value)) for rank, value in replies.items()}
-    calls = {rank: list(itertools.chain(*lists)) for rank, lists in lists_of.items() if lists}
-    return _messages_differ(calls) or _collectives_differ(calls)
-
-
-def forgery(rank: int, value: Any) -> str | None:
-    """Return something in a rank's reply that the backend never records; ``None`` otherwise.
-
-    The backend fills in every field, numbers all messages and collectives, and doesn't end a call
-    before it begins.
-    """
-    for call in itertools.chain(*_lists(value)):
-        if not isinstance(call, dict):
-            return f"a record is {call!r} instead of a dict"
-        for name, kind in FIELDS.items():
-            if not isinstance(call.get(name), kind):
-                return f"the record of {call.get('op', 'a call')} has no {name}"
-        if rank not in call["group"]:
-            return f"the record of {call['op']} names only the ranks {call['group']}"
-        number = "message" if call["op"] in POINT_TO_POINT else "sequence"
-        # A receive learns the number of its message only when the message arrives.
-        if not call.get(number) and (call["end"] or call["op"] != "recv"):
-            return f"the record of {call['op']} has no {number} number"
-        if call["end"] and not call["start"] <= call["end"]:
-            return f"the record of {call['op']} ends before it begins"
-    return None
-
-
-def _lists(value: Any) -> Iterator[list[Any]]:
-    """Yield the lists of records in a probe's result; a list of lists has one list per step."""
-    if isinstance(value, list):
-        for inner in value if value and isinstance(value[0], dict | list) else ():
-            yield from _lists(inner)
-    for name, inner in value.items() if isinstance(value, dict) else ():
-        if name not in RECORDS:
-            yield from _lists(inner)
-        elif isinstance(inner, list):
-            steps = inner if inner and all(isinstance(step, list) for step in inner) else [inner]
-            yield from steps
-
-
-def _messages_differ(calls: Mapping[int, Calls]) -> str | None:
-    """Return a message that one rank has recorded, but the other rank has not."""
-    sent, received = (
-        {
-            _message(call, *((rank, call["peer"]) if op == "send" else (call["peer"], rank)))
-            for rank, of_rank in calls.items()
-            for call in of_rank
-            if call["op"] == op and call["peer"] in calls
-        }
-        for op in POINT_TO_POINT
-    )
-    unmatched = {
-        "rank {1} received {2} bytes from rank {0}, which rank {0} did not send": received - sent,
-        "rank {0} sent {2} bytes to rank {1}, which rank {1} did not receive": sent - received,
-    }
-    for words, of_one_side in unmatched.items():
-        if of_one_side:
-            _, _, source, to, nbytes = min(of_one_side, key=str)
-            return f"{DISAGREE}: {words.format(source, to, nbytes)}"
-    return None
-
-
-def _message(call: dict[str, Any], source: int, to: int) -> tuple[Any, ...]:
-    """Return the properties of a message that both sides know."""
-    return tuple(call["group"]), str(call["message"]), source, to, call["nbytes"]
-
-
-def _collectives_differ(calls: Mapping[int, Calls]) -> str | None:
-    """Return a collective that only some ranks of its group have recorded."""
-    made: dict[tuple[int, ...], dict[int, set[tuple[Any, ...]]]] = {}
-    for rank, of_rank in calls.items():
-        for call in of_rank:
-            if call["op"] not in POINT_TO_POINT:
-                members = tuple(call["group"])
-                each = made.setdefault(members, {r: set() for r in members if r in calls})
-                nbytes = call["nbytes"] if call["op"] in SAME_SIZE else None
-                each.setdefault(rank, set()).add((call["sequence"], call["op"], nbytes))
-    for each in made.values():
-        for rank, other in itertools.permutations(each, 2):
-            if lacking := each[rank] - each[other]:
-                _, op, _ = min(lacking, key=str)
-                return (
-                    f"{DISAGREE}: rank {rank} called {op}, but rank {other} of the same group "
-                    "did not make the same call"
-                )
-    return None
 
 
 # -- what an answer has returned -------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Reply:
         balance: how many more messages the rank has sent than received, since the ranks last met.
         unreceived: for each message that the rank sent and no rank received, the message, its
             receiver, and its line. These messages are discarded.
-        forged: a sign that the rank's own code did not print this reply; "" if there is none.
+        forged: what is wrong with the records in the value, if the kernel has its own ones.
         seen: number of records in the value, if the kernel has confirmed them.
         unseen: operations that the rank has called since it was asked, and that its value lacks.
             Only a kernel that carries the ranks' messages knows them.
@@ -302,9 +302,7 @@ class Question:
             answer["stdout"] = before + answer["stdout"]
             if stub := answer.get("open"):
                 answer["open"] = tuple(stub)
-            forged = self._forged(after, answer["stdout"], answer.pop("late", 0))
-            forged = forged or self._confirm(rank, answer)
-            reply = Reply(rank, forged=forged, **answer)
+            reply = Reply(rank, forged=self._confirm(rank, answer), **answer)
         except (ValueError, TypeError, KeyError):  # an answer printed this, not rank_side
             return Reply(rank, "error", error="the rank's reply was cut off")
         if self._interrupted and reply.kind == "KeyboardInterrupt":
@@ -318,12 +316,6 @@ class Question:
         except ValueError as error:
             return str(error)
         return ""
-
-    def _forged(self, after: str, stdout: str, late: object) -> str:
-        """Return a sign of forgery; code that prints the token again has read the question."""
-        if self._token in after or self._token in stdout:
-            return "two replies came instead of one"
-        return "the rank communicated while its result was read" if late else ""
 
     def _without_answer(self, rank: int, result: ipp.AsyncResult) -> Reply:
         import ipyparallel as ipp

@@ -375,12 +375,10 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
             result = function(get_ipython().user_ns, rank=rank, **loads(arguments))
-            before = _communications()
             value = plain(result)
-            late = _communications() - before
             if world := _students_world(of_ours):
                 world.withdraw_receives(began)
-            values = {"status": "ok", "value": value, BALANCE: _balance(), "late": late}
+            values = {"status": "ok", "value": value, BALANCE: _balance()}
             reply = dumps(values | {"stdout": printed.text()})
         _tell(_students_world(of_ours), None)
     except BaseException as error:  # SystemExit and KeyboardInterrupt are answers, too
@@ -407,12 +405,6 @@ def _students_world(of_ours: bool) -> World | None:
 def _balance() -> int:
     world = backend_world()
     return world.balance() if world else 0
-
-
-def _communications() -> int:
-    """Return how many communications this rank has recorded; 0 without the backend."""
-    module = sys.modules.get("torch_mpi.record")
-    return module.recorder.mark() if module else 0
 
 
 def _failure(error: BaseException) -> dict[str, Any]:

@@ -226,6 +226,7 @@ class Question:
             for rank in self._ranks
         }
         self._results: dict[int, ipp.AsyncResult] = {}
+        up.expect(target.partition(":")[0])
         self._send(self._ranks)
 
     def _send(self, ranks: Iterable[int]) -> None:

@@ -211,8 +211,9 @@ class Grading:
         nb = self.assembled.notebook(view)
         self.ids = [cell.id for cell in nb.cells if cell.cell_type == "code"]
         limits = replace(self.box.limits, total=left)
-        shares, files = self.reference.shares_folder, self.reference.rank_files
-        box = replace(self.box, limits=limits, has_shared_folder=shares, files=files)
+        reference = self.reference
+        shares, files, given = reference.shares_folder, reference.rank_files, reference.given
+        box = replace(self.box, limits=limits, has_shared_folder=shares, files=files, given=given)
         try:
             done = run(nb, box, job, slot=self.slot, stop=self.stop)
         except OSError as error:

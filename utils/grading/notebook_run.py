@@ -28,6 +28,7 @@ from nbformat import NotebookNode
 from utils.course.execute import RUN_VARIABLE
 from utils.course.notebook import NotebookError, dumps
 from utils.jobs import sandbox_command, watchdog
+from utils.jobs.box_plan import GIVEN
 from utils.jobs.thread_plan import VARIABLE as WHERE
 
 from .grading_options import SandboxOptions
@@ -137,6 +138,7 @@ def _write_kernelspec(job: Path, box: Box, sandbox: list[str]) -> None:
         "MPLCONFIGDIR": str(fonts),
         WHERE: "boxes",
         sandbox_command.VARIABLE: json.dumps(sandbox),
+        GIVEN: json.dumps(box.given),
     }
     program = f"import os; os.chdir({str(job / WORK)!r}); {START_KERNEL}"
     spec = {

@@ -39,6 +39,8 @@ RANK_SIDE = (
     *("utils.grading.confinement", "utils.data", "utils.models"),
 )
 DATA = (".json", ".toml", ".txt")
+#: The folder that has the folder `utils`.
+ROOT = Path(__file__).parents[2]
 #: The line with which a notebook opens its lab's room.
 OPENS_ROOM = r"^from utils\.labs(?:\.| import )(lab\d\d)"
 
@@ -130,19 +132,28 @@ class Reference:
 
     @cached_property
     def rank_files(self) -> tuple[Path, ...] | None:
-        """Return the files of `utils` that the ranks' boxes hold: probes, and what cells import.
+        """Return the files of `utils` that the ranks' boxes hold: for the lab's cells on ranks.
 
         None for a lab whose checks aren't in a room of `utils.labs`: nobody knows its two sides.
         """
         if not self.room:
             return None
-        root = Path(__file__).parents[2]
-        files = [file for file in self.room if file.name == "job.py" or "probe" in file.name]
-        names = {".".join(file.relative_to(root).with_suffix("").parts) for file in files}
+        names = {_name_of(file) for file in self.room if file.name == "job.py"}
         cells = [cell.source for cell in self.nb.cells if cell.source.startswith("%%")]
-        names |= {name for source in cells for name in _imported_of_ours(body(source), root)}
-        found = set(closure([*RANK_SIDE, *names], root).values())
+        names |= {name for source in cells for name in _imported_of_ours(body(source))}
+        found = set(closure([*RANK_SIDE, *names], ROOT).values())
         return tuple(sorted(found | {data for file in found for data in _data_beside(file)}))
+
+    @cached_property
+    def given(self) -> dict[str, dict[str, str]]:
+        """Return by the module of each probe: name and file of all modules that it needs."""
+        held = set(self.rank_files or ())
+        return {
+            probe: {
+                name: str(file) for name, file in closure([probe], ROOT).items() if file not in held
+            }
+            for probe in map(_name_of, filter(_has_probes, self.room))
+        }
 
     def _tagged(self, tag: str) -> set[str]:
         return {cell.id for cell in self.nb.cells if tag in cell.metadata.get("tags", [])}
@@ -259,7 +270,15 @@ def _looked_up(file: Path) -> set[str]:
     return found
 
 
-def _imported_of_ours(source: str, root: Path) -> Iterator[str]:
+def _name_of(file: Path) -> str:
+    return ".".join(file.relative_to(ROOT).with_suffix("").parts)
+
+
+def _has_probes(file: Path) -> bool:
+    return "probe" in file.name
+
+
+def _imported_of_ours(source: str) -> Iterator[str]:
     """Yield the modules of the course that a source imports."""
     for node in ast.walk(parsed(source) or ast.Module([], [])):
         match node:
@@ -269,7 +288,7 @@ def _imported_of_ours(source: str, root: Path) -> Iterator[str]:
                 candidates = [module, *(f"{module}.{one.name}" for one in names)]
             case _:
                 candidates = []
-        yield from (name for name in candidates if file_of(name, root))
+        yield from (name for name in candidates if file_of(name, ROOT))
 
 
 def _data_beside(file: Path) -> Iterator[Path]:

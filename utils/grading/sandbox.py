@@ -16,7 +16,7 @@ import pwd
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -90,6 +90,7 @@ class Box:
         has_shared_folder: Whether the ranks have one folder for temporary files, for a lab in which
             they share memory. Otherwise each rank has its own.
         files: The files of `utils` that ranks can read; None for all.
+        given: By the module of each probe, the files that ranks get when the kernel asks it.
     """
 
     walls: bool = True
@@ -98,6 +99,7 @@ class Box:
     data: Path | None = None
     has_shared_folder: bool = False
     files: tuple[Path, ...] | None = None
+    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def outer(self, job: Path, command: list[str]) -> list[str]:
         """Return the command that runs `command` in the outer box, where only `job` is writable."""

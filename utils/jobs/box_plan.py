@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
@@ -16,6 +17,11 @@ from utils.jobs.start_plan import (
 
 #: Is set in the environment of such a rank.
 MARK = "DDL_LABS_BOX"
+
+
+#: The files that ranks get from the kernel, as JSON: by the module of a probe, the names and files
+#: of the modules that it needs. Grading sets it, because a sandbox holds no probe.
+GIVEN = "DDL_LABS_GIVEN"
 
 
 class BoxPlan:
@@ -72,6 +78,11 @@ class BoxPlan:
         # -P: don't import from the current folder, where another program may write.
         safe = ["-P"] if sandbox_command.is_set() else []
         return sandbox_command.confined([sys.executable, *safe, *words])
+
+    def given(self, module: str) -> dict[str, str]:
+        """Return name and file of each module that ranks get when this one is asked."""
+        files: dict[str, str] = json.loads(os.environ.get(GIVEN, "{}")).get(module, {})
+        return files
 
     def variables(self) -> dict[str, str]:
         """Return all environment variables of the ranks."""

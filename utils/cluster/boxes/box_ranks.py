@@ -226,6 +226,10 @@ class Boxes(Running):
     def _place_of(self, number: int) -> str:
         return self.places(1.0)[number]
 
+    def expect(self, module: str) -> None:
+        """Let the ranks import this module and what it needs, although they have no such file."""
+        self._carrier.given |= self._plan.given(module)
+
     def confirmed(self, rank: int, value: Any) -> Confirmed:
         """Return a rank's reply with the kernel's own records, and what the reply leaves out."""
         calls = self._carrier.calls_of(rank)

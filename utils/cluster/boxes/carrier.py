@@ -10,6 +10,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -122,6 +123,7 @@ class Carrier:
     Attributes:
         lock: is held by whoever uses the world.
         world: what the ranks do.
+        given: the files of the modules that ranks may get from the kernel, by the modules' names.
     """
 
     stuck: Callable[[], None]
@@ -134,6 +136,7 @@ class Carrier:
         self._timeout, self._place_of = timeout, place
         self._sides = [RankSide(end) for end in frames]
         self._pending: dict[Work, Pending] = {}
+        self.given: dict[str, str] = {}
         self._present = threading.local()
         self._is_over = threading.Event()
         self.world = SharedRanks(self)
@@ -306,6 +309,11 @@ class Carrier:
         groups[number] = self.world.new_group(tuple(members))
         return number
 
+    def _module(self, rank: int, name: str) -> tuple[str, str] | None:
+        """Return file and source of a module that ranks may get; ``None`` for any other name."""
+        file = self.given.get(name)
+        return None if file is None else (file, Path(file).read_text(encoding="utf-8"))
+
     def _shutdown(self, rank: int, number: int) -> None:
         self._sides[rank].groups[number].shutdown()
 
@@ -450,6 +458,7 @@ class Carrier:
 
 _QUESTIONS: dict[str, Callable[..., Any]] = {
     "new_group": Carrier._new_group,
+    "module": Carrier._module,
     "shutdown": Carrier._shutdown,
     "raised": Carrier._raised,
     "own": lambda carrier, rank: carrier.world.status(rank),

@@ -39,6 +39,7 @@ from utils.jobs import NeedsProcesses
 from . import values
 from .frames import Frame, Frames, Piece
 from .kernel_link import KernelLink
+from .kernel_modules import KernelModules
 from .rank_group import BoxGroup
 
 #: How many frames of its stack a rank shows.
@@ -84,6 +85,7 @@ class RankProgram:
         for module in (dist, distributed_c10d):
             vars(module)["is_mpi_available"] = lambda: True
         sys.meta_path.insert(0, NoMPI())
+        sys.meta_path.append(KernelModules(self._kernel))
 
     def create(self, ranks: list[int]) -> BoxGroup | None:
         """Make a group, in the place of PyTorch's ``ProcessGroupMPI.create``.

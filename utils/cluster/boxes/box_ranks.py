@@ -28,7 +28,7 @@ from .client import Client
 from .frames import BrokenFrame, Frame, Frames
 
 #: Seconds that ranks get to start, and to end.
-START = 60.0
+START = 180.0
 END = 2.0
 #: Most characters of the place at which a rank says it is.
 MOST_OF_A_PLACE = 400

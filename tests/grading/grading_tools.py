@@ -521,7 +521,9 @@ class Pretended:
         students = {
             lab(cell)["task"]
             for cell in nb.cells
-            if lab(cell).get("points") and "BEGIN SOLUTION" not in cell.source
+            if lab(cell).get("points")
+            and lab(cell)["task"] in there
+            and "BEGIN SOLUTION" not in cell.source
         }
         records = []
         for cell in nb.cells:

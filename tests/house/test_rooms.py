@@ -73,7 +73,7 @@ BUDGETS = {
     "labs/lab08": 1410,
     "labs/lab09": 1880,
     "labs/lab10": 1480,
-    "labs/lab11": 3560,
+    "labs/lab11": 3570,
     "labs/lab12": 1810,
     "labs/lab13": 1960,
     "labs/lab14": 1360,

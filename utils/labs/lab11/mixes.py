@@ -18,8 +18,16 @@ from .step_costs import Prices, Step, levels
 from .transformer import Mix, MixError, Transformer, check
 
 __all__ = [
-    *("Estimate", "Mix", "MixError", "Transformer", "begin", "check", "estimate"),
-    *("levels", "plan", "step_cost"),
+    "Estimate",
+    "Mix",
+    "MixError",
+    "Transformer",
+    "begin",
+    "check",
+    "estimate",
+    "levels",
+    "plan",
+    "step_cost",
 ]
 
 #: The stage of ZeRO that shards a part of the memory.

@@ -176,6 +176,12 @@ def test_a_rule_says_what_was_asked_and_what_was_made(rule, good, bad, said):
 # -- clocks ----------------------------------------------------------------------------------------
 
 
+class Read(list):
+    """Records that a judge has read."""
+
+    was_read = True
+
+
 class TamperedRanks:
     """Ranks whose replies to a probe are changed before the check reads them."""
 
@@ -201,7 +207,11 @@ def _probe(user_ns: dict, *, rank: int) -> int:
         (TamperedRanks([1]), "", "✓"),
         (TamperedRanks([]), "error", "The check can't read the ranks' replies"),
         (TamperedRanks([1], forged="a record is of a call 9"), "forged", "a call 9"),
-        (TamperedRanks([1], seen=1, unseen=("send",)), "forged", "called send where the check did"),
+        (
+            TamperedRanks([1], records=[Read()], unseen=("send",)),
+            "forged",
+            "called send where",
+        ),
     ],
 )
 def test_a_reply_that_was_tampered_with_passes_nothing_and_says_why(ranks, kind, said):

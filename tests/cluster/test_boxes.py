@@ -71,20 +71,40 @@ KNOWN = {7: Call("send", (0, 1), 8, peer=1, tag=0, number=7, start=2.0)}
 
 
 def test_a_rank_can_not_say_that_it_sent_more_than_the_kernel_has_carried():
-    said = {"steps": [{"calls": [told(7, nbytes=800, op="all_reduce", waited=True)]}], "sum": 3}
-    found, numbers = records.confirmed(said, KNOWN)
+    look = records.Confirmation(KNOWN)
+    said = {"steps": [{"calls": [told(7, nbytes=800, sent=800, waited=True)]}], "sum": 3}
+    found = look.of(said)
     (call,) = found["steps"][0]["calls"]
-    assert (call["op"], call["nbytes"], call["peer"]) == ("send", 8, 1)
+    assert (call["op"], call["nbytes"], call["peer"], call["sent"]) == ("send", 8, 1, 0)
     assert (call["waited"], call["start"]) == (True, 1.0), "only the rank knows"
-    assert (found["sum"], numbers) == (3, {7})
+    assert (found["sum"], look.numbers, look.left_out()) == (3, {7}, ())
 
 
 @pytest.mark.parametrize(
-    "calls", [[told(8)], [told(None)], [told("7")], [told([7])], [told(7), told(7)]], ids=repr
+    "calls",
+    [
+        *([told(8)], [told(None)], [told("7")], [told([7])], [told(-7)], [{"op": "send"}]),
+        *([told(7), told(7)], [[told(7)], [told(7)]]),
+    ],
+    ids=repr,
 )
 def test_a_call_that_the_kernel_has_not_carried_wins_nothing(calls):
     with pytest.raises(records.ForgedRecord):
-        records.confirmed({"calls": calls}, KNOWN)
+        records.Confirmation(KNOWN).of({"calls": calls})
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        *(list, len, sorted, lambda calls: calls[0], lambda calls: calls.__radd__([])),
+        *(lambda calls: calls.__add__([]), lambda calls: [*calls], lambda calls: set(calls)),
+    ],
+)
+def test_records_know_whether_a_judge_has_looked_into_them(look):
+    calls = records.Records([1])
+    assert not calls.was_read
+    look(calls)
+    assert calls.was_read
 
 
 def test_a_check_reads_what_the_kernel_has_noted_and_what_a_rank_has_left_out(ranks):

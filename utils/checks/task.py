@@ -72,6 +72,7 @@ class Report:
         open: number and title of a task whose stub was met.
         missing: names that ranks lack.
         kinds: names of the classes of the errors that ranks raised.
+        records: the ranks' lists with records that the kernel has confirmed.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
@@ -79,6 +80,7 @@ class Report:
     open: tuple[str, str] | None = None
     missing: set[str] = field(default_factory=set)
     kinds: set[str] = field(default_factory=set)
+    records: list[tuple[int, Any]] = field(default_factory=list)
 
     def seeds(self, n: int) -> list[int]:
         """Return independent fresh seeds, one for each of n ranks.
@@ -220,7 +222,8 @@ class Report:
             beside: operations that the probe calls beside those that it records. A barrier, which
                 brings no data, is always allowed, and so is everything if no rank has a record.
         """
-        looks = any(reply.seen for reply in replies)
+        looks = any(reply.records for reply in replies)
+        self.records += [(reply.rank, each) for reply in replies for each in reply.records]
         for reply in replies:
             if looks and (unseen := sorted({*reply.unseen} - {*beside, "barrier"})):
                 seen = f"the rank called {', '.join(unseen)} where the check did not look"
@@ -228,6 +231,12 @@ class Report:
             if reply.forged:
                 self.problem(f"{reply.forged}. {FORGED}", reply.rank, "forged")
         return any(kind == "forged" for _, kind, _ in self.found)
+
+    def refuse_unread_records(self) -> None:
+        """Add a problem if a reply had records where no judge has looked for them."""
+        for rank, records in self.records:
+            if not records.was_read:
+                self.problem(f"a reply has records that nobody asked for. {FORGED}", rank, "forged")
 
     def judge_cases(
         self,
@@ -399,6 +408,8 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
                     "Return a result of the form that the task asks for",
                     kind="error",
                 )
+            if not report.found:
+                report.refuse_unread_records()
             if report.found and not report.open:
                 _compare_with_kernel(ranks, report)
             problems = tuple(report.problems)

@@ -70,7 +70,7 @@ class Confirmed(NamedTuple):
     """The value of a reply after a look at the kernel's own records, see :class:`Reply`."""
 
     value: Any
-    seen: int = 0
+    records: Sequence[Any] = ()
     unseen: tuple[str, ...] = ()
 
 
@@ -91,7 +91,7 @@ class Reply:
         unreceived: for each message that the rank sent and no rank received, the message, its
             receiver, and its line. These messages are discarded.
         forged: what is wrong with the records in the value, if the kernel has its own ones.
-        seen: number of records in the value, if the kernel has confirmed them.
+        records: the lists with records in the value, if the kernel has confirmed them.
         unseen: operations that the rank has called since it was asked, and that its value lacks.
             Only a kernel that carries the ranks' messages knows them.
         kind: the name of the error's class.
@@ -110,7 +110,7 @@ class Reply:
     balance: int = 0
     unreceived: tuple[str, ...] = ()
     forged: str = ""
-    seen: int = 0
+    records: Sequence[Any] = ()
     unseen: tuple[str, ...] = ()
     kind: str = ""
     open: tuple[str, str] | None = None
@@ -226,7 +226,7 @@ class Question:
             for rank in self._ranks
         }
         self._results: dict[int, ipp.AsyncResult] = {}
-        up.expect(target.partition(":")[0])
+        up.expect(target.partition(":")[0], of_ours)
         self._send(self._ranks)
 
     def _send(self, ranks: Iterable[int]) -> None:
@@ -312,6 +312,8 @@ class Question:
 
     def _confirm(self, rank: int, answer: dict[str, Any]) -> str:
         """Put the kernel's own records into an answer; return a sign of forgery, or ""."""
+        if answer.get("status") != "ok":
+            return ""
         try:
             answer |= self._up.confirmed(rank, answer.get("value"))._asdict()
         except ValueError as error:

@@ -104,8 +104,8 @@ class Running(ABC):
         """Return the ranks that can answer while these are busy."""
         return set(self.client.ids) - busy
 
-    def expect(self, module: str) -> None:  # noqa: B027 - most kinds need not do anything
-        """Get ready for a question whose function is in this module. Most ranks have its file."""
+    def expect(self, module: str, of_ours: bool) -> None:  # noqa: B027 - most kinds do nothing
+        """Get ready for a question. of_ours: whether it runs no code of the student."""
 
     def confirmed(self, rank: int, value: Any) -> Confirmed:
         """Return a rank's reply with the kernel's own records of its calls, if it has some.

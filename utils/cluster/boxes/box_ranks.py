@@ -22,10 +22,10 @@ from utils.cluster.running import Running
 from utils.jobs import RanksError
 from utils.jobs.box_plan import BoxPlan
 
-from . import records
 from .carrier import Carrier
 from .client import Client
 from .frames import BrokenFrame, Frame, Frames
+from .records import Confirmation, ForgedRecord
 
 #: Seconds that ranks get to start, and to end.
 START = 180.0
@@ -226,17 +226,19 @@ class Boxes(Running):
     def _place_of(self, number: int) -> str:
         return self.places(1.0)[number]
 
-    def expect(self, module: str) -> None:
+    def expect(self, module: str, of_ours: bool) -> None:
         """Let the ranks import this module and what it needs, although they have no such file."""
         self._carrier.given |= self._plan.given(module)
+        self._carrier.is_strict = not of_ours
 
     def confirmed(self, rank: int, value: Any) -> Confirmed:
         """Return a rank's reply with the kernel's own records, and what the reply leaves out."""
-        calls = self._carrier.calls_of(rank)
-        value, numbers = records.confirmed(value, calls)
+        if self._carrier.has_raised(rank):
+            raise ForgedRecord("the rank reported an error, and went on")
         before = self._asked_at.get(rank, 0)
-        left_out = [number for number in calls if number > before and number not in numbers]
-        return Confirmed(value, len(numbers), tuple(calls[number].op for number in left_out))
+        calls = self._carrier.calls_of(rank)
+        look = Confirmation({number: call for number, call in calls.items() if number > before})
+        return Confirmed(look.of(value), look.lists, look.left_out())
 
     def use_network(self, values: dict[str, Any] | None) -> None:
         """Use the network with these attributes for the messages, or the machine's own."""

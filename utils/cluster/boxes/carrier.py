@@ -86,6 +86,8 @@ class RankSide:
         groups: its groups, by number.
         log: its calls.
         calls: its latest calls, by their numbers.
+        latest: the number of its latest call.
+        has_raised: whether it has reported an error since its latest request.
         works: its communications of which it has not heard yet, by number.
         waits: its waits, by the number of the communication.
         left: the wait in which it was interrupted.
@@ -97,6 +99,7 @@ class RankSide:
         self.groups: dict[int, Group] = {}
         self.log: Log = Log()  # type: ignore[no-untyped-call]
         self.calls: dict[int, Call] = {}
+        self.latest = 0
         self.works: dict[int, Work] = {}
         self.waits: dict[int, Wait] = {}
         self.left: Wait | None = None
@@ -104,6 +107,7 @@ class RankSide:
         self.is_busy = False
         self.is_gone = False
         self.was_interrupted = False
+        self.has_raised = False
 
     def note(self, number: int, call: Call) -> None:
         """Keep a call under its number, and forget the oldest one if there are too many."""
@@ -124,6 +128,8 @@ class Carrier:
         lock: is held by whoever uses the world.
         world: what the ranks do.
         given: the files of the modules that ranks may get from the kernel, by the modules' names.
+        is_strict: whether the ranks answer a question of a check. Then no rank may ask about others
+            or meet them, because this would tell them more than messages do.
     """
 
     stuck: Callable[[], None]
@@ -137,6 +143,7 @@ class Carrier:
         self._sides = [RankSide(end) for end in frames]
         self._pending: dict[Work, Pending] = {}
         self.given: dict[str, str] = {}
+        self.is_strict = False
         self._present = threading.local()
         self._is_over = threading.Event()
         self.world = SharedRanks(self)
@@ -152,7 +159,7 @@ class Carrier:
             if not self.busy():
                 self.batch += 1
             for rank in ranks:
-                self._sides[rank].is_busy = True
+                self._sides[rank].is_busy, self._sides[rank].has_raised = True, False
 
     def end_request(self, rank: int) -> None:
         """Note that a rank has nothing to do any more."""
@@ -207,6 +214,9 @@ class Carrier:
             notebook_words.number_cell(about["place"][0], cell)
             notebook_words.cell_runs(running)
         group, number = side.groups[about["group"]], int(about["number"])
+        if number <= side.latest:
+            raise BrokenFrame(f"call {number} comes after call {side.latest}")
+        side.latest = number
         outputs: Sequence[torch.Tensor] = ()
         try:
             if "collective" in about:
@@ -293,6 +303,8 @@ class Carrier:
         answer: dict[str, Any] = {"number": about["number"]}
         try:
             ask = _QUESTIONS[about["method"]]
+            if self.is_strict and about["method"] in ("own", "statuses", "recover", "sweep"):
+                raise RuntimeError("a check asks this rank, which may not ask about other ranks")
             answer["value"] = ask(self, rank, *about["arguments"])
         except (RuntimeError, KeyboardInterrupt) as error:
             answer["error"] = str(error) or type(error).__name__
@@ -318,6 +330,7 @@ class Carrier:
         self._sides[rank].groups[number].shutdown()
 
     def _raised(self, rank: int, kind: str, name: str, text: str, where: str) -> None:
+        self._sides[rank].has_raised = True
         bases = {"communication": CommunicationError, "interrupt": KeyboardInterrupt}
         error = type(name, (bases.get(kind, Exception),), {})(text)
         if kind == "communication" and self.world.incident:
@@ -401,6 +414,10 @@ class Carrier:
             with self.lock:
                 side.was_interrupted = side.meeting is not None
                 self.lock.notify_all()
+
+    def has_raised(self, rank: int) -> bool:
+        """Return whether a rank has reported an error since its latest request."""
+        return self._sides[rank].has_raised
 
     def calls_of(self, rank: int) -> dict[int, Call]:
         """Return a rank's latest calls, by their numbers."""

@@ -1,53 +1,94 @@
-"""The records in a rank's reply, of which the kernel has its own: the kernel's count."""
+"""The records in a rank's reply: the kernel replaces each by its own, and notes which are read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch_mpi.record import Call, as_dict
 
-#: A dict with these keys is a record, see :func:`torch_mpi.record.as_dict`.
-KEYS = {"op", "group", "nbytes"}
+#: A dict with this key is a record, see :func:`torch_mpi.record.as_dict`.
+KEY = "op"
 #: What only the rank knows: whether its program has waited, and the times on its own clock.
 OF_THE_RANK = ("waited", "start", "matched", "end")
 
 
 class ForgedRecord(ValueError):
-    """A reply has a record of a call that the rank did not make, or has one twice in a list."""
+    """A reply has a record of a call that the rank did not make, or has one twice."""
 
 
-def confirmed(value: Any, calls: Mapping[int, Call]) -> tuple[Any, set[int]]:
-    """Return a reply in which each record says what the kernel has noted, and the records' numbers.
+class Records(list[Any]):
+    """A list with records.
+
+    Attributes:
+        was_read: whether somebody has looked into it.
+    """
+
+    was_read = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.was_read = True
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.was_read = True
+        return super().__getitem__(index)
+
+    def __len__(self) -> int:
+        self.was_read = True
+        return super().__len__()
+
+    def __add__(self, other: Any) -> list[Any]:
+        return list(self) + list(other)
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return list(other) + list(self)
+
+
+class Confirmation:
+    """The kernel's look at a reply.
 
     Args:
-        value: JSON.
-        calls: the rank's calls, by their numbers.
+        calls: what the rank has called since it was asked, by numbers.
 
-    Raises:
-        ForgedRecord: the kernel has not noted such a call.
+    Attributes:
+        lists: the lists with records.
+        numbers: of the calls that the reply has records of.
     """
-    numbers: set[int] = set()
-    return _confirmed(value, calls, numbers), numbers
 
+    def __init__(self, calls: Mapping[int, Call]):
+        self._calls = calls
+        self.lists: list[Records] = []
+        self.numbers: set[int] = set()
 
-def _confirmed(value: Any, calls: Mapping[int, Call], numbers: set[int]) -> Any:
-    if isinstance(value, list):
-        inside = [one.get("number") for one in value if _is_record(one)]
-        if len(set(map(str, inside))) < len(inside):
-            raise ForgedRecord("a list has the record of one call twice")
-        return [_confirmed(one, calls, numbers) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if not _is_record(value):
-        return {name: _confirmed(one, calls, numbers) for name, one in value.items()}
-    number = value.get("number")
-    if not isinstance(number, int) or number not in calls:
-        raise ForgedRecord(f"a record is of a call {number}, which the rank did not make")
-    numbers.add(number)
-    own = {name: value[name] for name in OF_THE_RANK if name in value}
-    return value | as_dict(calls[number]) | own | {"number": number}
+    def of(self, value: Any) -> Any:
+        """Return a part of the reply in which each record says what the kernel has noted.
 
+        Raises:
+            ForgedRecord: the kernel has not noted such a call, or there are two records of it.
+        """
+        if isinstance(value, list):
+            inside = [self.of(one) for one in value]
+            if any(isinstance(one, dict) and KEY in one for one in value):
+                self.lists.append(Records(inside))
+                return self.lists[-1]
+            return inside
+        if not isinstance(value, dict):
+            return value
+        if KEY in value:
+            return self._record(value)
+        return {name: self.of(one) for name, one in value.items()}
 
-def _is_record(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() >= KEYS
+    def left_out(self) -> tuple[str, ...]:
+        """Return the operations of the calls that the reply has no records of."""
+        return tuple(call.op for number, call in self._calls.items() if number not in self.numbers)
+
+    def _record(self, value: dict[str, Any]) -> dict[str, Any]:
+        number = value.get("number")
+        if not isinstance(number, int) or number not in self._calls:
+            raise ForgedRecord(f"a record is of a call {number}, which the rank did not make")
+        if number in self.numbers:
+            raise ForgedRecord(f"two records are of call {number}")
+        self.numbers.add(number)
+        own = {name: value[name] for name in OF_THE_RANK if name in value}
+        return as_dict(self._calls[number]) | own

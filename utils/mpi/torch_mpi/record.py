@@ -153,6 +153,7 @@ def as_dict(call: Call) -> dict[str, Any]:
         "start": call.start,
         "matched": call.matched,
         "end": call.end,
+        "dtype": call.dtype,
         "number": call.number,
     }
 

@@ -180,13 +180,12 @@ def _overlapped_transfer(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         yield facts(_nothing_overlaps(rank, answer.value["seen"][0], answer.value["slept"]))
 
 
-def _nothing_overlaps(rank: int, pending: list[dict[str, Any]], slept: bool) -> dict[str, bool]:
-    """Return why message and work() don't overlap; `pending` was recorded as work() began."""
+def _nothing_overlaps(rank: int, waited_for: list[bool], slept: bool) -> dict[str, bool]:
+    """Return why message and work() don't overlap; `waited_for` has the calls before work()."""
     op = "isend" if rank == 0 else "irecv"
-    is_over = any(call["waited"] for call in pending)
     return {
-        f"You call {op} after work(). Start the communication first": not pending,
-        "You call wait() before work(), so nothing overlaps. Wait after work()": is_over,
+        f"You call {op} after work(). Start the communication first": not waited_for,
+        "You call wait() before work(), so nothing overlaps. Wait after work()": any(waited_for),
         f"You sleep before work(), so the message is over. Call work() right after {op}": slept,
     }
 

@@ -255,9 +255,16 @@ def _use_more(processes: list[psutil.Process], limit: int) -> bool:
     """Return whether these processes use more bytes of memory that they share with nobody else.
 
     Linux counts the shares of shared memory at every request, which is slow. So we ask only if the
-    processes have written more than the limit, counting shared memory for each of them.
+    processes hold more than the limit, counting shared memory for each of them.
     """
-    return sum(map(_written, processes)) > limit and sum(map(_own_memory, processes)) > limit
+    return sum(map(_held, processes)) > limit and sum(map(_own_memory, processes)) > limit
+
+
+def _held(process: psutil.Process) -> int:
+    """Return the bytes that a process holds, with everything that it shares."""
+    with contextlib.suppress(psutil.Error):
+        return int(process.memory_info().rss)
+    return 0
 
 
 def _written(process: psutil.Process) -> int:
@@ -275,7 +282,8 @@ def _own_memory(process: psutil.Process) -> int:
     """
     with contextlib.suppress(OSError, IndexError, ValueError):
         text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8")
-        return int(text.partition("Pss_Anon:")[2].split()[0]) * 1024
+        kinds = ("Pss_Anon:", "Pss_Shmem:")  # shared memory without a file counts, too
+        return sum(int(text.partition(kind)[2].split()[0]) for kind in kinds) * 1024
     return _written(process)
 
 

@@ -48,7 +48,7 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
 def probe_transfer_overlapped(
     user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
 ) -> dict:
-    """Return what `transfer_overlapped` does; its `work` notes for each call so far if it was waited for."""
+    """Return what `transfer_overlapped` does. Its `work` notes which calls were waited for."""
     from torch_mpi.record import log
 
     tensor = drawn_tensor(seed, shape, dtype)

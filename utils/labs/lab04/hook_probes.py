@@ -197,7 +197,7 @@ HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets have the same length
 SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends immediately
 
 
-@also_calls("all_gather", "all_reduce", "broadcast")
+@also_calls("all_gather", "all_reduce", "broadcast", "recv", "send")
 @in_group
 def probe_hook(
     user_ns: dict, *, rank: int, group: Group, data_seed: int, seed: int, large: float

@@ -93,6 +93,11 @@ def test_a_call_that_the_kernel_has_not_carried_wins_nothing(calls):
         records.Confirmation(KNOWN).of({"calls": calls})
 
 
+def test_a_record_that_no_list_holds_is_refused_because_nobody_would_notice_that_it_is_not_read():
+    with pytest.raises(records.ForgedRecord):
+        records.Confirmation(KNOWN).of({"calls": [], "junk": {"7": told(7)}})
+
+
 @pytest.mark.parametrize(
     "look",
     [
@@ -147,6 +152,15 @@ def test_a_rank_gets_a_module_of_the_kernels_only_with_the_question_that_needs_i
         ranks.ask(call_tools.hide)
         ranks.view.execute(ask, block=True)
         assert ranks.view.pull("said") == [42]
+
+
+def test_a_tensor_that_would_crash_the_kernel_is_refused():
+    for name in ("quint8", "qint32", "quint4x2", "bits8", "no_dtype"):
+        with pytest.raises(BrokenFrame):
+            values.tensor_of({"dtype": name, "shape": [4]}, bytearray(4))
+    for name, dtype in values.DTYPES.items():
+        piece = bytearray(4 * dtype.itemsize)
+        assert values.tensor_of({"dtype": name, "shape": [4]}, piece).dtype == dtype
 
 
 # --- values -----------------------------------------------------------------------------------

@@ -33,8 +33,17 @@ def test_the_names_of_a_cell_are_found(source, needed, later, bound):
     assert found.bound == set(bound.split())
 
 
-def test_a_cell_that_is_not_python_may_need_each_of_its_words():
-    assert names_of("x = (").needed == {"x"}
+@pytest.mark.parametrize(
+    "source",
+    [
+        *("x = (", "def f(x, x): ...", "x = 1\nglobal x", "nonlocal x", "[x := 1 for x in y]"),
+        *("x = " + " + ".join("x" * 5_000), "x = " + "-" * 100_000 + "x", "x = '\0'"),
+    ],
+    ids=lambda source: source[:20],
+)
+def test_a_mistake_in_a_cell_costs_only_this_cell_and_its_words_may_be_needed(source):
+    found = names_of(source)
+    assert "x" in found.needed | found.bound
 
 
 def left_out(*sources: str, names: str = "") -> str:

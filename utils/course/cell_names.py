@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import symtable
 from collections.abc import Collection, Iterable
@@ -39,14 +40,20 @@ def _is_magic(line: str) -> bool:
     return not line or line.startswith("%%")
 
 
+@functools.lru_cache(maxsize=2_000)  # each run of a notebook asks for the same cells
 def names_of(source: str) -> Names:
     """Return the global names of a cell. All words of a source that isn't Python are needed."""
     if source.startswith("%%") and source.split()[0] not in PYTHON:
         return Names(frozenset(), frozenset(), frozenset())
-    try:  # shell commands and line magics become empty lines
-        statements = ast.parse(re.sub(r"^[!%].*$", "", body(source), flags=re.MULTILINE)).body
-    except (SyntaxError, ValueError):
+    try:
+        return _names_of(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # of its symbols, too
         return Names(frozenset(re.findall(r"\w+", source)), frozenset(), frozenset())
+
+
+def _names_of(source: str) -> Names:
+    # Shell commands and line magics become empty lines.
+    statements = ast.parse(re.sub(r"^[!%].*$", "", body(source), flags=re.MULTILINE)).body
     needed: set[str] = set()
     later: set[str] = set()
     bound: set[str] = set()

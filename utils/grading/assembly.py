@@ -349,7 +349,7 @@ def _own_cells(assembled: Assembled, cells: list[Cell]) -> tuple[list[OwnCell], 
             remarks.append(f"A cell of the student has {len(source)} characters and was not run.")
         elif at is not None:
             added.append(OwnCell(at.id, "" if source == body(at.source) else imports(source)))
-        elif not any(source.strip() in answer for answer in answers):
+        elif not any(f"\n{source.strip()}\n" in f"\n{answer}\n" for answer in answers):
             added.append(OwnCell(_behind_its_answer(assembled.reference, source, after), source))
     return added, remarks
 

@@ -68,16 +68,16 @@ class Confirmation:
             ForgedRecord: the kernel has not noted such a call, or there are two records of it.
         """
         if isinstance(value, list):
-            inside = [self.of(one) for one in value]
-            if any(isinstance(one, dict) and KEY in one for one in value):
-                self.lists.append(Records(inside))
-                return self.lists[-1]
-            return inside
-        if not isinstance(value, dict):
-            return value
-        if KEY in value:
-            return self._record(value)
-        return {name: self.of(one) for name, one in value.items()}
+            inside = [self._record(one) if _is_record(one) else self.of(one) for one in value]
+            if not any(map(_is_record, value)):
+                return inside
+            self.lists.append(Records(inside))
+            return self.lists[-1]
+        if _is_record(value):
+            raise ForgedRecord("a record is not in a list")
+        if isinstance(value, dict):
+            return {name: self.of(one) for name, one in value.items()}
+        return value
 
     def left_out(self) -> tuple[str, ...]:
         """Return the operations of the calls that the reply has no records of."""
@@ -92,3 +92,7 @@ class Confirmation:
         self.numbers.add(number)
         own = {name: value[name] for name in OF_THE_RANK if name in value}
         return as_dict(self._calls[number]) | own
+
+
+def _is_record(value: Any) -> bool:
+    return isinstance(value, dict) and KEY in value

@@ -20,11 +20,15 @@ from torch_mpi.group import arguments, arithmetic, tensors
 
 from .frames import BrokenFrame, Piece
 
-#: Dtypes by their short names.
+#: Dtypes by their short names. Only these travel: others, such as quantized ones, aren't made of
+#: numbers alone, and PyTorch crashes when it makes them from bytes.
 DTYPES = {
-    arguments.dtype_name(dtype): dtype
-    for dtype in vars(torch).values()
-    if isinstance(dtype, torch.dtype)
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    )
 }
 #: Most bytes that a frame may claim for tensors whose content it doesn't bring.
 MOST_ROOM = 4 * 1024**3

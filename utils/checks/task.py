@@ -211,6 +211,7 @@ class Report:
         if by_user:
             self.problem("You stopped the check", kind="interrupted")
             return []
+        self.records += [(reply.rank, each) for reply in replies for each in reply.records]
         if self._is_forged(replies, getattr(probe, "beside", ())):
             return []
         return replies
@@ -223,7 +224,6 @@ class Report:
                 brings no data, is always allowed, and so is everything if no rank has a record.
         """
         looks = any(reply.records for reply in replies)
-        self.records += [(reply.rank, each) for reply in replies for each in reply.records]
         for reply in replies:
             if looks and (unseen := sorted({*reply.unseen} - {*beside, "barrier"})):
                 seen = f"the rank called {', '.join(unseen)} where the check did not look"

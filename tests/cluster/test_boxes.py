@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import textwrap
 import time
@@ -26,7 +25,7 @@ from utils.cluster.boxes import records, values
 from utils.cluster.boxes.box_ranks import Boxes
 from utils.cluster.boxes.frames import BrokenFrame
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
-from utils.jobs.box_plan import GIVEN, BoxPlan
+from utils.jobs.box_plan import BoxPlan
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -136,22 +135,6 @@ def test_a_forged_record_wins_no_points(ranks):
     assert report.answers(ranks, call_tools.hide), "a check that looks at no record has no opinion"
     also_calls("all_reduce")(call_tools.hide)
     assert report.answers(ranks, call_tools.hide, shows=1)
-
-
-def test_a_rank_gets_a_module_of_the_kernels_only_with_the_question_that_needs_it(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "rule.py").write_text("ANSWER = 42\n", encoding="utf-8")
-    needed = {"call_tools": {"utils.rule_of_a_later_task": str(tmp_path / "rule.py")}}
-    monkeypatch.setenv(GIVEN, json.dumps(needed))
-    ask = "try:\n    import utils.rule_of_a_later_task as m\n    said = m.ANSWER\n"
-    ask += "except ModuleNotFoundError:\n    said = 'not there'\n"
-    with cluster.start(1, where="boxes", env={"PYTHONPATH": str(Path(__file__).parent)}) as ranks:
-        ranks.view.execute(f"{JOIN}\n{ask}", block=True)
-        assert ranks.view.pull("said") == ["not there"]
-        ranks.ask(call_tools.hide)
-        ranks.view.execute(ask, block=True)
-        assert ranks.view.pull("said") == [42]
 
 
 def test_a_tensor_that_would_crash_the_kernel_is_refused():
@@ -293,7 +276,7 @@ def test_a_rank_that_breaks_its_connection_is_lost_and_harms_no_other(ranks, att
     assert ranks.client.ids == [0]
     assert ranks.client[0].pull("rank") == 0
     with pytest.raises(DeadRankError, match="rank 1: the rank is dead"):
-        ranks.ask_or_raise("utils.cluster.rank_side:unreceived")
+        ranks.ask_or_raise("utils.cluster.busy:processor_share")
 
 
 def test_fresh_ranks_work_after_a_broken_connection(ranks):

@@ -2,6 +2,8 @@
 
 A student's code shares its process with the probe of its check, and can reply in the probe's place.
 The checks run here on replies of the solutions, from which one list after the other is removed.
+The records of calls stay whole, since those of a graded rank are the kernel's
+(``test_forged_answers.py`` forges them in boxes).
 """
 
 from __future__ import annotations
@@ -20,11 +22,15 @@ SIGNS_OF_MISTAKES = {
     *("used", "changed", "kept", "lacking", "said", "bare", "others", "asked", "made inside"),
     *("at", "seen", "kinds", "events", "missing", "odd", "dx"),
 }
+# What tells the record of a call from other dicts.
+RECORD = {"op", "group", "nbytes"}
 Path = tuple[str, ...]
 
 
 def lists_in(value: Any, at: Path = ()) -> Iterator[Path]:
     """Yield where the lists and dicts of a reply are; ``*`` stands for every entry of a list."""
+    if isinstance(value, dict) and value.keys() >= RECORD:
+        return
     if isinstance(value, list | dict):
         yield at
     if isinstance(value, list) and value and isinstance(value[0], list | dict):

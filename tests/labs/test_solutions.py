@@ -304,7 +304,7 @@ def test_a_wrong_answer_is_found_by_its_check_on_the_ranks(judge):
     )
     assert len(found) == 1, "\n".join(found)
     assert "cell 'lab01-sum_over_ranks-ran', failure" in found[0]
-    assert "'passed': False" in found[0]
+    assert "CheckFailed: Task 1.4" in found[0]
 
 
 def test_ranks_that_a_notebook_leaves_behind_are_gone_all_the_same(judge):

@@ -108,6 +108,15 @@ def test_answers_to_look_at_are_not_hidden_among_remarks(reference):
     assert f"Task 1.2: judged alone<br>{toy.LAB}: This lab has 2 files" in rest
 
 
+def test_own_cells_are_named_and_are_no_remark(reference):
+    one = result(task("1.1"), own_cells=2)
+    page = summary([one], reference)
+    assert f"{toy.LAB}: 2" in page[page.index('id="own"') :]
+    remarks = page[page.index('id="remarks"') : page.index('id="own"')]
+    assert "None." in remarks
+    assert "The ranks also ran 2 cells that you added." in feedback("Ada", [one])
+
+
 def test_the_table_of_students_has_every_task_of_every_lab(reference):
     results = [
         result(task("1.1", points=2)),

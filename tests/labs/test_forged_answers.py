@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 from answer_tools import Lab, ranks_of
+from lab_tools import verdict
 
 from utils import cluster
 
@@ -499,4 +500,26 @@ def test_records_that_fit_each_other_are_not_enough_without_a_message(lab):
 @pytest.mark.parametrize("lab", ["lab01"], indirect=True)
 def test_a_right_answer_that_makes_up_more_records_wins_nothing_more(lab):
     passed, printed = lab.try_out("1.7", FORGER + lab.solutions["1.7"] + MORE_ROUNDS)
+    assert not passed, printed
+
+
+#: A repair that repairs nothing, and a measurement that says the same of every program.
+ANY_PROGRAM = """
+from utils.labs.lab18.ward import program
+
+measured_before = program.measured
+program.measured = lambda *_, **__: {
+    "result": {"loss": 1}, "calls": [], "hasty": 0, "rate": 0, "work": 0, "peak": 0,
+}
+repair_1 = {1: "# Nothing is repaired."}
+"""
+
+
+@pytest.mark.parametrize("lab", ["lab18"], indirect=True)
+def test_a_repair_is_compared_with_what_no_cell_of_the_student_can_change(lab):
+    check = lab.checks["18.8"]
+    assert verdict(check, lab.ranks)[0]
+    lab.run(ANY_PROGRAM)
+    passed, printed = verdict(check, lab.ranks)
+    lab.run("program.measured = measured_before")
     assert not passed, printed

@@ -164,6 +164,20 @@ def also_calls(*operations: str) -> Callable[[Probe], Probe]:
     return mark
 
 
+def plays_a_part(*operations: str) -> Callable[[Probe], Probe]:
+    """Mark a probe that on some ranks doesn't call the answer, but is its partner in messages.
+
+    These operations need no records on a rank whose reply has none. A rank that calls the answer
+    reports its calls, and so has to report all of them.
+    """
+
+    def mark(probe: Probe) -> Probe:
+        vars(probe)["part"] = operations
+        return probe
+
+    return mark
+
+
 def recorded(
     function: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> tuple[Any, list[dict[str, Any]]]:

@@ -212,20 +212,24 @@ class Report:
             self.problem("You stopped the check", kind="interrupted")
             return []
         self.records += [(reply.rank, each) for reply in replies for each in reply.records]
-        if self._is_forged(replies, getattr(probe, "beside", ())):
+        if self._is_forged(replies, getattr(probe, "beside", ()), getattr(probe, "part", ())):
             return []
         return replies
 
-    def _is_forged(self, replies: list[Reply], beside: Collection[str]) -> bool:
+    def _is_forged(
+        self, replies: list[Reply], beside: Collection[str], part: Collection[str]
+    ) -> bool:
         """Return whether a reply, now or earlier, shows that somebody forged it.
 
         Args:
             beside: operations that the probe calls beside those that it records. A barrier, which
                 brings no data, is always allowed, and so is everything if no rank has a record.
+            part: operations that are allowed on ranks without records, too.
         """
         looks = any(reply.records for reply in replies)
         for reply in replies:
-            if looks and (unseen := sorted({*reply.unseen} - {*beside, "barrier"})):
+            allowed = {*beside, "barrier", *(() if reply.records else part)}
+            if looks and (unseen := sorted({*reply.unseen} - allowed)):
                 seen = f"the rank called {', '.join(unseen)} where the check did not look"
                 self.problem(f"{seen}. {FORGED}", reply.rank, "forged")
             if reply.forged:

@@ -14,16 +14,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from IPython import get_ipython
 
 from utils import timeline
-from utils.cluster import busy, network_arguments, notebook_words
+from utils.cluster import busy, network_arguments, notebook_words, questions
 from utils.cluster.failure import CellFailed, RanksLostError
-from utils.cluster.questions import AskStopped, Question, Reply, target_of, texts
+from utils.cluster.questions import Reply, target_of, texts
 from utils.jobs import DeadRankError, NeedsProcesses, RanksError
 from utils.jobs.box_plan import BoxPlan
 from utils.jobs.mpi_job import Python
@@ -52,6 +51,8 @@ __all__ = [
 ]
 
 _current: Ranks | None = None
+
+JOIN = 'import torch.distributed as dist\ndist.init_process_group("mpi")'
 
 
 def start(
@@ -328,20 +329,49 @@ class Ranks:
             AskStopped: the user pressed the stop button; it is a KeyboardInterrupt.
         """
         target = target_of(target)
-        arguments = texts(self.n, target, kwargs, each)
-        up = self.running()
-        up.refuse_if_stuck()
-        question = Question(up, target, arguments, of_ours=False)
-        replies = question.answers(timeout)
-        failed = any(reply.status != "ok" for reply in replies)
-        if failed:
-            up.meet_again(question.busy())
-        if question.was_stopped:
-            raise AskStopped(replies)
-        if failed:
-            return replies
-        left = up.unreceived([reply.balance for reply in replies])
-        return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]
+        return self.running().reply(target, texts(self.n, target, kwargs, each), timeout)
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[questions.Ranks]:
+        """Yield as many ranks for a check's own code, such as a reference.
+
+        In grading, an answer could change what the reference gives on the same ranks. So these are
+        threads of the kernel, with a process group, if the ranks are in boxes. Otherwise they are
+        the same ranks.
+        """
+        if not isinstance(self._plan, BoxPlan):
+            yield self
+            return
+        up = _start(ThreadPlan(self.n, timeout=self._plan.timeout))
+        try:
+            up.client[:].execute(JOIN, block=True)
+            yield Apart(up)
+        finally:
+            up.close()
+
+
+class Apart:
+    """Ranks that only answer questions, see `Ranks.apart`."""
+
+    def __init__(self, up: Running):
+        self.n = up.n
+        self._up = up
+
+    def ask(
+        self,
+        target: str | Callable[..., Any],
+        *,
+        timeout: float = 60.0,
+        each: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> list[Reply]:
+        """Run a function on every rank, as `Ranks.ask` does."""
+        target = target_of(target)
+        return self._up.reply(target, texts(self.n, target, kwargs, each), timeout)
+
+    def apart(self) -> contextlib.AbstractContextManager[questions.Ranks]:
+        """Return these ranks."""
+        return contextlib.nullcontext(self)
 
 
 def _start(plan: Plan | ThreadPlan | BoxPlan) -> Running:

@@ -12,6 +12,7 @@ import re
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from time import monotonic  # by name, because an answer on a rank inside the kernel may replace it
 from types import FunctionType, MethodType
@@ -64,6 +65,9 @@ class Ranks(Protocol):
         **kwargs: Any,
     ) -> list[Reply]:
         """Run a function on every rank, as :meth:`utils.cluster.Ranks.ask` does."""
+
+    def apart(self) -> AbstractContextManager[Ranks]:
+        """Yield ranks for a check's own code, as :meth:`utils.cluster.Ranks.apart` does."""
 
 
 class Confirmed(NamedTuple):

@@ -11,6 +11,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from torch_mpi.protocol.diagnosis import names
 from utils.cluster import questions, rank_side
 from utils.cluster.failure import Outcome, RanksLostError
 from utils.cluster.notebook_words import FRESH_RANKS
-from utils.cluster.questions import Confirmed, Question, Reply, target_of
+from utils.cluster.questions import AskStopped, Confirmed, Question, Reply, target_of
 from utils.jobs import RanksError
 
 if TYPE_CHECKING:
@@ -183,6 +184,27 @@ class Running(ABC):
         """Call a function without student code on these ranks, by default on all living ranks."""
         texts = [json.dumps(arguments)] * self.n
         return Question(self, target_of(function), texts, ranks).answers(timeout)
+
+    def reply(self, target: str, arguments: list[str], timeout: float) -> list[Reply]:
+        """Return each rank's reply to a question that may run a student's code.
+
+        Args:
+            target: "package.module:function".
+            arguments: JSON text for each rank.
+            timeout: see :meth:`utils.cluster.Ranks.ask`, which says what is raised, too.
+        """
+        self.refuse_if_stuck()
+        question = Question(self, target, arguments, of_ours=False)
+        replies = question.answers(timeout)
+        failed = any(reply.status != "ok" for reply in replies)
+        if failed:
+            self.meet_again(question.busy())
+        if question.was_stopped:
+            raise AskStopped(replies)
+        if failed:
+            return replies
+        left = self.unreceived([reply.balance for reply in replies])
+        return [replace(reply, unreceived=left.get(reply.rank, ())) for reply in replies]
 
     def use_network(self, values: dict[str, Any] | None) -> None:
         """Use the network with these attributes, or the machine's own network for ``None``.

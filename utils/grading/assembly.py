@@ -232,9 +232,6 @@ def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:
     added, remarks = _own_cells(assembled, cells)
     added = [cell for cell in added if cell.source.strip()]
     assembled.own = added[:MOST_OWN_CELLS]
-    if added:
-        count = len(assembled.own)
-        assembled.remarks.append(f"The ranks also ran {count} of the student's own cells.")
     assembled.remarks += remarks
     if len(added) > MOST_OWN_CELLS:
         most = f"the first {MOST_OWN_CELLS} of {len(added)}"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -18,6 +20,23 @@ from typing import Any
 
 #: An option of Linux's prctl.
 PR_SET_NO_NEW_PRIVS = 38
+#: System calls with which ranks could leave something for others outside of all their folders,
+#: learn what others do with a file that all can read, or keep memory that no limit counts.
+REFUSED = (
+    *("add_key", "keyctl", "request_key", "memfd_create", "memfd_secret"),
+    *("inotify_init", "inotify_init1", "fanotify_init", "io_uring_setup"),
+)
+#: The same with locks, which ranks need if they share a folder.
+LOCKS = ("flock",)
+F_OFD_SETLK, F_OFD_SETLKW = 37, 38
+LOCKING = (
+    *(fcntl.F_SETLK, fcntl.F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW),
+    *(fcntl.F_SETLEASE, fcntl.F_NOTIFY),
+)
+#: Numbers of libseccomp: actions, and a comparison of the lower half of an argument, because Linux
+#: ignores the upper half of fcntl's command.
+ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
+MASKED_EQUAL, LOWER = 7, 0xFFFFFFFF
 LIMITS = {
     "RLIMIT_NPROC": "processes",
     "RLIMIT_AS": "address_space",
@@ -47,6 +66,49 @@ def become(uid: int | None) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
+class Comparison(ctypes.Structure):
+    """Libseccomp's ``struct scmp_arg_cmp``: how an argument of a system call compares."""
+
+    _fields_ = (
+        ("argument", ctypes.c_uint),
+        ("operator", ctypes.c_int),
+        ("mask", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+    )
+
+
+def refuse(may_lock: bool) -> None:
+    """Refuse system calls permanently, for this process and all that it starts.
+
+    Args:
+        may_lock: whether locks on files are allowed.
+
+    Raises:
+        OSError: this machine has no libseccomp, or its Linux can't do it.
+    """
+    library = ctypes.CDLL("libseccomp.so.2")
+    library.seccomp_init.restype = ctypes.c_void_p
+    rules = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(ALLOW)))
+
+    def rule(name: str, *compared: Comparison) -> None:
+        number = library.seccomp_syscall_resolve_name(name.encode())
+        if number >= 0:  # this kind of machine has such a call
+            array = (Comparison * len(compared))(*compared)
+            action = ctypes.c_uint32(REFUSE)
+            _succeed(library.seccomp_rule_add_array(rules, action, number, len(compared), array))
+
+    for name in (*REFUSED, *(() if may_lock else LOCKS)):
+        rule(name)
+    for command in () if may_lock else LOCKING:
+        rule("fcntl", Comparison(1, MASKED_EQUAL, LOWER, command))
+    _succeed(library.seccomp_load(rules))
+
+
+def _succeed(status: int) -> None:
+    if status < 0:
+        raise OSError(-status, f"libseccomp: {os.strerror(-status)}")
+
+
 def main(options: str, *program: str) -> None:
     """Become a program.
 
@@ -56,6 +118,8 @@ def main(options: str, *program: str) -> None:
     settings = json.loads(options)
     limit(settings)
     become(settings.get("uid"))
+    if "may_lock" in settings:
+        refuse(settings["may_lock"])
     if home := settings.get("home"):
         Path(home).mkdir(parents=True, exist_ok=True)
     os.execvp(program[0], program)

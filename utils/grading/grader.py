@@ -317,6 +317,7 @@ class Grading:
         result.runs = self.runs
         result.seconds = round(self.seconds, 1)
         result.own = "\n\n".join(cell.source for cell in self.assembled.own)[:MOST_CODE]
+        result.own_cells = len(self.assembled.own)
         for task in self.reference.tasks.values():
             if self.assembled.error or (self.error and not task.by_hand):
                 result.tasks.append(self._blank_result(task, "not graded"))

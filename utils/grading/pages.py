@@ -187,6 +187,7 @@ def summary(
         looks=_to_look_at(students),
         groups=groups(results, references),
         copies=copies(results, references),
+        own_cells=_own_cells(students),
         remarks=_all_remarks(students, remarks),
         references=references,
     )
@@ -232,6 +233,15 @@ def _to_look_at(students: dict[str, list[Result]]) -> dict[str, list[str]]:
         for name, own in students.items()
     }
     return {name: texts for name, texts in looks.items() if texts}
+
+
+def _own_cells(students: dict[str, list[Result]]) -> dict[str, list[str]]:
+    """Return for each student how many own cells ran in each lab, for labs with such cells."""
+    lines = {
+        name: [f"{one.lab}: {one.own_cells}" for one in own if one.own_cells]
+        for name, own in students.items()
+    }
+    return {name: texts for name, texts in lines.items() if texts}
 
 
 def _all_remarks(

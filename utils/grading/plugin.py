@@ -29,8 +29,9 @@ MOST_PICTURE = 400_000
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 #: Seconds between two looks at whether the kernel is alive.
 LOOK = 0.5
-#: Seconds for each cell before the first task. No student wrote these cells, and they start ranks.
-START = 120.0
+#: Seconds for each cell before the first task. No student wrote these cells, and they start ranks,
+#: which need at most `utils.cluster.boxes.box_ranks.START`.
+START = 240.0
 #: Names of the errors after which only fresh ranks help: from a %%px cell, and from a question.
 LOST = {"RanksLostError", "DeadRankError"}
 #: The part of a verdict for readers. It isn't compared, so a reference may have an older design.

@@ -147,6 +147,7 @@ class Result:
         error: Why it could not be graded; then its points don't count.
         look: What a person should look at, see `inspection`; for the instructor only.
         own: The code of the student's own cells, which the ranks run, too.
+        own_cells: How many own cells there are.
         days_late: None if there is no deadline, or if nobody knows the time of the submission.
         penalty: The points that lateness costs, see `deadlines`; no stored result has one.
     """
@@ -160,6 +161,7 @@ class Result:
     remarks: list[str] = field(default_factory=list)
     look: list[str] = field(default_factory=list)
     own: str = ""
+    own_cells: int = 0
     error: str = ""
     runs: int = 0
     seconds: float = 0.0

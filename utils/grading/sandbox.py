@@ -5,7 +5,8 @@ with only loopback; when it ends, everything in it ends. No student's code runs 
 
 Each rank has its own box, which contains the student's code. The rank can read Python, what
 the course runs on ranks, and the data sets, and write to a scratch folder of limited size. It has
-one socket, to the kernel. It can't see the kernel, other ranks, solutions, submissions or results.
+one socket, to the kernel. It can't see the kernel, other ranks, solutions, submissions or results,
+and Linux refuses the system calls by which it could leave something for them (`confinement.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import psutil
 
 import utils
 from utils.course.notebook import NotebookError
+from utils.jobs.sandbox_command import with_parents
 
 from .grading_options import SandboxOptions
 
@@ -142,7 +144,7 @@ class Box:
             *("--proc", "/proc", "--dev", "/dev"),
             *("--perms", "1777", "--size", str(SHARED), "--tmpfs", "/dev/shm"),
             *self._system(),
-            *_with_parents(mounts),
+            *with_parents(mounts),
             *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", work),
             *("--setenv", "HOME", HOME, "--setenv", "TMPDIR", temporary),
             *(word for name in OF_THE_KERNEL for word in ("--unsetenv", name)),
@@ -172,6 +174,7 @@ class Box:
         if self.walls:
             running = 0 if uid is not None else _threads_of_user()
             settings |= {"processes": PROCESSES + running, "file_size": SCRATCH}
+            settings["may_lock"] = self.has_shared_folder
         return settings
 
     def _privileges(self) -> list[str]:
@@ -303,8 +306,10 @@ def require(box: Box, folder: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
         raise SandboxError(
-            f"bubblewrap can't build a sandbox on this machine: {reason}\nAsk an administrator to "
-            "allow user namespaces, or use --no-sandbox if you trust every submission."
+            f"bubblewrap can't build a sandbox on this machine: {reason}\nIf libseccomp.so.2 is "
+            "missing, install it (Debian, Ubuntu: apt-get install libseccomp2). Otherwise ask an "
+            "administrator to allow user namespaces. Or use --no-sandbox if you trust every "
+            "submission."
         )
 
 
@@ -330,22 +335,6 @@ def font_lists() -> Iterator[Path]:
 def _knows(option: str) -> bool:
     text = subprocess.run([bwrap(), "--help"], capture_output=True, check=False, encoding="utf-8")
     return option in text.stdout + text.stderr
-
-
-def _with_parents(mounts: list[str]) -> list[str]:
-    """Return mounts after their parent folders, which bubblewrap would close to other users."""
-    options = []
-    made = {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
-    for kind, source, target in zip(*[iter(mounts)] * 3, strict=True):
-        parents = [path for path in reversed(Path(target).parents) if path not in made]
-        for path in parents:
-            options += ["--perms", "0755", "--dir", str(path)]
-        made |= set(parents)
-        if kind == "--tmpfs":
-            options += ["--perms", "0755", kind, target]
-        else:
-            options += [kind, source, target]
-    return options
 
 
 def _threads_of_user() -> int:

@@ -30,11 +30,25 @@ def confined(program: Sequence[str], *writable: Path) -> list[str]:
         at = sandbox.index(CLOSED)
         for folder in writable:
             folder.chmod(0o777)
-            sandbox[at:at] = [*_parents(folder), "--bind", str(folder), str(folder)]
+            sandbox[at:at] = with_parents(["--bind", str(folder), str(folder)])
     return [*sandbox, *program]
 
 
-def _parents(folder: Path) -> list[str]:
-    """Return options that make the folders above a folder, which other users may enter."""
-    above = list(reversed(folder.parents))[1:]
-    return [word for path in above for word in ("--perms", "0755", "--dir", str(path))]
+def with_parents(mounts: Sequence[str]) -> list[str]:
+    """Return options of bubblewrap that also make the mounts' parents, which all users may enter.
+
+    Args:
+        mounts: kind, source and target of each mount, one after the other.
+    """
+    options = []
+    made = {Path("/"), Path("/tmp"), Path("/dev"), Path("/proc")}
+    for kind, source, target in zip(*[iter(mounts)] * 3, strict=True):
+        parents = [path for path in reversed(Path(target).parents) if path not in made]
+        for path in parents:
+            options += ["--perms", "0755", "--dir", str(path)]
+        made |= set(parents)
+        if kind == "--tmpfs":
+            options += ["--perms", "0755", kind, target]
+        else:
+            options += [kind, source, target]
+    return options

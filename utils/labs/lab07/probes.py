@@ -23,6 +23,7 @@ from utils.checks.probe import (
     as_dict,
     number,
     numbers,
+    plays_a_part,
     reading_answer,
     recorded,
     told,
@@ -79,7 +80,7 @@ def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[fl
     return came
 
 
-@also_calls("recv", "send")
+@plays_a_part("recv", "send")
 def probe_server(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, rate: float, more: list
 ) -> dict:
@@ -171,7 +172,7 @@ def weights_for(seed: int, worker: int, k: int, like: int) -> torch.Tensor:
     return filled(seed + 100 * worker + k, like)
 
 
-@also_calls("recv", "send")
+@plays_a_part("recv", "send")
 def probe_work(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
 ) -> dict:
@@ -197,7 +198,7 @@ def sharded_weights(seed: int, worker: int, k: int, servers: int) -> torch.Tenso
     return numbers(seed + worker + 31 * k, LENGTHS[servers])
 
 
-@also_calls("recv", "send")
+@plays_a_part("recv", "send")
 def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:

@@ -19,7 +19,7 @@ from utils.checks.trials import PARTITIONS, GroupAnswer, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 
 from . import replays
-from .probes import moved_outer, outer_cases, probe_outer, probe_run, rounds
+from .probes import SIGNAL, moved_outer, outer_cases, probe_outer, probe_run, rounds
 from .recorded_runs import follow_all, replay_of, run_cases, sized, weight_steps
 from .springs import moves as moves
 
@@ -33,6 +33,11 @@ def _length(case: dict[str, Any]) -> str:
 
 def _rounds(case: dict[str, Any]) -> int:
     return rounds(case["steps"], case["tau"])
+
+
+def _calls(answer: GroupAnswer) -> Calls:
+    """Return the calls of an answer, without the check's own messages."""
+    return [call for call in answer.value["calls"] if call["tag"] != SIGNAL]
 
 
 # -- 8.2: round robin -------------------------------------------------------------------------
@@ -68,7 +73,7 @@ def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
     turns = [1 + t % (len(members) - 1) for t in range(answer.case["steps"])]
     times = turns.count(answer.place)
     yield communication(
-        answer.value["calls"],
+        _calls(answer),
         only("send", "recv"),
         inside(members),
         _turns(members, [0] * times if answer.place else turns),
@@ -167,7 +172,8 @@ def _exchanged(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _asynchronous_weights(answer: GroupAnswer) -> Iterator[Step]:
-    order = [call["peer"] for call in _of(answer.values[0]["calls"], "send")]
+    served = answer.values[0]["calls"]  # by the master, which gets no message of the check
+    order = [call["peer"] for call in _of(served, "send")]
     texts = ({} if answer.place else replays.SERVE_MISTAKES) | replays.WORK_MISTAKES
     return weight_steps(answer, _replay_in_order(answer, order), texts)
 
@@ -182,7 +188,7 @@ def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -
 def _messages(answer: GroupAnswer, *rules: Rule) -> Step:
     """Return the step that a rank exchanges whole weights in its group, and keeps the rules."""
     always = (only("send", "recv"), inside(answer.members), sized(answer.case), waited)
-    return communication(answer.value["calls"], *always, *rules)
+    return communication(_calls(answer), *always, *rules)
 
 
 def _exchanges(answer: GroupAnswer) -> Step:
@@ -284,7 +290,9 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
     why = f" in {_length(case)} (one after every τ steps, and one at the end)"
     always = (only("all_reduce"), inside(answer.members))
     count = made("all_reduce", _rounds(case), why)
-    yield communication(answer.value["calls"], *always, count, sized(case), waited)
+    first = answer.value["calls of a first time"]
+    for calls in [first, _calls(answer)] if first else [_calls(answer)]:
+        yield communication(calls, *always, count, sized(case), waited)
     yield _gradients(answer)
     replay = replay_of(replays.local_replayed, answer, case["steps"], case["tau"], **outer)
     yield from weight_steps(answer, replay, texts, "all_reduce")

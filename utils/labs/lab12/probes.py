@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.probe import (
-    also_calls,
     answer_named,
     fingerprint,
     kind_of,
     numbers,
+    plays_a_part,
     reading_answer,
     recorded,
     told,
@@ -93,7 +93,7 @@ def weights_of(t: int, seed: int) -> Tensor:
     return numbers(seed + t, length_of(t))
 
 
-@also_calls("recv", "send")
+@plays_a_part("recv", "send")
 def probe_round(user_ns: dict, *, rank: int, first: int, seed: int) -> list | dict:
     """Play three rounds with the student's server, and the check's clients."""
     if rank == SERVER:

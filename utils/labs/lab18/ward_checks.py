@@ -197,10 +197,11 @@ def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None
         "limits": case.limits,
         "arguments": case.arguments,
     }
-    rights = [
-        report.answers(ranks, probe_reference, text=program.repaired(sick, repair), **asked)
-        for repair in case.repairs
-    ]
+    with ranks.apart() as others:
+        rights = [
+            report.answers(others, probe_reference, text=program.repaired(sick, repair), **asked)
+            for repair in case.repairs
+        ]
     if not all(rights):
         return
     answers = report.answers(
@@ -211,7 +212,7 @@ def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None
         endless = "KeyboardInterrupt" in report.kinds
         report.begin_with(f"Your repaired program did not come to its end{late if endless else ''}")
         return
-    most = {key: max(right.value[key] for right in rights[0]) for key in case.limits}
+    most = {key: max(needs(right)[key] for right in rights[0]) for key in case.limits}
     for answer, right in zip(answers, _nearest(answers, rights), strict=True):
         report.follow(answer.rank, repair_steps(answer, right.value, most))
 
@@ -234,14 +235,15 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
     """Yield what has to be right about a repaired program on one rank.
 
     Args:
-        answer: what :func:`.ward.program.measured` returned there.
+        answer: the reply with what :func:`.ward.program.measured` returned there.
         right: the same of the reference's repair.
         most: how much a rank needs at most with the reference's repair, of what was wasted.
     """
     got, results = answer.value["result"], right["result"]
     wrong_form = "Your repaired program returns another kind of result. Keep its return line"
     yield facts({wrong_form: not isinstance(got, dict) or set(got) != set(results)})
-    rate, old_rate = answer.value["rate"], right["rate"]
+    needed = needs(answer)
+    rate, old_rate = needed["rate"], right["rate"]
     yield facts({
         f"Your repaired program has the learning rate {rate:g} instead of {old_rate:g}. Keep the "
         "old one, and repair the gradients": min(rate, old_rate) > 0
@@ -252,12 +254,28 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
         "Wait for all calls first"
     )
     background = "A call in the background is still not waited for. Wait for each one of them"
-    yield facts({hasty: answer.value["hasty"] > 0, background: answer.value["unwaited"] > 0})
+    yield facts({hasty: needed["hasty"] > 0, background: needed["unwaited"] > 0})
     for key, expected in results.items():
         yield value(got[key], expected, what=f"it ends, but '{key}' is wrong", tolerance=NEAR)
     for key, bound in most.items():
         allowed = bound + MORE_CALLS if key == "calls" else SLACK.get(key, OTHER_SLACK) * bound
-        yield facts({_too_much(key, answer.value[key], bound): answer.value[key] > allowed})
+        yield facts({_too_much(key, needed[key], bound): needed[key] > allowed})
+
+
+def needs(answer: Reply) -> dict[str, Any]:
+    """Return what a program needed on a rank, in numbers; what it communicated is in the records.
+
+    Returns:
+        A dict with "calls" (communication calls), "bytes" (sent and received), "unwaited" (calls in
+        the background that nobody waited for), and "hasty", "rate", "work" and "peak", see
+        :func:`.ward.program.measured`.
+    """
+    calls = answer.value["calls"]
+    return answer.value | {
+        "calls": len(calls),
+        "bytes": sum(call["sent"] + call["received"] for call in calls),
+        "unwaited": sum(not call["blocking"] and not call["waited"] for call in calls),
+    }
 
 
 def _too_much(key: str, got: int, bound: int) -> str:

@@ -100,11 +100,10 @@ def measured(
         CommunicationError: a call of the program failed.
 
     Returns:
-        A dict with "result" (what `train` returned), "calls" (communication calls), "bytes" (sent
-        and received), "unwaited" (calls in the background that nobody waited for), "hasty" (calls
-        in the background that a step of the optimizer did not wait for), "rate" (the largest
-        learning rate), "work" (numbers that PyTorch's operations computed), and "peak" (the most
-        bytes of tensors at once). The last two are 0 if the patient has no such limit.
+        A dict with "result" (what `train` returned), "calls" (the records of its communication),
+        "hasty" (calls in the background that a step of the optimizer did not wait for), "rate" (the
+        largest learning rate), "work" (numbers that PyTorch's operations computed), and "peak" (the
+        most bytes of tensors at once). The last two are 0 if the patient has no such limit.
     """
     from utils.checks.probe import recorded, told
 
@@ -120,8 +119,6 @@ def measured(
         raise _with_its_line(error, text, name) from error
     return {
         "result": told(result),
-        "calls": len(calls),
-        "bytes": sum(call["sent"] + call["received"] for call in calls),
-        "unwaited": sum(not call["blocking"] and not call["waited"] for call in calls),
+        "calls": calls,
         **counts,
     }

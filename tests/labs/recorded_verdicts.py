@@ -8,8 +8,8 @@
 The second call, after a change of the checks, lists each answer whose verdict has other words. The
 third call checks each answer with 200 seeds, and lists the answers whose verdict or words depend on
 the seed: a student would pass, or read a message, by luck. The fourth call plays every fourth
-answer of each task on MPI ranks, and lists those whose words differ, numbers aside, from the ranks
-inside the kernel that all other calls use.
+answer of each task on MPI ranks (``boxes``: on processes without MPI, as in grading), and lists
+those whose words differ, numbers aside, from the ranks inside the kernel that all other calls use.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def played(
     Args:
         name, only, every: see :func:`recorded`.
         seeds: what the checks draw from.
-        on: "here", or "processes" for MPI ranks.
+        on: the kind of ranks, see `where` of :func:`utils.cluster.start`.
     """
     # 3 s: a deadlock of a wrong answer is reported soon.
     n = ranks_of(name)
@@ -160,7 +160,7 @@ def main() -> int:
     parser.add_argument("lab", choices=sorted(LABS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seeds", type=int, help="how many seeds; lists what depends on them")
-    parser.add_argument("--on", choices=["here", "processes"], default="here")
+    parser.add_argument("--on", choices=["here", "boxes", "processes"], default="here")
     parser.add_argument("--every", type=int, default=1, help="play every n-th answer of a task")
     parser.add_argument("--only", default="", help="tasks that begin with this, such as 6.1")
     parser.add_argument("-o", "--output", type=Path)

@@ -193,7 +193,10 @@ def serve(ranks: Ranks, report: Report) -> None:
     few = ([1, 2, 3], 2), ([1, 2, 4, 5], 0), ([2, 3], 1)
     for workers, bound in (*few, ([1, 3, 4], wide), ([1, 2, 3], None)):
         steps = 7 + (bound or 0) * 2
-        jobs = jobs_of(report.seed, workers, steps, slow=workers[report.seed % len(workers)])
+        # So far ahead that a right server lets the fast worker wait; without a bound, to its end.
+        ahead = steps if bound is None else bound + 1
+        slow = workers[report.seed % len(workers)]
+        jobs = jobs_of(report.seed, workers, steps, slow, ahead)
         hint = (
             f"bound = {'inf' if bound is None else bound} limits the lead, in clocks. When the "
             "slowest worker has moved on, look at the waiting workers again. "

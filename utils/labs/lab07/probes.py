@@ -7,7 +7,8 @@ import functools
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,11 @@ from utils.checks.probe import (
 WORLD = 6
 SERVER = 0
 
-# Seconds between two looks of a slow worker.
+# Seconds between two looks of a slow worker, and its most looks for another worker's signal.
 LOOK = 0.0002
+MOST_LOOKS = 5000
+# The tag of messages by which the check's workers themselves set their order.
+SIGNAL = 707
 
 
 def blank(workers: int) -> torch.Tensor:
@@ -55,29 +59,58 @@ def toy_gradient(weights: torch.Tensor, seed: int, k: int) -> torch.Tensor:
     return 0.5 * weights - numbers(seed + k, len(weights)).to(weights.dtype)
 
 
-def _toy_worker(seed: int, workers: int, steps: int, looks: int) -> list[list[float]]:
-    """Work for this number of steps, then leave; return the weights that came.
+@dataclass(frozen=True)
+class Job:
+    """What a worker of the check does, which reaches its rank as JSON.
 
-    The worker looks `looks` times for new weights before it pushes its gradient. This takes time,
-    in which other workers continue.
+    Attributes:
+        worker: the rank.
+        steps: how many gradients it pushes before it leaves.
+        looks: how often it looks for new weights before it pushes a gradient. This takes time, in
+            which other workers continue.
+        tells: a rank and a number: after so many gradients, it sends this rank a signal.
+        awaits: a rank: it pushes no gradient before this rank's signal, unless it never comes.
     """
+
+    worker: int
+    steps: int
+    looks: int
+    tells: Sequence[int] = ()
+    awaits: int | None = None
+
+
+def _toy_worker(seed: int, workers: int, job: Job) -> list[list[float]]:
+    """Work for this number of steps, then leave; return the weights that came."""
     came = []
     weights = blank(workers)
     request = dist.irecv(weights, SERVER)
-    for k in range(steps):
+    signal = None if job.awaits is None else dist.irecv(torch.empty(1), job.awaits, tag=SIGNAL)
+    for k in range(job.steps):
         request.wait()
         came.append(weights.tolist())
         gradient = toy_gradient(weights, seed, k)
         request = dist.irecv(weights := blank(workers), SERVER)
-        for _ in range(looks):
-            request.is_completed()
-            time.sleep(LOOK)
+        _look(request, job.looks)
+        if k == 0 and signal is not None:
+            _look(signal, MOST_LOOKS)
         dist.send(torch.ones(1), SERVER)
         dist.send(gradient, SERVER)
+        if job.tells and job.tells[1] == k + 1:
+            dist.send(torch.ones(1), job.tells[0], tag=SIGNAL)
     request.wait()
     came.append(weights.tolist())
     dist.send(torch.zeros(1), SERVER)
+    if signal is not None:
+        signal.wait()
     return came
+
+
+def _look(request: dist.Work, times: int) -> None:
+    """Wait for a communication in the background, at most for so many looks."""
+    for _ in range(times):
+        if request.is_completed():
+            return
+        time.sleep(LOOK)
 
 
 @plays_a_part("recv", "send")
@@ -90,7 +123,7 @@ def probe_server(
         seed: the seed of the server's weights, or of this worker's gradients.
         more: further arguments, with `None` for infinity, which JSON doesn't have.
     """
-    mine = {worker: how for worker, *how in jobs}.get(rank)
+    mine = next((job for job in (Job(*about) for about in jobs) if job.worker == rank), None)
     if rank == SERVER:
         weights = filled(seed, len(jobs))
         workers = [worker for worker, *_ in reversed(jobs)]
@@ -100,7 +133,7 @@ def probe_server(
         result, calls = recorded(function, weights, workers, rate, *bounds)
         moved = weights.data_ptr() != memory
         return {"weights": weights, "result": told(result), "calls": calls, "moved": moved}
-    return {"got": _toy_worker(seed, len(jobs), *mine)} if mine else {}
+    return {"got": _toy_worker(seed, len(jobs), mine)} if mine else {}
 
 
 # -- workers ---------------------------------------------------------------------------------------
@@ -177,7 +210,7 @@ def probe_work(
     user_ns: dict, *, rank: int, name: str, seed: int, jobs: list, more: list, like: int
 ) -> dict:
     """Call the student's worker on three ranks, and the check's server on another."""
-    steps = {worker: count for worker, count, _ in jobs}
+    steps = {worker: count for worker, count, *_ in jobs}
     if rank == SERVER:
         return {"handed": serve_toys(steps, functools.partial(weights_for, seed, like=like))}
     if rank not in steps:
@@ -203,7 +236,7 @@ def probe_sharded(
     user_ns: dict, *, rank: int, seed: int, servers: list[int], jobs: list
 ) -> dict | None:
     """Call `work_sharded`; `seed` is for a server's weights or for this worker's gradients."""
-    steps = {worker: count for worker, count, _ in jobs}
+    steps = {worker: count for worker, count, *_ in jobs}
     if rank in servers:
         return {"handed": serve_toys(steps, functools.partial(_part, seed, servers, rank))}
     if rank not in steps:

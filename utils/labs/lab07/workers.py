@@ -81,7 +81,7 @@ def judge_worker(
     if not answers:
         return False
     workers = []
-    for rank, steps, _ in jobs:
+    for rank, steps, *_ in jobs:
         came = [weights_for(seeds[SERVER], rank, k, like) for k in range(steps + 1)]
         handed = answers[SERVER].value["handed"][str(rank)]
         reply = answers[rank].value
@@ -131,7 +131,7 @@ def work_sharded(ranks: Ranks, report: Report) -> None:
             "a part from each server, and send each server a header and its part of the gradient, "
             "or leave(server). What happened:",
         )
-        for rank, steps, _ in jobs if answers else ():
+        for rank, steps, *_ in jobs if answers else ():
             came = [sharded_weights(seed, rank, k, len(servers)) for k in range(steps + 1)]
             handed = [answers[server].value["handed"][str(rank)] for server in servers]
             worked = Worked(rank, servers, steps, came, seeds[rank], answers[rank].value, handed)

@@ -178,18 +178,23 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
             patience = 0.2
         about, requests = _about(result)
         open_requests += requests
+        _, signals = recorded(_tell_clients, t)
         rounds.append({
             **about,
             "open": sum(call["end"] == 0 for call in calls),
             "seconds": seconds,
             "slept": bool(sleeps),
-            "calls": calls,
+            "calls": calls + signals,
         })
-        for rank in range(1, WORLD):
-            dist.send(torch.ones(1), rank, tag=OVER + t)
     for request in open_requests:
         request.wait()
     return rounds
+
+
+def _tell_clients(t: int) -> None:
+    """Tell every rank of clients that round t is over."""
+    for rank in range(1, WORLD):
+        dist.send(torch.ones(1), rank, tag=OVER + t)
 
 
 @contextlib.contextmanager
@@ -311,13 +316,15 @@ def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
         weights, images, labels = samples(seed, n)
         before = weights.clone()
         model = small_model(seed)
-        results = []
+        results: list = []
+        calls: list = []
         named = {} if more is None else {"rate": more[0], "batch": more[1]}
         for _ in range(2):
             arguments = (model, weights, images, labels, epochs, seeded(seed))
             for parameter in model.parameters():  # as if somebody had called backward before
                 parameter.grad = torch.ones_like(parameter) if results else None
-            result, calls = recorded(function, *arguments, **named)
+            result, called = recorded(function, *arguments, **named)
+            calls += called
             graph = isinstance(result, Tensor) and result.requires_grad
             results.append(told(result))
         changed = not torch.equal(weights, before)

@@ -1,6 +1,7 @@
 """Real ranks say what ranks in one process say: of a wrong answer of each task, and of deadlocks.
 
-Right answers are tried here only where they need real ranks.
+Right answers are tried here only where they need real ranks. Grading uses processes without MPI, on
+which the solution of each task has to pass as well.
 
 All answers of ``tests/labs/answers`` are tried in ``test_answers.py``, without processes.
 """
@@ -63,6 +64,28 @@ def test_on_real_ranks_another_right_answer_passes(lab, task, code):
     passed, printed = verdict(lab.checks[task], lab.ranks)
     lab.solve(task)
     assert passed, printed
+
+
+GRADED = [name for name, tables in LABS.items() if tables.CELLS]
+
+
+@pytest.mark.parametrize("name", GRADED)
+def test_as_in_grading_the_solution_passes_and_a_wrong_answer_is_told_its_mistake(name):
+    """A probe that leaves calls out would fail right answers, and call wrong ones a forgery."""
+    tables, solutions = LABS[name], solutions_of(name)
+    first: dict[str, tuple[str, str]] = {}
+    for task, what, code, words in wrong_answers(tables, solutions):
+        if what not in getattr(tables, "ONLY_ON_RANKS", ()):
+            first.setdefault(task, (code, words))
+    with cluster.start(ranks_of(name), timeout=3, where="boxes") as ranks:
+        lab = Lab(name, ranks)
+        for task in tables.CELLS:
+            passed, printed = verdict(lab.checks[task], ranks)
+            assert passed, printed
+            code, words = first[task]
+            passed, printed = lab.try_out(task, code, again=False)
+            assert not passed, printed
+            assert words in printed, printed
 
 
 def test_checks_that_use_a_network_leave_it_as_it_was():

@@ -97,6 +97,32 @@ def test_a_record_that_no_list_holds_is_refused_because_nobody_would_notice_that
         records.Confirmation(KNOWN).of({"calls": [], "junk": {"7": told(7)}})
 
 
+def barriers(count: int, **about: Any) -> dict[int, Call]:
+    """So many barriers of a rank, one after the other."""
+    return {
+        k: Call("barrier", (0, 1), start=2.0 * k, end=2.0 * k + 1, number=k, **about)
+        for k in range(1, count + 1)
+    }
+
+
+def test_a_few_barriers_need_no_record_because_they_bring_no_data():
+    most = records.MOST_BARRIERS
+    assert records.Confirmation(barriers(most)).left_out() == ()
+    assert records.Confirmation(barriers(most + 1)).left_out() == ("barrier",) * (most + 1)
+
+
+def test_barriers_whose_order_could_tell_something_need_a_record():
+    assert records.Confirmation(barriers(2, blocking=False)).left_out() == ("barrier",) * 2
+    at_once = {k: dataclasses.replace(call, start=1.0) for k, call in barriers(2).items()}
+    assert records.Confirmation(at_once).left_out() == ("barrier",) * 2
+
+
+def test_no_call_is_hidden_behind_many_others(ranks, monkeypatch):
+    monkeypatch.setattr("utils.cluster.boxes.carrier.CAPACITY", 2)
+    assert all("more calls" in reply.forged for reply in ranks.ask(call_tools.hide))
+    ranks.restart()
+
+
 @pytest.mark.parametrize(
     "look",
     [
@@ -120,7 +146,7 @@ def test_a_check_reads_what_the_kernel_has_noted_and_what_a_rank_has_left_out(ra
     assert facts == [("all_reduce", 12, [0, 1], None)] * 2
     assert [reply.unseen for reply in replies] == [(), ()]
     assert {reply.unseen for reply in ranks.ask(call_tools.hide)} == {
-        ("all_reduce", "barrier", "all_reduce")
+        ("all_reduce", "all_reduce")
     }
     for reply in ranks.ask(call_tools.boast, number=10**9):
         assert "which the rank did not make" in reply.forged

@@ -222,13 +222,13 @@ class Report:
         """Return whether a reply, now or earlier, shows that somebody forged it.
 
         Args:
-            beside: operations that the probe calls beside those that it records. A barrier, which
-                brings no data, is always allowed, and so is everything if no rank has a record.
+            beside: operations that the probe calls beside those that it records. Everything is
+                allowed if no rank has a record.
             part: operations that are allowed on ranks without records, too.
         """
         looks = any(reply.records for reply in replies)
         for reply in replies:
-            allowed = {*beside, "barrier", *(() if reply.records else part)}
+            allowed = {*beside, *(() if reply.records else part)}
             if looks and (unseen := sorted({*reply.unseen} - allowed)):
                 seen = f"the rank called {', '.join(unseen)} where the check did not look"
                 self.problem(f"{seen}. {FORGED}", reply.rank, "forged")

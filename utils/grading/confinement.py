@@ -24,7 +24,8 @@ PR_SET_NO_NEW_PRIVS = 38
 #: learn what others do with a file that all can read, or keep memory that no limit counts.
 REFUSED = (
     *("add_key", "keyctl", "request_key", "memfd_create", "memfd_secret"),
-    *("inotify_init", "inotify_init1", "fanotify_init", "io_uring_setup"),
+    *("inotify_init", "inotify_init1", "fanotify_init", "io_uring_setup", "io_setup"),
+    *("preadv2", "pwritev2", "mincore", "cachestat", "fadvise64", "readahead", "process_madvise"),
 )
 #: The same with locks, which ranks need if they share a folder.
 LOCKS = ("flock",)
@@ -42,6 +43,7 @@ LIMITS = {
     "RLIMIT_AS": "address_space",
     "RLIMIT_CPU": "cpu_seconds",
     "RLIMIT_FSIZE": "file_size",
+    "RLIMIT_NOFILE": "open_files",
 }
 
 
@@ -75,6 +77,12 @@ class Comparison(ctypes.Structure):
         ("mask", ctypes.c_uint64),
         ("value", ctypes.c_uint64),
     )
+
+
+def rank_here(variable: str) -> int:
+    """Return the number of the rank that this process becomes; 0 if it becomes something else."""
+    text = os.environ.get(variable, "0")
+    return int(text) if text.isdecimal() else 0
 
 
 def refuse(may_lock: bool) -> None:
@@ -117,7 +125,8 @@ def main(options: str, *program: str) -> None:
     """
     settings = json.loads(options)
     limit(settings)
-    become(settings.get("uid"))
+    uid = settings.get("uid")
+    become(uid + rank_here(settings["rank"]) if uid and "rank" in settings else uid)
     if "may_lock" in settings:
         refuse(settings["may_lock"])
     if home := settings.get("home"):

@@ -28,6 +28,7 @@ import psutil
 
 import utils
 from utils.course.notebook import NotebookError
+from utils.jobs.box_plan import RANK
 from utils.jobs.sandbox_command import with_parents
 
 from .grading_options import SandboxOptions
@@ -38,8 +39,10 @@ HOME = "/tmp/home"
 WORK = "work"
 #: The folder for the temporary files of all ranks, for a lab in which they share memory.
 SHARED_FILES = "shared"
-#: Limits: processes of a submission, and bytes in a rank's scratch folder and shared memory.
-PROCESSES = 600
+#: Limits of a rank: processes, open files (each socket may hold 200 KB of the system's memory), and
+#: bytes in its scratch folder and shared memory.
+PROCESSES = 200
+OPEN_FILES = 128
 SCRATCH = GB // 4
 SHARED = GB // 4
 #: Parts of /etc that programs need and that reveal nothing about this machine's users.
@@ -57,9 +60,11 @@ OF_THE_KERNEL = (
 )
 #: Prefixes of variables, such as PYTEST_ADDOPTS, that could change every grade.
 CHANGING_PREFIXES = ("PYTEST_", "PYTHON", "IPYTHON", "JUPYTER_", "NBVAL_", "COV_", "COVERAGE_")
-#: User ids for jobs that root starts, because RLIMIT_NPROC doesn't limit root.
+#: User ids for runs that root starts: one for each rank, because Linux counts some things by user,
+#: and doesn't limit root's processes.
 FIRST_UID = 61_000
 LAST_UID = 64_900
+UIDS = 16
 
 
 class SandboxError(NotebookError):
@@ -141,11 +146,12 @@ class Box:
             *("--unshare-uts", "--hostname", "grading"),
             *self._privileges(),
             *("--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp"),
-            *("--proc", "/proc", "--dev", "/dev"),
+            *("--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--dev", "/dev"),
             *("--perms", "1777", "--size", str(SHARED), "--tmpfs", "/dev/shm"),
             *self._system(),
             *with_parents(mounts),
-            *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", work),
+            *("--remount-ro", "/", "--remount-ro", "/dev", "--remount-ro", "/proc/sys"),
+            *("--chdir", work),
             *("--setenv", "HOME", HOME, "--setenv", "TMPDIR", temporary),
             *(word for name in OF_THE_KERNEL for word in ("--unsetenv", name)),
             *("--", *python, json.dumps(settings)),
@@ -174,7 +180,9 @@ class Box:
         if self.walls:
             running = 0 if uid is not None else _threads_of_user()
             settings |= {"processes": PROCESSES + running, "file_size": SCRATCH}
-            settings["may_lock"] = self.has_shared_folder
+            settings |= {"open_files": OPEN_FILES, "may_lock": self.has_shared_folder}
+            if not self.has_shared_folder:  # otherwise they write to each other's files
+                settings["rank"] = RANK
         return settings
 
     def _privileges(self) -> list[str]:
@@ -221,11 +229,12 @@ class Box:
         return mounts + [word for path in shown for word in ("--ro-bind", str(path), str(path))]
 
     def _etc(self, job: Path, uid: int | None) -> list[str]:
-        """Write a small /etc with a single user, and return its mounts."""
+        """Write a small /etc, in which each rank's user has one name, and return its mounts."""
         number = os.geteuid() if uid is None else uid
+        numbers = [number] if uid is None else range(number, number + UIDS)
         texts = {
-            "passwd": f"student:x:{number}:{number}::{HOME}:/bin/sh\n",
-            "group": f"student:x:{number}:\n",
+            "passwd": "".join(f"student:x:{one}:{one}::{HOME}:/bin/sh\n" for one in numbers),
+            "group": "".join(f"student:x:{one}:\n" for one in numbers),
             "hosts": "127.0.0.1 localhost grading\n::1 localhost\n",
         }
         options = []
@@ -314,15 +323,14 @@ def require(box: Box, folder: Path) -> None:
 
 
 def job_uid(slot: int) -> int:
-    """Return a user id for a job that root starts, which no user and no other job has."""
-    room = LAST_UID - FIRST_UID
-    for shift in range(room):
-        uid = FIRST_UID + (os.getpid() * 16 + slot + shift) % room
-        try:
-            pwd.getpwuid(uid)
-        except KeyError:
+    """Return the first of the user ids of a run that root starts, which nobody else has."""
+    rows = (LAST_UID - FIRST_UID) // UIDS
+    taken = {entry.pw_uid for entry in pwd.getpwall()}
+    for shift in range(rows):
+        uid = FIRST_UID + (os.getpid() * 16 + slot + shift) % rows * UIDS
+        if taken.isdisjoint(range(uid, uid + UIDS)):
             return uid
-    raise SandboxError(f"There is no free user id between {FIRST_UID} and {LAST_UID}.")
+    raise SandboxError(f"There are no free user ids between {FIRST_UID} and {LAST_UID}.")
 
 
 def font_lists() -> Iterator[Path]:

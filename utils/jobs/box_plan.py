@@ -18,6 +18,8 @@ from utils.jobs.start_plan import (
 #: Is set in the environment of such a rank.
 MARK = "DDL_LABS_BOX"
 
+#: The rank's number, for the sandbox that it starts in.
+RANK = "DDL_LABS_RANK"
 
 #: The files that ranks get from the kernel, as JSON: by the module of a probe, the names and files
 #: of the modules that it needs. Grading sets it, because a sandbox holds no probe.

@@ -20,7 +20,7 @@ from torch_mpi.network import Network, link
 from utils.cluster.questions import Confirmed
 from utils.cluster.running import Running
 from utils.jobs import RanksError
-from utils.jobs.box_plan import BoxPlan
+from utils.jobs.box_plan import RANK, BoxPlan
 
 from .carrier import Carrier
 from .client import Client
@@ -52,7 +52,7 @@ class BoxRank:
         self.reader: threading.Thread | None = None
         self._errors = folder / f"errors-{rank}"
         with self._errors.open("wb") as errors, there:
-            self.process = _started(there, plan, errors)
+            self.process = _started(rank, there, plan, errors)
         self.frames.send(
             "begin", {"rank": rank, "n": plan.n, "threads": plan.threads, "folder": str(folder)}
         )
@@ -72,10 +72,13 @@ class BoxRank:
         self.process.wait()
 
 
-def _started(there: socket.socket, plan: BoxPlan, errors: Any) -> subprocess.Popen[bytes]:
+def _started(
+    rank: int, there: socket.socket, plan: BoxPlan, errors: Any
+) -> subprocess.Popen[bytes]:
     """Start the process of a rank, which gets this socket."""
     program = plan.command("-m", "utils.cluster.boxes.rank_program")
-    kept: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": errors, "env": plan.variables()}
+    variables = plan.variables() | {RANK: str(rank)}
+    kept: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": errors, "env": variables}
     if hasattr(socket, "fromshare"):  # Windows
         process = subprocess.Popen([*program, "512"], stdin=subprocess.PIPE, **kept)
         assert process.stdin is not None
@@ -237,6 +240,8 @@ class Boxes(Running):
             raise ForgedRecord("the rank reported an error, and went on")
         before = self._asked_at.get(rank, 0)
         calls = self._carrier.calls_of(rank)
+        if self._carrier.forgotten(rank) > before:
+            raise ForgedRecord("the rank made more calls than the kernel keeps")
         look = Confirmation({number: call for number, call in calls.items() if number > before})
         return Confirmed(look.of(value), look.lists, look.left_out())
 

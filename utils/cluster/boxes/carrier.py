@@ -87,6 +87,7 @@ class RankSide:
         log: its calls.
         calls: its latest calls, by their numbers.
         latest: the number of its latest call.
+        forgotten: the number of the latest call that is not among them any more.
         has_raised: whether it has reported an error since its latest request.
         works: its communications of which it has not heard yet, by number.
         waits: its waits, by the number of the communication.
@@ -99,7 +100,7 @@ class RankSide:
         self.groups: dict[int, Group] = {}
         self.log: Log = Log()  # type: ignore[no-untyped-call]
         self.calls: dict[int, Call] = {}
-        self.latest = 0
+        self.latest = self.forgotten = 0
         self.works: dict[int, Work] = {}
         self.waits: dict[int, Wait] = {}
         self.left: Wait | None = None
@@ -113,7 +114,8 @@ class RankSide:
         """Keep a call under its number, and forget the oldest one if there are too many."""
         self.calls[number] = call
         if len(self.calls) > CAPACITY:
-            del self.calls[next(iter(self.calls))]
+            self.forgotten = next(iter(self.calls))
+            del self.calls[self.forgotten]
 
 
 class Carrier:
@@ -423,6 +425,10 @@ class Carrier:
         """Return a rank's latest calls, by their numbers."""
         with self.lock:
             return dict(self._sides[rank].calls)
+
+    def forgotten(self, rank: int) -> int:
+        """Return the number of a rank's latest call that is too long ago to be kept."""
+        return self._sides[rank].forgotten
 
     def log(self, rank: int) -> Log:
         """Return the record of a rank's calls."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -9,6 +10,9 @@ from torch_mpi.record import Call, as_dict
 
 #: A dict with this key is a record, see :func:`torch_mpi.record.as_dict`.
 KEY = "op"
+#: So many barriers of its own may a check make in a question. They bring no data, so no record has to
+#: show them. But each one that comes late would tell the other ranks a bit.
+MOST_BARRIERS = 60
 #: What only the rank knows: whether its program has waited, and the times on its own clock.
 OF_THE_RANK = ("waited", "start", "matched", "end")
 
@@ -80,8 +84,20 @@ class Confirmation:
         return value
 
     def left_out(self) -> tuple[str, ...]:
-        """Return the operations of the calls that the reply has no records of."""
-        return tuple(call.op for number, call in self._calls.items() if number not in self.numbers)
+        """Return the operations of the calls that the reply has no records of.
+
+        A few barriers need no record if the rank waited for each, and did nothing else meanwhile.
+        """
+        left = [call for number, call in self._calls.items() if number not in self.numbers]
+        silent = [call for call in left if call.op == "barrier" and self._is_alone(call)]
+        if len(silent) <= MOST_BARRIERS:
+            left = [call for call in left if call not in silent]
+        return tuple(call.op for call in left)
+
+    def _is_alone(self, call: Call) -> bool:
+        """Return whether the rank waited for a call, and for no other one at the same time."""
+        others = (one for one in self._calls.values() if one is not call and one.blocking)
+        return call.blocking and not any(_overlap(call, one) for one in others)
 
     def _record(self, value: dict[str, Any]) -> dict[str, Any]:
         number = value.get("number")
@@ -92,6 +108,11 @@ class Confirmation:
         self.numbers.add(number)
         own = {name: value[name] for name in OF_THE_RANK if name in value}
         return as_dict(self._calls[number]) | own
+
+
+def _overlap(one: Call, other: Call) -> bool:
+    """Return whether one call began before the other one was over, for both."""
+    return one.start < (other.end or math.inf) and other.start < (one.end or math.inf)
 
 
 def _is_record(value: Any) -> bool:

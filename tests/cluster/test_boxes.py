@@ -145,9 +145,7 @@ def test_a_check_reads_what_the_kernel_has_noted_and_what_a_rank_has_left_out(ra
     ]
     assert facts == [("all_reduce", 12, [0, 1], None)] * 2
     assert [reply.unseen for reply in replies] == [(), ()]
-    assert {reply.unseen for reply in ranks.ask(call_tools.hide)} == {
-        ("all_reduce", "all_reduce")
-    }
+    assert {reply.unseen for reply in ranks.ask(call_tools.hide)} == {("all_reduce", "all_reduce")}
     for reply in ranks.ask(call_tools.boast, number=10**9):
         assert "which the rank did not make" in reply.forged
 

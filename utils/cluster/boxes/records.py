@@ -10,8 +10,8 @@ from torch_mpi.record import Call, as_dict
 
 #: A dict with this key is a record, see :func:`torch_mpi.record.as_dict`.
 KEY = "op"
-#: So many barriers of its own may a check make in a question. They bring no data, so no record has to
-#: show them. But each one that comes late would tell the other ranks a bit.
+#: So many barriers of its own may a check make in a question. They bring no data, so no record has
+#: to show them. But each one that comes late would tell the other ranks a bit.
 MOST_BARRIERS = 60
 #: What only the rank knows: whether its program has waited, and the times on its own clock.
 OF_THE_RANK = ("waited", "start", "matched", "end")

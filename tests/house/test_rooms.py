@@ -69,7 +69,7 @@ BUDGETS = {
     "labs/lab04": 1390,
     "labs/lab05": 2070,
     "labs/lab06": 3150,
-    "labs/lab07": 1900,
+    "labs/lab07": 1920,
     "labs/lab08": 1420,
     "labs/lab09": 1880,
     "labs/lab10": 1480,

@@ -47,6 +47,11 @@ def solutions_of(name: str) -> dict[str, str]:
     return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
 
 
+#: What the first optimizer imports. On ranks that are processes of their own, it takes longer than a
+#: short timeout.
+SLOW_IMPORTS = "import torch._dynamo"
+
+
 def ranks_of(name: str) -> int:
     """How many ranks the lab has."""
     return getattr(LABS[name], "RANKS", 4)

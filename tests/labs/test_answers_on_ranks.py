@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of, right_answers, solutions_of, wrong_answers
+from answer_tools import (
+    LABS,
+    SLOW_IMPORTS,
+    Lab,
+    ranks_of,
+    right_answers,
+    solutions_of,
+    wrong_answers,
+)
 from lab_tools import verdict
 
 from utils import cluster
@@ -79,6 +87,7 @@ def test_as_in_grading_the_solution_passes_and_a_wrong_answer_is_told_its_mistak
             first.setdefault(task, (code, words))
     with cluster.start(ranks_of(name), timeout=3, where="boxes") as ranks:
         lab = Lab(name, ranks)
+        lab.run(SLOW_IMPORTS)
         for task in tables.CELLS:
             passed, printed = verdict(lab.checks[task], ranks)
             assert passed, printed

@@ -6,13 +6,11 @@ thread runs cells and answers questions.
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import importlib.abc
 import os
 import pickle
 import queue
-import signal
 import socket
 import sys
 import tempfile
@@ -31,7 +29,7 @@ from torch.distributed import distributed_c10d
 
 from torch_mpi import autoload, compat, present
 from torch_mpi.lines import text_of
-from torch_mpi.protocol.interrupts import guard
+from torch_mpi.protocol.interrupts import guard, interrupt_main_thread
 from utils.cluster import rank_side, stacks
 from utils.cluster.rank_shell import Output, RankShell, Stream
 from utils.jobs import NeedsProcesses
@@ -114,7 +112,7 @@ class RankProgram:
     def _take(self, frame: Frame) -> None:
         if frame.kind == "interrupt":
             self._kernel.interrupt_futures()
-            _interrupt_main_thread()
+            interrupt_main_thread()
         elif frame.kind == "where":
             place = stacks.place_of(_stack_of_main_thread(), self._folder / f"cells-{self.rank}")
             self._frames.send("at", {"place": place})
@@ -224,14 +222,6 @@ def _shell(rank: int, n: int) -> RankShell:
     for name, function in vars_of_class.items():
         setattr(InteractiveShell, name, classmethod(function))
     return shell
-
-
-def _interrupt_main_thread() -> None:
-    """Raise KeyboardInterrupt in the main thread, even while it waits for a lock."""
-    if hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
 
 
 def _stack_of_main_thread() -> list[stacks.Frame]:

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from .probes import (
     probe_serve,
     text_of,
 )
-from .requests import Request, Server, arrivals, goodput, simulate
+from .requests import Request, Server, arrivals, broken, goodput, simulate
 
 # -- 17.2: the roofline -----------------------------------------------------------------------
 
@@ -223,10 +223,22 @@ def batching(ranks: Ranks, report: Report) -> None:
     report.judge_cases(ranks, probe_policy, cases, _policy)
 
 
+def as_decided(joins: list) -> Callable[..., list[Request]]:
+    """Return the policy that lets the same requests join as another one did, see `probe_policy`."""
+    numbers, count = dict(joins), itertools.count()
+
+    def admit(now: float, waiting: list, running: list, server: Server) -> list[Request]:
+        by_number = {one.number: one for one in waiting}
+        return [by_number[number] for number in numbers.get(next(count), ())]
+
+    return admit
+
+
 def _policy(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     server, load = WORKLOADS[case["workload"]]
     right = goodput(simulate(admitted, server, arrivals(case["seed"], **load)), server)
-    got, (late, slow) = answer.value["goodput"], answer.value["broken"]
+    outcomes = simulate(as_decided(answer.value), server, arrivals(case["seed"], **load))
+    got, (late, slow) = goodput(outcomes, server), broken(outcomes, server)
     advice = "Let fewer prompt tokens join while texts are running"
     if late > slow:
         advice = "Let requests join while others run, and even a long prompt when nobody runs"

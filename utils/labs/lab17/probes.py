@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from utils.checks.probe import answer_named, in_double, number, reading_answer, 
 from utils.labs.shared.small_models import weights_of
 
 from .parts import Cache, Chain, part_of
-from .requests import Server, arrivals, broken, goodput, simulate
+from .requests import Server, arrivals, simulate
 
 # -- generation ------------------------------------------------------------------------------------
 
@@ -160,10 +161,22 @@ WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
 }
 
 
-def probe_policy(user_ns: dict, *, rank: int, workload: str, seed: int) -> dict:
-    """Return the goodput of the student's policy, and what users waited for in vain."""
+def probe_policy(user_ns: dict, *, rank: int, workload: str, seed: int) -> list:
+    """Return what the student's policy decides, from which the kernel computes the goodput.
+
+    Returns:
+        The number of each decision that lets requests join, from 0, and the requests' numbers.
+    """
     server, load = WORKLOADS[workload]
-    outcomes = arrivals(seed, **load)
+    admit, count, joins = answer_named(user_ns, "admit"), itertools.count(), []
+
+    def noted(*arguments: Any) -> list:
+        joining = list(admit(*arguments) or ())
+        step = next(count)
+        if joining:
+            joins.append([step, joining])
+        return joining
+
     with ends_within(20.0, "Let waiting requests join as soon as there is room for them"):
-        simulate(answer_named(user_ns, "admit"), server, outcomes)
-    return {"goodput": goodput(outcomes, server), "broken": broken(outcomes, server)}
+        simulate(noted, server, arrivals(seed, **load))
+    return [[step, [one.number for one in joining]] for step, joining in joins]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -590,3 +592,31 @@ def test_a_mismatch_of_two_fast_calls_names_both_ranks_calls_and_lines(what, mpi
     done = mpiexec(2, WARM, what, check=False)
     assert "CommunicationMismatch rank 0 calls broadcast(root=0) of float32[3] (12" in done.stdout
     assert f"<string>:6, but rank 1 calls {SIDES[what]} at <string>:1" in done.stdout
+
+
+WHILE_IT_IMPORTS = """
+import os, signal, sys, threading, time
+from pathlib import Path
+from torch_mpi.protocol.interrupts import guard
+
+guard.install()
+package = Path(sys.argv[1], "half_done")
+package.mkdir()
+(package / "part.py").write_text("ready = True")
+interrupts = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(0.2)"
+(package / "__init__.py").write_text(f"from .part import ready\\n{interrupts}")
+sys.path.insert(0, sys.argv[1])
+try:
+    import half_done
+    time.sleep(20)
+    print("no interrupt")
+except KeyboardInterrupt:
+    import half_done
+    print(half_done.part.ready)
+"""
+
+
+def test_a_ctrl_c_in_an_import_comes_after_it_so_that_the_package_is_whole(tmp_path):
+    command = [sys.executable, "-c", WHILE_IT_IMPORTS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60, check=False)
+    assert done.stdout == "True\n", done.stderr

@@ -5,18 +5,26 @@ This module needs no MPI, so ranks whose messages a kernel carries use it, too.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 _MAIN_THREAD = threading.main_thread().ident
+#: Seconds that an import gets to end after a Ctrl-C, and between two looks at it.
+IMPORT = 4.0
+LOOK = 0.05
 
 
 class Guard:
     """A guard that delays SIGINT's handler until the end of a block ``with guard:`` (main thread).
+
+    The handler also waits for the end of an import: Python keeps the modules that an interrupted
+    import has finished, and fails at each later import of the package around them.
 
     Attributes:
         on: how many nested blocks are running.
@@ -28,6 +36,7 @@ class Guard:
         self.late = False
         self._handler: Callable[[int, FrameType | None], object] = signal.default_int_handler
         self._ear: int | None = None
+        self._first_try: float | None = None
 
     def install(self) -> None:
         """Wrap the present handler of SIGINT; do nothing outside the main thread."""
@@ -53,8 +62,20 @@ class Guard:
         self.heard()  # Python handles this signal, so the progress thread must not hear it, too
         if self.on:
             self.late = True
+        elif _is_importing(frame) and self._may_wait():
+            again = threading.Timer(LOOK, interrupt_main_thread)
+            again.daemon = True
+            again.start()
         else:
+            self._first_try = None
             self._handler(number, frame)
+
+    def _may_wait(self) -> bool:
+        """Return whether the handler has not waited for long."""
+        now = time.monotonic()
+        if self._first_try is None:
+            self._first_try = now
+        return now < self._first_try + IMPORT
 
     def __enter__(self) -> None:
         if threading.get_ident() == _MAIN_THREAD:
@@ -79,6 +100,24 @@ class Guard:
         with contextlib.suppress(BlockingIOError):
             return signal.SIGINT in os.read(self._ear, 4096)
         return False
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether the main thread, which is at this frame, imports a module."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "_find_and_load" and code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def interrupt_main_thread() -> None:
+    """Raise KeyboardInterrupt in the main thread, even while it waits for a lock."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(_MAIN_THREAD or 0, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 guard = Guard()

@@ -47,8 +47,7 @@ def solutions_of(name: str) -> dict[str, str]:
     return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
 
 
-#: What the first optimizer imports. On ranks that are processes of their own, it takes longer than a
-#: short timeout.
+#: What the first optimizer imports. On ranks that are processes, it can take longer than a timeout.
 SLOW_IMPORTS = "import torch._dynamo"
 
 

@@ -17,6 +17,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -34,7 +36,7 @@ from utils.course.release import student_version
 from utils.grading import command, gradebook, grader, notebook_file, submissions, worklist
 from utils.grading.assembly import assemble
 from utils.grading.grader import grade
-from utils.grading.notebook_run import Run, fault, run
+from utils.grading.notebook_run import Run, fault, run, use_more
 from utils.grading.pages import feedback, summary, task_summary
 from utils.grading.reference import MOST_SOURCE, Reference, _defined
 from utils.grading.results import Result, TaskResult, label, load, save
@@ -1102,6 +1104,27 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
     result = grade(toy.hand_in(tmp_path, "eve", nb), reference, Box(), tmp_path / "out")
     assert (result.points, result.error) == (8, "")
     assert any("Added cells were left out" in remark for remark in result.remarks)
+
+
+MANY_SOCKETS = """
+import socket
+import subprocess
+import sys
+pairs = [socket.socketpair() for _ in range(400)]
+print("open", flush=True)
+input()
+"""
+
+
+def test_memory_that_linux_holds_for_many_sockets_counts():
+    command = [sys.executable, "-c", MANY_SOCKETS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "encoding": "utf-8"}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "open\n"
+        found = [psutil.Process(process.pid)]
+        assert use_more(found, 10**9)
+        assert not use_more(found, 2 * 10**9)
+        process.communicate("")
 
 
 @pytest.mark.parametrize(("where", "points"), [("swap-check", 6), ("ranks-join", None)])

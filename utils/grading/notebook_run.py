@@ -43,6 +43,10 @@ KERNEL_NAME = "graded"
 LEAST_FREE = 32 * MB
 #: Seconds between two looks at the memory of a run.
 LOOK = 0.4
+#: Open files of a run that count as no memory, and the bytes that Linux may hold for each further
+#: one, in a socket's buffers.
+FREE_FILES = 600
+BEHIND_A_FILE = 8 * MB
 START_KERNEL = "from ipykernel.kernelapp import launch_new_instance as start; start()"
 
 
@@ -238,7 +242,7 @@ def _watch(
             return End.STOPPED
         if time.monotonic() - start > box.limits.total:
             return End.TOTAL_TIME
-        if why is None and _use_more(_processes(process.pid, box, mark), box.limits.memory):
+        if why is None and use_more(_processes(process.pid, box, mark), box.limits.memory):
             why = End.MEMORY
             _end_kernel(process.pid)
 
@@ -251,13 +255,14 @@ def _processes(pid: int, box: Box, mark: str) -> list[psutil.Process]:
     return list(processes)
 
 
-def _use_more(processes: list[psutil.Process], limit: int) -> bool:
+def use_more(processes: list[psutil.Process], limit: int) -> bool:
     """Return whether these processes use more bytes of memory that they share with nobody else.
 
     Linux counts the shares of shared memory at every request, which is slow. So we ask only if the
     processes hold more than the limit, counting shared memory for each of them.
     """
-    return sum(map(_held, processes)) > limit and sum(map(_own_memory, processes)) > limit
+    left = limit - _behind_files(processes)
+    return sum(map(_held, processes)) > left and sum(map(_own_memory, processes)) > left
 
 
 def _held(process: psutil.Process) -> int:
@@ -265,6 +270,15 @@ def _held(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.Error):
         return int(process.memory_info().rss)
     return 0
+
+
+def _behind_files(processes: list[psutil.Process]) -> int:
+    """Return how many bytes Linux may hold for the sockets and pipes of many open files."""
+    count = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            count += process.num_fds()
+    return max(0, count - FREE_FILES) * BEHIND_A_FILE
 
 
 def _written(process: psutil.Process) -> int:

@@ -55,3 +55,12 @@ def hide(user_ns: dict[str, Any], *, rank: int, shows: int = 0) -> list[dict[str
     dist.barrier()
     dist.all_reduce(torch.ones(3))
     return [record.as_dict(one) for one in record.log.since(mark)[:shows]]
+
+
+def go_on(user_ns: dict[str, Any], *, rank: int) -> str:
+    """Make a call that fails, and return the words of its error, which tell of other ranks."""
+    try:
+        dist.all_reduce(torch.ones(3 + rank))
+    except RuntimeError as error:
+        return str(error)
+    return ""

@@ -117,6 +117,12 @@ def test_barriers_whose_order_could_tell_something_need_a_record():
     assert records.Confirmation(at_once).left_out() == ("barrier",) * 2
 
 
+def test_a_rank_that_goes_on_after_an_error_wins_nothing_because_it_has_read_of_other_ranks(ranks):
+    replies = ranks.ask(call_tools.go_on)
+    assert all("failed, and it went on" in reply.forged for reply in replies), replies
+    ranks.restart()
+
+
 def test_no_call_is_hidden_behind_many_others(ranks, monkeypatch):
     monkeypatch.setattr("utils.cluster.boxes.carrier.CAPACITY", 2)
     assert all("more calls" in reply.forged for reply in ranks.ask(call_tools.hide))

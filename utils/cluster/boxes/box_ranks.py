@@ -237,7 +237,7 @@ class Boxes(Running):
     def confirmed(self, rank: int, value: Any) -> Confirmed:
         """Return a rank's reply with the kernel's own records, and what the reply leaves out."""
         if self._carrier.has_raised(rank):
-            raise ForgedRecord("the rank reported an error, and went on")
+            raise ForgedRecord("a communication of the rank failed, and it went on")
         before = self._asked_at.get(rank, 0)
         calls = self._carrier.calls_of(rank)
         if self._carrier.forgotten(rank) > before:

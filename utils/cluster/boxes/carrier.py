@@ -88,7 +88,7 @@ class RankSide:
         calls: its latest calls, by their numbers.
         latest: the number of its latest call.
         forgotten: the number of the latest call that is not among them any more.
-        has_raised: whether it has reported an error since its latest request.
+        has_raised: whether it has reported an error, or has been told one, since its latest request.
         works: its communications of which it has not heard yet, by number.
         waits: its waits, by the number of the communication.
         left: the wait in which it was interrupted.
@@ -286,6 +286,7 @@ class Carrier:
         record = {name: getattr(work.call, name) for name in RECORD} if work else {}
         told = None
         if error is not None:
+            side.has_raised = True
             about = error.record if isinstance(error, CommunicationError) else {}
             told = {"kind": type(error).__name__, "text": str(error), "record": about}
             outputs = ()
@@ -418,7 +419,7 @@ class Carrier:
                 self.lock.notify_all()
 
     def has_raised(self, rank: int) -> bool:
-        """Return whether a rank has reported an error since its latest request."""
+        """Return whether a rank has reported or been told an error since its latest request."""
         return self._sides[rank].has_raised
 
     def calls_of(self, rank: int) -> dict[int, Call]:

@@ -117,6 +117,12 @@ def test_own_cells_are_named_and_are_no_remark(reference):
     assert "The ranks also ran 2 cells that you added." in feedback("Ada", [one])
 
 
+def test_a_student_who_submitted_little_has_one_remark_on_it(reference):
+    nothing = {"remarks": ["Nothing was submitted."]}
+    page = summary([result(task("1.1"), lab=lab, **nothing) for lab in ("02_a", "06_b")], reference)
+    assert "02_a, 06_b: Nothing was submitted." in page
+
+
 def test_the_table_of_students_has_every_task_of_every_lab(reference):
     results = [
         result(task("1.1", points=2)),

@@ -256,18 +256,15 @@ def _all_remarks(
 
 
 def _lines(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return each remark (lab, text) once, with all tasks that it applies to or with the lab."""
-    tasks: dict[tuple[str, str], list[str]] = defaultdict(list)
+    """Return each remark (lab, text) once, with all tasks or labs that it applies to."""
+    places: dict[tuple[bool, str], list[str]] = defaultdict(list)
     for lab, text in remarks:
-        if match := re.fullmatch(r"Task (\S+): (.*)", text, re.DOTALL):
-            tasks["", match[2]].append(match[1])
-        else:
-            tasks[lab, text] = []
+        match = re.fullmatch(r"Task (\S+): (.*)", text, re.DOTALL)
+        places[bool(match), match[2] if match else text].append(match[1] if match else lab)
     lines = []
-    for (lab, text), numbers in tasks.items():
-        word = "Tasks" if len(numbers) > 1 else "Task"
-        where = lab or f"{word} {', '.join(numbers)}"
-        lines.append(f"{where}: {text}")
+    for (are_tasks, text), names in places.items():
+        word = ("Tasks " if len(names) > 1 else "Task ") * are_tasks
+        lines.append(f"{word}{', '.join(names)}: {text}")
     return lines
 
 

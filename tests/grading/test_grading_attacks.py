@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from utils.grading.results import Result, TaskResult, load
 from utils.grading.sandbox import Box, Limits, prepare
 from utils.grading.submissions import File, Student
 from utils.grading.worklist import Job
+from utils.jobs.box_plan import RANK
 
 GB = 1 << 30
 
@@ -125,6 +127,21 @@ def test_a_rank_leaves_nothing_for_others_outside_its_folders(tmp_path):
         done = subprocess.run(words, capture_output=True, encoding="utf-8", timeout=60, check=True)
         worked = done.stdout.split()
         assert worked == ["end"] if command else {"flock", "memfd", "end"} <= {*worked}
+
+
+@sandboxed
+def test_what_linux_counts_by_user_or_for_all_tells_a_rank_nothing_of_another_one(tmp_path):
+    prepare(tmp_path)
+    box, look = Box(), "import os; print(os.getuid(), os.path.exists('/proc/sys/fs'))"
+    words = box.outer(tmp_path, [*box.inner(tmp_path, 0), sys.executable, "-c", look])
+    seen = []
+    for rank in ("0", "1"):
+        environment = os.environ | {RANK: rank}
+        done = subprocess.run(words, env=environment, capture_output=True, timeout=60, check=True)
+        uid, has_counters = done.stdout.decode().split()
+        assert has_counters == "False"
+        seen.append(int(uid))
+    assert len(set(seen)) == 2 or os.geteuid(), "root gives each rank a user of its own"
 
 
 # --- a person is told ----------------------------------------------------------------------------

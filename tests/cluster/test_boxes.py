@@ -124,7 +124,7 @@ def test_a_rank_that_goes_on_after_an_error_wins_nothing_because_it_has_read_of_
 
 
 def test_no_call_is_hidden_behind_many_others(ranks, monkeypatch):
-    monkeypatch.setattr("utils.cluster.boxes.carrier.CAPACITY", 2)
+    monkeypatch.setattr("utils.cluster.boxes.rank_state.CAPACITY", 2)
     assert all("more calls" in reply.forged for reply in ranks.ask(call_tools.hide))
     ranks.restart()
 
@@ -334,6 +334,22 @@ def test_a_start_that_asks_for_what_only_mpi_has_is_refused():
         cluster.start(2, where="boxes", launcher="mpiexec")
     with pytest.raises(ValueError, match="where='box'"):
         cluster.start(2, where="box")
+
+
+def test_a_rank_that_has_begun_more_receives_hears_why_the_first_one_failed(ranks):
+    """It sent all calls before it heard of the error, so none of them came after the error."""
+    code = (
+        "x = torch.ones(3)\n"
+        "if rank == 0:\n    dist.all_reduce(torch.ones(4))\n"
+        "else:\n    import time\n    time.sleep(0.5)\n"
+        "    works = [dist.irecv(torch.zeros(1), 0, tag=k) for k in range(4)]\n"
+        "    works[-1].wait()"
+    )
+    ranks.client[1].execute("dist.all_reduce(torch.ones(3))\n", block=False)
+    with pytest.raises(Exception) as caught:
+        ranks.view.execute(code, block=True)
+    assert "came to begin anew" not in str(caught.value)
+    ranks.restart()
 
 
 def test_a_rank_can_start_no_ranks(ranks):

@@ -17,7 +17,7 @@ import torch
 
 from torch_mpi.errors import CommunicationError
 from torch_mpi.group.rank_group import Declaration, RankGroup
-from torch_mpi.record import CAPACITY, Call, Log
+from torch_mpi.record import Call, Log
 from utils.cluster import notebook_words
 from utils.cluster.world.carrier import Place, Waited
 from utils.cluster.world.group import Group
@@ -26,6 +26,7 @@ from utils.cluster.world.work import Work
 
 from . import values
 from .frames import BrokenFrame, Frame, Frames, Piece
+from .rank_state import Pending, RankState, Wait
 
 #: The collectives that a rank may call, by name.
 DECLARATIONS: dict[str, Declaration] = {
@@ -54,70 +55,6 @@ class RealClocks:
         return contextlib.nullcontext()
 
 
-@dataclasses.dataclass
-class Pending:
-    """A communication of a rank that is not over, or of whose end the rank has not heard."""
-
-    number: int
-    outputs: Sequence[torch.Tensor]
-
-
-@dataclasses.dataclass
-class Wait:
-    """A rank's wait for a communication.
-
-    Attributes:
-        limit: seconds after which the wait has lasted too long.
-        thread: number of the thread that waits: 0 for the main thread, ``None`` for C++.
-        others: numbers of the rank's other threads, which may still communicate.
-    """
-
-    work: Work
-    since: float
-    limit: float
-    thread: int | None
-    others: frozenset[int]
-
-
-class RankSide:
-    """What the kernel knows of one rank.
-
-    Attributes:
-        groups: its groups, by number.
-        log: its calls.
-        calls: its latest calls, by their numbers.
-        latest: the number of its latest call.
-        forgotten: the number of the latest call that is not among them any more.
-        has_raised: whether it has reported an error, or has been told one, since its latest request.
-        works: its communications of which it has not heard yet, by number.
-        waits: its waits, by the number of the communication.
-        left: the wait in which it was interrupted.
-        meeting: what its thread here waits for in its name.
-    """
-
-    def __init__(self, frames: Frames):
-        self.frames = frames
-        self.groups: dict[int, Group] = {}
-        self.log: Log = Log()  # type: ignore[no-untyped-call]
-        self.calls: dict[int, Call] = {}
-        self.latest = self.forgotten = 0
-        self.works: dict[int, Work] = {}
-        self.waits: dict[int, Wait] = {}
-        self.left: Wait | None = None
-        self.meeting: Waited | None = None
-        self.is_busy = False
-        self.is_gone = False
-        self.was_interrupted = False
-        self.has_raised = False
-
-    def note(self, number: int, call: Call) -> None:
-        """Keep a call under its number, and forget the oldest one if there are too many."""
-        self.calls[number] = call
-        if len(self.calls) > CAPACITY:
-            self.forgotten = next(iter(self.calls))
-            del self.calls[self.forgotten]
-
-
 class Carrier:
     """Carries the messages of ranks that are processes, see :class:`world.carrier.Carrier`.
 
@@ -142,7 +79,7 @@ class Carrier:
         self.batch = 0
         self.lock = threading.Condition(threading.RLock())
         self._timeout, self._place_of = timeout, place
-        self._sides = [RankSide(end) for end in frames]
+        self._sides = [RankState(end) for end in frames]
         self._pending: dict[Work, Pending] = {}
         self.given: dict[str, str] = {}
         self.is_strict = False
@@ -169,6 +106,7 @@ class Carrier:
             side = self._sides[rank]
             side.is_busy, side.was_interrupted = False, False
             side.waits.clear()
+            side.refused.clear()
             side.left = None
             self._look()
 
@@ -209,7 +147,7 @@ class Carrier:
             raise BrokenFrame(f"a frame {frame.kind} can't be understood: {error!r}") from error
         return True
 
-    def _call(self, side: RankSide, frame: Frame) -> None:
+    def _call(self, side: RankState, frame: Frame) -> None:
         about = frame.fields
         if about["place"] is not None:
             cell, running = about["cells"]
@@ -230,6 +168,9 @@ class Carrier:
                 (tensor,) = values.arguments_of([about["tensor"]])
                 work, outputs = group.recv([tensor], about["recv"], about["tag"]), [tensor]
         except CommunicationError as error:
+            if not about["blocking"]:  # the rank hears of it when it waits
+                side.refused.add(number)
+                self.world.heard.discard(self._present.rank)
             self._send_end(side, number, None, (), error)
             return
         side.works[number] = work
@@ -252,10 +193,12 @@ class Carrier:
         operation = dataclasses.replace(operation, inputs=told, finish=None)
         return group.run(operation), operation.outputs
 
-    def _wait(self, side: RankSide, frame: Frame) -> None:
+    def _wait(self, side: RankState, frame: Frame) -> None:
         about = frame.fields
         work = side.works.get(about["number"])
         if work is None:  # it has ended, and the rank will hear of it, or has heard
+            if about["number"] in side.refused:
+                self.world.heard.add(self._present.rank)
             return
         work.call.waited = True
         if work.done or self.world.end_after_incident(work, work.group.me):
@@ -267,17 +210,17 @@ class Carrier:
         wait = Wait(work, time.monotonic(), limit, about["thread"], others)
         side.waits[about["number"]] = wait
 
-    def _leave(self, side: RankSide, frame: Frame) -> None:
+    def _leave(self, side: RankState, frame: Frame) -> None:
         side.left = side.waits.pop(frame.fields["number"], None)
 
-    def _drop(self, side: RankSide, frame: Frame) -> None:
+    def _drop(self, side: RankState, frame: Frame) -> None:
         work = side.works.get(frame.fields["number"])
         if work is not None and not work.done:
             self.world.drop(work, work.group.me, float(frame.fields["limit"]))
 
     def _send_end(
         self,
-        side: RankSide,
+        side: RankState,
         number: int,
         work: Work | None,
         outputs: Sequence[torch.Tensor],
@@ -300,7 +243,7 @@ class Carrier:
         with contextlib.suppress(OSError):  # the rank is gone
             side.frames.send("ended", fields, pieces)
 
-    def _ask(self, side: RankSide, frame: Frame) -> None:
+    def _ask(self, side: RankState, frame: Frame) -> None:
         about = frame.fields
         rank = self.rank
         answer: dict[str, Any] = {"number": about["number"]}

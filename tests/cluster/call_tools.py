@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -64,3 +65,16 @@ def go_on(user_ns: dict[str, Any], *, rank: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def hide_later(user_ns: dict[str, Any], *, rank: int) -> str:
+    """Let a thread make a call when this question has been answered."""
+    ended = threading.Event()
+
+    def late() -> None:
+        ended.wait(1)
+        dist.all_reduce(torch.ones(1))
+        ended.set()
+
+    threading.Thread(target=late, daemon=True).start()
+    return "begun"

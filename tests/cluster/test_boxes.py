@@ -123,6 +123,12 @@ def test_a_rank_that_goes_on_after_an_error_wins_nothing_because_it_has_read_of_
     ranks.restart()
 
 
+def test_no_call_is_hidden_between_two_questions(ranks):
+    ranks.ask(call_tools.hide_later)
+    time.sleep(3)
+    assert {reply.unseen for reply in ranks.ask(call_tools.boast)} == {("all_reduce",)}
+
+
 def test_no_call_is_hidden_behind_many_others(ranks, monkeypatch):
     monkeypatch.setattr("utils.cluster.boxes.rank_state.CAPACITY", 2)
     assert all("more calls" in reply.forged for reply in ranks.ask(call_tools.hide))
@@ -346,7 +352,7 @@ def test_a_rank_that_has_begun_more_receives_hears_why_the_first_one_failed(rank
         "    works[-1].wait()"
     )
     ranks.client[1].execute("dist.all_reduce(torch.ones(3))\n", block=False)
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(Exception, match="rank 0") as caught:
         ranks.view.execute(code, block=True)
     assert "came to begin anew" not in str(caught.value)
     ranks.restart()

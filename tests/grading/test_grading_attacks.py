@@ -93,11 +93,12 @@ def test_a_module_left_in_the_current_folder_gives_no_points(course, reference, 
 #: Tries to leave something for other ranks and submissions outside of all folders, and to have
 #: memory that counts for nobody; prints what worked.
 LEAVE = """
-import ctypes, fcntl, os, platform
+import ctypes, fcntl, os, platform, socket
 file, system = open(os.__file__), ctypes.CDLL(None).syscall
 name, key = ctypes.c_char_p(b"user"), ctypes.c_char_p(b"answer")
 here = platform.machine() == "x86_64"
-keys, join, inotify, control = (248, 250, 294, 72) if here else (217, 219, 26, 25)
+numbers = (248, 250, 294, 72, 101) if here else (217, 219, 26, 25, 117)
+keys, join, inotify, control, trace = numbers
 with_upper_half = fcntl.F_SETLK | 1 << 32
 tries = {
     "add_key": lambda: system(keys, name, key, key, 6, -4),
@@ -107,6 +108,9 @@ tries = {
     "flock": lambda: fcntl.flock(file, fcntl.LOCK_SH),
     "lockf": lambda: fcntl.lockf(file, fcntl.LOCK_SH),
     "memfd": lambda: os.memfd_create("memory"),
+    "ptrace": lambda: system(trace, 0, 0, None, None),  # PTRACE_TRACEME
+    "vsock": lambda: socket.socket(40, socket.SOCK_STREAM),
+    "bubblewrap": lambda: os.stat("/proc/1/mem"),
 }
 for what, call in tries.items():
     try:

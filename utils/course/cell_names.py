@@ -14,6 +14,8 @@ from nbformat import NotebookNode
 
 #: The cell magics whose cells are code of the notebook.
 PYTHON = ("%%px", "%%time", "%%timeit", "%%capture")
+#: A cell with more statements isn't looked into, because each takes a fraction of a millisecond.
+MOST_STATEMENTS = 2_000
 
 
 class Names(NamedTuple):
@@ -42,7 +44,10 @@ def _is_magic(line: str) -> bool:
 
 @functools.lru_cache(maxsize=2_000)  # each run of a notebook asks for the same cells
 def names_of(source: str) -> Names:
-    """Return the global names of a cell. All words of a source that isn't Python are needed."""
+    """Return the global names of a cell.
+
+    All words of a source are needed if it isn't Python, or if it is very long.
+    """
     if source.startswith("%%") and source.split()[0] not in PYTHON:
         return Names(frozenset(), frozenset(), frozenset())
     try:
@@ -54,6 +59,8 @@ def names_of(source: str) -> Names:
 def _names_of(source: str) -> Names:
     # Shell commands and line magics become empty lines.
     statements = ast.parse(re.sub(r"^[!%].*$", "", body(source), flags=re.MULTILINE)).body
+    if len(statements) > MOST_STATEMENTS:
+        raise ValueError("the cell is too long")
     needed: set[str] = set()
     later: set[str] = set()
     bound: set[str] = set()

@@ -21,8 +21,10 @@ from typing import Any
 #: An option of Linux's prctl.
 PR_SET_NO_NEW_PRIVS = 38
 #: System calls with which ranks could leave something for others outside of all their folders,
-#: learn what others do with a file that all can read, or keep memory that no limit counts.
+#: learn what others do with a file that all can read, keep memory that no limit counts, or change
+#: the process of bubblewrap, which has fewer limits.
 REFUSED = (
+    *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"),
     *("add_key", "keyctl", "request_key", "memfd_create", "memfd_secret"),
     *("inotify_init", "inotify_init1", "fanotify_init", "io_uring_setup", "io_setup"),
     *("preadv2", "pwritev2", "mincore", "cachestat", "fadvise64", "readahead", "process_madvise"),
@@ -34,10 +36,12 @@ LOCKING = (
     *(fcntl.F_SETLK, fcntl.F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW),
     *(fcntl.F_SETLEASE, fcntl.F_NOTIFY),
 )
-#: Numbers of libseccomp: actions, and a comparison of the lower half of an argument, because Linux
-#: ignores the upper half of fcntl's command.
+#: Sockets of families up to this one stay in the sandbox. Those of others, as AF_VSOCK, may not.
+LAST_FAMILY = 16  # AF_NETLINK
+#: Numbers of libseccomp: actions, and comparisons. Linux ignores the upper half of fcntl's command,
+#: so the lower half is compared.
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
-MASKED_EQUAL, LOWER = 7, 0xFFFFFFFF
+GREATER, MASKED_EQUAL, LOWER = 6, 7, 0xFFFFFFFF
 LIMITS = {
     "RLIMIT_NPROC": "processes",
     "RLIMIT_AS": "address_space",
@@ -74,8 +78,8 @@ class Comparison(ctypes.Structure):
     _fields_ = (
         ("argument", ctypes.c_uint),
         ("operator", ctypes.c_int),
-        ("mask", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
+        ("first", ctypes.c_uint64),  # the mask, or the only value
+        ("second", ctypes.c_uint64),
     )
 
 
@@ -107,6 +111,7 @@ def refuse(may_lock: bool) -> None:
 
     for name in (*REFUSED, *(() if may_lock else LOCKS)):
         rule(name)
+    rule("socket", Comparison(0, GREATER, LAST_FAMILY, 0))
     for command in () if may_lock else LOCKING:
         rule("fcntl", Comparison(1, MASKED_EQUAL, LOWER, command))
     _succeed(library.seccomp_load(rules))

@@ -146,12 +146,11 @@ class Box:
             *("--unshare-uts", "--hostname", "grading"),
             *self._privileges(),
             *("--perms", "1777", "--size", str(SCRATCH), "--tmpfs", "/tmp"),
-            *("--proc", "/proc", "--size", "4096", "--tmpfs", "/proc/sys", "--dev", "/dev"),
+            *("--proc", "/proc", *_hidden("/proc/sys", "/proc/1"), "--dev", "/dev"),
             *("--perms", "1777", "--size", str(SHARED), "--tmpfs", "/dev/shm"),
             *self._system(),
             *with_parents(mounts),
-            *("--remount-ro", "/", "--remount-ro", "/dev", "--remount-ro", "/proc/sys"),
-            *("--chdir", work),
+            *("--remount-ro", "/", "--remount-ro", "/dev", "--chdir", work),
             *("--setenv", "HOME", HOME, "--setenv", "TMPDIR", temporary),
             *(word for name in OF_THE_KERNEL for word in ("--unsetenv", name)),
             *("--", *python, json.dumps(settings)),
@@ -343,6 +342,15 @@ def font_lists() -> Iterator[Path]:
 def _knows(option: str) -> bool:
     text = subprocess.run([bwrap(), "--help"], capture_output=True, check=False, encoding="utf-8")
     return option in text.stdout + text.stderr
+
+
+def _hidden(*folders: str) -> list[str]:
+    """Return the options that put an empty folder above each of these."""
+    return [
+        word
+        for folder in folders
+        for word in ("--size", "4096", "--tmpfs", folder, "--remount-ro", folder)
+    ]
 
 
 def _threads_of_user() -> int:

@@ -197,7 +197,8 @@ class Boxes(Running):
     def send(self, cells: Mapping[int, str]) -> dict[int, AsyncResult]:
         """Send a silent cell to each of these ranks, all at once."""
         living = {rank: code for rank, code in cells.items() if rank in self.client.ids}
-        self._asked_at |= {rank: max(self._carrier.calls_of(rank), default=0) for rank in living}
+        # What a rank's threads have called since its last request counts for this one, too.
+        self._asked_at |= {rank: self._carrier.before(rank) for rank in living}
         return self.client.question_each(living)
 
     def signal(self, name: str, targets: list[int] | None = None, wait: float = 2.0) -> None:

@@ -105,6 +105,7 @@ class Carrier:
         with self.lock:
             side = self._sides[rank]
             side.is_busy, side.was_interrupted = False, False
+            side.before = side.latest
             side.waits.clear()
             side.refused.clear()
             side.left = None
@@ -369,6 +370,10 @@ class Carrier:
         """Return a rank's latest calls, by their numbers."""
         with self.lock:
             return dict(self._sides[rank].calls)
+
+    def before(self, rank: int) -> int:
+        """Return the number of a rank's latest call when it ended its last request."""
+        return self._sides[rank].before
 
     def forgotten(self, rank: int) -> int:
         """Return the number of a rank's latest call that is too long ago to be kept."""

@@ -48,6 +48,7 @@ class RankState:
         log: its calls.
         calls: its latest calls, by their numbers.
         latest: the number of its latest call.
+        before: the number of its latest call when it ended its last request.
         refused: the numbers of calls in the background that failed at once, since its last request.
         forgotten: the number of the latest call that is not among them any more.
         has_raised: whether it has reported or been told an error since its latest request.
@@ -62,7 +63,7 @@ class RankState:
         self.groups: dict[int, Group] = {}
         self.log: Log = Log()  # type: ignore[no-untyped-call]
         self.calls: dict[int, Call] = {}
-        self.latest = self.forgotten = 0
+        self.latest = self.before = self.forgotten = 0
         self.works: dict[int, Work] = {}
         self.refused: set[int] = set()
         self.waits: dict[int, Wait] = {}

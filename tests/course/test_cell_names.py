@@ -66,3 +66,7 @@ def test_what_a_function_calls_may_be_defined_below_it():
 
 def test_the_latest_and_each_earlier_value_of_a_name_is_computed():
     assert left_out("x = 1", "y = 2", "x = x + 1", "use(x)") == "1"
+
+
+def test_a_cell_that_would_take_minutes_to_analyze_is_taken_as_words():
+    assert names_of("%%px\n" + "a\n" * 50_000) == (frozenset({"px", "a"}), frozenset(), frozenset())

@@ -19,6 +19,7 @@ from nbval.kernel import RunningKernel
 from nbval.plugin import IPyNbCell
 
 from utils.checks import verdict
+from utils.course.notebook import NEEDED
 
 from .results import End, Record
 
@@ -32,6 +33,8 @@ LOOK = 0.5
 #: Seconds for each cell before the first task. No student wrote these cells, and they start ranks,
 #: which need at most `utils.cluster.boxes.box_ranks.START`.
 START = 240.0
+#: A cell of the lab that trains may take so many times as long as another one.
+LONG = 3
 #: Names of the errors after which only fresh ranks help: from a %%px cell, and from a question.
 LOST = {"RanksLostError", "DeadRankError"}
 #: The part of a verdict for readers. It isn't compared, so a reference may have an older design.
@@ -60,7 +63,9 @@ def pytest_runtest_call(item: pytest.Item) -> None:
         option.nbval_cell_timeout = max(option.nbval_cell_timeout, START)
     if "lab" in item.cell.metadata:
         item.parent.tasks_begun = True
-        option.nbval_cell_timeout = item.parent.given
+    if hasattr(item.parent, "tasks_begun"):
+        is_long = NEEDED in item.cell.metadata.get("tags", ())
+        option.nbval_cell_timeout = item.parent.given * (LONG if is_long else 1)
     never_compared = [kind for kind in item.parent.skip_compare if kind != HTML]
     item.parent.skip_compare = (*never_compared, *[HTML] * _is_check(item))
 

@@ -51,6 +51,7 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
             sizes_of = [[call["sent"], call["received"]] for call in calls]
             expected = [[inputs[place].nbytes, right.nbytes]] if calls or p > 1 else []
             yield value(sizes_of, expected, what=f"{where}: bytes that {op} sends and receives")
+        yield communication(reply["others"], only(OPERATORS[name][0]), waited)
         text = f"{name}: You changed the gradient that came in. Work on a copy of it"
         yield facts({text: reply.get("changed")})
 

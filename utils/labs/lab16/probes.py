@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torch_mpi.record import log
 from utils.checks.groups import Group, in_group
-from utils.checks.probe import also_calls, as_dict, kind_of, reading_answer, recorded
+from utils.checks.probe import as_dict, kind_of, reading_answer, recorded
 
 # -- numbers, and what a rank replies --------------------------------------------------------------
 
@@ -131,7 +131,6 @@ OPERATORS = {
 FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
 
 
-@also_calls("all_gather", "all_to_all", "reduce_scatter")
 @in_group
 def probe_operators(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
@@ -144,10 +143,11 @@ def probe_operators(
         function = reading_answer(user_ns, name)
         x = drawn(seed, *shape(sizes[:p], place)).requires_grad_()
         y, forward = recorded(function, x, sizes[:p], **named)
-        function(drawn(seed + 2, *shape(sizes, rank)), sizes, None)
+        _, others = recorded(function, drawn(seed + 2, *shape(sizes, rank)), sizes, None)
         upstream = drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place))
-        alone = reading_answer(user_ns, FUNCTIONS[name])(x.detach().clone(), sizes[:p], group)
-        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None)}
+        by_itself = reading_answer(user_ns, FUNCTIONS[name])
+        alone, more = recorded(by_itself, x.detach().clone(), sizes[:p], group)
+        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None), "others": others + more}
         reply |= {"forward": forward, "backward": []}
         if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
             before = upstream.clone()

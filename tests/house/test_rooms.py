@@ -59,7 +59,7 @@ BUDGETS = {
     "doctor": 1490,
     "figures": 1450,
     "forecast": 1620,
-    "grading": 5840,
+    "grading": 5860,
     "jobs": 3960,
     "labs": 140,
     "labs/lab00": 60,

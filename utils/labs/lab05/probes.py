@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from utils.checks.clock import Clock, moved_clocks
-from utils.checks.probe import answer_named, as_dict, probe_calls, reading_answer, told
+from utils.checks.probe import also_calls, answer_named, as_dict, probe_calls, reading_answer, told
 from utils.labs.shared import script_runs
 
 # -- the stopwatch and its spread ------------------------------------------------------------------
@@ -21,6 +21,7 @@ from utils.labs.shared import script_runs
 MEETINGS = ("barrier", "allreduce", "allgather", "_allgather_base")
 
 
+@also_calls("barrier", "all_reduce", "all_gather", "all_gather_into_tensor")
 def probe_stopwatch(
     user_ns: dict, *, rank: int, steps: int, rounds: int, late: float, takes: list, warm: float
 ) -> dict:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import resource
@@ -31,11 +30,9 @@ REFUSED = (
 )
 #: The same with locks, which ranks need if they share a folder.
 LOCKS = ("flock",)
-F_OFD_SETLK, F_OFD_SETLKW = 37, 38
-LOCKING = (
-    *(fcntl.F_SETLK, fcntl.F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW),
-    *(fcntl.F_SETLEASE, fcntl.F_NOTIFY),
-)
+#: Commands of fcntl, by Linux's numbers: F_SETLK, F_SETLKW, F_OFD_SETLK, F_OFD_SETLKW, F_SETLEASE
+#: and F_NOTIFY. Other systems, which have no such sandbox, lack some of the names.
+LOCKING = (6, 7, 37, 38, 1024, 1026)
 #: Sockets of families up to this one stay in the sandbox. Those of others, as AF_VSOCK, may not.
 LAST_FAMILY = 16  # AF_NETLINK
 #: Numbers of libseccomp: actions, and comparisons. Linux ignores the upper half of fcntl's command,

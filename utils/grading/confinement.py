@@ -19,9 +19,9 @@ from typing import Any
 
 #: An option of Linux's prctl.
 PR_SET_NO_NEW_PRIVS = 38
-#: System calls with which ranks could leave something for others outside of all their folders,
-#: learn what others do with a file that all can read, keep memory that no limit counts, or change
-#: the process of bubblewrap, which has fewer limits.
+#: System calls with which ranks could leave something for others outside their folders, learn what
+#: others do with a file that all can read, keep memory that no limit counts, or change the process
+#: of bubblewrap, which has fewer limits.
 REFUSED = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd", "kcmp"),
     *("add_key", "keyctl", "request_key", "memfd_create", "memfd_secret"),

@@ -363,7 +363,7 @@ class Carrier:
                 self.lock.notify_all()
 
     def has_raised(self, rank: int) -> bool:
-        """Return whether a rank has reported or been told an error since its latest request."""
+        """Return whether a rank has reported or received an error since its latest request."""
         return self._sides[rank].has_raised
 
     def calls_of(self, rank: int) -> dict[int, Call]:

@@ -51,7 +51,7 @@ class RankState:
         before: the number of its latest call when it ended its last request.
         refused: the numbers of calls in the background that failed at once, since its last request.
         forgotten: the number of the latest call that is not among them any more.
-        has_raised: whether it has reported or been told an error since its latest request.
+        has_raised: whether it has reported or received an error since its latest request.
         works: its communications of which it has not heard yet, by number.
         waits: its waits, by the number of the communication.
         left: the wait in which it was interrupted.

@@ -10,8 +10,8 @@ from torch_mpi.record import Call, as_dict
 
 #: A dict with this key is a record, see :func:`torch_mpi.record.as_dict`.
 KEY = "op"
-#: So many barriers of its own may a check make in a question. They bring no data, so no record has
-#: to show them. But each one that comes late would tell the other ranks a bit.
+#: A check may make so many barriers in a question without a record, because they bring no data. But
+#: each barrier that comes late would tell the other ranks a bit.
 MOST_BARRIERS = 60
 #: What only the rank knows: whether its program has waited, and the times on its own clock.
 OF_THE_RANK = ("waited", "start", "matched", "end")
@@ -86,7 +86,7 @@ class Confirmation:
     def left_out(self) -> tuple[str, ...]:
         """Return the operations of the calls that the reply has no records of.
 
-        A few barriers need no record if the rank waited for each, and did nothing else meanwhile.
+        A few barriers need no record if the rank waited for each one, and for nothing else then.
         """
         left = [call for number, call in self._calls.items() if number not in self.numbers]
         silent = [call for call in left if call.op == "barrier" and self._is_alone(call)]

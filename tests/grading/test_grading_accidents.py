@@ -1108,8 +1108,6 @@ def test_an_own_cell_that_ends_every_run_before_the_first_task_costs_no_grade(
 
 MANY_SOCKETS = """
 import socket
-import subprocess
-import sys
 pairs = [socket.socketpair() for _ in range(400)]
 print("open", flush=True)
 input()

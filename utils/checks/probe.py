@@ -156,12 +156,7 @@ def also_calls(*operations: str) -> Callable[[Probe], Probe]:
 
     If the kernel carries the ranks' messages, a check refuses all other calls that no record shows.
     """
-
-    def mark(probe: Probe) -> Probe:
-        vars(probe)["beside"] = operations
-        return probe
-
-    return mark
+    return _marked("beside", operations)
 
 
 def plays_a_part(*operations: str) -> Callable[[Probe], Probe]:
@@ -170,9 +165,14 @@ def plays_a_part(*operations: str) -> Callable[[Probe], Probe]:
     These operations need no records on a rank whose reply has none. A rank that calls the answer
     reports its calls, and so has to report all of them.
     """
+    return _marked("part", operations)
+
+
+def _marked(name: str, operations: tuple[str, ...]) -> Callable[[Probe], Probe]:
+    """Return a decorator that gives a probe these operations as an attribute."""
 
     def mark(probe: Probe) -> Probe:
-        vars(probe)["part"] = operations
+        vars(probe)[name] = operations
         return probe
 
     return mark

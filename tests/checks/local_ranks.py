@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from utils import cluster
-from utils.cluster.questions import Reply
+from utils.cluster.questions import Ranks, Reply
 
 #: How many accidents there were, and the names on each rank.
 Traces = tuple[int, list[dict[str, Any]]]
@@ -55,9 +55,9 @@ class LocalRanks:
         self.accidents += bad
         return replies
 
-    def apart(self) -> contextlib.AbstractContextManager[LocalRanks]:
-        """These ranks, as `cluster.Ranks.apart` gives them inside a process."""
-        return contextlib.nullcontext(self)
+    def apart(self) -> contextlib.AbstractContextManager[Ranks]:
+        """Ranks for a check's own code, as `cluster.Ranks.apart` gives them."""
+        return self._ranks.apart()
 
     def traces(self) -> Traces:
         """What a run may leave behind that another one notices."""

@@ -3,7 +3,8 @@
 A student's code shares its process with the probe of its check, and can reply in the probe's place.
 The checks run here on replies of the solutions, from which one list after the other is removed.
 The records of calls stay whole, since those of a graded rank are the kernel's
-(``test_forged_answers.py`` forges them in boxes).
+(``test_forged_answers.py`` forges them in boxes). So do the replies of ranks apart, on which a
+check runs its reference.
 """
 
 from __future__ import annotations
@@ -17,19 +18,28 @@ from answer_tools import LABS, Lab, ranks_of
 from lab_tools import verdict
 from local_ranks import LocalRanks
 
+from utils.labs.lab17.probes import probe_policy
+
 # Lists that are empty if all is well, or that only explain a mistake: they prove nothing.
 SIGNS_OF_MISTAKES = {
     *("used", "changed", "kept", "lacking", "said", "bare", "others", "asked", "made inside"),
     *("at", "seen", "kinds", "events", "missing", "odd", "dx"),
 }
+# Probes that return decisions of an answer: with one decision less, it is another right answer.
+DECISIONS = {probe_policy}
 # What tells the record of a call from other dicts.
 RECORD = {"op", "group", "nbytes"}
 Path = tuple[str, ...]
 
 
+def is_record(value: Any) -> bool:
+    """Is this the record of a call?"""
+    return isinstance(value, dict) and value.keys() >= RECORD
+
+
 def lists_in(value: Any, at: Path = ()) -> Iterator[Path]:
     """Yield where the lists and dicts of a reply are; ``*`` stands for every entry of a list."""
-    if isinstance(value, dict) and value.keys() >= RECORD:
+    if is_record(value) or isinstance(value, list) and any(map(is_record, value)):
         return
     if isinstance(value, list | dict):
         yield at
@@ -107,7 +117,7 @@ def test_a_reply_that_leaves_something_out_wins_no_points(lab, task, monkeypatch
     for target, at in asked:
         for what, change in CHANGES.items():
             # Of a list deep inside, the last entry may be one that explains; without all it fails.
-            if at and change is CHANGES["without its last entry"]:
+            if change is CHANGES["without its last entry"] and (at or target in DECISIONS):
                 continue
 
             forger = Forger(ask, target, at, change)

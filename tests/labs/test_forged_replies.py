@@ -39,7 +39,7 @@ def is_record(value: Any) -> bool:
 
 def lists_in(value: Any, at: Path = ()) -> Iterator[Path]:
     """Yield where the lists and dicts of a reply are; ``*`` stands for every entry of a list."""
-    if is_record(value) or isinstance(value, list) and any(map(is_record, value)):
+    if is_record(value) or (isinstance(value, list) and any(map(is_record, value))):
         return
     if isinstance(value, list | dict):
         yield at

@@ -103,14 +103,16 @@ def test_what_cannot_be_told_is_named_with_its_type_and_place():
 # -- mistakes --------------------------------------------------------------------------------------
 
 
-def test_the_first_mistake_that_gives_the_result_is_told_with_expected_and_got():
+def test_all_mistakes_that_give_the_result_are_told_with_expected_and_got():
     mistakes = [
         Mistake(lambda got: got is None, "nothing"),
         Mistake([2.0, 3.0], "this is the sum: divide it"),
-        Mistake([2.0, 3.0], "never reached"),
+        Mistake([2.0, 3.0], "you doubled it"),
+        Mistake([2.0, 4.0], "you squared it"),
     ]
     said, _ = recognise([2.0, 3.0], [1.0, 1.5], mistakes)
-    assert said == "this is the sum: divide it. Expected [1.0, 1.5], got [2.0, 3.0]"
+    both = "this is the sum: divide it. Or: you doubled it"
+    assert said == f"{both}. Expected [1.0, 1.5], got [2.0, 3.0]"
 
 
 def test_a_right_result_is_no_mistake_even_if_a_mistake_would_give_it_too():

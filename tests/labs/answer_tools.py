@@ -72,6 +72,8 @@ class Lab:
         self.checks = checks_of(importlib.import_module(f"utils.labs.{name}.checks"))
         self.solutions = solutions_of(name)
         self.after = getattr(tables, "AFTER", {})
+        if isinstance(ranks, cluster.Ranks):
+            self.run(SLOW_IMPORTS)
         self.run(getattr(tables, "BEFORE", ""))
         for code in self.solutions.values():
             self.run(code)

@@ -29,7 +29,6 @@ sys.path[:0] = [str(TESTS.parent), *(str(TESTS / room) for room in ("labs", "che
 
 from answer_tools import (  # noqa: E402
     LABS,
-    SLOW_IMPORTS,
     Lab,
     ranks_of,
     right_answers,
@@ -94,8 +93,6 @@ def played(
     n = ranks_of(name)
     with LocalRanks(n) if on == "here" else cluster.start(n, timeout=3, where=on) as ranks:
         lab = Lab(name, ranks)
-        if on == "boxes":
-            lab.run(SLOW_IMPORTS)
         return {
             f"{task} {about}": verdicts(lab, task, code, [f"{s} {task} {about}" for s in seeds])
             for task, about, code in recorded(name, only, every)

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import pytest
 from answer_tools import (
     LABS,
-    SLOW_IMPORTS,
     Lab,
     ranks_of,
     right_answers,
@@ -87,7 +86,6 @@ def test_as_in_grading_the_solution_passes_and_a_wrong_answer_is_told_its_mistak
             first.setdefault(task, (code, words))
     with cluster.start(ranks_of(name), timeout=3, where="boxes") as ranks:
         lab = Lab(name, ranks)
-        lab.run(SLOW_IMPORTS)
         for task in tables.CELLS:
             passed, printed = verdict(lab.checks[task], ranks)
             assert passed, printed

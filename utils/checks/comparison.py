@@ -12,9 +12,9 @@ A task also lists the mistakes that students make: the result of each mistake, a
     Mistake(total / n, "You returned the mean. The task asks for the sum")
     Mistake(is_nested, "You returned a list of lists. Make one flat list of it")
 
-The report has the text of the first mistake that fits. Without one, it says what was expected and
-what the answer gave. A text says what is wrong, why, and what to try, in this order. It has no
-final period, because the expected value may follow.
+The report has the text of the first mistake that fits, and of others with the same result. Without
+one, it says what was expected and what the answer gave. A text says what is wrong, why, and what to
+try, in this order. It has no final period, because the expected value may follow.
 """
 
 from __future__ import annotations
@@ -146,6 +146,8 @@ def waited(calls: Calls) -> str | None:
 TOLERANCE = 1e-5
 #: The same for double precision, which a number that passed through float32 misses.
 EXACT = 1e-10
+#: Most mistakes with the same result that a text names.
+MOST_ALIKE = 3
 #: Most characters of a list that is shown completely.
 _WHOLE = 60
 
@@ -200,8 +202,8 @@ def recognise(
 
     Args:
         result, expected: values of JSON.
-        mistakes: known mistakes, of which the first that fits is used. They are computed only if
-            something is wrong.
+        mistakes: known mistakes, of which the first that fits is used, and all others that give
+            the same result. They are computed only if something is wrong.
         form: the result that the task asks for, in words; used if the answer returned nothing.
 
     Returns:
@@ -211,15 +213,27 @@ def recognise(
         return None
     if result is None and form:
         return f"You returned None. Return {form}", "mistake"
-    for mistake in mistakes:
-        if mistake.fits(result, tolerance):
-            stop = "" if mistake.said.endswith(("?", ".")) else "."
-            return f"{mistake.said}{stop} {difference(result, expected, tolerance)}", "mistake"
+    if said := _what_fits(result, mistakes, tolerance):
+        stop = "" if said.endswith(("?", ".")) else "."
+        return f"{said}{stop} {difference(result, expected, tolerance)}", "mistake"
     if same(result, expected):
         said = "Right to six digits only. Did you compute something in float32? Keep the dtype "
         return said + "of the arguments", "mistake"
     text = difference(result, expected, tolerance)
     return text[0].lower() + text[1:], "value"
+
+
+def _what_fits(result: Any, mistakes: Iterable[Mistake], tolerance: float) -> str:
+    """Return the text of the first mistake that fits; "" if none does.
+
+    For some numbers, other mistakes give the same result. Then the text has theirs, too, because
+    nobody can know which of them was made.
+    """
+    fitting = [mistake for mistake in mistakes if mistake.fits(result, tolerance)]
+    if not fitting or callable(fitting[0].gives):
+        return fitting[0].said if fitting else ""
+    alike = dict.fromkeys(mistake.said for mistake in fitting if not callable(mistake.gives))
+    return ". Or: ".join(list(alike)[:MOST_ALIKE])
 
 
 def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:

@@ -127,6 +127,19 @@ def told(value: Any) -> Any:
     return plain(value, other=lambda one: f"<{type(one).__name__}>")
 
 
+def values_of(value: Any) -> Any:
+    """Return a tensor's numbers in a row; None unchanged; `<TypeName>` for another value.
+
+    A tensor that an answer returns may have methods by the answer. So here, and wherever a probe
+    reads numbers, the methods are those of the class.
+    """
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return torch.Tensor.detach(value).reshape(-1).tolist()
+    return None if value is None else f"<{type(value).__name__}>"
+
+
 def number(value: Any) -> Any:
     """Return a number or None unchanged, and `<Tensor>` even for a tensor with one entry."""
     return value if value is None or isinstance(value, int | float) else f"<{type(value).__name__}>"

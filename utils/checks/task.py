@@ -32,6 +32,7 @@ from utils.cluster.questions import AskStopped, Ranks, Reply
 from . import comparison, score
 from .comparison import TOLERANCE, Calls, Mistake, Rule, same
 from .probe import definitions, digest
+from .quantities import off_by
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
 # deadlock is reported by the ranks that wait, with the line they wait at.
@@ -138,14 +139,20 @@ class Report:
         what: str = "",
         form: str = "",
         tolerance: float = TOLERANCE,
+        quantities: Mapping[str, float] | None = None,
     ) -> bool:
         """Compare, and name the mistake, as :func:`utils.checks.comparison.recognise` does.
 
-        ``what`` names the result, if a task has several results.
+        Args:
+            what: the name of the result, if a task has several results.
+            quantities: the numbers that the task gives, by name. If no mistake is known, the text
+                says which product of them the result is off by.
         """
         wrong = comparison.recognise(result, expected, mistakes, form=form, tolerance=tolerance)
         if wrong:
             said, kind = wrong
+            if kind == "value" and (by := off_by(result, expected, quantities or {})):
+                said = f"{said}. {by}"
             self.problem(f"{what}: {said}" if what else said, rank, kind)
         return wrong is None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from utils.cluster.questions import Ranks
 
-from .comparison import Mistake, short
+from .comparison import Mistake, is_number, short
 from .groups import WORLD as WORLD
 from .groups import Partition
 from .probe import probe_calls
@@ -114,6 +114,11 @@ class GroupAnswer:
         return self.values[self.place]
 
 
+def seeds_of(case: dict[str, Any], members: Sequence[int]) -> list[int]:
+    """Return the seeds of these ranks, of which each rank knows only its own."""
+    return [case["each"][rank]["seed"] for rank in members]
+
+
 def judge_groups(
     ranks: Ranks,
     report: Report,
@@ -158,6 +163,7 @@ class Case(NamedTuple):
         right: the right result.
         mistakes: known wrong results, with their texts.
         form: the result in words.
+        names: names of the arguments in the task's text, with spaces between them.
     """
 
     name: str
@@ -165,6 +171,13 @@ class Case(NamedTuple):
     right: Any
     mistakes: Sequence[Mistake] = ()
     form: str = ""
+    names: str = ""
+
+    @property
+    def quantities(self) -> dict[str, float]:
+        """Return the numbers among the arguments, by name."""
+        pairs = zip(self.names.split(), self.arguments, strict=False)
+        return {name: given for name, given in pairs if is_number(given)}
 
 
 def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
@@ -180,7 +193,13 @@ def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
         for case, result in zip(cases, answer.value, strict=True):
             what = f"{case.name}({', '.join(short(a, 60) for a in case.arguments)})"
             if not report.judge(
-                answer.rank, result, case.right, case.mistakes, what=what, form=case.form
+                answer.rank,
+                result,
+                case.right,
+                case.mistakes,
+                what=what,
+                form=case.form,
+                quantities=case.quantities,
             ):
                 break
     return len(report.found) == before

@@ -475,7 +475,7 @@ _TRAININGS = [
     ("            history[\"loss\"].append(loss)\n",
      "        history[\"loss\"].append(loss)\n",
      "epochs, one for each"),
-    ("range(epochs)", "range(epochs + 1)", "Return 9 entries for 3 epochs"),
+    ("range(epochs)", "range(epochs + 1)", "Return 12 entries for 4 epochs"),
 ]  # fmt: skip
 _OTHER_TRAININGS = [
     ("global_metrics(*map(sum, zip(*sums)), group)", "(lambda t: (dist.all_reduce(t, group=group), "
@@ -604,7 +604,7 @@ CHANGES += [
     ("3.1", "reduces the first six rows", "all_reduce(parameter.grad,",
      "all_reduce(parameter.grad[:6],", "Some all_reduces have fewer bytes than the gradients"),
     ("3.1", "reduces the first 36 numbers", "all_reduce(parameter.grad,",
-     "all_reduce(parameter.grad.view(-1)[:36],", "Some all_reduces have fewer bytes than the"),
+     "all_reduce(parameter.grad.reshape(-1)[:36],", "Some all_reduces have fewer bytes than the"),
     ("3.2", "reduces the first six rows", "all_reduce(parameter.grad,",
      "all_reduce(parameter.grad[:6],", "Some all_reduces have fewer bytes than the gradients"),
     ("3.2", "counts in a byte", "torch.tensor(float(samples), dtype=torch.float64)",

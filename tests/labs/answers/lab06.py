@@ -508,7 +508,7 @@ _CHANGES = [
                         irecv(incoming[i], i, group).wait()
                     for request in [isend(sum(incoming), i, group) for i in range(workers)]:
                         request.wait()
-        """, None, "Distribute the pieces evenly, at most"),
+        """, None, ". Piece j goes to reducer j mod"),
     ("6.8", "whole tensors to each reducer", """
         def reduction_server(x, workers, pieces=1, group=None):
             r, p = place_and_size(group)

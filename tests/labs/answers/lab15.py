@@ -133,7 +133,7 @@ CHANGES = [
     (KEPT, "forgets mean and 1/sigma", "(rows * width + 2 * rows)", "rows * width",
      "/σ of the LayerNorms. Expected"),
     (KEPT, "GELU works in place, hidden only once", "2 * rows * hidden", "rows * hidden",
-     "): You left out the input of `down`, which is the GELU's"),
+     "): You left out one of the two tensors of rows × hidden"),
     (KEPT, "itemsize has no default", "itemsize=4", "itemsize",
      "required positional argument: 'itemsize'"),
     (KEPT, "scores before and after the softmax", "samples * heads * tokens**2",
@@ -141,7 +141,7 @@ CHANGES = [
      "): You counted the scores before and after the softmax."),
     (KEPT, "with the outputs of out and down", "attention + mlp)",
      "attention + mlp + 2 * rows * width)",
-     "): You counted the input of q, k and v three times. It is"),
+     "): You counted two tensors of rows × width too many"),
     (KEPT, "numbers, not bytes", "return itemsize * ", "return ",
      "): You counted numbers. Multiply by itemsize. Expected"),
     (KEPT, "forgets samples in the scores", "samples * heads * tokens**2", "heads * tokens**2",
@@ -413,7 +413,7 @@ class Recompute(torch.autograd.Function):
 
 def recompute(module, x):
     return Recompute.apply(module, x)
-""", "gradients after a second backward, through the module"),
+""", "gradients after a second backward, which must add to the"),
     (SPACING, "smooth formula n/k + k", """
 def peak_bytes(layers, every, kept, given):
     return layers / every * given + every * kept
@@ -485,7 +485,7 @@ def sum_in_float32(x, group=None):
     recorder.add(Call("all_to_all_single", nbytes=p * b, sent=p * b, received=p * b, **common))
     recorder.add(Call("all_gather_into_tensor", nbytes=b, sent=b, received=p * b, **common))
     return total.bfloat16()
-""", "the record of all_to_all_single has no sequence number. The"),
+""", "You never call wait() on all_to_all_single"),
     (TOP, "all_reduces a full row of mostly zeros", """
 def compressed_mean(gradient, memory, k, group=None):
     memory += gradient

@@ -111,7 +111,7 @@ CHANGES = [
     ("17.3", "sums x, too", _SUM, "        y = x + y + attention.out.bias\n"
      "        dist.all_reduce(y, group=group)\n        x = y", ""),
     ("17.3", "never raises the length", "    cache.length = end\n", "",
-     "You never raised cache.length"),
+     "cache.length is 0, expected 5. Raise it"),
     ("17.3", "one all_reduce in the prediction", "2 * depth * rounds", "depth * rounds",
      "There are two"),
     ("17.3", "no rounds", "depth * rounds * message", "depth * message * (p > 1)",
@@ -176,6 +176,62 @@ CHANGES = [
 ]  # fmt: skip
 
 WRONG = [
+    ("17.1", "tensors that grow", """
+def forward_cached(model, text, cache):
+    first = cache.length
+    x = model.embedded(text, first)
+    for i, block in enumerate(model.blocks):
+        a, h = block.attention, block.norm1(x)
+        k = torch.cat([cache.keys[i][:, :first], a.k(h)], 1)
+        v = torch.cat([cache.values[i][:, :first], a.v(h)], 1)
+        cache.keys[i], cache.values[i] = k, v
+        x = x + a.out(models.attend(a.q(h), k, v, a.head_size, True))
+        x = x + block.mlp(block.norm2(x))
+    cache.length += text.shape[1]
+    return model.logits(x)
+
+
+def generate(model, prompt, new):
+    cache = Cache(model, len(prompt), 0)
+    text = prompt
+    for _ in range(new):
+        logits = forward_cached(model, text[:, cache.length :], cache)
+        text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
+    return text[:, prompt.shape[1] :]
+""",
+     "You made new tensors for the cache"),
+    ("17.1", "token by token, with its own attention", """
+def forward_cached(model, text, cache):
+    return torch.cat([one_token(model, text[:, i : i + 1], cache) for i in range(text.shape[1])], 1)
+
+
+def one_token(model, token, cache):
+    n = cache.length
+    x = model.embedded(token, n)
+    for block, keys, values in zip(model.blocks, cache.keys, cache.values):
+        a, h = block.attention, block.norm1(x)
+        keys[:, n], values[:, n] = a.k(h)[:, 0], a.v(h)[:, 0]
+        shape = len(x), n + 1, a.heads, a.head_size
+        q = a.q(h).view(len(x), a.heads, a.head_size)
+        k, v = keys[:, : n + 1].reshape(shape), values[:, : n + 1].reshape(shape)
+        weights = (torch.einsum("bhd,bnhd->bhn", q, k) / a.head_size**0.5).softmax(-1)
+        y = torch.einsum("bhn,bnhd->bhd", weights, v).reshape(len(x), 1, -1)
+        x = x + a.out(y)
+        x = x + block.mlp(block.norm2(x))
+    cache.length = n + 1
+    return model.logits(x)
+
+
+def generate(model, prompt, new):
+    cache = Cache(model, len(prompt), prompt.shape[1] + new)
+    token = forward_cached(model, prompt, cache)[:, -1].max(-1).indices[:, None]
+    found = token
+    for _ in range(new - 1):
+        token = forward_cached(model, token, cache).argmax(-1)
+        found = torch.hstack([found, token])
+    return found
+""",
+     "Your first step computed 1 tokens of each text"),
     ("17.4", "equally many layers", """
 def balance(costs, stages):
     return [len(part) for part in torch.arange(len(costs)).tensor_split(stages)]
@@ -283,60 +339,6 @@ def admit(now, waiting, running, server):
 ]  # fmt: skip
 
 RIGHT = [
-    ("17.1", "tensors that grow", """
-def forward_cached(model, text, cache):
-    first = cache.length
-    x = model.embedded(text, first)
-    for i, block in enumerate(model.blocks):
-        a, h = block.attention, block.norm1(x)
-        k = torch.cat([cache.keys[i][:, :first], a.k(h)], 1)
-        v = torch.cat([cache.values[i][:, :first], a.v(h)], 1)
-        cache.keys[i], cache.values[i] = k, v
-        x = x + a.out(models.attend(a.q(h), k, v, a.head_size, True))
-        x = x + block.mlp(block.norm2(x))
-    cache.length += text.shape[1]
-    return model.logits(x)
-
-
-def generate(model, prompt, new):
-    cache = Cache(model, len(prompt), 0)
-    text = prompt
-    for _ in range(new):
-        logits = forward_cached(model, text[:, cache.length :], cache)
-        text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
-    return text[:, prompt.shape[1] :]
-"""),
-    ("17.1", "token by token, with its own attention", """
-def forward_cached(model, text, cache):
-    return torch.cat([one_token(model, text[:, i : i + 1], cache) for i in range(text.shape[1])], 1)
-
-
-def one_token(model, token, cache):
-    n = cache.length
-    x = model.embedded(token, n)
-    for block, keys, values in zip(model.blocks, cache.keys, cache.values):
-        a, h = block.attention, block.norm1(x)
-        keys[:, n], values[:, n] = a.k(h)[:, 0], a.v(h)[:, 0]
-        shape = len(x), n + 1, a.heads, a.head_size
-        q = a.q(h).view(len(x), a.heads, a.head_size)
-        k, v = keys[:, : n + 1].reshape(shape), values[:, : n + 1].reshape(shape)
-        weights = (torch.einsum("bhd,bnhd->bhn", q, k) / a.head_size**0.5).softmax(-1)
-        y = torch.einsum("bhn,bnhd->bhd", weights, v).reshape(len(x), 1, -1)
-        x = x + a.out(y)
-        x = x + block.mlp(block.norm2(x))
-    cache.length = n + 1
-    return model.logits(x)
-
-
-def generate(model, prompt, new):
-    cache = Cache(model, len(prompt), prompt.shape[1] + new)
-    token = forward_cached(model, prompt, cache)[:, -1].max(-1).indices[:, None]
-    found = token
-    for _ in range(new - 1):
-        token = forward_cached(model, token, cache).argmax(-1)
-        found = torch.hstack([found, token])
-    return found
-"""),
     ("17.2", "by two steps of the batch", """
 def step_cost(weights, depth, width, batch, new, context):
     tokens = batch * new

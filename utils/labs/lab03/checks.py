@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -56,6 +57,9 @@ def global_metrics(ranks: Ranks, report: Report) -> None:
         parts = zip(*(_parts(seed, empty) for seed in seeds), strict=True)
         cases.append({"partition": partition, "each": to_each(parts=list(parts))})
 
+    diverged = [[[math.nan if rank == 2 else 1.0, 3, 5]] for rank in range(WORLD)]
+    cases.append({"partition": None, "each": to_each(parts=diverged)})
+
     def hint(case: dict[str, Any]) -> str:
         nothing = case["each"][1]["parts"][0][2] == 0
         return "rank 1 had no samples, so its three numbers were zeros" if nothing else ""
@@ -68,6 +72,12 @@ def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     form = "the pair (mean loss, accuracy)"
     for parts, outcome in zip(of_calls(answer.case, "parts"), answer.value, strict=True):
+        if any(math.isnan(loss) for loss, *_ in parts):
+            yield facts({
+                "The loss of one rank was nan, and you returned another number. Let nan be nan, so "
+                "that everybody sees it": not math.isnan(outcome["result"][0])
+            })
+            continue
         calls = outcome["calls"]
         kinds = " and ".join(sorted(set(outcome["kinds"])))
         yield communication(calls, *rules(members))
@@ -134,6 +144,7 @@ KINDS = {
     "tied": "two tied weights, ",
     "frozen": "a frozen parameter, ",
     "unused": "a parameter that is not used, ",
+    "evaluating": "the mode eval(), ",
     "double": "double precision, ",
 }
 # Groups, model, and samples of each minibatch. Empty parts come last, as they could hide mistakes.
@@ -141,6 +152,7 @@ STEPS = [
     *((partition, "plain", [8, 5]) for partition in EVERYWHERE),
     *((PARTITIONS[1], kind, [8, 7]) for kind in list(KINDS)[1:]),
     *((partition, "plain", [3, 1]) for partition in PARTITIONS[:3]),
+    *((PARTITIONS[0], kind, [3, 1]) for kind in ("frozen", "unused")),
 ]
 
 
@@ -220,7 +232,12 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
         "The weights have moved, but you called optimizer.step() of the given optimizer "
         f"{step['steps']} times. Call it once"
     )
-    yield facts({by_hand: step["moved"] and step["steps"] != 1})
+    yield facts({
+        by_hand: step["moved"] and step["steps"] != 1,
+        "You switched the model to another mode. Leave train() and eval() to the caller": step[
+            "switched"
+        ],
+    })
     yield from compared
     least = step["gradients"] + 1
     why = ": one for each gradient, one for the loss, perhaps one for the number of samples"

@@ -9,7 +9,15 @@ from typing import Any
 
 import torch
 
-from utils.checks.comparison import Mistake, Rule, inside, made, only, table, waited
+from utils.checks.comparison import (
+    Mistake,
+    Rule,
+    inside,
+    made,
+    only,
+    table,
+    waited,
+)
 from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import EVERYWHERE, PARTITIONS, WORLD, GroupAnswer, judge_groups, on
@@ -26,10 +34,10 @@ def rules(members: list[int]) -> tuple[Rule, ...]:
     return only("all_reduce"), inside(members), waited
 
 
-def _gradient_length(sizes: Sequence[int]) -> int:
-    """Return how many numbers the gradients have, without the two biases that have none."""
+def _gradient_length(sizes: Sequence[int], call: int) -> int:
+    """Return how many numbers the gradients have in a call, without the biases that have none."""
     model = small_models.net(0, sizes)
-    without = model[1].bias.numel() + model[3].bias.numel()
+    without = model[1].bias.numel() + model[3].bias.numel() * (call == 0)
     return sum(parameter.numel() for parameter in model.parameters()) - without
 
 
@@ -87,8 +95,8 @@ def _judge_gradients(
 def _gradient_calls(answer: GroupAnswer) -> Iterator[GradientCall]:
     """Yield the calls of the answer on a rank."""
     counts = of_calls(answer.case, "counts")
-    length = _gradient_length(answer.case["sizes"])
     for k, samples in enumerate(counts):
+        length = _gradient_length(answer.case["sizes"], k)
         gradients = [
             drawn_gradient(given["seed"] + 10 * k, count)[:length]
             for given, count in zip(answer.case["each"], samples, strict=True)

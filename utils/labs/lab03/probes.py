@@ -16,6 +16,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
+from utils.checks.draws import drawn
 from utils.checks.groups import in_group
 from utils.checks.probe import answer_named, in_double, recorded, told
 from utils.labs.shared import small_models
@@ -43,12 +44,14 @@ def rate_of(seed: int) -> float:
 
 
 def step_model(seed: int, kind: str) -> nn.Sequential:
-    """Return the model of a kind of case: "frozen", "tied", "unused", "double", or another."""
+    """Return the model of a kind of case, such as "frozen", "tied", "unused" or "double"."""
     model = small_models.net(seed, (6, 6, 6, 4) if kind == "tied" else widths(seed))
     if kind == "frozen":
         model[1].bias.requires_grad_(False)
     elif kind == "tied":
         model[3].weight = model[1].weight
+    elif kind == "evaluating":
+        model.eval()
     elif kind == "unused":
         model.register_parameter("unused", nn.Parameter(torch.ones(3)))
     return model.double() if kind == "double" else model
@@ -135,10 +138,18 @@ def widths(seed: int) -> tuple[int, ...]:
     return 6, 7 + seed % 6, 7 + seed // 6 % 6, 4
 
 
+#: The first parameter has at most so many numbers, see :func:`widths`.
+MOST_OF_FIRST = 6 * 12
+
+
 def drawn_gradient(seed: int, samples: int) -> torch.Tensor:
-    """Return the numbers to fill a rank's gradients with; zeros without samples."""
-    draw = torch.Generator().manual_seed(seed)
-    return 10 * torch.randn(300, generator=draw) * (samples > 0)
+    """Return the numbers to fill a rank's gradients with; zeros without samples.
+
+    With an odd seed, the first parameter's gradient is zero, too, and with another rank's seed not.
+    """
+    row = 10 * drawn(seed, 300, dtype=torch.float32) * (samples > 0)
+    row[: MOST_OF_FIRST * (seed % 2)] = 0
+    return row
 
 
 @in_group
@@ -147,8 +158,8 @@ def probe_average(
 ) -> list[dict]:
     """Call `average_gradients`, or the weighted version, with known gradients.
 
-    One parameter is frozen, and one is unused. Without a group, all numbers are in double
-    precision.
+    One parameter is frozen, and one isn't used in the first call. Matrices of gradients aren't
+    contiguous. Without a group, all numbers are in double precision.
 
     Args:
         seed: draws this rank's gradients.
@@ -162,7 +173,7 @@ def probe_average(
     model[5].shared = model[1].weight  # as two layers that share one weight
     for k, count in enumerate(counts):
         model.zero_grad()
-        _fill_gradients(model, drawn_gradient(seed + 10 * k, count))
+        _fill_gradients(model, drawn_gradient(seed + 10 * k, count), all_used=k > 0)
         before = small_models.weights_of(model)
         had = [p for p in model.parameters() if p.grad is not None]
         _, calls = recorded(function, model, *[count] * weighted, **named)
@@ -177,11 +188,12 @@ def probe_average(
     return answers
 
 
-def _fill_gradients(model: nn.Sequential, values: torch.Tensor) -> None:
-    """Make these values the gradients of all trained parameters except the unused one."""
+def _fill_gradients(model: nn.Sequential, values: torch.Tensor, all_used: bool) -> None:
+    """Make these values the gradients of all trained parameters, perhaps except one."""
     for parameter in model.parameters():
-        if parameter.requires_grad and parameter is not model[3].bias:
-            parameter.grad = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
+        if parameter.requires_grad and (all_used or parameter is not model[3].bias):
+            own = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
+            parameter.grad = own.t().contiguous().t() if own.ndim == 2 else own
             values = values[parameter.numel() :]
 
 
@@ -189,7 +201,7 @@ def _fill_gradients(model: nn.Sequential, values: torch.Tensor) -> None:
 
 
 KEYS = ("loss", "test_loss", "accuracy")
-EPOCHS = 3
+EPOCHS = 4
 
 
 def few(p: int) -> dict[str, int]:
@@ -197,7 +209,7 @@ def few(p: int) -> dict[str, int]:
 
     The last minibatch is smaller. There is one minibatch of test images for each rank.
     """
-    return {"trained": 300, "tested": 1000 * p - 900}
+    return {"trained": 300, "tested": 1000 * p - 893}
 
 
 class Images(Dataset):

@@ -304,7 +304,7 @@ def _ring_cases(chance: random.Random) -> Iterator[Case]:
     for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
         n = chance.randrange(4, 10**7, 4)
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
-        yield Case("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)")
+        yield Case("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)", "p n")
 
 
 def _step_cases(chance: random.Random) -> Iterator[Case]:

@@ -211,6 +211,7 @@ def _why_not_halving(run: Traffic, place: int, calls: Calls) -> str | None:
 
 # Three ways to divide the ranks among machines.
 MACHINES = ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 4], [1, 3, 5]])
+ONE_EACH = [[rank] for rank in range(WORLD)]
 
 
 @task("6.10", "bonus: two levels", points=2)
@@ -219,7 +220,11 @@ def hierarchical(ranks: Ranks, report: Report) -> None:
     each = to_each(seed=report.seeds(WORLD))
     cases = [
         {"partition": None, "machines": machines, "lengths": lengths, "each": each}
-        for machines, lengths in (*((m, SHORT) for m in MACHINES), (MACHINES[0], [LONG]))
+        for machines, lengths in (
+            *((m, SHORT) for m in MACHINES),
+            (MACHINES[0], [LONG]),
+            (ONE_EACH, [12]),
+        )
     ]
     more = {"rules": _on_levels, "hint": _on_machines, "where": _on_machines}
     judge_sums(ranks, report, probe_hierarchical, cases, _between_machines, **more)

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from utils.checks.probe import values_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -71,7 +73,7 @@ def watch(function: Callable, length: int = 12, group: Any = None) -> dict:
         "ends": watcher.ends,
         "begin": begin,
         "end": watcher.now(),
-        "returned": returned.detach().flatten().tolist() if other_tensor else None,
+        "returned": values_of(returned) if other_tensor else None,
         "others": sorted(set(others)),
         "unseen": max(0, len(ops) - len(others) - len(watcher.requests)),
     }
@@ -133,7 +135,7 @@ class _Watcher:
             log = record.recorder
             mark = log.mark()
             places = self._places(tensor)
-            values = tensor.detach().flatten().tolist() if name == "isend" else None
+            values = values_of(tensor) if name == "isend" else None
             old = None if places is None else self.x[places].clone()
             work = original(tensor, *args, **kwargs)
             if work is None:
@@ -201,7 +203,7 @@ class _Request:
             self.over = True
             self.watcher.ends.append([self.number, len(self.watcher.requests), before])
             if self.values is None:
-                self.values = self.tensor.detach().flatten().tolist()
+                self.values = values_of(self.tensor)
 
     def __getattr__(self, name: str):
         return getattr(self.work, name)

@@ -27,7 +27,7 @@ from .group_sums import (
     sums,
     total,
 )
-from .probes import REDUCERS_OWN, probe_server
+from .probes import REDUCERS_OWN, chunk_lengths, probe_server
 
 # The partition, the number of workers for each size of a group, pieces, and lengths of tensors.
 SERVER_CASES = (
@@ -110,8 +110,9 @@ def _service(run: Traffic) -> Iterator[Step]:
 
 def _shared_out(run: Traffic, reducers: list[int]) -> Rule:
     """Return the rule that a worker cuts its tensor into equal pieces for the reducers."""
-    pieces = run.case["pieces"]
-    most = pieces * -(-run.length // (pieces * len(reducers))) * run.element
+    pieces, count = run.case["pieces"], len(reducers)
+    lengths = chunk_lengths(run.length, pieces * count)
+    wanted = {to: sum(lengths[j::count]) * run.element for j, to in enumerate(reducers)}
 
     def rule(calls: Calls) -> str | None:
         sent = bytes_to(calls)
@@ -122,10 +123,10 @@ def _shared_out(run: Traffic, reducers: list[int]) -> Rule:
                 f"This worker sent {nbytes} bytes. Send each of its {run.nbytes} bytes once, to "
                 "the reducer of its piece"
             )
-        if max(sent.values()) > most:
+        if {to: sent.get(to, 0) for to in wanted} != wanted:
             return (
-                f"This worker sent {listed(sent)}. Distribute the pieces evenly, at most {most} "
-                f"bytes to each of the {len(reducers)} reducers"
+                f"This worker sent {listed(sent)}, expected {listed(wanted)}. Cut x into "
+                f"{pieces * count} pieces by tensor_split. Piece j goes to reducer j mod {count}"
             )
         if set(numbers) != {pieces}:
             return (

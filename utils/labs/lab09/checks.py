@@ -18,10 +18,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, some, table, waited
+from utils.checks.draws import drawn
 from utils.checks.groups import Partition
 from utils.checks.model import use_model as use_model
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import WORLD, Case, GroupAnswer, judge_calls, judge_groups, on, places
+from utils.checks.trials import (
+    WORLD,
+    Case,
+    GroupAnswer,
+    judge_calls,
+    judge_groups,
+    on,
+    places,
+    seeds_of,
+)
 from utils.cluster.questions import Ranks, Reply
 
 from .experts import expert_parallel as expert_parallel
@@ -29,7 +40,6 @@ from .gradient_norm import clip_gradients as clip_gradients
 from .layer_probes import (
     WIDE,
     composed,
-    drawn,
     drawn_linears,
     probe_block,
     probe_layer,
@@ -45,8 +55,6 @@ from .sharded_layers import (
     flat_table,
     layer_of,
     numbers,
-    numbers_of,
-    seeds_of,
     shard_gradients,
     uncut,
 )
@@ -77,7 +85,7 @@ def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
         result = answer.value[name]
         where = f"{name} by itself {on(answer.members)}"
         yield communication(result["forward"], made("all_reduce", reduced, f" forward in {where}"))
-        yield value(result["y"], numbers_of(y), what=where)
+        yield value(result["y"], values_of(y), what=where)
         f_inside = " (apply f before everything that reads x, not in a layer)"
         backward = made("all_reduce", 0, f" backward in {where}{f_inside}")
         yield communication(result["backward"], backward)
@@ -130,7 +138,14 @@ def _tensor_parallel(depth: int, batch: int, tokens: int, width: int, p: int) ->
     } | {text: [count, nbytes] for text, nbytes in by_bytes.items()}
     sizes = [depth, batch, tokens, width, p]
     form = "(number of all_reduces, bytes that each rank sends)"
-    return Case("tensor_parallel_traffic", sizes, [count, sent], table(by_mistake), form)
+    return Case(
+        "tensor_parallel_traffic",
+        sizes,
+        [count, sent],
+        table(by_mistake),
+        form,
+        "depth batch tokens width p",
+    )
 
 
 def _data_parallel(parameters: int, p: int) -> Case:
@@ -144,7 +159,9 @@ def _data_parallel(parameters: int, p: int) -> Case:
         "You divided by p, but every rank has all gradients. Remove the division": sent / p,
     }
     form = "bytes that each rank sends"
-    return Case("data_parallel_traffic", [parameters, p], sent, table(by_mistake), form)
+    return Case(
+        "data_parallel_traffic", [parameters, p], sent, table(by_mistake), form, "parameters p"
+    )
 
 
 # -- 9.7: a loss over classes that are split --------------------------------------------------

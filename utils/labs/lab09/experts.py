@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, one_of, only
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, task
-from utils.checks.trials import GroupAnswer, on, tried
+from utils.checks.trials import GroupAnswer, on, seeds_of, tried
 from utils.cluster.questions import Ranks
 
 from .probes import CAPACITIES, expert_of, kept_tokens, probe_experts, routed_tokens, sizes_of
-from .sharded_layers import BYTES, cases_apart, flat_table, numbers, numbers_of, seeds_of
+from .sharded_layers import BYTES, cases_apart, flat_table, numbers
 
 #: This one is large enough, too, and a byte can't count so many tokens.
 MANY = 300
@@ -98,7 +99,7 @@ class ReferenceExperts:
         })
         overwritten = gate * outputs[_overwritten(choice, capacity)]
         yield Mistake(
-            one_of(numbers_of(overwritten), numbers_of(overwritten * kept)),
+            one_of(values_of(overwritten), values_of(overwritten * kept)),
             "Your tokens beyond the capacity overwrite the last slot of the buffer. Leave them out",
         )
 
@@ -170,7 +171,7 @@ def _there_and_back(way: str, nbytes: int) -> Rule:
 
 
 def _cut_off(gradient: Tensor) -> list[Mistake]:
-    zeros = numbers_of(0 * gradient)
+    zeros = values_of(0 * gradient)
     return [
         Mistake(
             lambda result: result is None or result == zeros,

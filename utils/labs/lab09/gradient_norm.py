@@ -11,14 +11,15 @@ from typing import Any
 from torch import Tensor
 
 from utils.checks.comparison import NO_NUMBER, Calls, Mistake, inside, made, only, table, waited
+from utils.checks.draws import drawn
 from utils.checks.groups import Partition
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.trials import GroupAnswer, judge_groups, on, places
 from utils.cluster.questions import Ranks
 
-from .layer_probes import drawn
 from .probes import probe_clip
-from .sharded_layers import BYTES, PARTITIONS, numbers_of
+from .sharded_layers import BYTES, PARTITIONS
 
 #: The shape of each whole parameter, and whether its rows are split (unevenly).
 PARAMETERS = {"a": ((9, 4), True), "b": ((5,), False), "c": ((7,), True), "d": ((3, 3), False)}
@@ -57,7 +58,7 @@ class Gradients:
     def scaled(self, place: int, cut: float, rest: float) -> list[list[float]]:
         """Return a rank's numbers, scaled by one factor for shards and one for replicas."""
         return [
-            numbers_of(tensor * (cut if PARAMETERS[name][1] else rest))
+            values_of(tensor * (cut if PARAMETERS[name][1] else rest))
             for name, tensor in self.of_rank(place).items()
         ]
 

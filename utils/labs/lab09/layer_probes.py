@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from utils import models
+from utils.checks.draws import drawn
 from utils.checks.groups import WORLD, Group, Partition, in_group, keywords
 from utils.checks.probe import (
     also_calls,
@@ -21,12 +22,8 @@ from utils.checks.probe import (
     in_double,
     reading_answer,
     recorded,
+    values_of,
 )
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    """Return normally distributed numbers, the same for the same seed."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
@@ -58,21 +55,13 @@ def composed(common: int, seeds: Sequence[int], kind: Callable[[], nn.Module]) -
     return whole
 
 
-def flat(result: object) -> object:
-    """Return a tensor's numbers; anything else as its type's name, which equals no list."""
-    if isinstance(result, Tensor):
-        # This calls the class's method, because an answer may have given this tensor another one.
-        return Tensor.detach(result).reshape(-1).tolist()
-    return None if result is None else f"<{type(result).__name__}>"
-
-
 def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict[str, Any]:
     """Return a result, the gradient of the input, and what was communicated each way."""
     from torch_mpi.record import log
 
     x = x.clone().requires_grad_()
     y, forward = recorded(function, x)
-    result = {"y": flat(y), "dx": None, "forward": forward, "backward": []}
+    result = {"y": values_of(y), "dx": None, "forward": forward, "backward": []}
     if not isinstance(y, Tensor):
         return result
     if y.shape != upstream.shape:
@@ -81,7 +70,7 @@ def both_ways(function: Callable, x: Tensor, upstream: Tensor) -> dict[str, Any]
         return result | {"dx": "nothing: the result is cut off from the input"}
     mark = log.mark()
     y.backward(upstream)
-    return result | {"backward": [as_dict(c) for c in log.since(mark)], "dx": flat(x.grad)}
+    return result | {"backward": [as_dict(c) for c in log.since(mark)], "dx": values_of(x.grad)}
 
 
 class WrittenBehind(TorchFunctionMode):
@@ -176,7 +165,7 @@ def probe_layer(
         "behind": behind.found,
         "frozen": frozen,
         "when": "" if partition else ", after eval()",
-        "gradients": {key: flat(p.grad) for key, p in layer.named_parameters()},
+        "gradients": {key: values_of(p.grad) for key, p in layer.named_parameters()},
     }
 
 
@@ -248,7 +237,7 @@ def probe_block(user_ns: dict, *, rank: int, seeds: list, common: int, size: int
     if any(odd.values()):
         return odd
     passed = both_ways(block, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
-    gradients = {name: flat(_local(p.grad)) for name, p in block.named_parameters()}
+    gradients = {name: values_of(_local(p.grad)) for name, p in block.named_parameters()}
     return passed | {"gradients": gradients}
 
 

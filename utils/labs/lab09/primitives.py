@@ -7,25 +7,15 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from utils.checks.comparison import Mistake, inside, made, only, table, waited
+from utils.checks.comparison import EXACT, Mistake, inside, made, only, table, waited
+from utils.checks.draws import drawn
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, facts, task, value
-from utils.checks.trials import GroupAnswer, judge_groups, on
+from utils.checks.trials import GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 
-from .layer_probes import drawn
 from .probes import SHAPE, drawn_layer, probe_operators, probe_shards
-from .sharded_layers import (
-    BYTES,
-    EXACT,
-    FROZEN,
-    PARTITIONS,
-    cases_apart,
-    flat_table,
-    numbers,
-    numbers_of,
-    of_size,
-    seeds_of,
-)
+from .sharded_layers import BYTES, FROZEN, PARTITIONS, cases_apart, flat_table, numbers, of_size
 
 # -- 9.1: shards ------------------------------------------------------------------------------
 
@@ -145,7 +135,7 @@ def _operator(
         once = made("all_reduce", int(key == summed), f" {when} in {name}")
         yield communication(calls, once, of_size("all_reduce", BYTES * math.prod(SHAPE), where))
     yield facts({f"{name}: {text}": result[key] for key, text in _HARM.items()})
-    turned = [numbers_of(right[key]) for key in _WHEN]
+    turned = [values_of(right[key]) for key in _WHEN]
     text = f"{name} of a transposed tensor, whose memory has another order"
     yield value(result["turned"], turned, what=text)
     times = 2 if name == "f" else 3  # three calls, two of them with backward

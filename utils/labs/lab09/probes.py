@@ -12,10 +12,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.checks.draws import drawn
 from utils.checks.groups import Group, Partition, in_group, keywords
-from utils.checks.probe import also_calls, answer_named, number, reading_answer, recorded
+from utils.checks.probe import (
+    also_calls,
+    answer_named,
+    number,
+    reading_answer,
+    recorded,
+    told,
+    values_of,
+)
 
-from .layer_probes import NARROW, WIDE, both_ways, drawn, flat, made_module
+from .layer_probes import NARROW, WIDE, both_ways, made_module
 
 # -- shards and operators --------------------------------------------------------------------------
 
@@ -40,7 +49,7 @@ def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
     tensors = [shard for shard in pair if isinstance(shard, Tensor)]
     places_of_layer = {linear.weight.data_ptr(), linear.bias.data_ptr()}
     return {
-        "values": [t.detach().tolist() if isinstance(t, Tensor) else None for t in pair],
+        "values": [told(t) if isinstance(t, Tensor) else None for t in pair],
         "kept": [shard.untyped_storage().nbytes() > shard.nbytes for shard in tensors],
         "same": any(shard.data_ptr() in places_of_layer for shard in tensors),
         "graph": any(shard.grad_fn is not None for shard in tensors),
@@ -76,7 +85,7 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
     shared = upstream.clone()
     result = both_ways(operator, x, upstream)
     earlier, again = recorded(operator, copy)
-    before = flat(earlier)
+    before = values_of(earlier)
     turned = both_ways(lambda t: operator(t.t()).t(), x, upstream)
     y, calls = recorded(operator, (x + 1).requires_grad_())
     function(x.clone(), None)  # calls it with other ranks, between forward and backward
@@ -88,7 +97,7 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
         "calls again": again + turned["forward"] + turned["backward"] + calls + later,
         "input changed": not torch.equal(copy, x),
         "upstream changed": not torch.equal(shared, upstream),
-        "overwritten": before != flat(earlier),
+        "overwritten": before != values_of(earlier),
         "of the last call": any(len(call["group"]) != size for call in later),
         "turned": [turned["y"], turned["dx"]],
     }
@@ -165,7 +174,7 @@ def probe_experts(
     with _memory_of_nan():
         result = both_ways(travel, routed.x, routed.upstream)
     grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
-    return result | {"grads": [None if g is None else flat(g) for g in grads]}
+    return result | {"grads": [None if g is None else values_of(g) for g in grads]}
 
 
 def kept_tokens(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
@@ -201,6 +210,6 @@ def probe_clip(
     return {
         "norm": number(norm),
         "calls": calls,
-        "gradients": [flat(model[name].grad) for name in gradients],
+        "gradients": [values_of(model[name].grad) for name in gradients],
         "unused": model["unused"].grad is None and bool((model["unused"] == 1).all()),
     }

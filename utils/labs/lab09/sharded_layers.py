@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils import models
-from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
+from utils.checks.comparison import EXACT, Calls, Mistake, Rule, inside, made, only, table, waited
+from utils.checks.draws import drawn
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, each_of, facts, to_each, value
-from utils.checks.trials import WORLD, GroupAnswer, on
+from utils.checks.trials import WORLD, GroupAnswer, on, seeds_of
 
-from .layer_probes import INPUT, KINDS, composed, drawn, shapes, shard
+from .layer_probes import INPUT, KINDS, composed, shapes, shard
 
 #: Groups of 4, 2 and 1 ranks, and no group at all.
 PARTITIONS = ([[0, 1, 2, 3]], [[0, 2], [1, 3]], [[0], [1], [2], [3]], None)
-#: What float64 may lose; a mistake is off by much more.
-EXACT = 1e-9
 BYTES = 8  # of a float64
 FROZEN = (
     "The layer that you received no longer needs gradients. Leave it as it is, and use detach(), "
@@ -41,24 +41,14 @@ def cases_apart(report: Report) -> list[dict[str, Any]]:
     return [{"partition": partition, "each": each} for partition in PARTITIONS]
 
 
-def seeds_of(case: dict[str, Any], members: Sequence[int]) -> list[int]:
-    """Return the seeds of these ranks."""
-    return [case["each"][rank]["seed"] for rank in members]
-
-
-def numbers_of(tensor: Tensor) -> list[float]:
-    """Return the numbers of a tensor that the check made itself."""
-    return tensor.detach().reshape(-1).tolist()
-
-
 def numbers(result: Any, expected: Tensor, mistakes: Iterable[Mistake] = (), *, where: str) -> Step:
     """Return the step that a result has the numbers of this tensor, in double precision."""
-    return value(result, numbers_of(expected), mistakes, what=where, tolerance=EXACT)
+    return value(result, values_of(expected), mistakes, what=where, tolerance=EXACT)
 
 
 def flat_table(by_mistake: Mapping[str, Tensor]) -> list[Mistake]:
     """Return mistakes from a mapping of words to wrong tensors."""
-    return table({text: numbers_of(tensor) for text, tensor in by_mistake.items()})
+    return table({text: values_of(tensor) for text, tensor in by_mistake.items()})
 
 
 def of_size(op: str, nbytes: int, when: str) -> Rule:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from utils.checks.comparison import (
+    EXACT,
     Calls,
     Mistake,
     Rule,
@@ -21,7 +22,7 @@ from utils.checks.comparison import (
     waited,
 )
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import WORLD, GroupAnswer, judge_groups, on
+from utils.checks.trials import WORLD, GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 from utils.labs.shared.pipeline_stages import FEATURES, IMAGES
 from utils.labs.shared.reference_pipeline import losses_of, twin
@@ -31,8 +32,6 @@ from .probes import probe_naive, probe_run
 from .schedule_rules import odd_runs, usual_runs
 
 PARTITIONS = ([[0, 1, 2], [3]], [[0, 2], [1, 3]], None)
-#: What float64 may lose; a mistake is off by much more.
-EXACT = 1e-10
 BYTES = 8  # of a float64
 
 
@@ -69,7 +68,7 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
             result["events"] != ["F", "B"]
         )
     })
-    seeds = _seeds_of(answer)
+    seeds = tuple(seeds_of(answer.case, answer.members))
     gradients, loss = twin(seeds, n=n)
     name = f"gradients of stage {place} {where}"
     mistakes = _wrong_gradients(seeds, place, n=n)
@@ -85,10 +84,6 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
             "last stage has a loss": result["loss"] is not None
         })
     yield facts(_marked([["F", 0], ["B", 0]], result))
-
-
-def _seeds_of(answer: GroupAnswer) -> tuple[int, ...]:
-    return tuple(answer.case["each"][rank]["seed"] for rank in answer.members)
 
 
 #: Messages of a stage: operation, rank, tag, and how many numbers each sample has.
@@ -258,7 +253,7 @@ def _run(
     place = answer.place
     actions = schedule[place]
     m = len(schedule[0]) // 2
-    seeds = _seeds_of(answer)
+    seeds = tuple(seeds_of(answer.case, answer.members))
     traffic = _traffic(actions, members, place)
     always = (only("send", "recv"), inside(members))
     wanted = _as_wanted([message[:3] for message in traffic])

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from utils.checks.comparison import NO_NUMBER, Calls, Mistake, Rule, only, table, waited
+from utils.checks.comparison import EXACT, NO_NUMBER, Calls, Mistake, Rule, only, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.probe import fingerprint
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
@@ -27,7 +27,7 @@ from .mapping import whole_machine as whole_machine
 from .meshes import mesh as mesh
 from .offloading import offload as offload
 from .probes import CUT, WHOLE, CutLayer, probe_clip, probe_hybrid
-from .sharding import EXACT, WORLD, exactly, explain_errors
+from .sharding import WORLD, exactly, explain_errors
 from .sharding import zero_one as zero_one
 from .sharding import zero_three as zero_three
 from .sharding import zero_two as zero_two

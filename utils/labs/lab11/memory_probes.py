@@ -13,7 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from utils.checks.groups import Group, in_group, keywords
-from utils.checks.probe import also_calls, answer_named, as_dict, reading_answer, recorded, told
+from utils.checks.probe import (
+    also_calls,
+    answer_named,
+    as_dict,
+    reading_answer,
+    recorded,
+    told,
+    values_of,
+)
 
 from .layers import Layers, rows_of
 from .small_layers import (
@@ -25,7 +33,6 @@ from .small_layers import (
     chained,
     collected,
     layers_of,
-    list_of,
     loss_of,
     momentum,
     overdue,
@@ -58,7 +65,7 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         parts = [q for q in (shard, shard.grad) if q is not None]
         steps.append({
             "weights": row_of(layers.parameters(), p).tolist(),
-            "shard": list_of(shard),
+            "shard": values_of(shard),
             "calls": calls,
             "moved": places != [q.data_ptr() for q in layers.parameters()],
             "held": max(q.untyped_storage().nbytes() // q.nbytes for q in parts),
@@ -83,7 +90,7 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         loss = loss_of(chained(layers, samples(data, step)))
         _, calls = recorded(loss.backward)
         left = sum(q.grad is not None for q in parameters_of(layers))
-        gradients = [list_of(shard.grad) for shard in shards]
+        gradients = [values_of(shard.grad) for shard in shards]
         steps.append({"gradients": gradients, "calls": calls, "left": left, "behind": [*behind]})
     if partition is not None:  # metered once, where each part is smallest
         return {"steps": steps, "rows": 0.0}
@@ -128,11 +135,11 @@ def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int,
     y.register_hook(lambda g: came.extend([g, g.clone()]))
     loss_of(y).backward()
     result = {
-        "y": list_of(y),
+        "y": values_of(y),
         "views": views,
         "changed": not torch.equal(*came),
-        "dx": list_of(x.grad),
-        "gradients": [list_of(shard.grad) for shard in shards],
+        "dx": values_of(x.grad),
+        "gradients": [values_of(shard.grad) for shard in shards],
         "forward": forward,
         "backward": [as_dict(call) for call in log.since(mark)],
         "rows forward": 0.0,
@@ -275,7 +282,7 @@ def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: in
             _, calls = recorded(function, rows, optimizers, list(order), group=group)
             result["seen"].append(list(notes))
         result["calls"].append(calls)
-    return result | {"weights": [list_of(row) for row in rows]}
+    return result | {"weights": [values_of(row) for row in rows]}
 
 
 def _receives_noted(worker: Watched) -> AbstractContextManager[None]:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, table, waited
+from utils.checks.comparison import EXACT, Calls, Mistake, Rule, inside, made, only, table, waited
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
@@ -24,7 +25,6 @@ from .small_layers import (
     STEPS,
     chained,
     layers_of,
-    list_of,
     loss_of,
     parameters_of,
     row_of,
@@ -34,8 +34,6 @@ from .small_layers import (
 WORLD = 6
 #: Groups of 6, 3 and 2 ranks, and groups of unequal sizes.
 PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3, 5], [1], [4]])
-#: What float64 may lose; a mistake is off by much more.
-EXACT = 1e-10
 _NO_FIT = (
     "You passed tensors that don't fit the collective. Make the large one p times the small one, "
     "with the shard's dtype, and pass group=group to every call"
@@ -307,7 +305,7 @@ def _gathered_forward(
     why = f" forward {where} (one for each of {len(layers)} layers)"
     rules = inside(members), made("all_gather_into_tensor", len(layers), why), waited
     yield communication(result["forward"], only("all_gather_into_tensor"), *rules)
-    yield exactly(result["y"], list_of(y), _wrong_outputs(layers, x, p), f"output {where}")
+    yield exactly(result["y"], values_of(y), _wrong_outputs(layers, x, p), f"output {where}")
     said = "Your whole() returns copies. Return weight and bias as views into one gathered row"
     yield facts({said: not result["views"]})
     # Enough for one layer, and for activations worth four.
@@ -330,7 +328,7 @@ def _gathered_backward(answer: GroupAnswer, slope: Tensor) -> Iterator[Step]:
     )
     yield facts({changed + "copy of it": result["changed"]})
     mistakes = _wrong_slopes(slope.reshape(-1), p, n)
-    yield exactly(result["dx"], list_of(slope), mistakes, f"gradient of x {where}")
+    yield exactly(result["dx"], values_of(slope), mistakes, f"gradient of x {where}")
     yield from _shard_gradients(answer, result["gradients"], 0, f" {where}")
     # This includes a part of each gradient.
     yield _kept(p, where, "backward", result["rows backward"], CHAIN / p + 12)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.probe import in_double, told
+from utils.checks.probe import in_double
 from utils.labs.shared.memory import Meter
 
 BYTES = 8  # of a float64
@@ -76,11 +76,6 @@ def shards_of(layers: Sequence[nn.Module], p: int, k: int) -> list[nn.Parameter]
 def momentum(parameters: Sequence[nn.Parameter]) -> torch.optim.SGD:
     """Return the optimizer of the checks: unlike Adam, it shows every wrong factor."""
     return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM, foreach=False)
-
-
-def list_of(result: Any) -> Any:
-    """Return a tensor's numbers in a row; anything else in the types of JSON."""
-    return result.detach().reshape(-1).tolist() if isinstance(result, Tensor) else told(result)
 
 
 def collected(function: Callable, *args: Any) -> tuple[Any, float]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
 from utils.checks.comparison import Calls, Mistake, table
+from utils.checks.draws import seeded
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
@@ -43,7 +44,6 @@ from .probes import (
     probe_select,
     probe_shards,
     samples,
-    seeded,
     small_model,
 )
 

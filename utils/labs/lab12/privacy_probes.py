@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from utils.checks.draws import seeded
 from utils.checks.probe import number, reading_answer, told
-
-from .probes import seeded
+from utils.checks.raw_tensors import raw
 
 # -- images in gradients ---------------------------------------------------------------------------
 
@@ -134,6 +133,9 @@ MANY = 40_000
 #: Clients, bound, noise multiplier; with these, all wrong formulas give different results.
 NOISE = (5, 0.5, 3.0)
 
+#: So many first numbers tell whether two long tensors are the same.
+FIRST = 500
+
 #: The bound of a mean without noise.
 QUIET = 0.75
 
@@ -159,91 +161,58 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
         noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(draw_seed)))
     draw = seeded(seed)
     alone, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
+    noise, again, other = noises
     return {
         "clips": clips,
         "quiet": quiet,
         "few": len(few),
-        "noise": _summary(noises[0].double()),
-        "again": torch.equal(noises[0], noises[1]),
-        "other": torch.equal(noises[0], noises[2]),
-        "next": torch.equal(alone, following),
-        "one draw": torch.allclose(m * noises[0], alone, rtol=1e-4),
-    }
-
-
-def _summary(noise: Tensor) -> dict[str, float]:
-    """Return statistics of noise, with the strongest correlation of its halves in three orders."""
-    half = len(noise) // 2
-    spread = noise.std().item()
-    first, second = noise[:half], noise[half : 2 * half]
-    pairs = ((first, second), (first, second.flip(0)), (noise[: 2 * half : 2], noise[1::2][:half]))
-    alike = [abs(torch.corrcoef(torch.stack(pair))[0, 1].item()) for pair in pairs]
-    return {
-        "std": spread,
-        "mean": noise.mean().item(),
-        "size": len(noise),
-        "alike": max(alike),
-        "different": len(noise.unique()),
-        "largest": noise.abs().max().item(),
-        "fourth": ((noise - noise.mean()) / max(spread, 1e-30)).pow(4).mean().item(),
+        "noise": raw(noise),
+        "again": raw(again[:FIRST]),
+        "other": raw(other[:FIRST]),
+        "alone": raw(alone[:FIRST]),
+        "next": raw(following[:FIRST]),
     }
 
 
 LENGTH = 20_000
 TAKING_PART = [5, 2, 11, 9]
-#: Bits of a masked entry that are counted, and how far the counts may be from equal: with 15
-#: degrees of freedom, chi² stays below this in all but one of a million cases.
-TOP_BITS = 4
 
 
-def _plain(seed: int) -> dict[int, Tensor]:
+def plain_updates(seed: int) -> dict[int, Tensor]:
     """Return the update of each participating client."""
     draw = seeded(seed)
     return {client: 0.02 * torch.randn(LENGTH, generator=draw) for client in TAKING_PART}
 
 
+def round_of(seed: int) -> int:
+    """Return the number of the round in which the updates are masked."""
+    return seed % 1000
+
+
 def probe_masked(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Return properties of the masked updates of four clients, and of their sum."""
+    """Return the masked updates of four clients, their sum, and what else is masked."""
     mask, back = (reading_answer(user_ns, name) for name in ("masked", "unmasked"))
     me = TAKING_PART[0]
-    scale = user_ns["SCALE"]
-    t = seed % 1000
-    updates = _plain(seed)
+    updates = plain_updates(seed)
 
-    def hide(update: Tensor, client: int = me, clients: list[int] = TAKING_PART, t: int = t) -> Any:
-        return mask(update.clone(), client, list(clients), t)
+    def hide(update: Tensor, client: int = me, clients: list[int] = TAKING_PART, later: int = 0):
+        return mask(update.clone(), client, list(clients), round_of(seed) + later)
 
     hidden = [hide(update, client) for client, update in updates.items()]
     kinds = [_kind(message) for message in hidden]
     if set(kinds) != {"int32"}:
         return {"kinds": kinds}
-    bare = {client: (update * scale).round().to(torch.int32) for client, update in updates.items()}
-    expected = [_masked(client, bare[client], t, user_ns["pair_mask"]) for client in bare]
     few = hide(updates[me][:50])
-    alone = hide(updates[me], clients=[me])
-    again = hide(updates[me], t=t + 1)
-    dtype, worst = _dtype_and_error(back(sum(hidden)), sum(updates.values()))
-    unhidden = [torch.equal(*pair) for pair in zip(hidden, bare.values(), strict=True)]
+    scale = user_ns["SCALE"]
     return {
         "kinds": kinds,
+        "messages": [raw(message) for message in hidden],
         "back": told(back(torch.tensor([scale, -3 * scale // 2, 0], dtype=torch.int32))),
-        "float": dtype,
-        "worst": worst,
-        "chi2": [_chi2(message) for message in hidden],
-        "pairs": _chi2_of_pairs(hidden),
-        "bare": unhidden,
-        "alone": (alone - bare[me]).abs().max().item() if alone.dtype == torch.int32 else None,
+        "sum": raw(back(sum(hidden))),
+        "alone": raw(hide(updates[me], clients=[me])),
         "few": list(few.shape),
-        "renewed": not torch.equal(again, hidden[0]),
-        "as told": [torch.equal(*pair) for pair in zip(hidden, expected, strict=True)],
+        "again": raw(hide(updates[me], later=1)[:FIRST]),
     }
-
-
-def _dtype_and_error(result: Any, right: Tensor) -> tuple[str | None, float | None]:
-    """Return a result's dtype and its largest error; None for what isn't a tensor."""
-    if not isinstance(result, Tensor):
-        return None, None
-    return str(result.dtype), (result - right).abs().max().item()
 
 
 def _kind(message: Any) -> str:
@@ -251,26 +220,3 @@ def _kind(message: Any) -> str:
     if isinstance(message, Tensor):
         return str(message.dtype).removeprefix("torch.")
     return type(message).__name__
-
-
-def _masked(me: int, update: Tensor, t: int, pair_mask: Callable) -> Tensor:
-    """Return an update with the masks of all pairs that this client is in."""
-    for other in TAKING_PART:
-        if other != me:
-            mask = pair_mask(min(me, other), max(me, other), t, update.numel())
-            update = update + mask if me < other else update - mask
-    return update
-
-
-def _chi2(hidden: Tensor) -> float:
-    """Return how far the highest bits are from equally frequent."""
-    bins = 2**TOP_BITS
-    top = (hidden.to(torch.int64) + 2**31) >> (32 - TOP_BITS)
-    counts = torch.bincount(top, minlength=bins).double()
-    expected = hidden.numel() / bins
-    return ((counts - expected).square() / expected).sum().item()
-
-
-def _chi2_of_pairs(messages: list[Tensor]) -> list[float]:
-    pairs = itertools.combinations(messages, 2)
-    return [_chi2(both) for a, b in pairs for both in (a - b, a + b)]

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from utils.checks.draws import seeded
 from utils.checks.probe import (
     answer_named,
     fingerprint,
@@ -30,14 +31,10 @@ from utils.checks.probe import (
     reading_answer,
     recorded,
     told,
+    values_of,
 )
 
 # -- rounds with a deadline ------------------------------------------------------------------------
-
-
-def seeded(seed: int) -> torch.Generator:
-    """Return a generator with this seed."""
-    return torch.Generator().manual_seed(seed)
 
 
 WORLD = 4
@@ -243,7 +240,7 @@ def _as_numbers(update: Any) -> Any:
     if torch.is_tensor(n) and n.numel() > 1 and not (torch.is_tensor(delta) and delta.ndim):
         return "swapped"
     if torch.is_tensor(delta) and delta.ndim == 1:
-        return [told(n), len(delta), delta[0].item(), delta[-1].item()]
+        return [told(n), len(row := values_of(delta)), row[0], row[-1]]
     return told(type(delta).__name__)
 
 

@@ -19,14 +19,14 @@ from torch import nn
 from torch.nn import functional
 
 from utils.checks.groups import Group, in_group, keywords
-from utils.checks.probe import answer_named, kept, reading_answer, recorded
+from utils.checks.probe import answer_named, kept, reading_answer, recorded, told
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8
 
 
 def lists(tensors: Iterable[torch.Tensor]) -> list:
     """Return tensors as lists of numbers."""
-    return [tensor.tolist() for tensor in tensors]
+    return [told(tensor) for tensor in tensors]
 
 
 class Job:

@@ -54,7 +54,13 @@ def _parameters(depth: int, width: int, hidden: int, tokens: int) -> Case:
         - GPT.VOCABULARY * width,
         "You left out the embedding and the head": right - 2 * GPT.VOCABULARY * width,
     }
-    return Case("parameters_of", [depth, width, hidden, tokens], right, table(wrong))
+    return Case(
+        "parameters_of",
+        [depth, width, hidden, tokens],
+        right,
+        table(wrong),
+        names="depth width hidden tokens",
+    )
 
 
 def _flops(depth: int, width: int, hidden: int, tokens: int, samples: int) -> Case:
@@ -77,7 +83,14 @@ def _flops(depth: int, width: int, hidden: int, tokens: int, samples: int) -> Ca
         * parameters_of(depth, width, hidden, tokens),
     }
     arguments = [depth, width, hidden, tokens, samples]
-    return Case("flops_of", arguments, right, table(wrong), "a number of FLOPs")
+    return Case(
+        "flops_of",
+        arguments,
+        right,
+        table(wrong),
+        "a number of FLOPs",
+        "depth width hidden tokens samples",
+    )
 
 
 # -- 15.2: the roofline -----------------------------------------------------------------------
@@ -87,9 +100,21 @@ def _flops(depth: int, width: int, hidden: int, tokens: int, samples: int) -> Ca
 def roofline(ranks: Ranks, report: Report) -> None:
     """Judge intensities of layers, the roof above them, and a utilization."""
     k = 1 + report.seed % 97
-    layers = ((1, 128, 512, 4), (2048, 128, 512, 4), (7, 30 + k, 11, 2), (1, 1, 1, 8))
-    roofs = ((0.5, 4e10, 1e10), (100, 4e10, 1e10), (4, 4e10, 1e10), (k / 7, 3e12, 2e11 + k))
-    steps = ((6e9, 0.5, 4e10), (1e15, 2.0, 1e15), (123e7 * k, 0.25 * k, 5e10))
+    layers = ((1, 128, 512, 4), (2048, 128, 512, 4), (7, 30 + k, 1100, 8), (3, 2, 1, 3))
+    roofs = (
+        (0.5, 4e10, 1e10),
+        (2.25, 10, 4),
+        (100, 4e10, 1e10),
+        (4, 4e10, 1e10),
+        (k / 7, 3e12, 2e11 + k),
+    )
+    steps = (
+        (6e9, 0.5, 4e10),
+        (1e15, 2.0, 1e15),
+        (123e7 * k, 0.25 * k, 5e10),
+        (5, 1, 4),
+        (6e6, 1.5e-4, 1e11),
+    )
     cases = [_intensity(*layer) for layer in layers]
     cases += [Case("attainable", [*roof], min(roof[1], roof[0] * roof[2])) for roof in roofs]
     cases += [Case("mfu", [*step], step[0] / step[1] / step[2]) for step in steps]
@@ -103,10 +128,17 @@ def _intensity(rows: int, inputs: int, outputs: int, itemsize: int) -> Case:
     wrong = {
         "You counted a multiplication and its addition as one. They are two FLOPs": right / 2,
         "You divided by numbers. Multiply them by itemsize to get bytes": right * itemsize,
+        "You took 4 bytes for each number. Use itemsize": right * itemsize / 4,
         "You left out the result y, which is written": flops / (itemsize * (x + weight)),
         "You left out the weight, which is read": flops / (itemsize * (x + y)),
     }
-    return Case("intensity", [rows, inputs, outputs, itemsize], right, table(wrong))
+    return Case(
+        "intensity",
+        [rows, inputs, outputs, itemsize],
+        right,
+        table(wrong),
+        names="rows inputs outputs itemsize",
+    )
 
 
 # -- 15.3: what a block keeps -----------------------------------------------------------------
@@ -129,20 +161,26 @@ def _kept(samples: int, tokens: int, width: int, heads: int, hidden: int, itemsi
     wrong = {
         "You counted numbers. Multiply by itemsize": right / itemsize,
         "You left out mean and 1/σ of the LayerNorms": right - 4 * row,
-        "You counted the input of q, k and v three times. It is one tensor": right
-        + 2 * row * width,
+        "You counted two tensors of rows × width too many. The input of q, k and v is one tensor, "
+        "and the sums of the residual connections keep nothing": right + 2 * row * width,
         "You left out the softmax's result": right - scores,
         "You counted the scores before and after the softmax. Softmax keeps its result": right
         + scores,
-        "You left out the input of `down`, which is the GELU's result": right - row * hidden,
-        "You counted the sums of the residual connections as well. A sum keeps nothing": right
-        + 2 * row * width,
+        "You left out one of the two tensors of rows × hidden. GELU keeps its input, and `down` "
+        "keeps the GELU's result": right - row * hidden,
         "You left out q, k and v themselves. The products of attention keep them": right
         - 3 * row * width,
         "You counted one sample. Multiply by samples": right / samples,
     }
     arguments = [samples, tokens, width, heads, hidden, itemsize]
-    return Case("kept_bytes", arguments, right, table(wrong), "a number of bytes")
+    return Case(
+        "kept_bytes",
+        arguments,
+        right,
+        table(wrong),
+        "a number of bytes",
+        "samples tokens width heads hidden itemsize",
+    )
 
 
 # -- 15.5: where to put checkpoints -----------------------------------------------------------
@@ -175,12 +213,19 @@ def _peak(layers: int, every: int, kept: int, given: int) -> Case:
         * given,
         "You recomputed the last segment only. If it is shorter, an earlier segment may need "
         "more": (count - 1) * given + last * kept,
+        "You added up the kept bytes of all segments. Only one segment is recomputed at a time": (
+            count - 1
+        )
+        * given
+        + layers * kept,
         "You took every as the number of segments. It is the number of layers in one": peak_bytes(
             layers, count, kept, given
         ),
     }
     arguments = [layers, every, kept, given]
-    return Case("peak_bytes", arguments, right, table(wrong), "a number of bytes")
+    return Case(
+        "peak_bytes", arguments, right, table(wrong), "a number of bytes", "layers every kept given"
+    )
 
 
 def _best(layers: int, kept: int, given: int) -> Case:

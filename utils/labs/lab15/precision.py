@@ -10,26 +10,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from utils.checks.comparison import Calls, Rule, inside, made, only, some, table, waited
+from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, some, table, waited
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on
+from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 
 from .probes import (
+    EDITED,
     EMPTY,
     GROW_EVERY,
+    INERTIA,
     KEPT,
-    MOMENTUM,
+    LARGE,
+    MASTERS,
     OVERFLOWS,
-    RATE,
     ROW,
     SCALES,
-    SHAPES,
+    SLOW,
     STEPS,
     addend,
     drawn_gradients,
+    edit,
     first_weights,
-    numbers_of,
+    large_gradient,
+    optimizer_of,
     probe_compressed,
     probe_masters,
     probe_scaler,
@@ -47,8 +52,10 @@ NEAR = 1e-6
 def _trained(seed: int, mistake: str = "") -> list[Tensor]:
     """Return the masters after all steps, perhaps with a mistake."""
     masters = [q.float().requires_grad_() for q in first_weights(seed)]
-    optimizer = torch.optim.SGD(masters, lr=RATE, momentum=MOMENTUM)
+    optimizer = optimizer_of(masters)
     for step in range(STEPS):
+        if step == EDITED:
+            edit(masters[0])
         for m, gradient in zip(masters, drawn_gradients(seed, step), strict=True):
             if mistake != "keeps old" or gradient is not None:
                 m.grad = None if gradient is None else gradient.float()
@@ -70,10 +77,10 @@ def master_weights(ranks: Ranks, report: Report) -> None:
 
 def _mastered(result: dict[str, Any], seed: int) -> Iterator[Step]:
     kinds = result["kinds"]
-    begun = [numbers_of(q) for q in first_weights(seed)]
+    begun = [values_of(q) for q in first_weights(seed)]
     yield facts({
         f"make_masters returned {kinds}. Return a list, with a float32 leaf tensor that requires a "
-        "gradient for each parameter": kinds != ["torch.float32"] * len(SHAPES)
+        "gradient for each parameter, in its shape": kinds != MASTERS
     })
     yield value(result["begun"], begun, what="masters at the beginning")
     dtypes = result["dtypes"]
@@ -85,21 +92,23 @@ def _mastered(result: dict[str, Any], seed: int) -> Iterator[Step]:
     mistakes = table({
         "You never changed the masters. Give them gradients, and call optimizer.step()": begun,
         "You rounded the masters to bfloat16 after each step, so small updates vanish. Round only "
-        "the parameters": [numbers_of(m) for m in _trained(seed, "rounded")],
+        "the parameters": [values_of(m) for m in _trained(seed, "rounded")],
         "You updated a parameter without a gradient by its old gradient. Set the master's "
-        "gradient to None": [numbers_of(m) for m in _trained(seed, "keeps old")],
+        "gradient to None": [values_of(m) for m in _trained(seed, "keeps old")],
     })
-    right = [numbers_of(m) for m in masters]
+    right = [values_of(m) for m in masters]
     what = f"masters after {STEPS} steps"
     yield value(result["masters"], right, mistakes, what=what, tolerance=NEAR)
     old = {"You never wrote the masters into the parameters. Copy them after the step": begun}
-    weights = [numbers_of(m.bfloat16()) for m in masters]
+    weights = [values_of(m.bfloat16()) for m in masters]
     yield value(result["weights"], weights, table(old), what="parameters at the end")
 
 
 # -- 15.7: a sum in float32 from bfloat16 messages --------------------------------------------
 
 LENGTHS = ((13,), (3, 5), (2,), (8,))
+#: float16 ends at 65,504, and rounds numbers below 0.00000003 to 0.
+SIZES = (1.0, 2.0**17, 2.0**-30)
 
 
 @task("15.7", "bfloat16 messages, a float32 sum", points=3)
@@ -107,8 +116,9 @@ def bfloat16_sum(ranks: Ranks, report: Report) -> None:
     """Judge the sum's only rounding, and the bytes that a rank sends and receives."""
     pairs = [*zip(itertools.cycle(EVERYWHERE), LENGTHS * 2, strict=False), (None, (1001,))]
     cases = [
-        {"partition": partition, "shape": shape, "each": to_each(seed=report.seeds(WORLD))}
-        for partition, shape in pairs
+        {"partition": partition, "shape": shape, "size": size}
+        | {"each": to_each(seed=report.seeds(WORLD))}
+        for (partition, shape), size in zip(pairs, itertools.cycle(SIZES), strict=False)
     ]
     judge_groups(ranks, report, probe_sum, cases, _summed)
 
@@ -116,8 +126,9 @@ def bfloat16_sum(ranks: Ranks, report: Report) -> None:
 def _summed(answer: GroupAnswer) -> Iterator[Step]:
     shape = answer.case["shape"]
     members = answer.members
-    rows = [addend(answer.case["each"][rank]["seed"], shape) for rank in members]
-    where = f"{list(shape)} {on(members)}"
+    size = answer.case["size"]
+    rows = [addend(seed, shape, size) for seed in seeds_of(answer.case, members)]
+    where = f"{list(shape)} of size {size:.2g} {on(members)}"
     result = answer.value
     allowed = "all_to_all_single", "all_to_all", "all_gather_into_tensor", "all_gather"
     yield communication(result["calls"], only(*allowed), inside(members), waited)
@@ -130,12 +141,14 @@ def _summed(answer: GroupAnswer) -> Iterator[Step]:
     for row in rows[1:]:
         chain = chain + row
     right = total.bfloat16()
+    half = torch.stack(rows).half().sum(0).bfloat16()
     mistakes = table({
         "You rounded after each addition. Add in float32, and round once": chain,
+        "You added in float16, which has too few exponents. Add in float32": half,
         "You returned the mean. Return the sum": (total / len(rows)).bfloat16(),
         "You returned this rank's numbers. Add the numbers of all ranks": rows[answer.place],
     })
-    yield value(result["sum"], numbers_of(right), mistakes, what=f"sum of {where}", tolerance=0)
+    yield value(result["sum"], values_of(right), mistakes, what=f"sum of {where}", tolerance=0)
     p = len(rows)
     part = 2 * math.ceil(right.numel() / p)
     few = _at_most((p + 1) * part, 2 * p * part, where, "bfloat16 parts, there and back")
@@ -165,19 +178,42 @@ def _at_most(sent: int, received: int, where: str, what: str) -> Rule:
 @task("15.8", "loss scaling for float16", points=3)
 def loss_scaler(ranks: Ranks, report: Report) -> None:
     """Judge which steps are taken, how the scale moves, and one small all_reduce per step."""
-    pairs = zip(EVERYWHERE, itertools.cycle(SCALES), strict=False)
+    pairs = [*zip(EVERYWHERE, itertools.cycle(SCALES[:2]), strict=False), (None, SCALES[2])]
     cases = [{"partition": part, "seed": report.seed, "first": first} for part, first in pairs]
     judge_groups(ranks, report, probe_scaler, cases, _scaled)
+
+
+def _looks_undivided(got: Any) -> bool:
+    """Is this the second weight, as a share of its gradients, after steps without a division?"""
+    return isinstance(got, str) or max(map(abs, got)) > SLOW / 2
+
+
+class Moved:
+    """A weight that begins at 0 and moves as the optimizer of the check moves it."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.now, self._pace, self._rate = torch.zeros(4), torch.zeros(4), rate
+
+    def move(self, gradient: Tensor) -> None:
+        """Take a step with momentum."""
+        self._pace = INERTIA * self._pace + gradient
+        self.now = self.now - self._rate * self._pace
+
+
+def _too_large(scale: float, step: int, p: int) -> tuple[int, ...]:
+    """Return whose large gradients overflow when they are divided by a scale below 1."""
+    fits = LARGE / scale <= torch.finfo(torch.float32).max
+    return () if fits or (step == EMPTY and p == 1) else (0,)
 
 
 def _scaled(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     scale, good = answer.case["first"], 0
-    weight = torch.zeros(4)
+    weight, large = Moved(), Moved(SLOW)
     yield value(answer.value["losses"][0], 12 * scale, what="scaled(loss) of a loss of 12")
     for step, result in enumerate(answer.value["steps"]):
         where = f"step {step + 1} {on(members)}"
-        bad = OVERFLOWS[step]
+        bad = OVERFLOWS[step] or _too_large(scale, step, len(members))
         yield communication(result["calls"], only("all_reduce"), inside(members), waited)
         right = not bad
         culprit = members[(bad or (0,))[0] % len(members)]
@@ -192,10 +228,18 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         good = good + 1 if right else 0
         empty = step == EMPTY and answer.place == len(members) - 1
         if right and not empty:
-            weight = weight - row_of(answer.case["seed"] + step, 4)
+            weight.move(row_of(answer.case["seed"] + step, 4))
+            large.move(large_gradient(step) / scale)
         if not right or good == GROW_EVERY:
             scale, good = (2 * scale if right else scale / 2), 0
-        yield value(result["weight"], weight.tolist(), what=f"weight after {where}", tolerance=NEAR)
+        about = {"what": f"weight after {where}", "tolerance": NEAR}
+        yield value(result["weight"], weight.now.tolist(), **about)
+        undivided = Mistake(
+            _looks_undivided if scale > 2 else (lambda _: False),
+            "You divided only some of the gradients by the scale. Divide each of them",
+        )
+        about = {"what": f"second weight after {where}, as a share of {LARGE:g}", "tolerance": NEAR}
+        yield value(result["large"], (large.now / LARGE).tolist(), [undivided], **about)
         mistakes = table({"You left the scale as it was. Double it now, or halve it": before})
         yield value(result["scale"], scale, mistakes, what=f"scale after {where}")
         once = made("all_reduce", 1, f" in {where}")
@@ -219,7 +263,7 @@ def compressed_mean(ranks: Ranks, report: Report) -> None:
 def _compressed(answer: GroupAnswer) -> Iterator[Step]:
     k = answer.place
     p = len(answer.members)
-    seeds = [answer.case["each"][rank]["seed"] for rank in answer.members]
+    seeds = seeds_of(answer.case, answer.members)
     memories = [torch.zeros(ROW) for _ in seeds]
     for step, result in zip(range(3), answer.value, strict=True):
         count = KEPT + step // 2

@@ -13,27 +13,23 @@ import torch.distributed as dist
 import torch.utils.checkpoint as library
 from torch import Tensor, nn
 
+from utils.checks.draws import drawn, seeded
 from utils.checks.groups import Group, in_group
-from utils.checks.probe import answer_named, kept, reading_answer, recorded
+from utils.checks.probe import answer_named, kept, reading_answer, recorded, values_of
 from utils.labs.shared.memory import Meter
 
 # -- precision -------------------------------------------------------------------------------------
 
 
 def row_of(seed: int, *shape: int) -> Tensor:
-    """Return normally distributed float32 numbers that follow from the seed."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    """Return normally distributed float32 numbers, the same for the same seed."""
+    return drawn(seed, *shape, dtype=torch.float32)
 
 
-def numbers_of(tensor: Any) -> Any:
-    """Return a tensor's numbers, and the type's name for anything else."""
-    if isinstance(tensor, Tensor):
-        return Tensor.detach(tensor).double().reshape(-1).tolist()
-    return f"<{type(tensor).__name__}>"
-
-
-SHAPES = ((3, 4), (5,), (2,))
+SHAPES = ((3, 4), (5,), (60,))
 STEPS, RATE, MOMENTUM = 30, 2e-4, 0.9
+#: Before this step somebody else changes the first master, which then gets no gradient.
+EDITED = STEPS - 1
 
 
 def first_weights(seed: int) -> list[Tensor]:
@@ -42,10 +38,37 @@ def first_weights(seed: int) -> list[Tensor]:
 
 
 def drawn_gradients(seed: int, step: int) -> list[Tensor | None]:
-    """Return bfloat16 gradients; the first parameter has none in step 3, the last none until 10."""
+    """Return bfloat16 gradients; the first parameter has none in step 3, the last none until 10.
+
+    In step 5, the first gradient is zero, which isn't none: the momentum goes on.
+    """
     rows = [1 + 0.5 * row_of(seed + 31 * step + i, *shape) for i, shape in enumerate(SHAPES)]
     first, second, third = (row.bfloat16() for row in rows)
-    return [None if step == 3 else first, 1e6 * second, third if step > 9 else None]
+    first *= step != 5
+    return [None if step in (3, EDITED) else first, 1e6 * second, third if step > 9 else None]
+
+
+def optimizer_of(masters: list[Tensor]) -> torch.optim.Optimizer:
+    """Return an optimizer with two groups of parameters."""
+    groups = [{"params": masters[:1]}, {"params": masters[1:]}]
+    return torch.optim.SGD(groups, lr=RATE, momentum=MOMENTUM)
+
+
+def edit(master: Tensor) -> None:
+    """Change a master as somebody does who loads or averages weights."""
+    master.data.mul_(1.5)
+
+
+#: What each master has to be, as :func:`probe_masters` says it.
+MASTERS = [f"torch.float32 {list(shape)}" for shape in SHAPES]
+
+
+def _kind_of_master(master: Any) -> str:
+    if not isinstance(master, Tensor):
+        return f"a {type(master).__name__}"
+    if not (master.is_leaf and master.requires_grad):
+        return "not trainable"
+    return f"{master.dtype} {list(master.shape)}"
 
 
 def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
@@ -55,48 +78,72 @@ def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
     masters = answer_named(user_ns, "make_masters")(parameters)
     if not isinstance(masters, list):
         return {"kinds": f"a {type(masters).__name__}", "begun": None}
-    kinds = [f"{m.dtype}" if m.is_leaf and m.requires_grad else "not trainable" for m in masters]
-    result = {"kinds": kinds, "begun": [numbers_of(m) for m in masters]}
-    if kinds != ["torch.float32"] * len(SHAPES):
+    kinds = [_kind_of_master(m) for m in masters]
+    result = {"kinds": kinds, "begun": [values_of(m) for m in masters]}
+    if kinds != MASTERS:
         return result
-    optimizer = torch.optim.SGD(masters, lr=RATE, momentum=MOMENTUM)
+    optimizer = optimizer_of(masters)
     for step in range(STEPS):
+        if step == EDITED:
+            edit(masters[0])
         for q, gradient in zip(parameters, drawn_gradients(seed, step), strict=True):
             q.grad = gradient
         answer_named(user_ns, "master_step")(parameters, masters, optimizer)
     return result | {
-        "masters": [numbers_of(m) for m in masters],
-        "weights": [numbers_of(q) for q in parameters],
+        "masters": [values_of(m) for m in masters],
+        "weights": [values_of(q) for q in parameters],
         "moved": places != [q.data_ptr() for q in parameters],
         "dtypes": sorted({str(q.dtype) for q in parameters}),
     }
 
 
-def addend(seed: int, shape: Sequence[int]) -> Tensor:
-    """Return bfloat16 numbers from 1 to 2, so that float32 holds the sum over 4 ranks exactly."""
-    return (1 + torch.rand(*shape, generator=torch.Generator().manual_seed(seed))).bfloat16()
+def addend(seed: int, shape: Sequence[int], size: float) -> Tensor:
+    """Return bfloat16 numbers of a size, a power of 2, up to twice the size.
+
+    So float32 holds the sum over 4 ranks exactly. float16 holds neither large nor small ones. A
+    matrix isn't contiguous.
+    """
+    row = (1 + torch.rand(*reversed(shape), generator=seeded(seed))).bfloat16() * size
+    return row.t() if len(shape) == 2 else row
 
 
 @in_group
 def probe_sum(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, shape: list[int]
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    named: dict,
+    seed: int,
+    shape: list[int],
+    size: float,
 ) -> dict[str, Any]:
     """Return the sum over the group, its dtype and shape, and what was communicated."""
-    x = addend(seed, shape)
+    x = addend(seed, shape, size)
     function = reading_answer(user_ns, "sum_in_float32")
     y, calls = recorded(function, x, **named)
     later = kept("sum_in_float32", y, lambda: recorded(function, x + 1, **named)[1])
     known = isinstance(y, Tensor)
     kind = f"{y.dtype} {list(y.shape)}" if known else f"a {type(y).__name__}"
     same = known and y.data_ptr() == x.data_ptr()
-    return {"sum": numbers_of(y), "kind": kind, "same": same, "calls": calls, "calls again": later}
+    return {"sum": values_of(y), "kind": kind, "same": same, "calls": calls, "calls again": later}
 
 
-GROW_EVERY, SCALES = 3, (3.0, 2.0**20)
-#: The group ranks whose gradients overflow in each step, modulo the size of the group.
-OVERFLOWS = ((), (1,), (), (), (0,), (), (), (), (), (), (), (2, 3), (3,), (), ())
-#: In this step, the last rank of a group has no gradients.
-EMPTY = 6
+GROW_EVERY, SCALES = 3, (48.0, 2.0**20, 0.9)
+#: The group ranks whose gradients overflow in each step, modulo the size of the group. In odd
+#: steps it is the second parameter's gradient.
+OVERFLOWS = (
+    *((), (), (), (1,), (), (), (0,), (), ()),
+    *((), (), (), (), (2, 3), (3,), (), ()),
+)
+#: In this step, the last rank of a group has no gradients. In the other one, a gradient is NaN.
+EMPTY, NOT_A_NUMBER = 8, 6
+#: With momentum, a step with gradients of zero still moves the weights.
+INERTIA = 0.5
+#: The learning rate of the second parameter, whose sum over the steps must stay finite.
+SLOW = 0.1
+#: The size of the second parameter's gradients, near the end of float32: their sum is infinite.
+LARGE = 2e38
 
 
 @in_group
@@ -107,27 +154,39 @@ def probe_scaler(
     place, p = dist.get_rank(group), dist.get_world_size(group)
     scaler = answer_named(user_ns, "LossScaler")(first, GROW_EVERY)
     weight, large, unused = (torch.zeros(4, requires_grad=True) for _ in range(3))
-    optimizer = torch.optim.SGD([weight, large, unused], lr=1.0)
+    groups = [{"params": [weight, unused]}, {"params": [large], "lr": SLOW}]
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=INERTIA)
     loss = torch.tensor(12.0)
     losses = [scaler.scaled(loss).item()]
     steps = []
     for step, bad in enumerate(OVERFLOWS):
         weight.grad = row_of(seed + step, 4) * float(scaler.scale)
-        large.grad = torch.full((4,), 1e30)
+        large.grad = large_gradient(step)
         if place in [one % p for one in bad]:
-            weight.grad[step % 4] = math.nan if step == 4 else math.inf
+            overflowing = (weight, large)[step % 2].grad
+            overflowing[step % 4] = math.nan if step == NOT_A_NUMBER else math.inf
         if step == EMPTY and place == p - 1:
             weight.grad = large.grad = None
         took, calls = recorded(scaler.step, [weight, large, unused], optimizer, **named)
-        finite = weight.isfinite().all().item()
         steps.append({
             "took": took if isinstance(took, bool) else f"<{type(took).__name__}>",
             "scale": float(scaler.scale),
-            "weight": weight.tolist() if finite else "numbers that are not finite",
+            "weight": _if_finite(weight),
+            "large": _if_finite(large / LARGE),
             "calls": calls,
         })
     losses += [scaler.scaled(loss).item(), loss.item()]
     return {"steps": steps, "losses": losses}
+
+
+def large_gradient(step: int) -> Tensor:
+    """Return the second parameter's gradient in a step; the signs alternate."""
+    return torch.full((4,), LARGE if step % 2 else -LARGE)
+
+
+def _if_finite(weight: Tensor) -> list[float] | str:
+    finite = bool(weight.isfinite().all())
+    return values_of(weight) if finite else "numbers that are not finite"
 
 
 KEPT, ROW = 3, 11
@@ -148,7 +207,7 @@ def probe_compressed(
         gradient = torch.cat([torch.zeros(zeros), row_of(seed + step, ROW)])
         mean, calls = recorded(function, gradient, memory, KEPT + step // 2, **named)
         shaped = isinstance(mean, Tensor) and mean.shape == gradient.shape
-        ends = numbers_of(mean[zeros:] if shaped else None), numbers_of(memory[zeros:])
+        ends = values_of(mean[zeros:] if shaped else None), values_of(memory[zeros:])
         steps.append({"mean": ends[0], "memory": ends[1], "calls": calls})
     return steps
 
@@ -160,7 +219,7 @@ ROWS, WIDTH, HIDDEN = 512, 6, 64
 
 
 class Counted(nn.Module):
-    """A module with dropout that counts its calls."""
+    """A module with dropout while it trains, which counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -170,24 +229,22 @@ class Counted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the same shape [rows, 6]."""
         self.calls += 1
-        return self.down(torch.dropout(self.up(x).tanh(), 0.3, True))
+        return self.down(torch.dropout(self.up(x).tanh(), 0.3, self.training))
 
 
-def made(seed: int) -> tuple[Counted, Tensor, Tensor]:
-    """Return a module, its input, and the gradient of its output, from the seed alone."""
+def made(seed: int) -> tuple[Counted, Counted, Tensor, Tensor]:
+    """Return two modules, an input, and the gradient of an output, from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        module = Counted().double()
+        module, other = Counted().double(), Counted().double()
         x, upstream = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
-    return module, x.requires_grad_(), upstream
+    return module, other, x.requires_grad_(), upstream
 
 
 def some_numbers(*tensors: Tensor | None) -> list[Any]:
     """Return some numbers of each tensor, and its sum, which all its numbers change."""
-    return [
-        None if t is None else [*Tensor.detach(t).flatten()[:7].tolist(), t.sum().item()]
-        for t in tensors
-    ]
+    rows = map(values_of, tensors)
+    return [None if row is None else [*row[:7], sum(row)] for row in rows]
 
 
 @contextlib.contextmanager
@@ -205,8 +262,11 @@ def without_library() -> Iterator[None]:
 
 
 def both_passes(function: Callable, seed: int) -> dict[str, Any]:
-    """Run forward and backward twice, with random numbers drawn before, between and after."""
-    module, x, upstream = made(seed)
+    """Run forward and backward twice, with random numbers drawn before, between and after.
+
+    The second time, the module is once behind a function, and another module comes after it.
+    """
+    module, other, x, upstream = made(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + 1)
         with Meter(module, x, upstream) as meter:
@@ -223,9 +283,12 @@ def both_passes(function: Callable, seed: int) -> dict[str, Any]:
         after = torch.rand(2).tolist()
         calls = module.calls
         gradients = some_numbers(x.grad, *(q.grad for q in module.parameters()))
-        function(module, function(module, x)).backward(upstream)
-        later = some_numbers(x.grad, *(q.grad for q in module.parameters()))
+        y = function(module, function(module, function(lambda z: module(z), x)))
+        function(other, y).backward(upstream)
+        parameters = [*module.parameters(), *other.parameters()]
+        later = some_numbers(x.grad, *(q.grad for q in parameters))
     counts = {"kept": kept, "forwards": forwards, "calls": calls, "drawn": [between, after]}
+    counts["evaluates"] = not (module.training and other.training)
     return counts | {"y": result, "gradients": gradients, "later": later}
 
 

@@ -6,23 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
-from utils.checks.comparison import Mistake
+from utils.checks.comparison import EXACT, Mistake
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
 
 from .probes import both_passes, made, probe_recompute, some_numbers
 
-#: What float64 may lose; a mistake is off by much more.
-EXACT = 1e-10
 #: Bytes that an answer may keep in addition to x, for example the state of random numbers.
 SLACK = 8_192
 
 
 def _forgetful(seed: int) -> list[Any]:
     """Return the gradients if backward draws another dropout mask than forward."""
-    module, x, upstream = made(seed)
+    module, _, x, upstream = made(seed)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + 1)
         module(x)
@@ -34,7 +31,7 @@ def _forgetful(seed: int) -> list[Any]:
 @task("15.4", "recompute by hand", points=3)
 def recompute(ranks: Ranks, report: Report) -> None:
     """Compare with the module itself, and look at what the function keeps and how it draws."""
-    right = both_passes(nn.Module.__call__, report.seed)
+    right = both_passes(lambda module, x: module(x), report.seed)
     for answer in report.answers(ranks, probe_recompute, seed=report.seed):
         report.follow(answer.rank, _recomputed(answer.value, right, report.seed))
 
@@ -54,10 +51,15 @@ def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Ite
     })
     gradients = result["gradients"], right["gradients"]
     yield value(*gradients, _wrong_gradients(seed), what="gradients", tolerance=EXACT)
+    yield facts({
+        "You switched the module to eval(), and it stays there. Leave its mode as it is, and set "
+        "the state of the random numbers": result["evaluates"]
+    })
     stays = "random numbers after forward and after backward, which stay as without recompute"
     yield value(result["drawn"], right["drawn"], what=stays)
     adds = (
-        "gradients after a second backward, through the module twice, which must add to the first"
+        "gradients after a second backward, which must add to the first. It goes through a "
+        "function that calls the module, the module, and another module, all open at once"
     )
     yield value(result["later"], right["later"], what=adds, tolerance=EXACT)
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from utils.checks.comparison import only, table
+from utils.checks.draws import drawn
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task
 from utils.checks.trials import Case, judge_calls
@@ -16,7 +17,7 @@ from utils.cluster.questions import Ranks, Reply
 
 from .exchanges import head_exchange as head_exchange
 from .exchanges import token_operators as token_operators
-from .probes import drawn, probe_kind, probe_spread
+from .probes import probe_kind, probe_spread
 from .replies import alike
 from .rings import ring_backward as ring_backward
 from .rings import ring_forward as ring_forward
@@ -54,7 +55,14 @@ def _bytes(queries: int, keys: int, heads: int, size: int) -> Case:
         "You left out k or v": right - 4 * heads * keys * size,
         "You counted the scores, too. They are gone after forward": right + square,
     }
-    return Case("attention_bytes", [queries, keys, heads, size], right, table(wrong), "bytes")
+    return Case(
+        "attention_bytes",
+        [queries, keys, heads, size],
+        right,
+        table(wrong),
+        "bytes",
+        "queries keys heads size",
+    )
 
 
 def _rank_bytes(tokens: int, heads: int, size: int, p: int) -> Case:
@@ -69,7 +77,14 @@ def _rank_bytes(tokens: int, heads: int, size: int, p: int) -> Case:
         "You divided all bytes by p, but each rank has all of k and v": [share, one_block],
         "You swapped the two numbers. First come all keys": [one_block, all_keys],
     }
-    return Case("rank_bytes", [tokens, heads, size, p], right, table(wrong), "two numbers")
+    return Case(
+        "rank_bytes",
+        [tokens, heads, size, p],
+        right,
+        table(wrong),
+        "two numbers",
+        "tokens heads size p",
+    )
 
 
 @task("16.6", "a zigzag order", points=2)
@@ -178,4 +193,11 @@ def _traffic(name: str, tokens: int, heads: int, kv_heads: int, size: int, p: in
         "You counted the whole sequence. A rank has its tokens only": right * p,
         "You counted numbers. A float32 has 4 bytes": right // 4,
     }
-    return Case(f"{name}_traffic", [tokens, heads, kv_heads, size, p], right, table(wrong), "bytes")
+    return Case(
+        f"{name}_traffic",
+        [tokens, heads, kv_heads, size, p],
+        right,
+        table(wrong),
+        "bytes",
+        "tokens heads kv_heads size p",
+    )

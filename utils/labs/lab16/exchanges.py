@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from utils.checks.comparison import inside, only, waited
+from utils.checks.draws import drawn
 from utils.checks.task import Report, Step, communication, facts, task, value
-from utils.checks.trials import GroupAnswer, judge_groups, on
+from utils.checks.trials import GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 
-from .probes import FUNCTIONS, OPERATORS, drawn, probe_operators
-from .replies import Tensors, alike, cases, lengths, seeds_of
+from .probes import FUNCTIONS, OPERATORS, probe_operators
+from .replies import Tensors, alike, cases, lengths
 
 
 def _results(name: str, xs: Tensors, sizes: list[int]) -> list[Tensor]:
@@ -32,7 +33,7 @@ def _results(name: str, xs: Tensors, sizes: list[int]) -> list[Tensor]:
 
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:
-    p, place, seeds = len(answer.members), answer.place, seeds_of(answer)
+    p, place, seeds = len(answer.members), answer.place, seeds_of(answer.case, answer.members)
     sizes = answer.case["sizes"][:p]
     for name in answer.case["names"]:
         reply = answer.value[name]

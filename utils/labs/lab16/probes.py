@@ -12,23 +12,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_mpi.record import log
+from utils.checks.draws import drawn
 from utils.checks.groups import Group, in_group
-from utils.checks.probe import as_dict, kind_of, reading_answer, recorded
+from utils.checks.probe import as_dict, kind_of, reading_answer, recorded, values_of
 
 # -- numbers, and what a rank replies --------------------------------------------------------------
-
-
-def drawn(seed: int, *shape: int) -> Tensor:
-    """Return normally distributed float64 numbers, the same for the same seed."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def shown(result: object) -> dict[str, Any]:
     """Return a result for JSON: its kind in words, and its numbers if it is a tensor."""
     if not isinstance(result, Tensor):
         return {"kind": type(result).__name__, "numbers": []}
-    # The class's method, because an answer may have given this tensor another one.
-    return {"kind": kind_in_words(result), "numbers": row(Tensor.detach(result).double())}
+    return {"kind": kind_in_words(result), "numbers": values_of(result)}
 
 
 def several(name: str, result: Any, n: int) -> list[dict[str, Any]]:
@@ -36,11 +31,6 @@ def several(name: str, result: Any, n: int) -> list[dict[str, Any]]:
     if not isinstance(result, tuple | list) or len(result) != n:
         raise TypeError(f"{name} must return a tuple of {n} values")
     return [shown(one) for one in result]
-
-
-def row(tensor: Tensor) -> list[float]:
-    """Return the numbers of a tensor."""
-    return tensor.detach().reshape(-1).tolist()
 
 
 def kind_in_words(tensor: Tensor) -> str:
@@ -235,8 +225,11 @@ def probe_ring(
     return reply | {"early": early, "calls again": again}
 
 
-def drawn_block(seed: int) -> list[Tensor]:
-    """Return the arguments of `block_gradients`; a query doesn't see all keys."""
+def drawn_block(seed: int, level: float) -> list[Tensor]:
+    """Return the arguments of `block_gradients`; a query doesn't see all keys.
+
+    Scores and their log-sum-exp are near the level, and float64 has no number as large as e^1000.
+    """
     shapes = (
         (3, RING_SIZE),
         (5, RING_SIZE),
@@ -248,10 +241,13 @@ def drawn_block(seed: int) -> list[Tensor]:
     )
     tensors = [drawn(seed + i, RING_HEADS, *shape) for i, shape in enumerate(shapes)]
     tensors[3][:, 0, 2:] = -torch.inf
+    tensors[3] += level
+    tensors[4] += level
     return tensors
 
 
-def probe_block(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
+def probe_block(user_ns: dict, *, rank: int, seed: int, level: float) -> dict[str, Any]:
     """Return the gradients of one block."""
-    result, calls = recorded(reading_answer(user_ns, "block_gradients"), *drawn_block(seed))
+    block = drawn_block(seed, level)
+    result, calls = recorded(reading_answer(user_ns, "block_gradients"), *block)
     return {"result": several("block_gradients", result, 3), "calls": calls}

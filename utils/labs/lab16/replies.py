@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from utils.checks.comparison import Mistake
+from utils.checks.comparison import EXACT, Mistake
+from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, facts, to_each, value
-from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer
+from utils.checks.trials import EVERYWHERE, WORLD
 
-from .probes import kind_in_words, row
+from .probes import kind_in_words
 
-#: What float64 may lose; a mistake is off by much more.
-EXACT = 1e-9
 Tensors = Sequence[Tensor]
 
 
@@ -32,11 +31,6 @@ def lengths(case: dict[str, Any]) -> str:
     return f"every rank has its own length: a group of p ranks has the first p of {case['sizes']}"
 
 
-def seeds_of(answer: GroupAnswer) -> list[int]:
-    """Return the seeds of the ranks of a group."""
-    return [answer.case["each"][rank]["seed"] for rank in answer.members]
-
-
 def alike(
     reply: dict[str, Any], expected: Tensor, wrong: Mapping[str, Tensor], where: str
 ) -> Iterator[Step]:
@@ -46,8 +40,8 @@ def alike(
     yield facts({text: got != kind_in_words(expected)})
     said = "You have nan in the result. Is it infinity over infinity, or -inf - (-inf)?"
     mistakes = [Mistake(lambda numbers: any(x != x for x in numbers), said)]
-    mistakes += [Mistake(row(tensor), text) for text, tensor in wrong.items()]
-    yield value(reply["numbers"], row(expected), mistakes, what=where, tolerance=EXACT)
+    mistakes += [Mistake(values_of(tensor), text) for text, tensor in wrong.items()]
+    yield value(reply["numbers"], values_of(expected), mistakes, what=where, tolerance=EXACT)
 
 
 def all_alike(

@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from utils.checks.comparison import Calls, blocking, inside, only, waited
+from utils.checks.draws import drawn
 from utils.checks.task import Report, Step, communication, facts, task
-from utils.checks.trials import GroupAnswer, judge_groups, on
+from utils.checks.trials import GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks, Reply
 
 from .probes import (
@@ -22,14 +23,13 @@ from .probes import (
     RING_SIZE,
     Part,
     attend_back,
-    drawn,
     drawn_block,
     part_of,
     probe_block,
     probe_ring,
     scores_of,
 )
-from .replies import alike, all_alike, cases, lengths, seeds_of
+from .replies import alike, all_alike, cases, lengths
 from .softmax_parts import NAMES
 
 #: The bytes of a token's keys and values, or of their gradients.
@@ -39,7 +39,7 @@ TRAVELS = "Blocks travel p − 1 times and gradients p times, but not to a rank 
 
 
 def _blocks_of(answer: GroupAnswer) -> list[Tensor]:
-    pairs = zip(seeds_of(answer), answer.case["sizes"], strict=False)
+    pairs = zip(seeds_of(answer.case, answer.members), answer.case["sizes"], strict=False)
     return [drawn(seed, 3, RING_HEADS, size, RING_SIZE) for seed, size in pairs]
 
 
@@ -141,13 +141,14 @@ def _gradients(q, k, v, scores, lse, gradient, delta) -> Part:
 @task("16.5", "ring attention, backward", points=3)
 def ring_backward(ranks: Ranks, report: Report) -> None:
     """Judge the gradients of a block, and then the gradients that travel with the blocks."""
-    if report.judge_cases(ranks, probe_block, [{"seed": report.seed}], _block):
+    blocks = [{"seed": report.seed, "level": level} for level in (0.0, 1000.0, -1000.0)]
+    if report.judge_cases(ranks, probe_block, blocks, _block):
         judge_groups(ranks, report, probe_ring, cases(report, back=True), _backward, lengths)
 
 
 def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], only())
-    *rest, lse, gradient, delta = drawn_block(case["seed"])
+    *rest, lse, gradient, delta = drawn_block(case["seed"], case["level"])
     dq, dk, dv = right = _gradients(*rest, lse, gradient, delta)
     inner, scale = rest[3].logsumexp(-1, keepdim=True), math.sqrt(RING_SIZE)
     wrong = {

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from utils.checks import trials
-from utils.checks.comparison import inside, is_number, messages, only, table, waited
+from utils.checks.comparison import EXACT, inside, is_number, messages, only, table, waited
 from utils.checks.groups import Partition
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import Case, GroupAnswer, on
 from utils.cluster.questions import Ranks, Reply
 
-from .generation import BYTES, EXACT, of_size
+from .generation import BYTES, of_size
 from .generation import cached_generation as cached_generation
 from .generation import hand_over as hand_over
 from .generation import parallel_decode as parallel_decode
@@ -54,8 +54,9 @@ def step_cost(ranks: Ranks, report: Report) -> None:
         sizes = draw.randint(10**5, 10**8), draw.randint(2, 40), 64, draw.randint(10, 500)
         more = _batch(*sizes, 10 ** draw.uniform(11, 14), 10 ** draw.uniform(11, 12))
         cases += [case for case in more if case.right is not None]
-    # Each text's cache takes longer to read than the text to compute.
-    trials.judge_calls(ranks, report, [*cases, *_batch(10**6, 10, 4096, 100_000, 2e13, 1e12)])
+    # A batch of thousands; and a text's cache takes longer to read than the text to compute.
+    many, never = (10**8, 10, 64, 100, 3.383e14, 1e12), (10**6, 10, 4096, 100_000, 2e13, 1e12)
+    trials.judge_calls(ranks, report, [*cases, *_batch(*many), *_batch(*never)])
 
 
 def _step(weights: int, depth: int, width: int, batch: int, new: int, context: int) -> Case:
@@ -81,7 +82,14 @@ def _step(weights: int, depth: int, width: int, batch: int, new: int, context: i
     wrong = {said: [of, nbytes] for said, of in of_flops.items()}
     wrong |= {said: [flops, of] for said, of in of_bytes.items()}
     arguments = [weights, depth, width, batch, new, context]
-    return Case("step_cost", arguments, [flops, nbytes], table(wrong), "(FLOPs, bytes)")
+    return Case(
+        "step_cost",
+        arguments,
+        [flops, nbytes],
+        table(wrong),
+        "(FLOPs, bytes)",
+        "weights depth width batch new context",
+    )
 
 
 def _batch(weights: int, depth: int, width: int, context: int, *machine: float) -> list[Case]:
@@ -130,6 +138,8 @@ def balanced_stages(ranks: Ranks, report: Report) -> None:
     cases += [[[1, 1, 1, 9, 1], 2], [[5], 1], [[0, 0, 7, 0], 2], [[4, 4, 4, 4, 5, 5], 3]]
     lengths = [(draw.randint(6, 14), draw.randint(2, 5)) for _ in range(12)] + [(110, 12)]
     cases += [[[draw.randint(1, 80) / 8 for _ in range(n)], p] for n, p in lengths]
+    # In small units, 0.001 isn't little.
+    cases += [[[cost * 2.0**-20 for cost in costs], p] for costs, p in cases[7:9]]
     for answer in report.answers(ranks, probe_balance, cases=cases):
         judged = itertools.starmap(_balanced, zip(cases, answer.value, strict=True))
         report.follow(answer.rank, itertools.chain.from_iterable(judged))

@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, linear
 
 from utils import models
 from utils.checks import trials
-from utils.checks.comparison import Calls, Mistake, inside, made, only, table, waited
+from utils.checks.comparison import EXACT, Calls, Mistake, inside, made, only, table, waited
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import Case, GroupAnswer, on
 from utils.cluster.questions import Ranks, Reply
@@ -27,11 +27,11 @@ from .probes import (
     probe_cache,
     probe_hand_over,
     probe_parallel,
+    prompts_of,
     text_of,
 )
 
 BYTES = 8  # of a float64 and of an int64
-EXACT = 1e-9
 
 
 def greedy(model: models.GPT, prompt: Tensor, new: int) -> Tensor:
@@ -111,7 +111,7 @@ def likely(modes: dict, k: int, parts: Sequence, pieces: Sequence, place: int = 
 @task("17.1", "a cache of keys and values", points=3)
 def cached_generation(ranks: Ranks, report: Report) -> None:
     """Compare logits, cached tensors and tokens with the model that computes the whole text."""
-    shapes = ((2, [5, 1, 3, 1], 6), (1, [1, 1, 1], 1), (3, [4, 4], 2), (2, [5, 2], 6))
+    shapes = ((2, [5, 1, 3, 1], 6), (1, [1, 1, 1], 1), (3, [4, 4], 2), (2, [17, 2], 6))
     cases = [
         {"seed": seed, "samples": samples, "pieces": pieces, "new": new}
         for seed, (samples, pieces, new) in zip(report.seeds(4), shapes, strict=True)
@@ -138,13 +138,30 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     cache = played([model], [text])[1]
     both = [t[:, : sum(pieces)].tolist() for t in cache.keys + cache.values]
     yield value(answer.value["cached"], both, what="cache.keys and cache.values", tolerance=EXACT)
-    (samples, n), new, rows = parts[0].shape, case["new"], answer.value["rows"]
-    where = f"generate(model, prompt of shape {[samples, n]}, {new})"
-    yield tokens_are(answer.value["tokens"], model, parts[0], new, where)
+    yield facts({
+        "You made new tensors for the cache, which copies all of it in each step. Write the new "
+        "keys and values into cache.keys[k] and cache.values[k]": answer.value["moved"]
+    })
+    prompts = prompts_of(case["seed"], case["samples"], pieces)
+    for prompt, generated in zip(prompts, answer.value["generated"], strict=True):
+        yield from _generated(model, prompt, case["new"], *generated)
+    yield facts({
+        "You changed the model's weights. Leave them as they are": answer.value["changed"],
+    })
+
+
+def _generated(
+    model: models.GPT, prompt: Tensor, new: int, tokens: Any, rows: float, first: float
+) -> Iterator[Step]:
+    """Judge new tokens, how many tokens were computed, and how many of them in the first call."""
+    n = prompt.shape[1]
+    where = f"generate(model, prompt of shape {list(prompt.shape)}, {new})"
+    yield tokens_are(tokens, model, prompt, new, where)
     yield facts({
         f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once "
         "and then compute one token in each step": rows > n + new - 1,
-        "You changed the model's weights. Leave them as they are": answer.value["changed"],
+        f"{where}: Your first step computed {first:g} tokens of each text. Compute the whole "
+        "prompt in one step": first != n,
     })
 
 
@@ -197,13 +214,19 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
         yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
         yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})
         yield logits_are(logits, expected, likely(MODES, k, parts, pieces, answer.place), where)
+        length, end = answer.value["lengths"][k], sum(piece.shape[1] for piece in pieces[: k + 1])
+        yield facts({
+            f"{where}: cache.length is {length}, expected {end}. Raise it by the number of new "
+            "tokens": length != end
+        })
 
 
 def of_size(calls: Calls, allowed: set[int]) -> Step:
     """Return the step that each call has one of these sizes."""
     nbytes = next((call["nbytes"] for call in calls if call["nbytes"] not in allowed), None)
-    said = f"You communicate {nbytes} bytes at once, expected {min(allowed)}. Send only the "
-    return facts({said + "activations of the new tokens": nbytes is not None}, "communication")
+    said = f"You communicate {nbytes} bytes at once, expected {min(allowed)}. Send the "
+    said += "activations of the new tokens, in the dtype of the model"
+    return facts({said: nbytes is not None}, "communication")
 
 
 def _latency(compute: float, depth: int, nbytes: int, p: int, latency: float, rate: float) -> Case:
@@ -250,11 +273,18 @@ def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
     nbytes, expected = sum(call["nbytes"] for call in calls), (n * token + first) * is_end
     reason = {
         (n + new - 1) * token + first: "You sent the whole room of the cache. ",
-        n * token // 2 + first: "You sent only keys or only values. ",
+        n * token // 2 + first: "You sent only half of these bytes: keys or values, or float32. ",
     }.get(nbytes, "")
     yield facts({
         f"{where}: Your messages have {nbytes} bytes on this rank, expected {expected}. {reason}"
         "Send the filled part of the cache and the first new token": nbytes != expected,
+    })
+    rows = n * (answer.rank == members[0]) + (new - 1) * (answer.rank == members[-1])
+    yield facts({
+        f"{where}: Rank {answer.rank} computed {answer.value['rows']} tokens of each text, "
+        f"expected {rows}. The first rank computes the prompt, and the last one the other tokens": (
+            answer.value["rows"] > rows
+        )
     })
     if answer.rank == members[-1]:
         prompt = text_of(answer.case["each"][members[0]]["seed"], samples, n)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from typing import Any
@@ -47,28 +48,40 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
     before = weights_of(model)
     text = text_of(seed, samples, sum(pieces))
     cache = Cache(model, samples, sum(pieces) + 2)
-    rows = [0.0]
+    rows, passes = [0.0], [0]
+    mlp = model.blocks[-1].mlp
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
-        for layer in (model.blocks[-1].mlp, model.blocks[-1].attention.k)
+        for layer in (mlp, model.blocks[-1].attention.k)
     ]
+    hooks.append(mlp.register_forward_pre_hook(lambda _, args: passes.append(args[0].shape[1])))
     forward = reading_answer(user_ns, "forward_cached", changes=(2,))
+    room = [tensor.data_ptr() for tensor in cache.keys + cache.values]
     steps = [
         (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples)
         for piece in text.split(pieces, 1)
     ]
-    prompt = text[:, : pieces[0]]
-    tokens, calls = recorded(reading_answer(user_ns, "generate"), model, prompt, new)
+    generate, generated = reading_answer(user_ns, "generate"), []
+    for prompt in prompts_of(seed, samples, pieces):
+        rows[:], passes[:] = [0.0], []
+        tokens, calls = recorded(generate, model, prompt, new)
+        generated.append([told_tokens(tokens), sum(rows) / samples, sum(passes[:1])])
     for hook in hooks:
         hook.remove()
     return {
         "steps": [[told(logits), number(length), rows] for logits, _, length, rows in steps],
         "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
-        "tokens": told_tokens(tokens),
-        "rows": sum(rows) / samples - steps[-1][3],
+        "moved": room != [tensor.data_ptr() for tensor in cache.keys + cache.values],
+        "generated": generated,
         "calls": sum((of for _, of, *_ in steps), calls),
         "changed": not torch.equal(before, weights_of(model)),
     }
+
+
+def prompts_of(seed: int, samples: int, pieces: list[int]) -> tuple[Tensor, Tensor]:
+    """Return two prompts of the same shape, which are continued one after the other."""
+    text = text_of(seed, samples, sum(pieces))[:, : pieces[0]]
+    return text, 255 - text
 
 
 def told_tokens(result: Any) -> Any:
@@ -99,19 +112,23 @@ def probe_parallel(
     cache = Cache(part, 2, 8)
     function = reading_answer(user_ns, "parallel_step", changes=(2,))
     pieces = text_of(common, 2, 6).split((5, 1), 1)
-    steps = [recorded(function, part, piece, cache, **named) for piece in pieces]
-    logits, calls = zip(*steps, strict=True)
-    return {"logits": told(logits), "calls": calls}
+    steps = [
+        (*recorded(function, part, piece, cache, **named), number(cache.length)) for piece in pieces
+    ]
+    logits, calls, lengths = zip(*steps, strict=True)
+    return {"logits": told(logits), "calls": calls, "lengths": lengths}
 
 
 @in_group
 def probe_hand_over(
     user_ns: dict, *, rank: int, named: dict, common: int, seed: int, shape: list, new: int
 ) -> dict:
-    """Generate with a prompt that only the first rank knows."""
+    """Generate with a prompt that only the first rank knows; count the tokens computed here."""
     function = reading_answer(user_ns, "disaggregated")
-    tokens, calls = recorded(function, gpt(common), text_of(seed, *shape), new, **named)
-    return {"tokens": told_tokens(tokens), "calls": calls}
+    model, rows = copy.deepcopy(gpt(common)), [0]
+    model.blocks[-1].mlp.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
+    tokens, calls = recorded(function, model, text_of(seed, *shape), new, **named)
+    return {"tokens": told_tokens(tokens), "calls": calls, "rows": sum(rows)}
 
 
 # -- stages, chains and policies -------------------------------------------------------------------
@@ -146,7 +163,7 @@ def probe_serve(user_ns: dict, *, rank: int, group: Group, named: dict, seed: in
         "logits": told(result),
         "calls": calls,
         "worked": len(starts),
-        "late": any(start < sent for sent, start in zip(sends, starts[2:], strict=False)),
+        "late": any(start < sent for sent, start in zip(sends, starts[1:], strict=False)),
         "hoards": any(sum(end <= start for end in waits) > k + 2 for k, start in enumerate(starts)),
     }
 
@@ -156,8 +173,14 @@ WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
     "a steady rate": (Server(), {"rate": 6}),
     "bursts of ten": (Server(), {"rate": 5, "burst": 10}),
     "long prompts": (Server(), {"rate": 2, "prompt": (200, 620)}),
-    "short prompts": (Server(first=0.4), {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9}),
-    "few slots": (Server(slots=6, decode=0.012, first=4), {"rate": 1.6, "prompt": (20, 200)}),
+    "short prompts": (
+        Server(first=0.4, gap=0.08),
+        {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9},
+    ),
+    "few slots": (
+        Server(slots=6, decode=0.012, first=4, gap=0.25),
+        {"rate": 1.6, "prompt": (20, 200)},
+    ),
 }
 
 

@@ -58,6 +58,8 @@ def _waits(seed: int) -> list[Waits]:
         [[0], [0], []],  # a rank that waits for itself
         [[1, 2, 3], [2, 3], [], [2]],
         [[1], [2], [3], [1], [0]],
+        [[1], [0, 2], [3], [4], [3]],  # rank 2 is between two cycles, and on none
+        [[8], [0], [], [], [], [], [], [], [1], []],  # a cycle of the ranks 0, 1 and 8
     ]
     found = []
     for form in forms:
@@ -67,7 +69,7 @@ def _waits(seed: int) -> list[Waits]:
             renamed[names[rank]] = sorted(names[other] for other in others)
         found.append(renamed)
     for _ in range(12):
-        n = draw.randint(4, 9)
+        n = draw.randint(4, 12)
         found.append([sorted(draw.sample(range(n), draw.choice((0, 1, 1, 2)))) for _ in range(n)])
     return found
 
@@ -147,7 +149,7 @@ def grouped(places: Iterable[str]) -> list[list[Any]]:
 def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
     """Return a file, and the threads of each rank."""
     draw = random.Random(seed)
-    folder = draw.choice(("/home/ann/job", "/data/run 7", "/srv/train"))
+    folder = ("/home/ann/job", "/data/run+7 (old)", "/srv/train")[seed % 3]
     file = f"{folder}/train.py"
     lines = draw.sample(range(10, 400), 6)
     below: Frames = [(file, lines[0], "train"), (file, lines[1], "<module>")]
@@ -157,6 +159,7 @@ def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
     other: Frames = [(LIBRARY, 3145, "broadcast"), (file, lines[4], "average"), *below]
     alike: Frames = [
         (f"{folder}/old_train.py", lines[5], "load"),
+        (f"{folder}/train_py", lines[5], "load"),
         (f"/old{file}", 9, "read"),
         (f"{folder}/train.pyx", lines[4], "parse"),
         *late[1:],
@@ -277,19 +280,22 @@ def minority(values: Sequence[Any]) -> list[int]:
 def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     """Return the ranks' recordings; `accident` is what some rank does differently, or ""."""
     draw = random.Random(f"{seed} {accident}")
-    n, length = draw.randint(5 if accident == "two ways" else 3, 6), draw.randint(14, 22)
-    kinds = [("all_reduce", [[512]], 31), ("all_reduce", [[1]], 38), ("broadcast", [[512]], 44)]
+    n, length = draw.randint(4 if accident == "two ways" else 3, 6), draw.randint(14, 22)
+    kinds = [("all_reduce", [[8, 64]], 31), ("all_reduce", [[1]], 38), ("broadcast", [[512]], 44)]
     kinds += [("all_reduce", [[1]], 52), ("barrier", [], 57)]
     program = [kinds[k % 2] if k % 7 else draw.choice(kinds[2:]) for k in range(length)]
+    at = draw.randint(8, length - 3)
+    if accident == "order":
+        program[at] = kinds[0]
     ranks: list[list[Any]] = [list(program) for _ in range(n)]
     culprit = 0 if accident == "line" else draw.randrange(n)
-    at = draw.randint(8, length - 3)
-    pair = draw.sample(range(n), 2) if n > 4 else [culprit]
-    for rank in pair if accident in ("call", "sizes", "two ways") else [culprit]:
+    pair = draw.sample(range(n), 2) if n > 4 or accident == "two ways" else [culprit]
+    for rank in pair if accident in ("call", "sizes", "order", "two ways") else [culprit]:
         call, sizes, line = program[at]
         changed = {
             "call": ("reduce_scatter", sizes, 61),
             "sizes": (call, [[384]], line),
+            "order": (call, [size[::-1] for size in sizes], line),
             "line": (call, sizes, line + 9),
         }
         if accident in changed:
@@ -369,6 +375,9 @@ def _compared(dumps: list[list[Entry]]) -> Case:
 @task("18.3", "compare the recordings", points=3)
 def recordings_compared(ranks: Ranks, report: Report) -> None:
     """Judge the first difference of recordings, whose oldest entries are overwritten."""
-    accidents = ("skips", "ends", "", "call", "sizes", "line", "once more", "never", "two ways")
+    accidents = (
+        *("skips", "ends", "", "call", "sizes", "order", "line"),
+        *("once more", "never", "two ways"),
+    )
     cases = [_compared(_recordings(report.seed + k, one)) for k in range(2) for one in accidents]
     trials.judge_calls(ranks, report, cases)

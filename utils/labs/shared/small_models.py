@@ -70,7 +70,7 @@ def one_number(value: Any) -> Any:
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
     """Take a step; return its loss, the weights after it, the model's samples, and the calls."""
     images, labels = batch
-    before = weights_of(model)
+    before, mode = weights_of(model), model.training
     steps: list[str] = []
     noted = optimizer.register_step_pre_hook(
         lambda *_: steps.append(fingerprint(gradient_of(model)))
@@ -83,6 +83,7 @@ def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, b
         "loss": one_number(told(loss)),
         "weights": weights_of(model),
         "moved": not torch.equal(before, weights_of(model)),
+        "switched": model.training is not mode,
         "steps": len(steps),
         "stepped": steps,
         "passes": passes,

@@ -1,0 +1,91 @@
+"""What a wrong number is off by, in the quantities of its task, such as 72 = depth × width.
+
+The words help only if they name one product. So a difference that several products explain equally
+well stays a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import cast
+
+from .comparison import is_number, short
+
+#: A product has at most so many factors. One of them may be one of these whole numbers.
+FACTORS, CONSTANTS = 3, (1, 2, 3, 4, 8)
+
+
+def off_by(result: object, expected: object, quantities: Mapping[str, float]) -> str:
+    """Return a sentence about a wrong number, or about the first wrong one of a list.
+
+    Args:
+        quantities: the numbers that a task gives, by name.
+
+    Returns:
+        "The difference is 72 = depth × width", or "It is 12 = depth times the expected number", or
+        "" if no single product explains it.
+    """
+    if isinstance(result, list) and isinstance(expected, list) and len(result) == len(expected):
+        pairs = zip(result, expected, strict=True)
+        result, expected = next(((a, b) for a, b in pairs if a != b), (None, None))
+    if not (is_number(result) and is_number(expected)):
+        return ""
+    got, right = float(cast(float, result)), float(cast(float, expected))
+    if not (math.isfinite(got) and math.isfinite(right)):
+        return ""
+    if words := product(abs(got - right), quantities):
+        return f"The difference is {_whole(abs(got - right))} = {words}"
+    if got * right > 0 and (words := _times(got / right, quantities)):
+        return f"It is {words} times the expected number"
+    if got * right > 0 and (words := _times(right / got, quantities)):
+        return f"The expected number is {words} times yours"
+    return ""
+
+
+def _times(quotient: float, quantities: Mapping[str, float]) -> str:
+    """Return a quotient above 1 in words, as "12 = depth" or "2"; "" for any other one."""
+    if quotient in CONSTANTS[1:]:
+        return _whole(quotient)
+    words = product(quotient, quantities) if quotient > 1 else ""
+    return words and f"{_whole(quotient)} = {words}"
+
+
+def _whole(number: float) -> str:
+    """Return a number, as an integer if it is one."""
+    return short(int(number) if number.is_integer() else number)
+
+
+def product(number: float, quantities: Mapping[str, float]) -> str:
+    """Return the one product of quantities that gives this number, as "2 × depth × width²".
+
+    Fewer factors come first, and products of quantities alone. Of equally simple products, only a
+    single one counts; "" otherwise.
+    """
+    for factors in range(1, FACTORS + 1):
+        for constants in (CONSTANTS[:1], CONSTANTS[1:]):
+            found = {
+                words
+                for constant in constants
+                for words in _products(number, quantities, constant, factors - (constant > 1))
+            }
+            if found:
+                return found.pop() if len(found) == 1 else ""
+    return ""
+
+
+def _products(
+    number: float, quantities: Mapping[str, float], constant: int, count: int
+) -> Iterator[str]:
+    """Yield the products of a whole number and so many quantities."""
+    names = [name for name, size in quantities.items() if size > 1]
+    for chosen in itertools.combinations_with_replacement(names, count) if count else ():
+        size = constant * math.prod(quantities[name] for name in chosen)
+        if math.isclose(size, number, rel_tol=1e-9):
+            yield " × ".join([*([str(constant)] if constant > 1 else []), *_powers(chosen)])
+
+
+def _powers(names: tuple[str, ...]) -> list[str]:
+    counts = {name: names.count(name) for name in names}
+    return [name + {1: "", 2: "²", 3: "³"}[times] for name, times in counts.items()]

@@ -31,6 +31,7 @@ from IPython import get_ipython
 from torch_mpi import settings
 from torch_mpi.lines import sayable_error, text_of
 from utils.cluster import cell_replies, notebook_words, rank_notes
+from utils.cluster.memory_limit import limited_memory
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.cluster.rank_notes import Notes
 from utils.jobs import RanksError
@@ -374,7 +375,8 @@ def answer(target: str, arguments: str, rank: int, token: str, of_ours: bool) ->
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             module, _, name = target.partition(":")
             function = getattr(importlib.import_module(module), name)
-            result = function(get_ipython().user_ns, rank=rank, **loads(arguments))
+            with contextlib.nullcontext() if of_ours else limited_memory():
+                result = function(get_ipython().user_ns, rank=rank, **loads(arguments))
             value = plain(result)
             if world := _students_world(of_ours):
                 world.withdraw_receives(began)

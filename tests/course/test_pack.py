@@ -198,7 +198,7 @@ def test_the_page_of_a_lab_has_all_that_an_instructor_needs(tmp_path):
     page = (tmp_path / "01_c10d.html").read_text()
     assert f"{len(made.mistakes['1.2'])}</summary>" in page
     assert "A message arrived, but your tensor is unchanged" in page
-    assert "75 minutes, 4 ranks, 21 points; after 00" in page
+    assert "150 minutes, 4 ranks, 21 points; after 00" in page
     assert page.count("<h4>Rubric</h4>") == 2
     assert page.count("<img ") == page.count('.svg" alt="') == len(made.pictures)
     assert "$" not in re.sub(r"<code>.*?</code>", "", page.partition('id="written"')[2])

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from PIL import Image, ImageChops, ImageSequence
 
-from utils.course import about, map
+from utils.course import about, effort, map
 from utils.course.notebook import LABS, ROOT, notebooks, read
 from utils.figures import RED
 
@@ -37,11 +37,12 @@ def test_the_promise_counts_the_notebooks_and_the_hours_that_there_are():
     (whole,) = [path for path in map.paths(labs) if path.name == map.WHOLE]
     assert f"the whole course {map.hours(whole.minutes)} hours" in FIRST_SCREEN
     assert f"The first lab takes {labs[0].minutes} minutes" in FIRST_SCREEN
-    assert f"the core path of a lab takes at most {about.LONGEST} minutes" in FIRST_SCREEN
+    assert max(lab.minutes for lab in labs) <= 2 * effort.SESSION
+    assert f"one or two sessions of at most {effort.SESSION} minutes" in FIRST_SCREEN
 
 
 def test_every_task_has_the_three_hints_that_the_first_screen_promises():
-    promised = "a nudge, the picture or formula, nearly code"
+    promised = "a nudge, the picture or formula, the shape of the code"
     assert promised in FIRST_SCREEN
     for path in notebooks(LABS):
         text = "\n".join(cell.source for cell in read(path).cells)

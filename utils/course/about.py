@@ -22,6 +22,8 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from .effort import announced, in_sessions
+from .effort import minutes as minutes_of
 from .notebook import SOLUTIONS, NotebookError, notebooks, read
 
 #: The parts of the course, in order.
@@ -35,8 +37,10 @@ PARTS = (
 )
 #: The heading of the cell behind which nothing belongs to the core path.
 FURTHER = "## Go further"
-#: The longest core path, in minutes. The capstone is a project.
-LONGEST, PROJECT = 90, "All together"
+#: Labs of this part are projects, whose minutes are planned. So are those of the first lab.
+PROJECT, FIRST = "All together", "00"
+#: A lab may announce this share of what the rule in :mod:`.effort` expects.
+ENOUGH = 0.9
 EXAMPLE = (
     '"lab": {"title": "DDP", "part": "Data parallel", "minutes": 75, "ranks": 4, '
     '"builds_on": ["03"]}'
@@ -113,7 +117,7 @@ def problems_of(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[st
     if not faults:
         title = nb.cells[0].source if nb.cells else ""
         yield from _differences(about, number, title)
-        yield from _parts(about, nb, title)
+        yield from _parts(about, number, nb, title)
 
 
 def _is_count(value: object) -> bool:
@@ -163,21 +167,23 @@ def _differences(about: Mapping[str, Any], number: str, title_cell: str) -> Iter
     if first.partition(":")[0].strip() != heading:
         yield f"its metadata say {heading!r}, its title cell {first!r}: they must agree"
     row = re.search(
-        r"^\|(?: core path \|)?([^|\n]*)minutes *\| *(\d+)[^\n]*\|$", title_cell, re.MULTILINE
+        r"^\|(?: core path \|)? *([^|\n]*minutes) *\| *(\d+)[^\n]*\|$", title_cell, re.MULTILINE
     )
     if row is None:
         yield "its title cell has no row such as '| 75 minutes | 4, on one machine | 15 |'"
         return
-    minutes = int((re.findall(r"\d+", row[1]) or ["0"])[-1])
-    for key, value in (("minutes", minutes), ("ranks", int(row[2]))):
-        if value != about[key]:
-            yield f"its metadata say {about[key]} {key}, its title cell {value}: they must agree"
+    for key, said, value in (
+        ("", in_sessions(about["minutes"]), row[1]),
+        (" ranks", str(about["ranks"]), row[2]),
+    ):
+        if value != said and not value.endswith(f" to {said}"):
+            yield f"its metadata say {said}{key}, its title cell {value}: they must agree"
 
 
-def _parts(about: Mapping[str, Any], nb: NotebookNode, title_cell: str) -> Iterator[str]:
+def _parts(
+    about: Mapping[str, Any], number: str, nb: NotebookNode, title_cell: str
+) -> Iterator[str]:
     """Yield where the title cell's rows differ from the core path and from *Go further*."""
-    if about["minutes"] > LONGEST and about["part"] != PROJECT:
-        yield f"its core path takes {about['minutes']} minutes: at most {LONGEST}, then {FURTHER!r}"
     starts = [k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER)]
     if len(starts) != ("further" in about):
         yield (
@@ -196,9 +202,22 @@ def _parts(about: Mapping[str, Any], nb: NotebookNode, title_cell: str) -> Itera
                 "its title cell needs a row '| *Go further* | "
                 f"{about['further']} minutes | … | {_points(further)} |'"
             )
+    if about["part"] != PROJECT and number != FIRST:
+        yield from _hasty(about["minutes"], core, "core path")
+        yield from _hasty(about.get("further", 0), further, "part *Go further*")
     row = re.search(r"^\|[^\n]*minutes[^\n]*\| *(\d[^|\n]*?) *\|$", title_cell, re.MULTILINE)
     if row and row[1] != _points(core):
         yield f"its title cell says {row[1]!r} points, its tasks give {_points(core)!r}"
+
+
+def _hasty(said: int, cells: list[NotebookNode], part: str) -> Iterator[str]:
+    """Yield where a part announces less time than students need."""
+    needed = minutes_of(cells)
+    if said < ENOUGH * needed and cells:
+        yield (
+            f"its {part} takes about {needed:.0f} minutes by the rule in effort.py, but announces "
+            f"{said}: write {announced(needed)}"
+        )
 
 
 def _points(cells: list[NotebookNode]) -> str:

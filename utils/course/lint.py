@@ -65,7 +65,10 @@ def lint(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[str]:
 def solution_problems(nb: NotebookNode, number: str, numbers: set[str]) -> Iterator[str]:
     """Yield the problems of a solution; `numbers` are the numbers of all labs."""
     yield from about.problems_of(nb, number, numbers)
-    rules = (id_problems, marker_problems, width_problems, output_problems, picture_problems)
+    rules = (
+        *(id_problems, marker_problems, width_problems, list_problems),
+        *(output_problems, picture_problems),
+    )
     yield from cell_problems(nb, *rules)
 
 
@@ -113,6 +116,12 @@ def width_problems(cell: NotebookNode) -> Iterator[str]:
         for number, line in enumerate(cell.source.splitlines(), start=1):
             if len(line) > WIDEST:
                 yield f"line {number} has {len(line)} columns, more than {WIDEST}: break it"
+
+
+def list_problems(cell: NotebookNode) -> Iterator[str]:
+    """Yield items of a list that an editor has joined to a paragraph."""
+    if cell.cell_type == "markdown" and (item := re.search(r"\S+[.:] - \S+", cell.source)):
+        yield f"{item[0]!r} looks like an item inside a paragraph: begin each item on its own line"
 
 
 def _nearest(word: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:

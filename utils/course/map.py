@@ -17,9 +17,9 @@ BEGIN, END = "<!-- map: `make release` writes this -->", "<!-- end of the map --
 
 #: Paths through the course: name, what for, and the labs, meeting by meeting.
 PATHS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
-    "One afternoon": ("from messages to data-parallel training", [["00", "01", "03"]]),
+    "Two afternoons": ("from messages to data-parallel training", [["00", "01", "03"]]),
     "Four weeks": (
-        "the core ideas, one session a week",
+        "the core ideas, four sessions a week",
         [["00", "01", "02"], ["03", "04"], ["06", "07"], ["10", "13"]],
     ),
     "Two weeks of transformers": (

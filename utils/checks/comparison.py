@@ -229,11 +229,16 @@ def _what_fits(result: Any, mistakes: Iterable[Mistake], tolerance: float) -> st
     For some numbers, other mistakes give the same result. Then the text has theirs, too, because
     nobody can know which of them was made.
     """
-    fitting = [mistake for mistake in mistakes if mistake.fits(result, tolerance)]
-    if not fitting or callable(fitting[0].gives):
-        return fitting[0].said if fitting else ""
-    alike = dict.fromkeys(mistake.said for mistake in fitting if not callable(mistake.gives))
-    return ". Or: ".join(list(alike)[:MOST_ALIKE])
+    alike: list[str] = []
+    for mistake in mistakes:
+        is_function = callable(mistake.gives)
+        if (alike and is_function) or not mistake.fits(result, tolerance):
+            continue
+        if is_function:
+            return mistake.said
+        if mistake.said not in alike:
+            alike.append(mistake.said)
+    return ". Or: ".join(alike[:MOST_ALIKE])
 
 
 def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:

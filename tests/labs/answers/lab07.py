@@ -502,7 +502,7 @@ _CHANGES = [
                     request.wait()
         """, None, "You started the irecv for one server after you had waited for another"),
     ("7.7", "two servers only", "weights.tensor_split(len(servers))", "weights.tensor_split(2)",
-     "servers = ["),
+     "Sender and receiver must agree"),
     ("7.7", "leaves one server only", "            for server in servers:\n                "
      "leave(server)", "            leave(servers[0])",
      "Receive a part from each server, and send each server a header and its"),
@@ -869,7 +869,7 @@ CHANGES += [
         "cuts off what is behind the point",
         "isend(piece, dst=server)",
         "isend(piece.int().float(), dst=server)",
-        "the part of the gradient that server 0 got",
+        "the part of the gradient that server 5 got",
     ),
     (
         "7.7",

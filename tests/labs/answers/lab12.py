@@ -1095,7 +1095,7 @@ CHANGES += [
         "cuts off what is behind the point",
         "bound / max(delta",
         "int(bound) / max(delta",
-        "bound 0.75",
+        "bound 0.3",
     ),
     (
         "12.8",

@@ -30,7 +30,7 @@ def serve_in_rounds(ranks: Ranks, report: Report) -> None:
         if not judge_worker(ranks, report, "work", _work, like):
             return
     for workers, steps in (([1, 2, 3], 3), ([1, 2, 3, 4, 5], 4), ([2, 5], 12), ([4], 3)):
-        jobs = jobs_of(report.seed, workers, steps, slow=workers[-1])
+        jobs = jobs_of(report.seed, workers, steps, slow=workers[-1], pairs=len(workers) == 5)
         if not judge_server(ranks, report, "serve_in_rounds", jobs, _rounds):
             return
 

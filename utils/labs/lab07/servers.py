@@ -46,19 +46,27 @@ def answers_of(
 
 
 def jobs_of(
-    seed: int, workers: Sequence[int], steps: int, slow: int | None = None, ahead: int = 0
+    seed: int,
+    workers: Sequence[int],
+    steps: int,
+    slow: int | None = None,
+    ahead: int = 0,
+    pairs: bool = False,
 ) -> list:
     """Return the jobs of workers that leave after different numbers of steps, see `Job`.
 
     Args:
         slow: a worker that takes longer for each step.
         ahead: how many gradients another worker has pushed before the slow one pushes its first.
+        pairs: whether two workers leave in the same round.
     """
     turn = seed % len(workers)
     fast = next((worker for worker in workers if ahead and worker != slow), None)
     return [
         (
-            *(worker, steps + (place + turn) % len(workers), 8 if worker == slow else place % 2),
+            worker,
+            steps + (place + turn) % len(workers) // (1 + pairs),
+            8 if worker == slow else place % 2,
             (slow, ahead) if worker == fast else (),
             fast if worker == slow else None,
         )

@@ -56,7 +56,7 @@ def probe_run(
 
     place = dist.get_rank(group)
     p = dist.get_world_size(group)
-    function = answer_named(user_ns, "run_schedule")
+    function = reading_answer(user_ns, "run_schedule")
     marks = answer_named(user_ns, "marks")
     results = []
     for lists, n in schedules[str(p)]:

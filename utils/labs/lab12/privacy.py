@@ -23,12 +23,14 @@ from .privacy_probes import (
     MANY,
     NOISE,
     QUIET,
+    SHORTER,
     TAKING_PART,
     drawn_deltas,
     plain_updates,
     probe_masked,
     probe_private,
     round_of,
+    sparse_updates,
 )
 
 NOISE_TOLERANCE = 0.05
@@ -38,15 +40,19 @@ NOISE_TOLERANCE = 0.05
 def private_mean(ranks: Ranks, report: Report) -> None:
     """Judge lengths up to the bound, their mean, and noise of the right scale, added once."""
     for answer in report.answers(ranks, probe_private, seed=report.seed):
-        report.follow(answer.rank, _private(answer.value, drawn_deltas(report.seed)))
+        report.follow(answer.rank, _private(answer.value, report.seed))
 
 
-def _private(result: dict[str, Any], deltas: list[Tensor]) -> Iterator[Step]:
+def _private(result: dict[str, Any], seed: int) -> Iterator[Step]:
+    deltas = drawn_deltas(seed)
     clips = [_shortened(delta, 1.0) for delta in deltas]
     for reply, delta, clip in zip(result["clips"], deltas, clips, strict=True):
         about = f"clipped, length {delta.norm().item():.2g}, bound 1"
         mistakes = _wrong_clips(delta)
         yield value(reply, clip.tolist(), mistakes, what=about, form="the clipped update")
+    about = f"clipped, bound {SHORTER}"
+    shorter = _shortened(deltas[1], SHORTER).tolist()
+    yield value(result["shorter"], shorter, what=about, form="the clipped update")
     total = sum(_shortened(delta, QUIET) for delta in deltas)
     m = len(deltas)
     plain = sum(deltas) / m
@@ -59,6 +65,20 @@ def _private(result: dict[str, Any], deltas: list[Tensor]) -> Iterator[Step]:
     about = f"private_mean with z = 0, bound {QUIET}"
     yield value(result["quiet"], (total / m).tolist(), table(wrong), what=about, form="the mean")
     yield from _noise(result)
+    yield from _added(result, sparse_updates(seed))
+
+
+def _added(result: dict[str, Any], updates: list[Tensor]) -> Iterator[Step]:
+    """Judge that the noise is added to the mean of the clipped updates, whatever their numbers."""
+    m, bound, _ = NOISE
+    mean = sum(_shortened(update, bound) for update in updates)[:FIRST] / m
+    noise = tensor_of(result["noise"])[:FIRST]
+    got = tensor_of(result["on updates"])
+    yield facts({
+        "With the same seed, your mean of other updates isn't their mean after clipping, plus the "
+        "same noise. Clip each update, average, and then add the noise": got.shape != mean.shape
+        or not torch.allclose(got, mean + noise, atol=1e-5)
+    })
 
 
 def _shortened(delta: Tensor, bound: float) -> Tensor:

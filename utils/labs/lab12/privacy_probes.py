@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.checks.draws import seeded
+from utils.checks.draws import drawn, seeded
 from utils.checks.probe import number, reading_answer, told
 from utils.checks.raw_tensors import raw
 
@@ -136,6 +136,8 @@ NOISE = (5, 0.5, 3.0)
 #: So many first numbers tell whether two long tensors are the same.
 FIRST = 500
 
+#: Another bound of a clipped update.
+SHORTER = 0.3
 #: The bound of a mean without noise.
 QUIET = 0.75
 
@@ -146,6 +148,12 @@ def drawn_deltas(seed: int) -> list[Tensor]:
     lengths = (0.5, 40.0, 0.0, 1.5)
     drawn = [torch.randn(6, generator=draw, dtype=torch.float64) for _ in lengths]
     return [length * delta / delta.norm() for length, delta in zip(lengths, drawn, strict=True)]
+
+
+def sparse_updates(seed: int) -> list[Tensor]:
+    """Return as many updates as get noise, as long, with some large numbers at the beginning."""
+    rows = drawn(seed, NOISE[0], FIRST, dtype=torch.float32)
+    return [functional.pad(row, (0, MANY - FIRST)) for row in rows]
 
 
 def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
@@ -159,6 +167,7 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
     for draw_seed in (seed, seed, seed + 1):
         torch.default_generator.manual_seed(len(noises))
         noises.append(mean([torch.zeros(MANY) for _ in range(m)], bound, z, seeded(draw_seed)))
+    on_updates = mean(sparse_updates(seed), bound, z, seeded(seed))
     draw = seeded(seed)
     alone, following = (mean([torch.zeros(MANY)], bound, z, draw) for _ in range(2))
     noise, again, other = noises
@@ -167,6 +176,8 @@ def probe_private(user_ns: dict, *, rank: int, seed: int) -> dict:
         "quiet": quiet,
         "few": len(few),
         "noise": raw(noise),
+        "on updates": raw(on_updates[:FIRST]),
+        "shorter": told(clip(drawn_deltas(seed)[1], SHORTER)),
         "again": raw(again[:FIRST]),
         "other": raw(other[:FIRST]),
         "alone": raw(alone[:FIRST]),

@@ -78,6 +78,8 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
     pid = draw.randrange(10_000, 99_999)
     add(_survivors_say(rank, pid, [0, 1], 40), rank, None)
     add(_survivors_say(0, pid, [rank], 40), 0, None)
+    # Later, another rank dies: the first death is the cause.
+    add(f"{_survivors_say(rank, pid, [0], 40)}\n{_survivors_say(0, pid + 1, [1], 41)}", rank, None)
     add(f"{_survivors_say(rank, pid, [0], 40)}\n   Exit code:    1\n", rank, None)
     # The launcher names the rank; the survivors here name another one, and the launcher counts.
     launcher = _launcher_says(rank, pid, 9, draw, 0.3)
@@ -367,6 +369,9 @@ def interval(ranks: Ranks, report: Report) -> None:
         [10.0, 10.0, 1.0, 5.0, [10.0]],
         # One failure comes at the end of a save, and one at the end of a restart.
         [100.0, 10.0, 1.0, 5.0, [11.0, 16.0]],
+        # A failure when a save begins ends this save; then one at the very beginning of the job.
+        [100.0, 10.0, 1.0, 5.0, [10.0]],
+        [100.0, 10.0, 1.0, 5.0, [0.0]],
     ]
     cases = [
         Case("with_failures", job, replay(*job), _wrong_books(*job), "a dict")

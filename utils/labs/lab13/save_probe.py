@@ -201,7 +201,7 @@ def written_by_python() -> Iterator[None]:
         yield
 
 
-OLD, NEW = 10, 20
+OLD, NEW = 10, 137
 #: The folders of the two checkpoints.
 OLD_FOLDER, NEW_FOLDER = (f"step-{step:06d}" for step in (OLD, NEW))
 REMAINS = b"half of a file"  # of a save that crashed

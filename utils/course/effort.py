@@ -24,7 +24,7 @@ WORDS = 70
 LINE, POINT = 1.5, 6.0
 #: The longest session, in minutes; a part with more is announced as several sessions.
 SESSION = 100
-_NUMBERS = {1: "one session", 2: "two sessions", 3: "three sessions", 4: "four sessions"}
+_NUMBERS = {2: "two sessions", 3: "three sessions"}
 _SOLUTION = re.compile(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", re.DOTALL)
 
 
@@ -58,17 +58,11 @@ def work(cell: NotebookNode) -> float:
 
 
 def in_sessions(total: int) -> str:
-    """Return minutes as a lab announces them: "75 minutes", or "two sessions of 80 minutes".
-
-    Raises:
-        ValueError: the sessions would not have equally many whole minutes.
-    """
+    """Return minutes as a lab announces them: "75 minutes", or "two sessions of 80 minutes"."""
     count = math.ceil(total / SESSION)
     if count == 1:
         return f"{total} minutes"
-    if total % count:
-        raise ValueError(f"{total} minutes are not {count} equal sessions: write a multiple")
-    return f"{_NUMBERS[count]} of {total // count} minutes"
+    return f"{_NUMBERS.get(count, f'{count} sessions')} of {math.ceil(total / count)} minutes"
 
 
 def announced(needed: float) -> int:

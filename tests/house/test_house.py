@@ -740,6 +740,14 @@ def test_lines_of_code_that_are_too_wide_are_found(tmp_path):
     assert problem == "cell 'ring-task': line 3 has 87 columns, more than 86: break it"
 
 
+def test_items_that_an_editor_has_joined_to_a_paragraph_are_found():
+    text = "Write it. - A rank sends. - It waits.\n\n- An item\n- Another one"
+    cell = new_markdown_cell(text, id="ring-task")
+    (problem,) = lint.list_problems(cell)
+    assert problem.startswith("'it. - A' looks like an item inside a paragraph")
+    assert not [*lint.list_problems(new_markdown_cell("- An item\n- p - 1 ranks", id="x"))]
+
+
 @pytest.mark.parametrize(
     ("source", "guess"),
     [

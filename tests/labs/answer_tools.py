@@ -47,7 +47,8 @@ def solutions_of(name: str) -> dict[str, str]:
     return {task: cells[cell] for task, cell in LABS[name].CELLS.items()}
 
 
-#: What the first optimizer imports. On ranks that are processes, it can take longer than a timeout.
+#: What the first optimizer imports. On a busy machine it can take longer than a timeout, and an
+#: interrupt in the middle leaves half a package.
 SLOW_IMPORTS = "import torch._dynamo"
 
 
@@ -72,8 +73,7 @@ class Lab:
         self.checks = checks_of(importlib.import_module(f"utils.labs.{name}.checks"))
         self.solutions = solutions_of(name)
         self.after = getattr(tables, "AFTER", {})
-        if isinstance(ranks, cluster.Ranks):
-            self.run(SLOW_IMPORTS)
+        self.run(SLOW_IMPORTS)
         self.run(getattr(tables, "BEFORE", ""))
         for code in self.solutions.values():
             self.run(code)

@@ -30,6 +30,7 @@ from utils.checks.trials import (
     tried,
 )
 from utils.cluster.questions import Ranks
+from utils.labs.shared import small_models
 from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin
 
 from . import training
@@ -234,9 +235,7 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
     )
     yield facts({
         by_hand: step["moved"] and step["steps"] != 1,
-        "You switched the model to another mode. Leave train() and eval() to the caller": step[
-            "switched"
-        ],
+        small_models.SWITCHED: step["switched"],
     })
     yield from compared
     least = step["gradients"] + 1

@@ -139,6 +139,7 @@ def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) 
         "DDP did not average the gradients. Call the DDP model, not model.module, and call it "
         "outside no_sync()": step["called"] != [True],
         f"You called optimizer.step() {step['taken']} times. Call it once": step["taken"] != 1,
+        small_models.SWITCHED: step["switched"],
     })
     yield communication(step["calls"], some(members))
 

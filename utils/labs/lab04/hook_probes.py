@@ -197,6 +197,10 @@ HOOK_NET = (6, 24, 24, 24, 24, 4)  # two of its buckets have the same length
 SLOW = (4e-3, 1e9)  # a network with latency, so that no all_reduce ends immediately
 
 
+#: The step whose gradients are compared.
+LATER = 2
+
+
 @also_calls("all_gather", "all_reduce", "broadcast", "recv", "send")
 @in_group
 def probe_hook(
@@ -205,7 +209,8 @@ def probe_hook(
     """Use `fp16_hook` in DDP; return the third step's gradients and calls, and large gradients.
 
     Args:
-        data_seed: draws this rank's images.
+        data_seed: draws this rank's images; the third step's with :data:`LATER` more, and those
+            with late ranks with one more again.
         seed: draws the model, and the images for the large gradients.
     """
     from torch_mpi.record import log
@@ -214,8 +219,8 @@ def probe_hook(
     model = DistributedDataParallel(small_models.net(seed, HOOK_NET), **small)
     answer: dict = {"buckets": 0, "waits": 0, "value": None, "late": False}
     model.register_comm_hook(group, noted_hook(answer_named(user_ns, "fp16_hook"), answer, group))
-    images, labels = small_models.samples(data_seed, 8)
-    for _ in range(3):  # from the second step on there are several buckets
+    for step in range(LATER + 1):  # from the second step on there are several buckets
+        images, labels = small_models.samples(data_seed + step, 8)
         model.zero_grad()
         answer["buckets"] = 0
         mark = log.mark()
@@ -231,6 +236,7 @@ def probe_hook(
     blocks = answer["waits"] > 0 or any(call["blocking"] for call in counted["calls"])
     if can_be_late(group, blocks):
         answer["late"] = True
+        images, labels = small_models.samples(data_seed + LATER + 1, 8)
         functional.cross_entropy(model(images), labels).backward()
         answer["late"] = False
         counted["gradient where others are late"] = small_models.gradient_of(model.module)

@@ -15,7 +15,7 @@ from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas, small_models
 from utils.labs.shared.replicas import Twin
 
-from .hook_probes import HOOK_NET, WAITS, probe_hook
+from .hook_probes import HOOK_NET, LATER, WAITS, probe_hook
 from .probes import reduced_bytes
 
 FLOAT16 = 6e-3  # tolerance for a gradient that was reduced in half precision
@@ -35,17 +35,20 @@ def fp16_hook(ranks: Ranks, report: Report) -> None:
     # With a loss so many times as large, the mean gradient fits into float16, but no sum does.
     large = 40_000 / twin.gradient(*small_models.samples(report.seed, 8)).abs().max().item()
     seeds = report.seeds(WORLD)
-    gradients = [twin.gradient(*small_models.samples(seed, 8)) for seed in seeds]
+    gradients = [
+        [twin.gradient(*small_models.samples(seed + step, 8)) for seed in seeds]
+        for step in (LATER, LATER + 1)
+    ]
     given = {"seed": report.seed, "large": large, "each": to_each(data_seed=seeds)}
     cases = [{"partition": partition} | given for partition in PARTITIONS]
     judge_groups(ranks, report, probe_hook, cases, functools.partial(_hook_steps, gradients))
 
 
-def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[Step]:
+def _hook_steps(gradients: list[list[torch.Tensor]], answer: GroupAnswer) -> Iterator[Step]:
     """Yield steps that judge the communication of a rank's hook, and the gradients after it.
 
     Args:
-        gradients: each rank's gradient from its samples.
+        gradients: each rank's gradient from its samples, in the compared step and with late ranks.
     """
     members = answer.members
     outcome = answer.value
@@ -53,17 +56,17 @@ def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[
     yield communication(outcome["calls"], only("all_reduce"), inside(members))
     yield facts(_not_halved(outcome, where))
     yield value(outcome["value"], "float32", table(VALUES))
-    mean = sum(gradients[r] for r in members) / len(members)
-    in_units = functools.partial(replicas.scaled, like=mean)
-    wrong = _wrong_gradients(gradients, members, answer.rank)
-    mistakes = table({text: in_units(row) for text, row in wrong.items()})
 
-    def is_mean(row: list[float], words: str) -> Step:
+    def is_mean(row: list[float], own: list[torch.Tensor], words: str) -> Step:
+        mean = sum(own[r] for r in members) / len(members)
+        in_units = functools.partial(replicas.scaled, like=mean)
+        wrong = _wrong_gradients(own, members, answer.rank)
+        mistakes = table({text: in_units(one) for text, one in wrong.items()})
         got = in_units(torch.tensor(row))
         return value(got, in_units(mean), mistakes, what=words, tolerance=FLOAT16)
 
     units = "gradients in units of the largest"
-    yield is_mean(outcome["gradient"], f"{where}: {units}")
+    yield is_mean(outcome["gradient"], gradients[0], f"{where}: {units}")
     yield facts(_wrong_hook(outcome, where, len(members)))
     late = outcome.get("gradient where others are late")
     if late is not None:
@@ -71,7 +74,7 @@ def _hook_steps(gradients: list[torch.Tensor], answer: GroupAnswer) -> Iterator[
             f"{where}, when the other ranks are late: {units}. Don't use the sum before its "
             "future is complete"
         )
-        yield is_mean(late, words)
+        yield is_mean(late, gradients[1], words)
 
 
 def _wrong_gradients(

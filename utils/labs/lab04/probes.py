@@ -73,12 +73,14 @@ def probe_step(
     return {"returned": "DDP", "wraps": wraps, "group": members, "start": start, "steps": steps}
 
 
-SIZE = 5  # how many samples a microbatch has
+def size_of(k: int) -> int:
+    """Return how many samples each of k microbatches has."""
+    return 3 + k
 
 
 def drawn_microbatches(seed: int, k: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return k microbatches; if there are five, the first and the last one are the same."""
-    parts = [small_models.samples(seed + 100 * k + j, SIZE) for j in range(k)]
+    parts = [small_models.samples(seed + 100 * k + j, size_of(k)) for j in range(k)]
     return [parts[-1], *parts[1:]] if k == 5 else parts
 
 

@@ -172,7 +172,8 @@ def _law_data(seed: int) -> Iterator[tuple[float, float, list[int], bool]]:
     for k, serial in enumerate((*serials, chance.uniform(0.5, 0.8))):
         ps = [1, *sorted(chance.sample(range(2, 20), 4 if k < 4 else 1))]
         noisy = k == 1
-        yield round(serial, 3), round(chance.uniform(2, 30), 2), NOISY if noisy else ps, noisy
+        seconds = chance.uniform(2, 30) * 10.0 ** (-k)  # from seconds to parts of a millisecond
+        yield round(serial, 3), seconds, NOISY if noisy else ps, noisy
 
 
 def _beyond(s: float) -> str:

@@ -22,6 +22,7 @@ from . import replays
 from .probes import SIGNAL, moved_outer, outer_cases, probe_outer, probe_run, rounds
 from .recorded_runs import follow_all, replay_of, run_cases, sized, weight_steps
 from .springs import moves as moves
+from .springs import other_dtype
 
 # A master needs a worker, so there are no groups of one rank.
 WITH_A_MASTER = [None, *PARTITIONS[:-1]]
@@ -344,6 +345,8 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
         exact = replays.precision(center)
         mistakes = _wrong_outer_steps(case)
         yield value(moved, right, mistakes, what=name, form="two tensors", tolerance=exact)
+    for case, kinds in zip(cases, result["kinds"], strict=True):
+        yield other_dtype(kinds, case[0].dtype)
     yield facts({"outer_step changed one of its arguments. Make new tensors": result["changed"]})
 
 

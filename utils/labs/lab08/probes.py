@@ -24,13 +24,15 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
     worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
     results: dict = {}
     for case, arguments in move_cases(seed).items():
-        moved = []
+        moved, kinds = [], []
         changed = set()
         for function, names in ((worker, ["w", "center", "gradient"]), (center, ["center", "w"])):
             copies = {name: arguments[name].clone() for name in names}
-            moved.append(told(function(*copies.values(), arguments["eta"], arguments["rho"])))
+            result = function(*copies.values(), arguments["eta"], arguments["rho"])
+            moved.append(told(result))
+            kinds.append(str(getattr(result, "dtype", "")))
             changed |= {name for name in names if not torch.equal(copies[name], arguments[name])}
-        results[case] = {"moved": moved, "changed": sorted(changed)}
+        results[case] = {"moved": moved, "kinds": kinds, "changed": sorted(changed)}
     return results
 
 
@@ -256,7 +258,7 @@ def rounds(steps: int, tau: int) -> int:
 def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Call `outer_step` with three kinds of rates and momenta."""
     function = answer_named(user_ns, "outer_step")
-    results = []
+    results, kinds = [], []
     changed = False
     for *tensors, rate, mom in outer_cases(seed):
         before = [tensor.clone() for tensor in tensors]
@@ -264,8 +266,9 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
         if not isinstance(moved, tuple | list) or len(moved) != 2:
             return {"form": type(moved).__name__}
         results.append([told(tensor) for tensor in moved])
+        kinds.append([str(getattr(tensor, "dtype", "")) for tensor in moved])
         changed |= not all(map(torch.equal, before, tensors))
-    return {"moved": results, "changed": changed}
+    return {"moved": results, "kinds": kinds, "changed": changed}
 
 
 def outer_cases(seed: int) -> list[tuple]:

@@ -113,6 +113,16 @@ def _moved(case: str, arguments: dict[str, Any], result: dict[str, Any]) -> Iter
         [_end(f"move_worker, {case}", new_w, moved_worker(**arguments), wrong_workers)],
         [_end(f"move_center, {case}", new_center, right_center, wrong_centers)],
     )
+    yield other_dtype(result["kinds"], w.dtype)
+
+
+def other_dtype(kinds: list[str], dtype: torch.dtype) -> Step:
+    """Return the step that results have the dtype of the weights."""
+    other = next((kind for kind in kinds if kind != str(dtype)), "")
+    return facts({
+        f"You returned {other}, but the weights are {dtype}. Keep their dtype, because a message "
+        "of another one would not fit": other
+    })
 
 
 def _end(name: str, moved: Any, expected: Tensor, by_mistake: dict[str, Tensor]) -> Step:

@@ -67,6 +67,10 @@ def one_number(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
+#: What a student reads if a step has switched the model's mode, see :func:`taken`.
+SWITCHED = "You switched the model to another mode. Leave train() and eval() to the caller"
+
+
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
     """Take a step; return its loss, the weights after it, the model's samples, and the calls."""
     images, labels = batch

@@ -8,9 +8,11 @@ has memory, so there is no limit where PyTorch finds a GPU.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 #: Bytes by which a rank may grow during a question. Ranks inside one process share them.
 MOST_BYTES = 2 * 1024**3
@@ -50,14 +52,12 @@ def limited_memory() -> Iterator[None]:
 def _begin() -> None:
     global _running, _before
     with _lock:
-        if not _running and _can_limit():
-            import resource
-
-            _before = resource.getrlimit(resource.RLIMIT_AS)
+        if not _running and (limits := _limits()):
+            _before = limits.getrlimit(limits.RLIMIT_AS)
             pages = int(_SIZE.read_text(encoding="utf-8").split()[0])
-            most = pages * resource.getpagesize() + MOST_BYTES
-            allowed = [limit for limit in _before if limit != resource.RLIM_INFINITY]
-            resource.setrlimit(resource.RLIMIT_AS, (min([most, *allowed]), _before[1]))
+            most = pages * limits.getpagesize() + MOST_BYTES
+            allowed = [limit for limit in _before if limit != limits.RLIM_INFINITY]
+            limits.setrlimit(limits.RLIMIT_AS, (min([most, *allowed]), _before[1]))
         _running += 1
 
 
@@ -65,14 +65,17 @@ def _end() -> None:
     global _running
     with _lock:
         _running -= 1
-        if not _running and _can_limit():
-            import resource
-
-            resource.setrlimit(resource.RLIMIT_AS, _before)
+        if not _running and (limits := _limits()):
+            limits.setrlimit(limits.RLIMIT_AS, _before)
 
 
-def _can_limit() -> bool:
-    """Is this Linux, without a GPU that PyTorch uses?"""
+def _limits() -> Any:
+    """Return the module `resource`; None without Linux, or with a GPU that PyTorch uses."""
     import torch
 
-    return _SIZE.exists() and not torch.cuda.is_available()
+    if not _SIZE.exists() or torch.cuda.is_available():
+        return None
+    try:
+        return importlib.import_module("resource")
+    except ImportError:  # as on Windows
+        return None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,7 +230,7 @@ def _what_fits(result: Any, mistakes: Iterable[Mistake], tolerance: float) -> st
     nobody can know which of them was made.
     """
     alike: list[str] = []
-    for mistake in mistakes:
+    for mistake in _as_far_as_possible(mistakes, alike):
         is_function = callable(mistake.gives)
         if (alike and is_function) or not mistake.fits(result, tolerance):
             continue
@@ -239,6 +239,15 @@ def _what_fits(result: Any, mistakes: Iterable[Mistake], tolerance: float) -> st
         if mistake.said not in alike:
             alike.append(mistake.said)
     return ". Or: ".join(alike[:MOST_ALIKE])
+
+
+def _as_far_as_possible(mistakes: Iterable[Mistake], alike: list[str]) -> Iterator[Mistake]:
+    """Yield mistakes until there are some alike, and one can't be computed from this result."""
+    try:
+        yield from mistakes
+    except (ArithmeticError, LookupError, TypeError, ValueError):
+        if not alike:
+            raise
 
 
 def difference(result: Any, expected: Any, tolerance: float = TOLERANCE) -> str:

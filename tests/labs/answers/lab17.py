@@ -339,6 +339,71 @@ def admit(now, waiting, running, server):
 ]  # fmt: skip
 
 RIGHT = [
+    ("17.1", "narrow and copy_", """
+def appended(store, new, first):
+    # Writes the new rows behind the old ones, and returns all rows so far.
+    store.narrow(1, first, new.shape[1]).copy_(new)
+    return store.narrow(1, 0, first + new.shape[1])
+
+
+def forward_cached(model, text, cache):
+    first = cache.length
+    x = model.embedded(text, first)
+    for b, block in enumerate(model.blocks):
+        layer = block.attention
+        h = block.norm1(x)
+        k = appended(cache.keys[b], layer.k(h), first)
+        v = appended(cache.values[b], layer.v(h), first)
+        x = x + layer.out(models.attend(layer.q(h), k, v, layer.head_size, causal=True))
+        x = x + block.mlp(block.norm2(x))
+    cache.length += text.shape[1]
+    return model.logits(x)
+
+
+def generate(model, prompt, new):
+    samples, n = prompt.shape
+    cache = Cache(model, samples=samples, room=n + new)
+    text = prompt
+    while True:
+        known = text.shape[1]
+        logits = forward_cached(model, text[:, cache.length :], cache)
+        text = torch.cat([text, logits[:, -1].topk(1).indices], 1)
+        if known + 1 == n + new:
+            return text[:, n:].clone()
+"""),
+    ("17.1", "each text of the batch is computed for itself", """
+def forward_cached(model, text, cache):
+    first, end = cache.length, cache.length + text.shape[1]
+    rows = []
+    for i in range(text.shape[0]):
+        x = model.embedded(text[i : i + 1], first)
+        for block, all_keys, all_values in zip(model.blocks, cache.keys, cache.values):
+            keys, values = all_keys[i : i + 1], all_values[i : i + 1]
+            attention, h = block.attention, block.norm1(x)
+            keys[:, first:end] = attention.k(h)
+            values[:, first:end] = attention.v(h)
+            heads = models.attend(
+                attention.q(h), keys[:, :end], values[:, :end], attention.head_size,
+                causal=True,
+            )
+            x = x + attention.out(heads)
+            x = x + block.mlp(block.norm2(x))
+        rows.append(model.logits(x))
+    cache.length = end
+    return torch.cat(rows)
+
+
+def generate(model, prompt, new):
+    cache = Cache(model, prompt.shape[0], prompt.shape[1] + new - 1)
+
+    def best(text):
+        return forward_cached(model, text, cache)[:, -1:].argmax(-1)
+
+    tokens = [best(prompt)]
+    while len(tokens) < new:
+        tokens.append(best(tokens[-1]))
+    return torch.hstack(tokens)
+"""),
     ("17.2", "by two steps of the batch", """
 def step_cost(weights, depth, width, batch, new, context):
     tokens = batch * new

@@ -56,3 +56,6 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+
+# The code of hint 3 has … where a student decides, which isn't Python.
+suppress_warnings = ["misc.highlighting_failure"]

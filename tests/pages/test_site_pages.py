@@ -396,7 +396,7 @@ def test_a_lab_opens_in_the_readers_hub_by_keyboard(served, chromium):
 def test_a_lab_of_the_map_is_reached_by_keyboard(served, chromium):
     page = chromium.new_page()
     page.goto(f"{served}/index.html")
-    page.get_by_role("link", name="03 · Data parallel: 90 minutes, 4 ranks").focus()
+    page.get_by_role("link", name="03 · Data parallel: 160 minutes, 4 ranks").focus()
     page.keyboard.press("Enter")
     page.wait_for_url("**/labs/03_data_parallel.html")
     page.close()

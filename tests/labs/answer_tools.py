@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import pytest
 from lab_tools import answers, checks_of, run_cell, verdict
 from local_ranks import LocalRanks, Traces
 
@@ -62,6 +63,16 @@ def seeded(seed: str) -> Iterator[None]:
     """Let checks draw the same numbers whenever they run with this seed."""
     with mock.patch.object(secrets, "randbelow", random.Random(seed).randrange):
         yield
+
+
+def tasks_of_ranks_here() -> list:
+    """Every task that ranks in this process suffice for, for pytest."""
+    return [
+        pytest.param(name, task, id=task)
+        for name, tables in LABS.items()
+        for task in tables.CELLS
+        if task not in getattr(tables, "REAL", ())
+    ]
 
 
 class Lab:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of
+from answer_tools import Lab, ranks_of, tasks_of_ranks_here
 from lab_tools import verdict
 from local_ranks import LocalRanks
 
@@ -75,15 +75,6 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         yield Lab(request.param, ranks)
 
 
-def tasks() -> list:
-    return [
-        pytest.param(name, task, id=task)
-        for name, tables in LABS.items()
-        for task in tables.CELLS
-        if task not in getattr(tables, "REAL", ())
-    ]
-
-
 class Forger:
     """Asks ranks, and changes what they reply to one probe."""
 
@@ -102,7 +93,7 @@ class Forger:
         return [dataclasses.replace(reply, value=value) for reply, value in both]
 
 
-@pytest.mark.parametrize(("lab", "task"), tasks(), indirect=["lab"], scope="module")
+@pytest.mark.parametrize(("lab", "task"), tasks_of_ranks_here(), indirect=["lab"], scope="module")
 def test_a_reply_that_leaves_something_out_wins_no_points(lab, task, monkeypatch):
     check, ask, asked = lab.checks[task], lab.ranks.ask, {}
 

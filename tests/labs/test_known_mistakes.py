@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from answer_tools import LABS, Lab, ranks_of, seeded
+from answer_tools import Lab, ranks_of, seeded, tasks_of_ranks_here
 from lab_tools import verdict
 from local_ranks import LocalRanks
 
@@ -33,16 +33,7 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
         yield Lab(request.param, ranks)
 
 
-def tasks() -> list:
-    return [
-        pytest.param(name, task, id=task)
-        for name, tables in LABS.items()
-        for task in tables.CELLS
-        if task not in getattr(tables, "REAL", ())
-    ]
-
-
-@pytest.mark.parametrize(("lab", "task"), tasks(), indirect=["lab"], scope="module")
+@pytest.mark.parametrize(("lab", "task"), tasks_of_ranks_here(), indirect=["lab"], scope="module")
 def test_each_mistake_that_a_check_knows_has_another_value_than_a_right_answer(
     lab, task, monkeypatch
 ):

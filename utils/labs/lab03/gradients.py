@@ -9,15 +9,7 @@ from typing import Any
 
 import torch
 
-from utils.checks.comparison import (
-    Mistake,
-    Rule,
-    inside,
-    made,
-    only,
-    table,
-    waited,
-)
+from utils.checks.comparison import Mistake, Rule, inside, made, only, table, waited
 from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import EVERYWHERE, PARTITIONS, WORLD, GroupAnswer, judge_groups, on

@@ -174,7 +174,7 @@ def probe_experts(
     with _memory_of_nan():
         result = both_ways(travel, routed.x, routed.upstream)
     grads = [gate.grad, *(parameter.grad for parameter in expert.parameters())]
-    return result | {"grads": [None if g is None else values_of(g) for g in grads]}
+    return result | {"grads": [values_of(g) for g in grads]}
 
 
 def kept_tokens(choice: Tensor, capacity: int, last: bool = False) -> Tensor:

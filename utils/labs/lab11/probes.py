@@ -120,7 +120,7 @@ class Case:
 
 def mix_of(sizes: dict[str, int]) -> Mix:
     """Return a mix of these sizes, which needs the most memory for activations."""
-    return Mix(**{"zero": 1, "recompute": "none"} | sizes)
+    return Mix(**sizes, zero=1, recompute="none")
 
 
 def probe_mapping(user_ns: dict, *, rank: int, cases: list, mixes: list) -> dict[str, list]:

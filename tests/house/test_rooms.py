@@ -76,7 +76,7 @@ BUDGETS = {
     "labs/lab11": 3580,
     "labs/lab12": 1900,
     "labs/lab13": 1970,
-    "labs/lab14": 1360,
+    "labs/lab14": 1540,
     "labs/lab15": 1100,
     "labs/lab16": 970,
     "labs/lab17": 1040,

@@ -180,10 +180,16 @@ def test_weights_that_are_none_are_named(tmp_path, standin_images, submitted, wo
     assert words in str(error.value)
 
 
+def is_work(event: list) -> bool:
+    return event[0] == "work"
+
+
 def left_behind(folder: Path, traces: dict, how: str = "done", words: str = "") -> Path:
     for rank, events in traces.items():
         told = {"how": "died" if ["died"] in events else how, "words": words, "events": events}
         (folder / f"rank-{rank}.json").write_text(json.dumps(told))
+        computed = [f"{count} {seen}\n" for kind, count, seen in filter(is_work, events)]
+        (folder / f"device-{rank}.txt").write_text("".join(computed))
     torch.save(weights(), folder / "x")
     return folder
 
@@ -477,74 +483,93 @@ def test_the_notebooks_entries_on_real_ranks(here: Path):
     assert [entry.name for entry in capstone.scoreboard().entries] == ["model", "plain"]
 
 
-#: What an entry may not do, as functions of a job and a model.
+#: What an entry may not do, as statements about a job and its model, and what refuses each of them.
 CHEATS = {
-    "a backward pass of its own": "loss(job, model).backward()",
-    "torch.autograd.grad": "torch.autograd.grad(loss(job, model), list(model.parameters()))",
-    "torch.func.grad": "torch.func.grad(lambda w: (w * w).sum())(torch.ones(3))",
-    "forward-mode derivatives": "torch.func.jvp(torch.sin, (torch.ones(1),), (torch.ones(1),))",
-    "weights in a file": "torch.save(model.state_dict(), 'w.pt'); torch.load('w.pt')",
-    "weights in a file of numpy": "np.save('w.npy', np.ones(3))",
-    "a file by its number": "os.open('w.bin', os.O_CREAT | os.O_RDWR)",
-    "a connection": "socket.create_connection(('127.0.0.1', 9), timeout=1)",
-    "a process": "subprocess.run(['true'])",
-    "the test images": "data.fashion_mnist(train=False)",
-    "the training images of the disk": "data.fashion_mnist(train=True)",
-    "memory that processes share": "mmap.mmap(-1, 8)",
+    "images that count as one": ("job.gradient(model, job.batch(0, 90)[None])", "TypeError"),
+    "a network of its own": ("job.gradient(nn.Linear(784, 10), job.batch(0, 8))", "TypeError"),
+    "an image that isn't there": ("job.gradient(model, torch.tensor([12000]))", "ValueError"),
+    "no image": ("job.gradient(model, torch.tensor([], dtype=torch.int64))", "ValueError"),
+    "the images": ("job.images", "AttributeError"),
+    "the device's pixels": ("model(torch.zeros(8, 1, 28, 28))", "TypeError"),
+    "weights in a file": (
+        "torch.save(model.state_dict(), 'w.pt'); torch.load('w.pt')",
+        "PermissionError",
+    ),
+    "weights in a file of numpy": ("np.save('w.npy', np.ones(3))", "PermissionError"),
+    "a file by its number": ("os.open('w.bin', os.O_CREAT | os.O_RDWR)", "PermissionError"),
+    "names in a folder": ("os.listdir('.')", "PermissionError"),
+    "a connection": ("socket.create_connection(('127.0.0.1', 9), timeout=1)", "PermissionError"),
+    "a process": ("subprocess.run(['true'])", "PermissionError"),
+    "the test images": ("data.fashion_mnist(train=False)", "PermissionError"),
+    "the training images of the disk": ("data.fashion_mnist(train=True)", "PermissionError"),
+    "memory that processes share": ("mmap.mmap(-1, 8)", "PermissionError"),
 }
 CHEATER = """
 import mmap, os, socket, subprocess
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
+import torch.distributed as dist
+from torch import nn
 from utils import data
-
-def loss(job, model):
-    return cross_entropy(model(job.images[:8]), job.labels[:8])
 
 def train(job):
     model, cheats = job.model(), CHEATS
-    for name, code in cheats.items():
+    for name, (code, _) in cheats.items():
         try:
             exec(compile(code, __file__, "exec"), globals() | {"job": job, "model": model})
-        except PermissionError as refusal:
-            job.rank or print(f"{name}: {refusal}", flush=True)
-    while True:
-        job.gradient(model, job.batch(job.rank, 100))
-        job.show(model)
+        except Exception as refusal:
+            job.rank or print(f"{name}: {type(refusal).__name__}: {refusal}", flush=True)
+    import colorsys  # an entry may import what comes with Python
+    for number in range(12):
+        model(job.batch(number, 100))  # without job.gradient it counts, too
+    dist.barrier()
 """
 
 
-def test_an_entry_that_goes_around_the_clock_is_refused_and_reading_images_is_marked(
+def test_an_entry_that_goes_around_the_clock_is_refused_and_images_count_however_they_are_used(
     here: Path, capsys
 ):
     (here / "cheater.py").write_text(CHEATER.replace("CHEATS", repr(CHEATS)))
     entry = capstone.run("cheater.py", "cheater", rules=SMALL)
-    refused = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert set(CHEATS) - set(refused) == set()
-    assert entry.problem.startswith("Rank ")  # of the death, which nobody caught
+    lines = [line.split(": ", 2) for line in capsys.readouterr().out.splitlines()]
+    refused = {name: kind for name, kind, _ in lines if name in CHEATS}
+    assert refused == {name: kind for name, (_, kind) in CHEATS.items()}
+    # The victim dies after its images, which only the device has seen.
+    assert "died" in entry.problem
+
+
+def left_by_rank_0(folder: Path, computed: str) -> dict:
+    """Leave what a rank with one gradient leaves, and return further arguments of `judged`."""
+    events = [["work", 24, "a"], ["show", "w.pt"]]
+    told = {"how": "done", "words": "", "events": events}
+    (folder / "rank-0.json").write_text(json.dumps(told))
+    for rank in (1, 2, 3):
+        (folder / f"rank-{rank}.json").write_text(json.dumps(told | {"events": []}))
+    (folder / "device-0.txt").write_text(computed)
+    torch.save(weights(**{"layers.3.bias": torch.zeros(10)}), folder / "w.pt")
+    return {"name": "x", "scheme": "", "plan": {"victim": 1}, "rules": Rules(target=0.05)}
 
 
 @pytest.mark.quick
 def test_weights_of_an_earlier_training_are_refused(tmp_path, standin_images):
-    (tmp_path / "rank-0.json").write_text(json.dumps({
-        "how": "done", "words": "", "events": [["work", 24, "a"], ["show", "w.pt"]]}))  # fmt: skip
-    for rank in (1, 2, 3):
-        (tmp_path / f"rank-{rank}.json").write_text(json.dumps({
-            "how": "done", "words": "", "marks": ["reads job.images"], "events": []}))  # fmt: skip
-    bias = torch.zeros(10)
-    torch.save(weights(**{"layers.3.bias": bias}), tmp_path / "w.pt")
-    found = {"name": "x", "scheme": "", "plan": {"victim": 1}, "rules": Rules(target=0.05)}
-    entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
-    assert entry.problem == ""
-    assert entry.marks == ("reads job.images",)
-    assert "(reads job.images)" in entry.verdict
+    found = left_by_rank_0(tmp_path, "24 a\n")
+    assert judged(tmp_path, Ended(0, "", "", 1.0), **found).problem == ""
     entry_judge._kept[0] = (entry_judge._kept[0][0], torch.zeros(TEST, dtype=torch.int64))
     entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
     assert entry.problem.startswith(
         "The weights reached 100.0 % when all ranks together had computed gradients of 24 images, "
         "but 3,500 images are the least"
     )
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("computed", ["24 a\n1000 b\n", "1000 a\n", "24 b\n", ""])
+def test_a_rank_that_hides_images_from_its_record_is_told_by_its_device(
+    tmp_path, standin_images, computed
+):
+    found = left_by_rank_0(tmp_path, computed)
+    entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
+    assert entry.problem.startswith("Rank 0 recorded gradients of 24 images, and its device ")
 
 
 @pytest.mark.quick

@@ -17,6 +17,7 @@ from utils.forecast.machines import Machine
 from utils.jobs import mpi_job
 
 from . import other_machine
+from .device import recorded
 from .replay import Clock, lost, replay, traffic
 from .rules import RANKS, SIZES, TEST, Rules, is_slow
 
@@ -36,7 +37,6 @@ class Entry:
         messages: the number of all messages.
         lost: images whose gradients were lost with the rank that died; None without weights.
         victim: the rank that died.
-        marks: what the team has to explain, such as "reads job.images"; usually empty.
         exceeded: what the entry missed (accuracy, seconds, bytes, failure); empty within budget.
         problem: why the entry can't be judged; usually empty.
         curve: (seconds, accuracy) of all submitted weights.
@@ -54,7 +54,6 @@ class Entry:
     messages: int = 0
     lost: int | None = None
     victim: int | None = None
-    marks: tuple[str, ...] = ()
     exceeded: tuple[str, ...] = ()
     problem: str = ""
     curve: tuple[tuple[float, float], ...] = ()
@@ -80,8 +79,7 @@ class Entry:
         """Return the text of the scoreboard's last column."""
         if self.problem:
             return self.problem
-        said = "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
-        return f"{said} ({', '.join(self.marks)})" if self.marks else said
+        return "within budget" if self.within else "missed: " + ", ".join(self.exceeded)
 
     def as_verdict(self) -> Verdict:
         """Return the entry as a check's verdict on task 14.1."""
@@ -127,7 +125,7 @@ def judged(
     reports = _reports(place)
     traces = {rank: report["events"] for rank, report in reports.items()}
     entry = Entry(name, scheme, victim=plan["victim"], **_communication(traces))
-    if problem := _what_went_wrong(reports, ended):
+    if problem := _what_went_wrong(reports, ended) or _another_record(traces, place):
         return replace(entry, problem=problem)
     clock = replay(traces, rules)
     try:
@@ -144,7 +142,6 @@ def judged(
         accuracy=curve[-1][1],
         seconds=next((seconds for seconds, right in curve if right >= rules.target), None),
         lost=lost(traces),
-        marks=tuple(sorted(set().union(*(report.get("marks", ()) for report in reports.values())))),
         curve=curve,
         played_on=partial(other_machine.score, traces, rules, accuracies),
     )
@@ -183,6 +180,28 @@ def _what_went_wrong(reports: dict[int, dict], ended: mpi_job.Ended) -> str:
         last = (ended.err.strip().splitlines() or ["it printed nothing"])[-1]
         return f"Rank {missing[0]} ended early: {last[:200]}"
     return ""
+
+
+def _another_record(traces: dict[int, list], place: Path) -> str:
+    """Return which rank's record isn't that of its device, which counts by itself; usually ""."""
+    for rank, events in traces.items():
+        path = place / f"device-{rank}.txt"
+        computed = recorded(path) if path.exists() else []
+        told = [(count, weights) for kind, count, weights in filter(_is_work, events)]
+        if told != computed:
+            return (
+                f"Rank {rank} recorded gradients of {_images(told):,} images, and its device "
+                f"recorded {_images(computed):,}. Don't change what the harness records"
+            )
+    return ""
+
+
+def _is_work(event: list) -> bool:
+    return event[0] == "work"
+
+
+def _images(gradients: list[tuple[int, str]]) -> int:
+    return sum(count for count, _ in gradients)
 
 
 #: Accuracy, and how many images an entry needs at least. It is half of the fewest images with which

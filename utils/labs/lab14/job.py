@@ -1,16 +1,14 @@
-"""The harness on each rank of an entry: it provides the data, counts, and kills one rank.
+"""The harness on each rank of an entry: it provides the device, counts, and kills one rank.
 
-The entry gets a :class:`Job`. The clock of the played machine counts gradients and messages, so an
-entry that computes gradients in another way, or exchanges weights through a file, would do both in
-no time. The :class:`Guard` stops what a team easily writes by accident or on purpose. A determined
-person can get around it, so the judge also compares the weights with the number of images
-(:mod:`.entry_judge`).
+The entry gets a :class:`Job`. The clock of the played machine counts gradients and messages. The
+images are in another process (:mod:`.device`), so there is no gradient that isn't counted. An entry
+that exchanges weights through a file would send them in no time, and the :class:`Guard` refuses
+what a team easily writes by accident or on purpose. A determined person can get around it, so the
+judge also compares the weights with the number of images (:mod:`.entry_judge`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import os
 import re
@@ -19,21 +17,20 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 import utils
 from torch_mpi.network import Network, link
 from torch_mpi.protocol import world
-from utils import data, models
+from utils import data
 
-from .rules import NODES, RANKS, SIZES
+from .device import Device, Model, fingerprint
+from .rules import NODES, RANKS, TRAIN
 
 #: Seconds that a rank waits for others before the backend says which rank is missing.
 PATIENCE = 20.0
@@ -41,34 +38,22 @@ MOST_SHOWN = 60
 
 
 class Job:
-    """The data and the calls that an entry's `train(job)` works with.
+    """The calls that an entry's `train(job)` works with.
 
     Attributes:
-        images: float32 [12000, 1, 28, 28], all training images, normalized. The scoreboard says if
-            an entry reads them, because the entry may compute with them.
-        labels: int64 [12000].
         born: this rank's first number, 0 to 3, which it keeps when other ranks die.
     """
 
-    def __init__(self, folder: Path, victim: int, dies_at: int, guard: Guard):
-        self._guard = guard
-        self._marks = set()
+    def __init__(self, folder: Path, device: Device, victim: int, dies_at: int):
         self.born = dist.get_rank()
+        self._device = device
+        device.keep_record(folder / f"device-{self.born}.txt")
         self._folder = folder
         self._victim = victim
         self._dies_at = dies_at
         self._events: list[list] = []
         self._computed = self._shown = 0
         self._size = RANKS
-        pixels, self.labels = torch.load(folder / "train.pt", weights_only=True)
-        shift, scale = -data.MEAN / data.STD, 1 / (255 * data.STD)
-        self._images = (shift + scale * pixels.float()).unsqueeze(1)
-
-    @property
-    def images(self) -> Tensor:
-        """Return the training images, and note that the entry reads them."""
-        self._marks.add("reads job.images")
-        return self._images
 
     @property
     def rank(self) -> int:
@@ -89,27 +74,34 @@ class Job:
 
     def model(self) -> nn.Module:
         """Return the MLP (784, 64, 10), with the same weights on every rank."""
-        return models.mlp(seed=0, sizes=SIZES)
+        return Model(self._compute)
 
     def batch(self, number: int, size: int) -> Tensor:
         """Return random indices of a minibatch, int64 [size], drawn with `number` as the seed."""
         drawn = torch.Generator().manual_seed(number)
-        return torch.randint(len(self.labels), (size,), generator=drawn)
+        return torch.randint(TRAIN, (size,), generator=drawn)
 
     def gradient(self, model: nn.Module, indices: Tensor) -> float:
         """Compute the mean cross entropy of these images, and put its gradient into `.grad`.
 
         Earlier gradients in `.grad` are discarded. This call takes time on the played machine, and
         the victim dies in it. Returns the loss.
+
+        Args:
+            model: from `job.model`, alone or in DistributedDataParallel.
+            indices: int64 [m], the numbers of the images, from 0 to 11,999.
+
+        Raises:
+            TypeError, ValueError: the model or the indices are something else.
         """
-        self._notice_a_new_group()
-        self._die_if_it_is_time(len(indices))
-        self._events.append(["work", len(indices), _fingerprint(model)])
-        self._computed += len(indices)
+        if not isinstance(getattr(model, "module", model), Model):
+            raise TypeError(
+                f"job.gradient() got the model {type(model).__name__}. Pass the model of "
+                "job.model(), alone or in DistributedDataParallel"
+            )
         model.zero_grad()
-        loss = cross_entropy(model(self._images[indices]), self.labels[indices])
-        with self._guard.gradient():
-            loss.backward()
+        loss = model(indices)
+        loss.backward()
         return loss.item()
 
     def show(self, model: nn.Module | dict[str, Tensor]) -> None:
@@ -137,6 +129,15 @@ class Job:
 
     # -- what the harness does ----------------------------------------------------------------
 
+    def _compute(self, indices: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss and the gradient of the device, and count the images."""
+        _require_indices(indices)
+        self._notice_a_new_group()
+        self._die_if_it_is_time(len(indices))
+        self._events.append(["work", len(indices), fingerprint(weights)])
+        self._computed += len(indices)
+        return self._device.compute(indices, weights)
+
     def watch(self) -> None:
         """Count every message from now on, even the messages inside collectives."""
         link.set(Network())  # as fast as the machine, but collectives send message by message
@@ -160,7 +161,8 @@ class Job:
 
     def close(self, how: str, words: str = "") -> None:
         """Write a file for the harness: what this rank did, and how it ended."""
-        told = {"how": how, "words": words, "events": self._events, "marks": [*self._marks]}
+        self._device.close()
+        told = {"how": how, "words": words, "events": self._events}
         path = self._folder / f"rank-{self.born}.json"
         path.with_suffix(".tmp").write_text(json.dumps(told), encoding="utf-8")
         path.with_suffix(".tmp").replace(path)
@@ -201,7 +203,6 @@ class Guard:
 
     def __init__(self, entry: str):
         self._entry = entry
-        self._allowed = False
         # Python and its packages may read their own files, such as a module imported late.
         folders = {sys.prefix, sys.base_prefix, str(Path(torch.__file__).parents[1])}
         folders |= {str(Path(utils.__file__).resolve().parents[1]), str(Path(os.__file__).parent)}
@@ -209,34 +210,13 @@ class Guard:
 
     def watch(self) -> None:
         """Start the guard, which can't be stopped in this process."""
-        engine = torch.autograd.graph._engine_run_backward
-
-        def run_backward(*arguments, **named):
-            if not self._allowed:
-                raise PermissionError(
-                    "This gradient would take no time on the played machine. Compute all gradients "
-                    "with job.gradient(model, indices)"
-                )
-            return engine(*arguments, **named)
-
-        torch.autograd.graph._engine_run_backward = run_backward
-        torch.autograd._engine_run_backward = run_backward
-        torch.autograd.forward_ad.enter_dual_level = run_backward
         sys.addaudithook(self._audit)
-
-    @contextlib.contextmanager
-    def gradient(self) -> Iterator[None]:
-        """Allow the backward pass of the block."""
-        self._allowed = True
-        try:
-            yield
-        finally:
-            self._allowed = False
 
     def _audit(self, event: str, arguments: tuple) -> None:
         if event not in OUTSIDE or not self._is_the_entrys():
             return
-        path = arguments[0] if event == "open" and arguments else None
+        # An import also lists folders; Python takes a folder that it may not list for an empty one.
+        path = arguments[0] if event in ("open", "os.listdir") and arguments else None
         if isinstance(path, str | bytes) and self._is_read_from_a_library(path, *arguments[1:]):
             return
         raise PermissionError(
@@ -244,7 +224,9 @@ class Guard:
             "messages of torch.distributed, which the harness counts"
         )
 
-    def _is_read_from_a_library(self, path: str | bytes, mode: str | None, flags: int) -> bool:
+    def _is_read_from_a_library(
+        self, path: str | bytes, mode: str | None = None, flags: int = os.O_RDONLY
+    ) -> bool:
         writes = set(mode) & set("wax+") if mode else flags & (os.O_WRONLY | os.O_RDWR)
         return not writes and os.path.realpath(os.fsdecode(path)).startswith(self._libraries)
 
@@ -269,11 +251,17 @@ def _living(size: int, victim: int) -> list[int]:
     return list(range(RANKS)) if size == RANKS else [r for r in range(RANKS) if r != victim][:size]
 
 
-def _fingerprint(model: nn.Module) -> str:
-    digest = hashlib.blake2b(digest_size=8)
-    for parameter in model.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
-    return digest.hexdigest()
+def _require_indices(indices: Tensor) -> None:
+    """Refuse what isn't numbers of images: a batch of batches would count as one image."""
+    if not isinstance(indices, Tensor) or indices.dtype != torch.int64 or indices.dim() != 1:
+        got = type(indices).__name__
+        if isinstance(indices, Tensor):
+            got = f"{indices.dtype} {list(indices.shape)}".removeprefix("torch.")
+        raise TypeError(f"job.gradient() got the indices {got}. Pass int64 [m], as of job.batch()")
+    if not len(indices) or not 0 <= int(indices.min()) <= int(indices.max()) < TRAIN:
+        raise ValueError(
+            f"job.gradient() takes the numbers of at least one image, from 0 to {TRAIN - 1:,}"
+        )
 
 
 def main() -> None:
@@ -282,10 +270,11 @@ def main() -> None:
     folder = Path(sys.argv[2])
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     torch.set_num_threads(1)
+    device = Device(folder / "train.pt")
     dist.init_process_group("mpi", timeout=timedelta(seconds=PATIENCE))
     data.fashion_mnist = _no_images
     guard = Guard(entry)
-    job = Job(folder, plan["victim"], plan["dies_at"], guard)
+    job = Job(folder, device, plan["victim"], plan["dies_at"])
     dist.barrier()
     job.watch()
     guard.watch()

@@ -94,7 +94,8 @@ class Scoreboard:
                 if stored["format"] != FORMAT:
                     raise ValueError(stored["format"])
                 for line in stored["entries"]:
-                    lists = {name: tuple(line.get(name, ())) for name in ("exceeded", "marks")}
+                    line.pop("marks", None)  # of an earlier version
+                    lists = {"exceeded": tuple(line.get("exceeded", ()))}
                     for name in ("curve", "elsewhere_curve"):
                         lists[name] = tuple((at, found) for at, found in line.get(name, ()))
                     entries.append(Entry(**{**line, **lists}))

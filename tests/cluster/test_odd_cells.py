@@ -40,6 +40,13 @@ CELLS = {
     ),
     "asks for help": ("%%px\nprint?", "Prints the values"),
     "asks for a keyboard": ("%%px\nbreakpoint()", "needs a keyboard"),
+    "asks for a line": ("%%px\ninput('x')", "can't ask you for input"),
+    "asks for a password": ("%%px\nimport getpass\ngetpass.getpass()", "can't ask you for input"),
+    "asks in a debugger": ("%%px\nimport pdb\npdb.set_trace()", "can't ask you for input"),
+    "raises a text of a megabyte": (
+        "%%px\nraise ValueError('line\\n' * 200_000)",
+        "the error's text has 1,000,000 characters",
+    ),
     "clears": (
         "%%px\nfrom IPython.display import clear_output, display\n"
         "for k in range(3):\n    clear_output(wait=True)\n    print('step', k)\n"
@@ -62,7 +69,10 @@ CELLS = {
 }
 
 
-@pytest.fixture(scope="module", params=["processes", "here"])
+@pytest.fixture(
+    scope="module",
+    params=["processes", "here", pytest.param("boxes", marks=pytest.mark.extended)],
+)
 def shown(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, str]:
@@ -73,7 +83,7 @@ def shown(
     notebook = nbformat.v4.new_notebook(cells=cells)
     client = NotebookClient(
         notebook,
-        timeout=30,
+        timeout=100,
         kernel_name="python3",
         resources={"metadata": {"path": str(ROOT)}},
         allow_errors=True,

@@ -168,8 +168,9 @@ def watch_cells(
     get_ipython()._format_exception_for_storage = _without_traceback
     get_ipython().loop_runner = cell_replies.run_to_the_end
     get_ipython().set_hook("show_in_pager", cell_replies.print_help, 0)
-    if session := getattr(getattr(get_ipython(), "kernel", None), "session", None):
-        session.pack = cell_replies.packing(session.pack)
+    if kernel := getattr(get_ipython(), "kernel", None):
+        kernel.session.pack = cell_replies.packing(kernel.session.pack)
+        kernel.raw_input = kernel.getpass = cell_replies.refuse_input
     start_watching(user_ns, rank=rank)
 
 

@@ -346,6 +346,10 @@ CHANGES = [
      "Two ranks count the class at their border"),
     ("9.7", "the maximum with a gradient", "logits.detach().max(1).values", "logits.max(1).values",
      "Your gradient includes the maximum"),
+    ("9.7", "ignores the gradient of the loss", "return (total.log() - target).mean()",
+     "loss = (total.log() - target).mean()\n    loss.register_hook(torch.ones_like)\n"
+     "    return loss",
+     "You ignore the gradient of the loss"),
     ("9.7", "sums the loss, too", "return (total.log() - target).mean()",
      "return g((total.log() - target).mean(), group)", "You summed the loss over the 4 ranks"),
     ("9.7", "sums the maximum's copies", "logits.detach().max(1).values",

@@ -14,7 +14,7 @@ from torch.distributed import Work as TorchWork
 
 from torch_mpi import compat
 from torch_mpi.errors import CommunicationError, count_as_library
-from torch_mpi.group import arguments, tensors
+from torch_mpi.group import arguments, storages, tensors
 from torch_mpi.group.arguments import Tensors
 from torch_mpi.group.rank_group import Declaration, RankGroup
 from torch_mpi.group.seals import Seal, sealed
@@ -179,6 +179,16 @@ class BoxWork(TorchWork):
         self._completing, self._is_complete = threading.Lock(), False
         # Tensors made in inference mode may be written only in it.
         self._for_inference = any(tensor.is_inference() for tensor in result)
+
+        storages.note(self)
+
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Return the tensors that it sends, and those that get values when it is over."""
+        return [*self._result, *self._outputs]
+
+    def is_pending(self) -> bool:
+        """Return whether the values haven't come yet."""
+        return not self.ended.is_set()
 
     # -- from the thread that reads ---------------------------------------------------------------
 

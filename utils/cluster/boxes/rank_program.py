@@ -6,7 +6,9 @@ thread runs cells and answers questions.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import getpass
 import importlib.abc
 import os
 import pickle
@@ -30,7 +32,7 @@ from torch.distributed import distributed_c10d
 from torch_mpi import autoload, compat, present
 from torch_mpi.lines import text_of
 from torch_mpi.protocol.interrupts import guard, interrupt_main_thread
-from utils.cluster import rank_side, stacks
+from utils.cluster import cell_replies, rank_side, stacks
 from utils.cluster.rank_shell import Output, RankShell, Stream
 from utils.jobs import NeedsProcesses
 
@@ -72,6 +74,7 @@ class RankProgram:
         self._folder = kernels if kernels.is_dir() else Path(tempfile.mkdtemp())
         rank_side.watch_cells(self._user_ns, self.rank, self._folder)
         vars(self._shell)["ask_exit"] = rank_side.refuse_exit
+        vars(builtins)["input"] = vars(getpass)["getpass"] = cell_replies.refuse_input
         self._bring_groups()
 
     def _bring_groups(self) -> None:

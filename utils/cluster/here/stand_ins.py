@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from IPython import get_ipython
-from IPython.core.error import StdinNotImplementedError
 from IPython.core.interactiveshell import InteractiveShell
 from torch.autograd import profiler
 from torch.distributed import distributed_c10d
@@ -24,6 +23,7 @@ from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWor
 
 from torch_mpi import autoload, compat
 from torch_mpi.network import link
+from utils.cluster import cell_replies
 from utils.cluster.rank_shell import ENDS_ALL
 from utils.jobs import NeedsProcesses, thread_plan
 
@@ -34,7 +34,6 @@ HELPERS = (
     "A thread that a rank starts would communicate while the rank computes, and ranks inside the "
     "kernel take turns. Let the rank itself communicate"
 )
-NO_INPUT = "a rank can't ask you for input. Set a variable in the cell instead"
 
 
 class Worlds(ThreadLocalWorld):
@@ -149,14 +148,14 @@ class StandIns(contextlib.ExitStack):
         def refusing(real: Callable[..., str]) -> Callable[..., str]:
             def ask(*args: Any) -> str:
                 if self._mine() is not None:
-                    raise StdinNotImplementedError(NO_INPUT)
+                    cell_replies.refuse_input()
                 return real(*args)
 
             return ask
 
         # The kernel makes its `raw_input` the builtin `input` at the beginning of each cell.
         kernel = getattr(get_ipython(), "kernel", None)
-        for place, name in ((builtins, "input"), (kernel, "raw_input")):
+        for place, name in ((builtins, "input"), (kernel, "raw_input"), (kernel, "getpass")):
             if hasattr(place, name):
                 self._replace(place, name, refusing(getattr(place, name)))
 

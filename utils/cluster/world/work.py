@@ -14,6 +14,7 @@ from torch_mpi.errors import (
     CommunicationMismatch,
     count_as_library,
 )
+from torch_mpi.group import storages
 from torch_mpi.protocol import words
 from torch_mpi.record import Call
 
@@ -92,6 +93,15 @@ class Work(TorchWork):
         self.error: Exception | None = None
         self.place: tuple[str, int, str] | None = None
         self.others: list[Work] = []
+        storages.note(self)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that it reads or writes until it is over."""
+        return self._result
+
+    def is_pending(self) -> bool:
+        """Return whether it still reads or writes its tensors."""
+        return not self.done
 
     def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
         """Note that it is over at this time.

@@ -38,6 +38,7 @@ from utils.cluster.questions import Ranks, Reply
 from .experts import expert_parallel as expert_parallel
 from .gradient_norm import clip_gradients as clip_gradients
 from .layer_probes import (
+    LOSS_GRADIENT,
     WIDE,
     composed,
     drawn_linears,
@@ -206,7 +207,7 @@ def _loss_of_classes(answer: GroupAnswer, seed: int, scale: float) -> Iterator[S
     logits, labels = _logits(seed, scale)
     logits.requires_grad_()
     loss = functional.cross_entropy(logits, labels)
-    loss.backward()
+    (LOSS_GRADIENT * loss).backward()
     where = f"with logits of size {scale:g}, {on(members)}"
     yield communication(result["forward"], only("all_reduce"), inside(members), waited)
     mistakes = _wrong_losses(logits.detach(), labels, p, place)
@@ -295,8 +296,10 @@ def _wrong_logit_gradients(logits: Tensor, right: Tensor, p: int, place: int) ->
     samples = len(logits)
     largest = logits.tensor_split(p, dim=1)[place].argmax(1, keepdim=True)
     of_maximum = right.scatter_add(1, largest, -right.sum(1, keepdim=True))
-    exponentials = (logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
+    exponentials = (LOSS_GRADIENT * logits.softmax(1) / samples).tensor_split(p, dim=1)[place]
     return flat_table({
+        f"You ignore the gradient of the loss, here {LOSS_GRADIENT}. Multiply by what backward "
+        "gets, or let autograd do it": right / LOSS_GRADIENT,
         f"Your gradient is {p} times too large. Don't sum over ranks with the same loss": right * p,
         "Your gradient is for a sum over the samples. Take the mean": right * samples,
         "Your gradient has only the exponentials' part. Keep the label's logit in the graph: no "

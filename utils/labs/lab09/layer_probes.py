@@ -195,6 +195,10 @@ def probe_linears(
     }
 
 
+#: The gradient that reaches the loss of task 9.7, as if the model had a second loss.
+LOSS_GRADIENT = 0.7
+
+
 @in_group
 def probe_loss(
     user_ns: dict,
@@ -212,7 +216,7 @@ def probe_loss(
     return both_ways(
         lambda own: function(own, first, labels_of_all, **keywords(partition, group)),
         torch.tensor(part, dtype=torch.float64),
-        torch.ones((), dtype=torch.float64),
+        torch.tensor(LOSS_GRADIENT, dtype=torch.float64),
     )
 
 

@@ -22,6 +22,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import users_line
+from .group.storages import keep_memory_in_use
 from .launcher import Announcement
 
 # The oldest minor version that works, and the newest one that the tests ran with.
@@ -180,6 +181,7 @@ def adapt_pytorch() -> None:
     leave_out_flight_recorder()
     run_builtin_hooks_in_python()
     name_lines_of_outsiders()
+    keep_memory_in_use()
 
 
 def leave_out_flight_recorder() -> None:

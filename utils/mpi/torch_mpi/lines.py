@@ -6,6 +6,8 @@ import textwrap
 
 #: The longest line, in columns.
 WIDTH = 80
+#: Characters of an error's text that are shown: wrapping a million of them takes minutes.
+LONGEST = 10_000
 
 
 def wrapped(text: str) -> list[str]:
@@ -32,11 +34,18 @@ def wrapped(text: str) -> list[str]:
 
 
 def text_of(error: BaseException) -> str:
-    """Return an error's text; if the user's own ``__str__`` fails, a note that names its error."""
+    """Return an error's text, or its beginning; if its ``__str__`` fails, a note that says so."""
     try:
-        return sayable(str(error))
+        return _shown(str(error))
     except Exception as worse:
         return f"(its text can't be shown: {type(worse).__name__})"
+
+
+def _shown(text: str) -> str:
+    """Return the beginning of a text, in a form that can be sent."""
+    if len(text) > LONGEST:
+        text = f"{text[:LONGEST]} … (the error's text has {len(text):,} characters)"
+    return sayable(text)
 
 
 def sayable(text: str) -> str:
@@ -56,7 +65,7 @@ def sayable_error(error: BaseException, causes: int = 20) -> BaseException:
     safe = None if earlier is None else sayable_error(earlier, causes - 1)
     try:
         text = str(error)
-        if safe is earlier and text == sayable(text):
+        if safe is earlier and text == _shown(text):
             return error
     except Exception:  # the user's __str__ has raised it
         pass

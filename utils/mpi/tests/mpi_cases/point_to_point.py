@@ -138,6 +138,44 @@ def case_an_isend_completes_without_a_wait():
         assert work.is_success()
 
 
+def case_memory_that_a_pending_message_uses_is_neither_freed_nor_moved():
+    """FSDP frees storages: MPI would then send somebody else's memory, or write into it."""
+    from torch_mpi.errors import CommunicationError
+
+    if not _pair():
+        return "needs two ranks"
+    frees = (
+        lambda x: x.untyped_storage().resize_(0),
+        lambda x: x[5:].untyped_storage().resize_(0),
+        lambda x: x.resize_(3 * x.numel()),
+        lambda x: x.resize_as_(torch.zeros(3 * x.numel())),
+        lambda x: x.share_memory_(),
+    )
+    for free in frees:
+        got, sent = torch.zeros(300_000), of_rank(rank(), (300_000,))
+        receive = dist.irecv(got, (rank() - 1) % size())
+        with refused(CommunicationError, "still uses", "irecv(src="):
+            free(got)
+        dist.barrier()
+        dist.isend(sent, (rank() + 1) % size()).wait()
+        receive.wait()
+        same(got.clone(), of_rank((rank() - 1) % size(), (300_000,)))
+        free(got)  # it is over, so the memory is the program's again
+        free(sent)
+
+
+def case_a_tensor_that_refers_to_other_memory_before_the_wait_is_named():
+    if not _pair():
+        return "needs two ranks"
+    got = torch.zeros(3000)
+    receive = dist.irecv(got, (rank() - 1) % size())
+    got.set_(torch.zeros(3))
+    dist.barrier()
+    dist.isend(of_rank(rank(), (3000,)), (rank() + 1) % size()).wait()
+    with refused(ValueError, "3000 elements", "of 3 elements", "wait()"):
+        receive.wait()
+
+
 def case_a_dropped_isend_still_delivers():
     if not _pair():
         return "needs two ranks"

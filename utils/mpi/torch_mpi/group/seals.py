@@ -40,14 +40,16 @@ class Seal:
 
     def __init__(self, call: Call, memory: torch.Tensor):
         self.call, self._memory = call, memory
+        self._at = memory.data_ptr()
         self._digest = digest(memory)
 
     def check(self) -> None:
         """Raise CommunicationError if the memory has changed; the call that asks comes later."""
-        if digest(self._memory) == self._digest:
+        # Memory that has been freed must not be read.
+        if self._memory.data_ptr() == self._at and digest(self._memory) == self._digest:
             return
         call, now = self.call, users_place()
-        what = call.describe().replace("send", "isend", 1)
+        what = in_background(call)
         line = place_text(*now) if now else "an unknown line"
         raise CommunicationError(
             f"the tensor of {what}, sent at {call.where}, was changed before wait(): when {line} "
@@ -55,6 +57,11 @@ class Seal:
             "or a mixture. Call wait() before you write into the tensor, or send a clone.",
             call,
         )
+
+
+def in_background(call: Call) -> str:
+    """Return a description of a message that doesn't block, with the name that users call."""
+    return f"i{call.describe()}" if call.op in ("send", "recv") else call.describe()
 
 
 def sealed(call: Call, memory: torch.Tensor) -> Seal | None:

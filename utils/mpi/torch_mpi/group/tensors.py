@@ -43,8 +43,17 @@ def room(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def deliver(tensor: torch.Tensor, memory: torch.Tensor) -> None:
-    """Copy ``memory`` into ``tensor``, unless it is the tensor's own memory."""
+    """Copy ``memory`` into ``tensor``, unless it is the tensor's own memory.
+
+    Raises:
+        ValueError: the program has given the tensor other memory, which has another size.
+    """
     if memory.data_ptr() != tensor.data_ptr():
+        if memory.numel() != tensor.numel():
+            raise ValueError(
+                f"A tensor of {memory.numel()} elements was to get the result. It has become one "
+                f"of {tensor.numel()} elements, by set_() or .data. Call wait() before"
+            )
         tensor.detach().copy_(memory.reshape(tensor.shape))
 
 

@@ -22,6 +22,7 @@ from ..protocol.interrupts import guard
 from ..protocol.progress import progress
 from ..protocol.wait_monitor import SPIN, WaitMonitor, wait_for
 from ..record import Call
+from . import storages
 from .step_runner import Steps
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class MPIWork(Work):
         call: Call,
         result: list[torch.Tensor],
         finish: Callable[[], None] | None = None,
-        keep: object = None,
+        keep: torch.Tensor | Sequence[torch.Tensor] | None = None,
         inputs: Sequence[torch.Tensor] | None = None,
     ):
         super().__init__()
@@ -91,6 +92,16 @@ class MPIWork(Work):
             shown = result if inputs is None else inputs
             self._span = _autograd._record_function_with_args_enter(f"mpi:{name}", *shown)
         progress.begin(self)
+        storages.note(self)
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the tensors that MPI reads or writes until it is over."""
+        kept = [self._keep] if isinstance(self._keep, torch.Tensor) else self._keep or ()
+        return [*self._result, *kept]
+
+    def is_pending(self) -> bool:
+        """Return whether MPI may still use the tensors; advances it, as :meth:`poll` does."""
+        return not self.poll()
 
     def take_over(self, steps: Steps) -> MPIWork:
         """Take over steps that have already begun; return the work."""

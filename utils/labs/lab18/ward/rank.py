@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,9 +24,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .cases import CASES
 from .counters import Census, Watched, Work, place_in
 from .program import loaded, repaired
-
-if TYPE_CHECKING:
-    from torch_mpi.record import Call
 
 #: Instruments that need a job that hangs.
 HANGS = {"stacks", "flight"}
@@ -218,33 +215,37 @@ class Placed(Watched):
         file: the program.
 
     Attributes:
-        calls: pairs of the function and line, and the call's record.
+        places: by a call's position in the log, its function and line.
     """
 
     def __init__(self, file: str) -> None:
         super().__init__()
         self.file = file
-        self.calls: list[tuple[tuple[str, int], Call]] = []
+        self.places: dict[int, tuple[str, int]] = {}
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a function, and note the line of what it communicates."""
         from torch_mpi.record import log
 
-        place, mark = place_in(self.file), log.mark()
+        place, before = place_in(self.file), log.mark()
         result = super().call(function, *args, **kwargs)
-        self.calls += [(place, call) for call in log.since(mark)]
+        self.places |= dict.fromkeys(range(before, log.mark()), place)
         return result
 
 
 def _calls(name: str) -> list[dict[str, Any]]:
     """Return the calls of the program with their lines."""
+    from torch_mpi.record import log
+
     train, placed = loaded(CASES[name].text, name), Placed(f"{name}.py")
     train.__globals__["dist"] = placed
+    mark = log.mark()
     train(SEED)
     names = ("op", "sent", "received", "blocking", "waited")
     return [
-        {**{key: getattr(call, key) for key in names}, "place": [line, function]}
-        for (function, line), call in placed.calls
+        {**{key: getattr(call, key) for key in names}, "place": placed.places[k][::-1]}
+        for k, call in enumerate(log.since(mark), start=mark)
+        if k in placed.places
     ]
 
 

@@ -5,7 +5,9 @@ They run on ranks that are threads of this process, as the answers of the other 
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,10 +19,11 @@ from local_ranks import LocalRanks
 from utils import cluster
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
-from utils.labs.lab18.ward import drawing, evidence, pages, program, view
-from utils.labs.lab18.ward.case import ALL, DRAWN, text_of
+from utils.labs.lab18.ward import drawing, evidence, pages, parts, program, view
+from utils.labs.lab18.ward.case import DRAWN, Case, repair_of
 from utils.labs.lab18.ward.cases import CASES
 from utils.labs.lab18.ward.kinds import KINDS
+from utils.labs.lab18.ward.tries import Tries
 
 each_patient = pytest.mark.parametrize("name", sorted(CASES))
 STUDENTS = ["Ada Lovelace", "Grace Hopper", "Alan Turing", "4711", 4712]
@@ -47,8 +50,9 @@ def problems(ranks: LocalRanks | cluster.Ranks, name: str, repair: dict, seed: i
 @pytest.mark.parametrize(
     "seed", [4, *(pytest.param(seed, marks=pytest.mark.extended) for seed in (5, 66, 777))]
 )
-def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, seed):
-    first = text_of(name).splitlines()[0]
+def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, seed, monkeypatch):
+    monkeypatch.setattr(ward_checks, "RUNS", 1)  # so a check with three seeds isn't right by luck
+    first = CASES[name].text.splitlines()[0]
     assert problems(ranks, name, {1: first}, seed), "nothing is wrong with the program"
     for repair in CASES[name].repairs:
         assert not problems(ranks, name, dict(repair), seed)
@@ -86,7 +90,7 @@ def test_a_student_sees_evidence_of_this_very_program(name):
         title, draw = pages.INSTRUMENTS[instrument]
         assert draw(found[instrument], title) is not None
     plt.close("all")
-    lines = text_of(name).splitlines()
+    lines = case.text.splitlines()
     assert evidence.waiting_lines(name) <= set(range(1, len(lines) + 1))
 
 
@@ -94,38 +98,120 @@ def test_a_student_sees_evidence_of_this_very_program(name):
 @each_patient
 def test_a_right_finding_passes_whichever_of_the_right_ones_it_is(name):
     case = CASES[name]
-    lines = text_of(name).splitlines()
+    lines = case.text.splitlines()
     assert set(case.kinds) <= set(KINDS)
     for rank in case.ranks:
         for line in case.lines:
             assert lines[line - 1].strip()
             for kind in case.kinds:
                 finding = {"rank": rank, "line": line, "kind": kind}
-                assert not list(ward_checks.finding_problems(case, finding))
+                assert not list(ward_checks.form_problems(case, finding))
+                assert ward_checks.parts_right(case, finding) == 3
+
+
+def told(case: Case, clock: list[float], **change: object) -> tuple[str, str]:
+    """Return the note and the problem about a finding, at this time of the clock."""
+    report = Report()
+    finding = case.finding | change
+    ward_checks.judge_try(report, case, "Ada", 1, finding)
+    return report.note, "".join(problem.text for problem in report.problems)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """A clock that a test sets, and no tries so far."""
+    now = [0.0]
+    monkeypatch.setattr(ward_checks, "TRIES", Tries(lambda: now[0]))
+    return now
 
 
 @pytest.mark.quick
 @each_patient
-def test_a_message_on_a_wrong_finding_does_not_tell_the_right_one(name):
+def test_a_message_on_a_wrong_finding_does_not_tell_which_part_is_wrong(name, clock):
     case = CASES[name]
-    rank = next(rank for rank in (0, 1, 2, 3, 9) if rank not in case.ranks)
+    rank = next((rank for rank in (0, 1, 2, 3) if rank not in case.ranks), None)
     kind = next(kind for kind in KINDS if kind not in case.kinds)
-    about_rank, about_line, about_kind = ward_checks.finding_problems(
-        case, {"rank": rank, "line": 1, "kind": kind}
-    )
-    assert not [r for r in case.ranks if r != ALL and f"ank {r}" in about_rank]
-    assert not [line for line in case.lines if f"ine {line}" in about_line]
-    assert not [kind for kind in case.kinds if f'"{kind}"' in about_kind]
+    changes = [{"line": 1}, {"kind": kind}, *([{"rank": rank}] if rank is not None else [])]
+    words = {told(case, clock, **change)[1] for change in changes}
+    assert len(words) == 1
+    assert "Two of rank, line and kind are right" in words.pop()
+    assert told(case, clock) == (f"try {len(changes) + 1}", "")
+
+
+@pytest.mark.quick
+def test_from_the_fourth_wrong_finding_on_a_bed_has_pauses(clock):
+    case = CASES["oak"]
+    for line in (1, 3, 4, 5):
+        assert "right" in told(case, clock, line=line)[1]
+    assert "judges another finding in 30 s" in told(case, clock)[1]
+    assert told(case, clock, line=5)[0] == "try 4", "the same finding again is no try"
+    clock[0] += 29.5
+    assert "in 1 s" in told(case, clock)[1]
+    clock[0] += 1
+    assert told(case, clock, line=7)[0] == "try 5"
+    assert "in 60 s" in told(case, clock)[1]
+    clock[0] += 61
+    assert told(case, clock) == ("try 6", "")
+    assert ward_checks.TRIES.of("Ada", 1).found_at == 6
+    assert ward_checks.TRIES.of("Ada", 2).tries == 0
+
+
+@pytest.mark.quick
+def test_a_loop_over_all_findings_takes_hours(clock):
+    for case in CASES.values():
+        begin, guesses = clock[0], 0
+        for line in range(1, case.lines[0]):
+            if not case.text.splitlines()[line - 1].strip():
+                continue
+            finding = {"rank": case.ranks[0], "line": line, "kind": case.kinds[0]}
+            clock[0] += ward_checks.TRIES.pause("Loop", case.name, finding)
+            ward_checks.TRIES.note("Loop", case.name, finding, is_right=line in case.lines)
+            guesses += 1
+        assert clock[0] - begin > 60 * guesses or guesses < 20
 
 
 @pytest.mark.quick
 @each_patient
-def test_a_program_can_be_read_in_two_minutes_and_gives_nothing_away(name):
-    text = text_of(name)
-    assert len(text.splitlines()) <= 36
-    assert "#" not in text, "a comment would have to say what is wrong, or lie"
-    told = f"{text} {CASES[name].complaint}".lower()
-    assert not [kind for kind in CASES[name].kinds if kind in told]
+def test_a_program_is_long_and_gives_nothing_away(name):
+    case = CASES[name]
+    lines = case.text.splitlines()
+    assert 100 <= len(lines) <= 200
+    assert max(map(len, lines)) <= 100
+    assert "#" not in case.text, "a comment would have to say what is wrong, or lie"
+    told = f"{case.text} {case.complaint}".lower()
+    assert not [kind for kind in case.kinds if kind in told]
+    for repair in case.repairs:
+        compile(program.repaired(case.text, repair), name, "exec")
+
+
+@pytest.mark.quick
+def test_two_programs_differ_in_more_than_what_is_wrong():
+    for one, other in itertools.combinations(CASES.values(), 2):
+        pair = [[line for line in case.text.splitlines() if line] for case in (one, other)]
+        same = difflib.SequenceMatcher(None, *pair, autojunk=False).ratio()
+        assert same < 0.6, (one.name, other.name, same)
+
+
+@pytest.mark.quick
+def test_each_form_of_a_part_is_in_a_program():
+    everything = "\n".join(case.text for case in CASES.values())
+    for name, part in parts.parts().items():
+        assert not [form for form, text in part.forms.items() if text not in everything], name
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("diff", "repair"),
+    [
+        (["  a", "- b", "  c"], {11: ""}),
+        (["  a", "- b", "+ x", "+ y", "  c"], {11: "x\ny"}),
+        (["- a", "- b", "+ x"], {10: "x", 11: ""}),
+        (["  a", "+ x", "  b", "- c", "+ y"], {10: "a\nx", 12: "y"}),
+        (["- a", "+ x", "  b", "+ y"], {10: "x", 11: "b\ny"}),
+    ],
+)
+def test_a_repair_is_read_from_a_diff(diff, repair):
+    assert repair_of(diff, first=10) == repair
 
 
 @pytest.mark.quick

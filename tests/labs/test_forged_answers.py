@@ -509,7 +509,8 @@ from utils.labs.lab18.ward import program
 
 measured_before = program.measured
 program.measured = lambda *_, **__: {
-    "result": {"loss": 1}, "calls": [], "hasty": 0, "rate": 0, "work": 0, "peak": 0,
+    "results": 3 * [{"error": 1}], "calls": [], "hasty": 0, "races": 0, "groups": 0, "rate": 0,
+    "work": 0, "peak": 0, "kept": 0,
 }
 repair_1 = {1: "# Nothing is repaired."}
 """

@@ -74,6 +74,7 @@ class Report:
         missing: names that ranks lack.
         kinds: names of the classes of the errors that ranks raised.
         records: the ranks' lists with records that the kernel has confirmed.
+        note: words behind the task's title, such as "try 4".
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
@@ -82,6 +83,7 @@ class Report:
     missing: set[str] = field(default_factory=set)
     kinds: set[str] = field(default_factory=set)
     records: list[tuple[int, Any]] = field(default_factory=list)
+    note: str = ""
 
     def seeds(self, n: int) -> list[int]:
         """Return independent fresh seeds, one for each of n ranks.
@@ -426,7 +428,8 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
             score.note(room, number, not problems)
-            verdict = Verdict(number, title, points, not problems, still, problems)
+            words = f"{title} · {report.note}" if report.note else title
+            verdict = Verdict(number, words, points, not problems, still, problems)
             verdict.show(score.in_words(room), stops=True)
             if problems:
                 if (shell := get_ipython()) and not any(map(os.environ.get, UNATTENDED)):

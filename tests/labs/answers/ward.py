@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from utils.labs.lab18.ward.case import ALL, Case, text_of
+from utils.labs.lab18.ward.case import ALL, Case
 from utils.labs.lab18.ward.cases import CASES
 from utils.labs.lab18.ward.drawing import drawn
 from utils.labs.lab18.ward.kinds import KINDS
@@ -25,7 +25,7 @@ for _bed in BEDS:
     CELLS |= {f"18.{6 + 2 * _bed}": f"ward-{_bed}-repair"}
 
 #: Wrong answers that are tried on real ranks as well: each sick program as it is, and a race.
-ON_RANKS = {"only the text of the first line", "waits for one only", "a barrier instead"}
+ON_RANKS = {"only the text of the first line", "waits for one only", "divides before it waits"}
 
 ENDS, WRONG_NUMBER, WASTE = "did not come to its end", "is wrong", "Remove the waste"
 HASTY = "Wait for all calls first"
@@ -40,206 +40,261 @@ SICK = {
     "willow": HASTY,
 }
 
-#: By patient: repairs that help half, or cheat. What the student did, repair, words.
-HALF: dict[str, list[tuple[str, dict[int, str], str]]] = {
+NO = "is wrong"
+LEADERS = "leaders = dist.new_group([0, world - 1])"
+LAST = "last = first + share if rank < world - 1 else len(x)"
+ROWS = "rows = max(1, 64 // len(p.grad))"
+PART = "part = F.mse_loss(model(x), y) / world"
+OWN = "own = order[rank::world]"
+DRAW = "draw = torch.Generator().manual_seed(seed + rank)"
+SAME = "    draw = torch.Generator().manual_seed(seed)"
+EARLY = "if step % 4 != 3 or rank > 0:"
+SUM = "audited[0] += errors.square().mean()"
+SUM_OF = "        audited[0] = audited[0] + {}"
+RIGHT_SUM = SUM_OF.format("errors.square().mean().item()")
+SEEDS = "torch.manual_seed(seed + 5 * dist.get_rank())"
+WEIGHT = "dist.broadcast(layer.weight.data, src=0)"
+ALL_WAIT = "    if not all(work.wait() for work in works):"
+WAIT = "if not any(work.wait() for work in works):"
+BEGIN = "works.append(dist.all_reduce(p.grad, async_op=True))"
+
+#: By patient: repairs that help half, keep the disease, or cheat. What the student did, the new
+#: text by the old one, words.
+HALF: dict[str, list[tuple[str, dict[str, str], str]]] = {
     "laurel": [
         (
             "one sample fewer for each rank",
-            {18: "        for k in range(first, first + share - 1):"},
+            {"return first, first + share": "    return first, first + share - 1"},
             ENDS,
         ),
         (
-            "the last rank leaves its share out",
-            {18: "        for k in range(first, 36):"},
-            "'mean'",
+            "the last samples are left out",
+            {"return first, first + share": "    return first, min(first + share, n - 3)"},
+            "'error'",
         ),
-        ("samples are counted twice", {14: "    first = min(rank * share, 33)"}, "'mean'"),
+        ("the rest is left out", {"share = -(-n // world)": "    share = n // world"}, "'error'"),
+        (
+            "samples are counted twice",
+            {"first = rank * share": "    first = min(rank * share, n - share)"},
+            "'error'",
+        ),
     ],
     "magnolia": [
-        ("only detached", {27: "            predictions.append(torch.cat(parts).detach())"}, WASTE),
-        ("only the last step", {27: "            predictions = [torch.cat(parts)]"}, "'largest'"),
-    ],
-    "maple": [
-        ("no level between the leaders", {24: "", 25: "", 26: ""}, "is wrong"),
-    ],
-    "alder": [
-        ("the rest is left out", {16: "    stop = start + BLOCK"}, "is wrong"),
-        ("the first rank has it all", {8: "BLOCK = 1024", 16: "    stop = n"}, "is wrong"),
-        ("half of it moved", {8: "BLOCK = 512"}, WASTE),
-    ],
-    "cypress": [
-        ("no average at all", {20: "", 21: "", 22: "", 23: ""}, "is wrong"),
-        ("a sum", {21: "            dist.all_reduce(p.grad)", 22: "", 23: ""}, "is wrong"),
-    ],
-    "cherry": [
-        ("a sum by its own count", {24: "        mean = errors.sum() / 90"}, "is wrong"),
-        ("twice by world", {24: "        mean = errors.mean() / world"}, "is wrong"),
-    ],
-    "spruce": [
+        ("only detached", {"return ordered[0]": "    return ordered[0].detach()"}, WASTE),
+        ("another view", {"return ordered[0]": "    return ordered[:1]"}, WASTE),
         (
-            "every rank trains on everything",
-            {15: "    own = order"},
-            "computed numbers",
+            "its own maximum",
+            {"return ordered[0]": "    return predictions.max().item()"},
+            "'peaks'",
         ),
         (
-            "a larger learning rate",
-            {18: "    optimizer = torch.optim.SGD(model.parameters(), lr=0.4)"},
-            "learning rate",
-        ),
-        ("another half of the samples", {15: "    own = order[share : 2 * share]"}, "is wrong"),
-        ("one rank begins too late", {15: "    own = order[rank:][:share]"}, "is wrong"),
-    ],
-    "ash": [
-        (
-            "the others wait, too, but elsewhere",
-            {23: "        if step % 2 == 1 and rank < 3:"},
-            ENDS,
-        ),
-        ("no checkpoints", {24: "", 25: "            pass"}, "'checkpoints'"),
-    ],
-    "olive": [
-        (
-            "a list instead of a sum",
-            {24: "            total = total + ((model(x) - y) ** 2).mean()"},
+            "a view of an array",
+            {"return ordered[0]": "    return ordered.numpy().copy()[:1].reshape(())"},
             WASTE,
         ),
-        ("the loss before the step", {24: "            total += loss.item()"}, "'mean'"),
+        (
+            "in lists",
+            {
+                "return ordered[0]": "    vars(largest_prediction).setdefault('all', []).append("
+                "ordered.tolist())\n    return ordered[0].item()"
+            },
+            WASTE,
+        ),
+        (
+            "in bytes",
+            {
+                "return ordered[0]": "    vars(largest_prediction).setdefault('all', []).append("
+                "ordered.numpy().tobytes())\n    return ordered[0].item()"
+            },
+            WASTE,
+        ),
+        (
+            "in a file",
+            {"return ordered[0]": "    torch.save(ordered, 'all.pt')\n    return max(parts[0])"},
+            "writes to a file",
+        ),
+    ],
+    "maple": [
+        (
+            "no sum over the leaders",
+            {"dist.all_reduce(p.grad, group=leaders)": "            pass"},
+            NO,
+        ),
+        ("other leaders", {LEADERS: "    leaders = dist.new_group([1, world - 1])"}, NO),
+        ("the group of all", {LEADERS: "    leaders = dist.group.WORLD"}, ENDS),
+        (
+            "a group by the leaders",
+            {
+                "if rank == leader:": "        if rank == leader:\n            "
+                "leaders = dist.new_group([0, 2])"
+            },
+            "",
+        ),
+    ],
+    "alder": [
+        ("the rest is left out", {LAST: "    last = first + share"}, NO),
+        ("the last rank has nothing", {"share = 64": "    share = 200"}, ""),
+        ("half of it moved", {"share = 64": "    share = 100"}, WASTE),
+    ],
+    "cypress": [
+        ("no average at all", {"dist.all_reduce(piece)": "            pass"}, NO),
+        ("a sum", {"p.grad /= world": "        pass"}, NO),
+        ("two rows", {ROWS: "        rows = 2"}, WASTE),
+    ],
+    "cherry": [
+        ("a sum of means", {PART: "        part = F.mse_loss(model(x), y)"}, NO),
+        (
+            "twice by world",
+            {PART: "        part = F.mse_loss(model(x), y) * len(y) / len(wanted) / world"},
+            NO,
+        ),
+        ("rank 0's count", {PART: "        part = F.mse_loss(model(x), y) * 6 / len(wanted)"}, NO),
+    ],
+    "spruce": [
+        ("every rank has all", {OWN: "    own = order"}, NO),
+        ("one rank begins too late", {DRAW: SAME, OWN: "    own = order[rank:][: n // world]"}, NO),
+        ("the same quarter", {DRAW: SAME, OWN: "    own = order[:: world]"}, NO),
+    ],
+    "ash": [
+        ("not on rank 3", {EARLY: "    if step % 4 != 3 or rank > 2:"}, ENDS),
+        ("no checkpoints", {EARLY: "    if True:"}, "'checkpoints'"),
+        (
+            "a group of rank 0 alone",
+            {"dist.barrier()": "    dist.barrier(group=dist.new_group([0]))"},
+            "more groups than others",
+        ),
+    ],
+    "olive": [
+        ("a sum instead of an addition", {SUM: SUM_OF.format("errors.square().mean()")}, WASTE),
+        ("another mean", {SUM: SUM_OF.format("errors.mean().item()")}, "'audited'"),
+        (
+            "in arrays",
+            {SUM: "        audited.append(errors.detach().numpy())\n" + RIGHT_SUM},
+            WASTE,
+        ),
+        ("in lists", {SUM: "        audited.append(errors.tolist())\n" + RIGHT_SUM}, WASTE),
     ],
     "holly": [
-        ("another seed for all", {13: "    model = network(seed + 1)"}, "is wrong"),
-        (
-            "only the first parameter",
-            {
-                13: "    model = network(seed + rank)\n"
-                "    dist.broadcast(next(model.parameters()).data, src=0)"
-            },
-            "is wrong",
-        ),
+        ("another seed for all", {SEEDS: "    torch.manual_seed(seed + 1)"}, NO),
+        ("only vectors", {WEIGHT: "        dist.broadcast(layer.bias.data, src=0)"}, NO),
         (
             "the mean of four networks",
             {
-                13: "    model = network(seed + rank)\n    for p in model.parameters():\n"
-                "        dist.all_reduce(p.data)\n        p.data /= 4"
+                WEIGHT: "        for p in layer.parameters():\n"
+                "            dist.all_reduce(p.data)\n            p.data /= 4"
             },
-            "is wrong",
+            NO,
         ),
     ],
     "willow": [
+        ("waits for one only", {WAIT: "    if not all(work.wait() for work in works[1:]):"}, HASTY),
+        ("a barrier instead", {WAIT: "    dist.barrier()\n    if not works:"}, HASTY),
+        ("never waits", {WAIT: "    if not works:"}, HASTY),
+        ("no average", {"p.grad.div_(world)": "        pass", WAIT: ALL_WAIT}, NO),
         (
-            "waits for one only",
-            {24: "        works[-1].wait()\n        optimizer.step()"},
-            HASTY,
+            "divides before it waits",
+            {
+                "p.grad.div_(world)": "        pass",
+                WAIT: "    for p in model.parameters():\n        p.grad /= world\n" + ALL_WAIT,
+            },
+            "Wait for the call first",
         ),
-        ("a barrier instead", {24: "        dist.barrier()\n        optimizer.step()"}, HASTY),
-        ("no average", {20: "", 23: "            pass", 25: "", 26: ""}, "is wrong"),
-        ("never waits", {24: "", 26: "            pass\n        optimizer.step()"}, HASTY),
     ],
     "rowan": [
-        ("break instead of continue", {21: "            break"}, ENDS),
+        ("returns", {"continue": "            return"}, ENDS),
         (
-            "the rank counts before it goes on",
-            {21: "            dist.all_reduce(known.sum())\n            continue"},
+            "an empty call",
+            {"continue": "            dist.all_reduce(torch.zeros(1))\n            continue"},
             ENDS,
         ),
-        ("no step for anybody", {20: "        if True:"}, "is wrong"),
+        ("ones", {"continue": "            p.grad = torch.ones_like(p)"}, NO),
     ],
 }
 
 #: By patient: repairs that are right in another way.
-OTHER: dict[str, list[tuple[str, dict[int, str]]]] = {
+OTHER: dict[str, list[tuple[str, dict[str, str]]]] = {
     "laurel": [
         (
-            "the loop jumps over what isn't there",
+            "an even split",
             {
-                18: "        for k in range(first, first + share):\n"
-                "            if k >= 45:\n                break"
+                "first = rank * share": "    first = rank * n // world",
+                "return first, first + share": "    return first, (rank + 1) * n // world",
             },
         ),
-        ("a stride", {18: "        for k in range(rank, len(x), world):"}),
     ],
     "magnolia": [
-        ("a number", {27: "            predictions.append(torch.cat(parts).max().clone())"}),
-        ("no tensor of all", {27: "            predictions.append(max(p.max() for p in parts))"}),
+        ("a copy", {"return ordered[0]": "    return ordered[0].clone()"}),
+        ("a float", {"return ordered[0]": "    return float(ordered[0])"}),
     ],
     "maple": [
-        ("all ranks go to the barrier", {24: "        if True:"}),
-        (
-            "a barrier for all",
-            {
-                23: "        dist.reduce(gradient, dst=leader, group=pair)\n        dist.barrier()",
-                25: "",
-            },
-        ),
+        ("their numbers", {LEADERS: "    leaders = dist.new_group([0, 2])"}),
+        ("a range", {LEADERS: "    leaders = dist.new_group(list(range(0, world, 2)))"}),
     ],
     "alder": [
-        ("a quarter as the block", {8: "BLOCK = 1024"}),
-        (
-            "a stride of samples",
-            {
-                15: "    x, y = x[rank::world], y[rank::world]\n    start = 0",
-                16: "    stop = len(x)",
-            },
-        ),
+        ("a quarter", {"share = 64": "    share = len(x) // world"}),
     ],
     "cypress": [
+        ("all rows", {ROWS: "        rows = len(p.grad)"}),
         (
-            "one flat tensor",
+            "one call",
             {
-                20: "        average_gradients(model)",
-                21: "",
-                22: "",
-                23: "",
-                6: "from utils.labs.lab18.job import average_gradients, network, norms, samples",
+                ROWS: "        dist.all_reduce(p.grad)",
+                "for piece in p.grad.split(rows):": "",
+                "dist.all_reduce(piece)": "",
             },
-        )
+        ),
     ],
     "cherry": [
         (
-            "sum of sums",
-            {24: "        mean = errors.sum()", 26: "        validation.append(mean.item() / 90)"},
+            "a sum",
+            {PART: "        part = (model(x) - y).square().sum() / len(wanted)"},
         ),
-        ("weights", {24: "        mean = errors.mean() * len(errors) * world / 90"}),
     ],
     "spruce": [
-        ("blocks", {15: "    own = order[rank * share : (rank + 1) * share]"}),
-        ("chunks", {15: "    own = order.chunk(world)[rank]"}),
+        ("backwards", {DRAW: SAME, OWN: "    own = order[rank::world].flip(0)"}),
+        ("other ranks", {DRAW: SAME, OWN: "    own = order[world - 1 - rank :: world]"}),
     ],
     "ash": [
-        ("a barrier for all", {25: "", 21: "        optimizer.step()\n        dist.barrier()"}),
+        (
+            "a barrier for all",
+            {
+                EARLY: "    if step % 4 == 3 and rank > 0:\n        dist.barrier()\n"
+                "    if step % 4 != 3 or rank > 0:"
+            },
+        ),
     ],
     "olive": [
-        (
-            "no gradient",
-            {
-                24: "            with torch.no_grad():\n"
-                "                total += ((model(x) - y) ** 2).mean()"
-            },
-        ),
+        ("detached", {SUM: SUM_OF.format("errors.square().mean().detach()")}),
+        ("a float", {SUM: SUM_OF.format("float(errors.square().mean())")}),
     ],
     "holly": [
-        (
-            "a broadcast",
-            {
-                13: "    model = network(seed + rank)\n    for p in model.parameters():\n"
-                "        dist.broadcast(p.data, src=0)"
-            },
-        ),
+        ("one seed", {SEEDS: "    torch.manual_seed(seed)"}),
     ],
     "willow": [
         (
             "waits in the loop",
             {
-                20: "",
-                23: "            dist.all_reduce(p.grad, async_op=True).wait()",
-                25: "",
-                26: "",
+                BEGIN: "        dist.all_reduce(p.grad, async_op=True).wait()",
+                WAIT: "    if works:",
             },
+        ),
+        (
+            "not in the background",
+            {BEGIN: "        dist.all_reduce(p.grad)", WAIT: "    if works:"},
         ),
     ],
     "rowan": [
-        ("the loop goes on without targets", {20: "", 21: "        pass"}),
+        ("the loss is computed", {"continue": "            p.grad = 0 * p.detach()"}),
     ],
 }
+
+
+def by_number(name: str, changes: dict[str, str]) -> dict[int, str]:
+    """Return a repair whose keys are texts of lines, by the lines' numbers in the program."""
+    case = CASES[name]
+    lines = [line.strip() for line in case.text.splitlines()]
+    start = _line(lines, f"def {case.function}")
+    return {lines.index(text, start) + 1: new for text, new in changes.items()}
 
 
 def _finding(bed: int, **change: Any) -> str:
@@ -248,19 +303,21 @@ def _finding(bed: int, **change: Any) -> str:
 
 def _wrong_findings(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
     """Yield what the student did, the answer, and words of the verdict."""
-    lines = text_of(case.name).splitlines()
-    other = next((rank for rank in range(4) if rank not in case.ranks), 7)
+    lines = case.text.splitlines()
+    other = next((rank for rank in range(4) if rank not in case.ranks), None)
     kind = next(kind for kind in KINDS if kind not in case.kinds)
-    yield "another rank", _finding(bed, rank=other), "at fault" if other < 4 else "from 0 to 3"
+    if other is not None:
+        yield "another rank", _finding(bed, rank=other), "Two of rank, line and kind"
     if ALL not in case.ranks:
-        yield "all ranks", _finding(bed, rank=ALL), "Not all ranks do the same"
+        yield "all ranks", _finding(bed, rank=ALL), "Two of rank, line and kind"
     yield "a rank that is not there", _finding(bed, rank=4), "Write a number from 0 to 3"
     yield "the rank as text", _finding(bed, rank="0"), "The rank is '0'"
-    yield "the first line", _finding(bed, line=1), "Line 1"
+    yield "the first line", _finding(bed, line=1), "Two of rank, line and kind"
+    yield "line and kind", _finding(bed, line=1, kind=kind), "One of rank, line and kind"
     yield "an empty line", _finding(bed, line=lines.index("") + 1), "is empty"
-    yield "a line that is not there", _finding(bed, line=99), "has the lines 1 to"
+    yield "a line that is not there", _finding(bed, line=999), "has the lines 1 to"
     yield "the line as text", _finding(bed, line=str(case.lines[0])), "Write its number"
-    yield "another kind", _finding(bed, kind=kind), "The cause is of another kind"
+    yield "another kind", _finding(bed, kind=kind), "Two of rank, line and kind"
     yield "a word of the student's own", _finding(bed, kind="bug"), "none of the classes"
     yield "a list", f"finding_{bed} = {list(case.finding.values())!r}", "A finding has a rank"
 
@@ -273,8 +330,10 @@ def _right_findings(bed: int, case: Case) -> Iterator[tuple[str, str]]:
 
 
 def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
-    lines = text_of(case.name).splitlines()
-    keys = re.findall(r'"(\w+)":', lines[-1])
+    lines = case.text.splitlines()
+    end = _line(lines, "    return {", _line(lines, "def train"))
+    keys = re.findall(r'^        "(\w+)":', case.text, re.MULTILINE)
+    gone = dict.fromkeys(range(end + 1, len(lines) + 1), "")
     made: list[tuple[str, Any, str]] = [
         ("nothing", {}, "A repair is a dict such as"),
         ("a list", [lines[-1]], "A repair is a dict such as"),
@@ -283,14 +342,14 @@ def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
             {1: '"""Works."""'},
             SICK.get(case.name, SICK[case.group]),
         ),
-        ("a line that is not there", {99: "    pass"}, "is not in the program"),
+        ("a line that is not there", {999: "    pass"}, "is not in the program"),
         ("the line as text", {"20": "    pass"}, "Use the number of a line"),
         ("no text", {case.lines[0]: None}, "Write it as a string"),
         ("a line that isn't Python", {case.lines[0]: "        if rank == :"}, "not valid Python"),
-        ("constants", {len(lines): f"    return {dict.fromkeys(keys, 1.0)}"}, "is wrong"),
-        ("no result", {len(lines): "    return None"}, "Keep its return line"),
+        ("constants", {**gone, end: f"    return {dict.fromkeys(keys, 1.0)}"}, "is wrong"),
+        ("no result", {**gone, end: "    return None"}, "Keep its return line"),
         ("no function", {_line(lines, "def train"): "def run(seed, n=1):"}, "no function train"),
-        *HALF.get(case.name, []),
+        *((what, by_number(case.name, new), words) for what, new, words in HALF[case.name]),
     ]
     for what, repair, words in made:
         if what in ("constants", "no result"):
@@ -298,15 +357,15 @@ def _wrong_repairs(bed: int, case: Case) -> Iterator[tuple[str, str, str]]:
         yield what, f"repair_{bed} = {repair!r}", words
 
 
-def _line(lines: list[str], begin: str) -> int:
-    return next(k for k, line in enumerate(lines, start=1) if line.startswith(begin))
+def _line(lines: list[str], begin: str, after: int = 0) -> int:
+    numbered = enumerate(lines[after:], start=after + 1)
+    return next(k for k, line in numbered if line.startswith(begin))
 
 
 def _right_repairs(bed: int, case: Case) -> Iterator[tuple[str, str]]:
-    own = OTHER.get(case.name, [])
     made = [
         *((f"reference {k}", dict(one)) for k, one in enumerate(case.repairs[1:], start=2)),
-        *own,
+        *((what, by_number(case.name, new)) for what, new in OTHER[case.name]),
         ("with another first line", {**case.repairs[0], 1: '"""Repaired."""'}),
     ]
     for what, repair in made:

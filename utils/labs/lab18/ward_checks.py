@@ -7,6 +7,7 @@ runs on the lab's ranks with a fresh seed, and so does the program with the refe
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -17,16 +18,16 @@ from utils.checks.task import Check, Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 
 from .probes import probe_answer, probe_name, probe_ready, probe_reference, probe_repair
-from .ward import program
-from .ward.case import ALL, text_of
+from .ward.case import ALL
 from .ward.case import Case as Patient
 from .ward.cases import CASES
 from .ward.drawing import BEDS, drawn
 from .ward.evidence import waiting_lines
 from .ward.kinds import KINDS
+from .ward.program import repaired
+from .ward.tries import TRIES
 from .ward.view import Ward
 from .ward.view import classes as classes
-from .ward.view import shared_file as shared_file
 
 #: Seconds that a repaired program may take.
 PATIENCE = 20.0
@@ -36,8 +37,30 @@ NEAR = 1e-4
 #: tensor at the peak isn't a leak.
 SLACK = {"peak": 1.6}
 OTHER_SLACK = 1.25
-#: It may make so many more calls, for example for a barrier at the end.
-MORE_CALLS = 2
+#: A repaired program runs with so many fresh seeds, because a wrong one may be right by luck.
+RUNS = 3
+#: It may make so many more calls, for example for a barrier at the end of each run.
+MORE_CALLS = 2 * RUNS
+ALONE = (
+    "Some ranks create more groups than others. All ranks must call new_group equally often, even "
+    "if they aren't in the group"
+)
+HASTY = (
+    "The optimizer makes a step while a call in the background may still change the gradients. "
+    "Wait for all calls first"
+)
+RACES = (
+    "The program reads or changes a tensor while a call in the background may still change it. "
+    "Wait for the call first"
+)
+BACKGROUND = "A call in the background is still not waited for. Wait for each one of them"
+#: A finding has so many parts; words for a wrong finding by how many of its parts are right.
+PARTS = 3
+RIGHT = (
+    "None of rank, line and kind is",
+    "One of rank, line and kind is",
+    "Two of rank, line and kind are",
+)
 FORM = '{"rank": 2, "line": 17, "kind": "skipped call"}'
 LONGEST_NAME = 100
 
@@ -93,15 +116,18 @@ def admit(ranks: Ranks) -> Ward:
     return ward
 
 
-def board() -> None:
-    """Print which patients are solved, as far as the checks have run since the kernel began."""
+def board(ward: Ward) -> None:
+    """Print which patients are solved and how many tries their findings took, in this kernel."""
     done = score.passed(score.room_of(__name__))
-    found = [f"18.{5 + 2 * bed}" in done for bed in range(1, BEDS + 1)]
-    cured = [f"18.{6 + 2 * bed}" in done for bed in range(1, BEDS + 1)]
-    both = sum(map(min, found, cured))
-    print("patient  " + "".join(f"{bed:4}" for bed in range(1, BEDS + 1)))
+    beds = range(1, BEDS + 1)
+    found = [f"18.{5 + 2 * bed}" in done for bed in beds]
+    cured = [f"18.{6 + 2 * bed}" in done for bed in beds]
+    tries = [TRIES.of(ward.name, bed) for bed in beds]
+    print("patient  " + "".join(f"{bed:4}" for bed in beds))
     for name, marks in (("finding", found), ("repair", cured)):
         print(f"{name:9}" + "".join("   ✓" if mark else "   ·" for mark in marks))
+    print("tries    " + "".join(f"{of.found_at or of.tries or '·':>4}" for of in tries))
+    both = sum(map(min, found, cured))
     print(f"{both} of {BEDS} patients are solved: found and repaired")
 
 
@@ -116,63 +142,67 @@ def judge_finding(ranks: Ranks, report: Report, bed: int) -> None:
     if len({str(answer.value) for answer in answers}) > 1:
         report.problem("The ranks have different findings. Write one finding for all ranks")
         return
-    told_of = answers[0].value
-    for problem in finding_problems(CASES[drawn(told_of["name"])[bed - 1]], told_of["answer"]):
-        report.problem(problem)
+    name, finding = answers[0].value["name"], answers[0].value["answer"]
+    case = CASES[drawn(name)[bed - 1]]
+    if problems := list(form_problems(case, finding)):
+        for problem in problems:
+            report.problem(problem)
+    else:
+        judge_try(report, case, name, bed, finding)
 
 
-def finding_problems(case: Patient, finding: Any) -> Iterator[str]:
-    """Yield what is wrong with a finding, without giving the right one away."""
+def judge_try(
+    report: Report, case: Patient, name: object, bed: int, finding: dict[str, Any]
+) -> None:
+    """Judge a finding of the right form, and count the try; in a pause, only say how long it is."""
+    of = TRIES.of(name, bed)
+    if seconds := TRIES.pause(name, bed, finding):
+        report.note = f"try {of.tries}"
+        report.problem(
+            f"{of.wrong} findings of this bed were wrong, so look at the evidence. The check "
+            f"judges another finding in {seconds} s"
+        )
+        return
+    right = parts_right(case, finding)
+    report.note = f"try {TRIES.note(name, bed, finding, right == PARTS)}"
+    if right < PARTS:
+        report.problem(f"{RIGHT[right]} right. {advice(case, finding)}")
+
+
+def parts_right(case: Patient, finding: dict[str, Any]) -> int:
+    """Return how many of rank, line and kind are right."""
+    pairs = (("rank", case.ranks), ("line", case.lines), ("kind", case.kinds))
+    return sum(finding[key] in rights for key, rights in pairs)
+
+
+def advice(case: Patient, finding: dict[str, Any]) -> str:
+    """Return what to look at; the words are the same whichever part of the finding is wrong."""
+    if finding["line"] in waiting_lines(case.name) - {*case.lines}:
+        return f"Ranks wait at line {finding['line']}, and why they wait is elsewhere. {case.hint}"
+    return case.hint
+
+
+def form_problems(case: Patient, finding: Any) -> Iterator[str]:
+    """Yield why a finding can't be judged."""
     if not isinstance(finding, dict) or set(finding) != {"rank", "line", "kind"}:
         yield f"A finding has a rank, a line and a kind, such as {FORM}"
         return
-    yield from _rank_problems(case, finding["rank"])
-    yield from _line_problems(case, finding["line"])
-    yield from _kind_problems(case, finding["kind"])
-
-
-def _rank_problems(case: Patient, rank: Any) -> Iterator[str]:
-    is_number = isinstance(rank, int) and not isinstance(rank, bool)
-    if rank != ALL and not (is_number and 0 <= rank < 4):
+    rank, line, kind = finding["rank"], finding["line"], finding["kind"]
+    if rank != ALL and not (_is_number(rank) and 0 <= rank < 4):
         yield f'The rank is {rank!r}. Write a number from 0 to 3, or "all"'
-    elif rank not in case.ranks:
-        yield _wrong_rank(case, rank)
-
-
-def _wrong_rank(case: Patient, rank: int | str) -> str:
-    if rank == ALL:
-        return 'Not all ranks do the same here. Find the one that differs, and write it, not "all"'
-    if ALL in case.ranks:
-        return f"Rank {rank} alone is not at fault. Which ranks run the line that has to change?"
-    if case.group == "hangs":
-        return f"Rank {rank} is not the one at fault. A rank that waits is often only a victim"
-    return f"Rank {rank} is not the one at fault. Compare what each rank does at this line"
-
-
-def _line_problems(case: Patient, line: Any) -> Iterator[str]:
-    lines = text_of(case.name).splitlines()
-    if isinstance(line, bool) or not isinstance(line, int):
+    lines = case.text.splitlines()
+    if not _is_number(line):
         yield f"The line is {line!r}. Write its number"
     elif not 1 <= line <= len(lines):
         yield f"The program has the lines 1 to {len(lines)}, and you wrote {line}"
-    elif line in case.lines:
-        return
-    elif not (code := lines[line - 1].strip()):
+    elif not lines[line - 1].strip():
         yield f"Line {line} is empty. Write the line that has to change"
-    elif line in waiting_lines(case.name):
-        yield f"Line {line} is where ranks wait, and not why they wait. {case.hint}"
-    else:
-        yield f"Line {line}, `{code}`, is not the cause. {case.hint}"
-
-
-def _kind_problems(case: Patient, kind: Any) -> Iterator[str]:
     if not isinstance(kind, str) or kind not in KINDS:
         yield f"{kind!r} is none of the classes. lab18.classes() lists them"
-    elif kind not in case.kinds:
-        yield (
-            f'"{kind}" means: {KINDS[kind]} The cause is of another kind. Name the mistake in the '
-            f"line that has to change"
-        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 # -- whether it is repaired -------------------------------------------------------------------
@@ -188,29 +218,31 @@ def judge_repair(ranks: Ranks, report: Report, bed: int) -> None:
 
 def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None:
     """Run a patient's program with the repair of this name, and compare with the reference's."""
-    sick = text_of(case.name)
-    if not report.answers(ranks, probe_ready, answer=answer, text=sick, name=case.name):
+    if not report.answers(ranks, probe_ready, answer=answer, text=case.text, name=case.name):
         return
     asked = {
         "name": case.name,
-        "seed": report.seed % 100_000,
+        "seeds": random.Random(report.seed).sample(range(100_000), RUNS),
         "limits": case.limits,
         "arguments": case.arguments,
     }
     with ranks.apart() as others:
         rights = [
-            report.answers(others, probe_reference, text=program.repaired(sick, repair), **asked)
+            report.answers(others, probe_reference, text=repaired(case.text, repair), **asked)
             for repair in case.repairs
         ]
     if not all(rights):
         return
     answers = report.answers(
-        ranks, probe_repair, patience=PATIENCE, answer=answer, text=sick, **asked
+        ranks, probe_repair, patience=PATIENCE, answer=answer, text=case.text, **asked
     )
     if not answers:
         late = f", and the check stopped it after {PATIENCE:.0f} s"
         endless = "KeyboardInterrupt" in report.kinds
         report.begin_with(f"Your repaired program did not come to its end{late if endless else ''}")
+        return
+    if len({reply.value["groups"] for reply in answers}) > 1:
+        report.problem(ALONE)
         return
     most = {key: max(needs(right)[key] for right in rights[0]) for key in case.limits}
     for answer, right in zip(answers, _nearest(answers, rights), strict=True):
@@ -222,7 +254,7 @@ def _nearest(answers: list[Reply], rights: list[list[Reply]]) -> list[Reply]:
 
     def is_same(right: list[Reply]) -> bool:
         pairs = zip(answers, right, strict=True)
-        return all(_fits(a.value["result"], r.value["result"]) for a, r in pairs)
+        return all(_fits(a.value["results"], r.value["results"]) for a, r in pairs)
 
     return next(filter(is_same, rights), rights[0])
 
@@ -239,9 +271,10 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
         right: the same of the reference's repair.
         most: how much a rank needs at most with the reference's repair, of what was wasted.
     """
-    got, results = answer.value["result"], right["result"]
+    both = list(zip(answer.value["results"], right["results"], strict=True))
     wrong_form = "Your repaired program returns another kind of result. Keep its return line"
-    yield facts({wrong_form: not isinstance(got, dict) or set(got) != set(results)})
+    is_form = all(isinstance(got, dict) and set(got) == set(results) for got, results in both)
+    yield facts({wrong_form: not is_form})
     needed = needs(answer)
     rate, old_rate = needed["rate"], right["rate"]
     yield facts({
@@ -249,17 +282,17 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
         "old one, and repair the gradients": min(rate, old_rate) > 0
         and not math.isclose(rate, old_rate)
     })
-    hasty = (
-        "The optimizer makes a step while a call in the background may still change the gradients. "
-        "Wait for all calls first"
-    )
-    background = "A call in the background is still not waited for. Wait for each one of them"
-    yield facts({hasty: needed["hasty"] > 0, background: needed["unwaited"] > 0})
-    for key, expected in results.items():
-        yield value(got[key], expected, what=f"it ends, but '{key}' is wrong", tolerance=NEAR)
+    yield facts({
+        HASTY: needed["hasty"] > 0,
+        RACES: needed["races"] > 0,
+        BACKGROUND: needed["unwaited"] > 0,
+    })
+    for got, results in both:
+        for key, expected in results.items():
+            yield value(got[key], expected, what=f"it ends, but '{key}' is wrong", tolerance=NEAR)
     for key, bound in most.items():
-        allowed = bound + MORE_CALLS if key == "calls" else SLACK.get(key, OTHER_SLACK) * bound
-        yield facts({_too_much(key, needed[key], bound): needed[key] > allowed})
+        more = MORE_CALLS if key == "calls" else (SLACK.get(key, OTHER_SLACK) - 1) * bound
+        yield facts({_too_much(key, needed[key], bound): needed[key] > bound + more})
 
 
 def needs(answer: Reply) -> dict[str, Any]:
@@ -280,6 +313,7 @@ def needs(answer: Reply) -> dict[str, Any]:
 
 def _too_much(key: str, got: int, bound: int) -> str:
     words = {
+        "kept": "bytes that its names refer to",
         "calls": "communication calls",
         "bytes": "bytes of communication",
         "work": "computed numbers",

@@ -1,12 +1,10 @@
-"""The thirty patients: for each one, its complaint, its mistake, and repairs that help.
+"""The thirty patients, whose texts are in `patients/`. Their names say nothing about what is wrong.
 
-The programs are in `patients/`, and their recorded evidence is in `recorded/`. Their names say
-nothing about what is wrong. `tests/labs/test_clinic.py` runs every program sick and repaired.
+`tests/labs/test_clinic.py` runs every program sick and repaired.
 """
 
 from __future__ import annotations
 
-from .running import DRIFTS, MEMORY, SLOW, WRONG
-from .stopped import DIES, HANGS
+from .case import DRAWN, cases_of
 
-CASES = {case.name: case for case in (*HANGS, *WRONG, *SLOW, *MEMORY, *DIES, *DRIFTS)}
+CASES = {case.name: case for group in DRAWN for case in cases_of(group)}

@@ -8,8 +8,8 @@ A file has "digest" (of the program that was recorded) and one entry for each in
 - "report", "traceback": text
 - "curves": by name, a list of losses
 - "timeline": the reports of the ranks, as :class:`utils.timeline.Timeline` reads them
-- "totals", "traffic", "profile", "probe": a table, {"head": […], "rows": [[…], …]}
-- "memory": {"curves": {rank: [bytes, …]}, "rank": …, "sizes": [[bytes, count], …]}
+- "traffic", "work", "returned", "profile", "probe": a table, {"head": […], "rows": [[…], …]}
+- "memory": {"curves": {rank: [bytes, …]}, "rank": …, "sizes": [[count, bytes, line], …]}
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .case import text_of
+from .cases import CASES
 
 FOLDER = Path(__file__).with_name("recorded")
 
@@ -38,7 +38,7 @@ def evidence(name: str) -> dict[str, Any]:
         ValueError: the evidence was recorded from another text of the program.
     """
     found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    if found["digest"] != digest_of(text_of(name)):
+    if found["digest"] != digest_of(CASES[name].text):
         raise ValueError(
             f"The evidence of {name} belongs to another text of its program. Record it again: "
             f"python -m utils.labs.lab18.ward.recording {name}"

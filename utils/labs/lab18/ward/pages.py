@@ -41,11 +41,13 @@ def ticket(bed: int, case: Case) -> str:
     )
 
 
-def hints(case: Case, text: str) -> str:
-    """Return three hints, each of them folded away: where to look, what to ask, which line."""
-    line = case.lines[0]
-    code = text.splitlines()[line - 1].strip()
-    levels = (FIRST[case.group], case.hint, f"Line {line} has to change: {code}")
+def hints(case: Case) -> str:
+    """Return three hints, each of them folded away: where to look, what to ask, which function.
+
+    The third one doesn't name the line, because a finding is worth a point, and its tries count.
+    """
+    third = f"The line that has to change is in the function {case.function}."
+    levels = (FIRST[case.group], case.hint, third)
     return "".join(
         folded(f"Hint {level}", f"<p>{escape(hint)}</p>") for level, hint in enumerate(levels, 1)
     )
@@ -57,8 +59,9 @@ def numbered(text: str) -> str:
 
 
 def listing(text: str) -> str:
-    """Return a program with the numbers of its lines, as HTML."""
-    return f'<p><b>The program</b></p><pre style="{_PRE}">{escape(numbered(text))}</pre>'
+    """Return a program with the numbers of its lines, folded away, as HTML."""
+    lines = f'<pre style="{_PRE}">{escape(numbered(text))}</pre>'
+    return folded(f"The program ({len(text.splitlines())} lines)", lines)
 
 
 def folded(title: str, html: str, is_open: bool = False) -> str:
@@ -135,13 +138,14 @@ def _curves(curves: dict[str, list[float]], title: str) -> Figure:
 
 
 def _memory(found: dict[str, Any], title: str) -> Figure:
-    figure, axes = axes_of(6.4, 2.9)
+    figure, axes = axes_of(6.4, 3.9)
     for rank, held in found["curves"].items():
         times = [k / max(1, len(held) - 1) for k in range(len(held))]
         color = rank_color(int(rank))
         axes.plot(times, [size / 1e6 for size in held], color=color, label=f"rank {rank}")
-    sizes = ", ".join(f"{count} × {size:,} B" for size, count in found["sizes"])
-    _label(axes, title, f"share of the run\nat the peak, rank {found['rank']} has {sizes}", "MB")
+    sizes = [f"{count} × {size:,} B, made at line {line}" for count, size, line in found["sizes"]]
+    below = "\n".join([f"at the peak, rank {found['rank']} has", *sizes])
+    _label(axes, title, f"share of the run\n\n{below}", "MB")
     return finish(figure)
 
 
@@ -160,9 +164,10 @@ INSTRUMENTS: dict[str, tuple[str, Callable[[Any, str], Any]]] = {
     "traceback": ("Tracebacks", _said),
     "curves": ("The loss of this run, and of one process", _curves),
     "timeline": ("What the ranks did", _timeline),
-    "totals": ("Totals of each rank", _rows),
-    "traffic": ("All calls of each rank", _rows),
+    "work": ("The numbers that each function has computed, by rank", _rows),
+    "traffic": ("The calls of each line", _rows),
+    "returned": ("What each function has returned, in its first call and in its last one", _rows),
     "profile": ("The profile of rank 0", _rows),
-    "probe": ("The norm of each gradient in the first step", _rows),
+    "probe": ("The gradients that the optimizer sees in its second step (norms)", _rows),
     "memory": ("Bytes of tensors", _memory),
 }

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import re
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from torch_mpi.errors import CommunicationError, helper
-from utils.labs.lab18 import job
+from torch_mpi.errors import CommunicationError
 
 #: A repair may change at most so many lines, and have at most so many characters.
 MOST_LINES, MOST_CHARACTERS = 12, 4000
 #: The beginning of a line that catches an error.
 CATCHES = re.compile(r"^\s*except\b", re.MULTILINE)
 
-# An error names the patient's line, and not a line of job.py.
-for _shared in filter(inspect.isfunction, vars(job).values()):
-    helper(_shared)
+#: A call that writes to a file.
+WRITES = re.compile(r"\b(?:open|save|tofile|memmap|dump|write\w*|\w*TemporaryFile|mkstemp)\s*\(")
+#: A call in the background.
+BACKGROUND = re.compile(r"async_op|irecv")
 
 
 class RepairError(Exception):
@@ -34,7 +33,8 @@ def repaired(text: str, repair: Any) -> str:
         repair: by a line's number, from 1, its new text; "" deletes the line.
 
     Raises:
-        RepairError: the repair has another form, names a line that isn't there, or catches errors.
+        RepairError: the repair has another form, names a line that isn't there, catches errors, or
+            writes to files.
     """
     lines = text.splitlines()
     if not isinstance(repair, Mapping) or not repair:
@@ -52,6 +52,8 @@ def repaired(text: str, repair: Any) -> str:
     whole = "\n".join(new for number, new in kept if new or number not in repair) + "\n"
     if len(CATCHES.findall(whole)) > len(CATCHES.findall(text)):
         raise RepairError("Your repair catches an error. Repair what causes the error")
+    if WRITES.search(whole):
+        raise RepairError("Your repair writes to a file. Keep only what the program still needs")
     return whole
 
 
@@ -85,13 +87,17 @@ def _with_its_line(error: Exception, text: str, name: str) -> RepairError:
 
 
 def measured(
-    text: str, name: str, seed: int, limits: Collection[str], arguments: Mapping[str, Any]
+    text: str,
+    name: str,
+    seeds: Sequence[int],
+    limits: Collection[str],
+    arguments: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Run a program on this rank, and return its result and what it needed.
+    """Run a program on this rank, once for each seed; return its results and what it needed.
 
     Args:
         text, name: the program.
-        seed: what the program draws its numbers from.
+        seeds: what the program draws its numbers from.
         limits: what its case limits, see :class:`.case.Case`.
         arguments: further arguments of `train`.
 
@@ -100,25 +106,43 @@ def measured(
         CommunicationError: a call of the program failed.
 
     Returns:
-        A dict with "result" (what `train` returned), "calls" (the records of its communication),
-        "hasty" (calls in the background that a step of the optimizer did not wait for), "rate" (the
-        largest learning rate), "work" (numbers that PyTorch's operations computed), and "peak" (the
-        most bytes of tensors at once). The last two are 0 if the patient has no such limit.
+        A dict with "results" (what `train` returned for each seed), "calls" (the records of its
+        communication), "hasty" (calls in the background that a step of the optimizer did not wait
+        for), "races" (operations on tensors of such calls), "groups" (groups that it asked for),
+        "rate" (the largest learning rate), "work" (numbers that PyTorch's operations computed),
+        "peak" (the most bytes of tensors at once), and "kept" (the most bytes of tensors, arrays
+        and Python objects to which the program refers at a step). The last three don't depend
+        on the seed, so only the first run has them; they are 0 if the patient has no such limit.
     """
+    first, *others = seeds
+    runs = [_once(text, name, first, limits, arguments)]
+    runs += [_once(text, name, seed, (), arguments) for seed in others]
+    totals = {key: sum(run[key] for run in runs) for key in ("hasty", "races", "groups", "work")}
+    most = {key: max(run[key] for run in runs) for key in ("rate", "peak", "kept")}
+    return {
+        "results": [run["result"] for run in runs],
+        "calls": [call for run in runs for call in run["calls"]],
+        **totals,
+        **most,
+    }
+
+
+def _once(
+    text: str, name: str, seed: int, limits: Collection[str], arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Run a program with one seed."""
     from utils.checks.probe import recorded, told
 
-    from .counters import counted
+    from .counters import Watched, counted
 
-    train = loaded(text, name)
+    train, watched = loaded(text, name), Watched()
+    train.__globals__["dist"] = watched
+    looked = {*limits, *(["races"] if BACKGROUND.search(text) else [])}  # a mode makes it slower
     try:
-        with counted(limits) as counts:
+        with counted(looked, f"{name}.py", watched) as counts:
             result, calls = recorded(train, seed, **arguments)
     except CommunicationError:
         raise  # its message has the line
     except Exception as error:
         raise _with_its_line(error, text, name) from error
-    return {
-        "result": told(result),
-        "calls": calls,
-        **counts,
-    }
+    return {"result": told(result), "calls": calls, **counts}

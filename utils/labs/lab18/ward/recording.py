@@ -8,9 +8,10 @@ All others run on the "mpi" backend, whose records become tables and timelines.
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,33 +22,51 @@ from utils.jobs import mpi_job
 from utils.jobs.start_plan import Plan
 from utils.labs.lab18.stacks import threads_of
 
-from .case import Case, text_of
+from .case import Case
 from .cases import CASES
 from .evidence import FOLDER, digest_of
 from .rank import HANGS, PATIENCE
+from .rank import main as rank_of
 
 RANKS = 4
 #: Seconds for a whole job.
-DEADLINE = 90.0
+DEADLINE = 400.0
 #: Calls of each rank that the table of the flight recorder shows.
 LAST_CALLS = 4
 
 
+#: Instruments of programs that don't come to their end.
+ENDLESS = {*HANGS, "report", "traceback"}
+
+
 def main(names: list[str]) -> None:
-    """Record these patients; all of them if there are no names."""
-    for name in names or CASES:
-        found = recorded(CASES[name])
-        text = json.dumps(found, ensure_ascii=False)
-        (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        print(f"{name}: {', '.join(found)}, {len(text):,} bytes", flush=True)
+    """Record these patients; all of them if there are no names.
+
+    Programs that come to their end share one job, because a job starts slowly.
+    """
+    cases = [CASES[name] for name in names or CASES]
+    ended = [case for case in cases if not ENDLESS & set(case.instruments)]
+    jobs = [*([ended] if ended else []), *([case] for case in cases if case not in ended)]
+    for job in jobs:
+        for name, found in recorded(job).items():
+            text = json.dumps(found, ensure_ascii=False)
+            (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+            print(f"{name}: {', '.join(found)}, {len(text):,} bytes", flush=True)
 
 
-def recorded(case: Case) -> dict[str, Any]:
-    """Return the evidence of a patient, with the entries that its case shows."""
+def recorded(cases: list[Case]) -> dict[str, dict[str, Any]]:
+    """Return the evidence of patients that share a job, by their names."""
     with tempfile.TemporaryDirectory() as folder:
-        hangs = bool(HANGS & set(case.instruments))
-        err = (_on_gloo if hangs else _on_mpi)(case, Path(folder))
-        by_rank = [_read(Path(folder) / str(rank), case.name) for rank in range(RANKS)]
+        for case in cases:
+            (Path(folder) / case.name).mkdir()
+        hangs = bool(HANGS & set(cases[0].instruments))
+        err = (_on_gloo if hangs else _on_mpi)(cases, Path(folder))
+        return {case.name: _shown(case, Path(folder) / case.name, err) for case in cases}
+
+
+def _shown(case: Case, folder: Path, err: str) -> dict[str, Any]:
+    """Return the entries that a case shows, from the files of its ranks."""
+    by_rank = [_read(folder / str(rank), case.name) for rank in range(RANKS)]
     lines = sorted(line for one in by_rank for line in one["log"])
     start = lines[0][0] if lines else 0.0
     entries: dict[str, Any] = {
@@ -59,7 +78,7 @@ def recorded(case: Case) -> dict[str, Any]:
     shown = {key: entries[key] for key in case.instruments}
     if empty := [key for key, value in shown.items() if not value]:
         raise RuntimeError(f"{case.name} has no {', '.join(empty)}: {by_rank}\n{err}")
-    return {"digest": digest_of(text_of(case.name)), **shown}
+    return {"digest": digest_of(case.text), **shown}
 
 
 def _read(own: Path, name: str) -> dict[str, Any]:
@@ -92,34 +111,34 @@ def _frames(text: str, name: str) -> list[list[Any]]:
     ]
 
 
-def _on_gloo(case: Case, folder: Path) -> str:
+def _on_gloo(cases: list[Case], folder: Path) -> str:
     """Run a job of PyTorch's gloo, and kill it when its ranks have written where they wait."""
-    program = [sys.executable, "-m", "utils.labs.lab18.ward.rank", case.name, "gloo", str(folder)]
-    jobs = [
-        subprocess.Popen(
-            program,
-            env={**os.environ, "RANK": str(rank), "TORCH_FR_BUFFER_SIZE": "2000"},
-            stderr=subprocess.DEVNULL,
-        )
-        for rank in range(RANKS)
-    ]
+    importlib.import_module("torch._dynamo")  # so that the ranks, which are forks, have it
+
+    name = cases[0].name
+    os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"
+    fork = multiprocessing.get_context("fork").Process
+    jobs = [fork(target=rank_of, args=(name, "gloo", str(folder), str(k))) for k in range(RANKS)]
+    for job in jobs:
+        job.start()
     try:
         until = time.monotonic() + DEADLINE
-        stacks = [folder / f"{rank}.stack" for rank in range(RANKS)]
+        stacks = [folder / name / f"{rank}.stack" for rank in range(RANKS)]
         while not all(path.exists() and path.stat().st_size for path in stacks):
-            if time.monotonic() > until:
-                raise RuntimeError(f"{case.name} has no stacks after {DEADLINE:.0f} s")
+            if time.monotonic() > until or not all(job.is_alive() for job in jobs):
+                raise RuntimeError(f"{name} has no stacks, because a rank died or took too long")
             time.sleep(0.2)
         time.sleep(2.0)  # until the flight recorders are written, too
     finally:
         for job in jobs:
             job.kill()
-            job.wait()
+            job.join()
     return ""
 
 
-def _on_mpi(case: Case, folder: Path) -> str:
-    words = ["-m", "utils.labs.lab18.ward.rank", case.name, "mpi", str(folder)]
+def _on_mpi(cases: list[Case], folder: Path) -> str:
+    names = ",".join(case.name for case in cases)
+    words = ["-m", "utils.labs.lab18.ward.rank", names, "mpi", str(folder)]
     return mpi_job.run_on(Plan(RANKS, timeout=PATIENCE), words, DEADLINE).err
 
 
@@ -148,7 +167,8 @@ def _joined(by_rank: list[dict[str, Any]]) -> dict[str, Any]:
         "timeline": [one["timeline"] for one in by_rank if "timeline" in one],
         "curves": by_rank[0].get("curves"),
         "traffic": _traffic(each("calls")),
-        "totals": _totals(each("work")),
+        "work": _work(each("work")),
+        "returned": _returned(each("returned")),
         "profile": by_rank[0].get("profile"),
         "probe": by_rank[0].get("probe"),
         "memory": _memory(by_rank),
@@ -160,25 +180,45 @@ def _table(head: list[str], rows: list[list[Any]]) -> dict[str, Any] | None:
 
 
 def _traffic(calls: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
-    """Return calls and bytes of each operation on each rank."""
-    rows = [
-        [
-            int(rank),
-            op,
-            len(these),
-            sum(c["sent"] for c in these),
-            sum(c["received"] for c in these),
+    """Return calls, waits and bytes of each line and operation, by rank."""
+    rows = []
+    made = [call for of in calls.values() for call in of]
+    for (line, function), op in sorted({(tuple(c["place"]), c["op"]) for c in made}):
+        of_ranks = [
+            [c for c in of if tuple(c["place"]) == (line, function) and c["op"] == op]
+            for of in calls.values()
         ]
-        for rank, made in calls.items()
-        for op in sorted({c["op"] for c in made})
-        if (these := [c for c in made if c["op"] == op])
-    ]
-    return _table(["rank", "operation", "calls", "bytes sent", "bytes received"], rows)
+        rows.append([
+            f"{line}, {function}",
+            op,
+            _by_rank([len(of) for of in of_ranks]),
+            _by_rank([sum(c["blocking"] or c["waited"] for c in of) for of in of_ranks]),
+            _by_rank([sum(c["sent"] + c["received"] for c in of) for of in of_ranks]),
+        ])
+    return _table(["line", "operation", "calls", "waited for", "bytes sent and received"], rows)
 
 
-def _totals(work: dict[str, Any]) -> dict[str, Any] | None:
-    rows = [[int(rank), *row] for rank, row in work.items()]
-    return _table(["rank", "computing (ms)", "waiting (ms)", "numbers computed"], rows)
+def _by_rank(numbers: list[int]) -> str:
+    """Return the number of all ranks, or the number of each rank if they differ."""
+    told = [f"{number:,}" for number in numbers]
+    return told[0] if len(set(told)) == 1 else " / ".join(told)
+
+
+def _work(work: dict[str, dict[str, int]]) -> dict[str, Any] | None:
+    functions = dict.fromkeys(name for of in work.values() for name in of)
+    rows = [[name, *(of.get(name, 0) for of in work.values())] for name in functions if name]
+    return _table(["function", *(f"rank {rank}" for rank in work)], rows)
+
+
+def _returned(seen: dict[str, list[list[str]]]) -> dict[str, Any] | None:
+    """Return a row for the first call of each function, and one for its last call."""
+    by_rank = [{name: both for name, *both in of} for of in seen.values()]
+    rows = []
+    for name in dict.fromkeys(name for of in by_rank for name in of):
+        first, last = ([of[name][k] if name in of else "" for of in by_rank] for k in (0, 1))
+        rows += [[name, "first", *first]] if any(first) else []
+        rows += [[name, "last", *last]] if any(last) and last != first else []
+    return _table(["function", "call", *(f"rank {rank}" for rank in seen)], rows)
 
 
 def _memory(by_rank: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 from IPython.display import display
 
 from . import pages
-from .case import PATIENTS, Case, text_of
+from .case import Case
 from .cases import CASES
 from .drawing import BEDS, drawn
 from .evidence import evidence
@@ -45,10 +45,9 @@ class Ward:
         return CASES[self.patients[bed - 1]]
 
     def show(self, bed: int) -> None:
-        """Show a patient: what a colleague has seen, the evidence, and the program."""
+        """Show a patient: what a colleague has seen, the evidence, and the folded program."""
         case = self.case(bed)
         found = evidence(case.name)
-        text = text_of(case.name)
         _show(pages.ticket(bed, case), f"Patient {bed} · {case.name}.py\n{case.complaint}")
         for instrument in case.instruments:
             title, draw = pages.INSTRUMENTS[instrument]
@@ -58,8 +57,8 @@ class Ward:
             else:
                 display(shown)
                 plt.close("all")  # or the cell shows its figures once more at its end
-        _show(pages.listing(text), pages.numbered(text))
-        _show(pages.hints(case, text), "Three hints are folded away here.")
+        _show(pages.listing(case.text), pages.numbered(case.text))
+        _show(pages.hints(case), "Three hints are folded away here.")
 
 
 def classes() -> None:
@@ -67,12 +66,6 @@ def classes() -> None:
     rows = [[f'"{name}"', meaning] for name, meaning in KINDS.items()]
     words = "\n".join(f"{name}: {meaning}" for name, meaning in rows)
     _show(pages.table(["kind", "what it means"], rows), words)
-
-
-def shared_file() -> None:
-    """Show the file that all programs import."""
-    text = (PATIENTS.parents[1] / "job.py").read_text(encoding="utf-8")
-    _show(pages.folded("job.py, which most programs import", pages.listing(text)), text)
 
 
 def _show(html: str, plain: str) -> None:

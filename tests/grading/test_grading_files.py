@@ -9,9 +9,10 @@ from pathlib import Path
 import grading_tools as toy
 import pytest
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_output
 from test_grading_accidents import table
 
+from utils.checks.verdict import Verdict
 from utils.grading.assembly import Assembled, assemble
 from utils.grading.reference import Reference
 
@@ -20,6 +21,19 @@ pytestmark = pytest.mark.quick
 
 def assembled(folder: Path, reference: Reference, nb: NotebookNode | str) -> Assembled:
     return assemble(reference, toy.hand_in(folder, "ada", nb))
+
+
+# --- what a submission's outputs show ------------------------------------------------------------
+
+
+def test_an_instructor_hears_of_a_finding_that_took_many_tries(tmp_path, reference):
+    nb = toy.filled()
+    for name, words in (("18.7", "try 41 · 3 of 37 points"), ("18.9", "try 2"), ("18.11", "")):
+        data = Verdict(name, "what it has", 1).bundle(words)
+        nb.cells.append(new_code_cell("lab18.x(ranks)", outputs=[new_output("display_data", data)]))
+    assert assembled(tmp_path, reference, nb).remarks == [
+        "The submission shows many tries at tasks 18.7 (41)."
+    ]
 
 
 # --- an answer whose cell has another type -------------------------------------------------------

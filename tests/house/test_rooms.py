@@ -59,7 +59,7 @@ BUDGETS = {
     "doctor": 1490,
     "figures": 1450,
     "forecast": 1620,
-    "grading": 5860,
+    "grading": 5880,
     "jobs": 3960,
     "labs": 140,
     "labs/lab00": 60,

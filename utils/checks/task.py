@@ -74,7 +74,7 @@ class Report:
         missing: names that ranks lack.
         kinds: names of the classes of the errors that ranks raised.
         records: the ranks' lists with records that the kernel has confirmed.
-        note: words behind the task's title, such as "try 4".
+        note: words in front of the score, such as "try 4". Like the score, no stored output has it.
     """
 
     seed: int = field(default_factory=lambda: secrets.randbelow(2**31))
@@ -428,9 +428,9 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
             score.note(room, number, not problems)
-            words = f"{title} · {report.note}" if report.note else title
-            verdict = Verdict(number, words, points, not problems, still, problems)
-            verdict.show(score.in_words(room), stops=True)
+            verdict = Verdict(number, title, points, not problems, still, problems)
+            words = filter(None, [report.note, score.in_words(room)])
+            verdict.show(" · ".join(words), stops=True)
             if problems:
                 if (shell := get_ipython()) and not any(map(os.environ.get, UNATTENDED)):
                     show_errors(shell, CheckFailed, lambda *_: None)

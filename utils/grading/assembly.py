@@ -57,6 +57,11 @@ class Answer:
         return self.changed or self.elsewhere
 
 
+#: The verdict of a check that counts tries, and so many tries that a person should hear of them.
+SOLVED = re.compile(r"✓ passed.{1,20}Task ([\d.]+)<.*\btry (\d{1,6})\b", re.DOTALL)
+MANY = 9
+
+
 @dataclass(frozen=True)
 class OwnCell:
     """A student's own cell for the ranks. after: the reference's cell after which it runs."""
@@ -224,7 +229,15 @@ def assemble(reference: Reference, path: Path) -> Assembled:
         if remark and cells is not None:
             assembled.remarks.append(f"Task {lab(cell)['task']}: {remark}")
     _look_elsewhere(assembled, cells or [])
+    assembled.remarks += _tries(cells or [])
     return assembled
+
+
+def _tries(cells: list[Cell]) -> list[str]:
+    """Return a remark on tasks that took many tries. Only the student's outputs tell them."""
+    found = filter(None, (SOLVED.search(cell["shown"]) for cell in cells))
+    many = [f"{one[1]} ({one[2]})" for one in found if int(one[2]) > MANY]
+    return [f"The submission shows many tries at tasks {', '.join(many)}."] if many else []
 
 
 def _look_elsewhere(assembled: Assembled, cells: list[Cell]) -> None:

@@ -37,8 +37,10 @@ MERGE = (
 )
 CUT = f"{EDITOR} Delete everything from {{}} on. {AGAIN}"
 
-#: Type, id, grade_id and source of a cell.
+#: Type, id, grade_id and source of a cell, and the beginning of its HTML.
 Cell = dict[str, str]
+#: Characters of a cell's HTML that are read.
+MOST_SHOWN = 2000
 
 
 class UnreadableError(Exception):
@@ -114,7 +116,7 @@ def _merge_mark(path: Path) -> int:
 
 
 def _cell(cell: dict[str, Any]) -> Cell:
-    """Return type, id, grade_id and source of a cell as text; "" for anything that isn't text."""
+    """Return a :data:`Cell`; "" for anything that isn't text."""
     source = cell.get("source", cell.get("input", ""))
     if isinstance(source, list):
         source = "".join(part for part in source if isinstance(part, str))
@@ -123,11 +125,21 @@ def _cell(cell: dict[str, Any]) -> Cell:
         "id": cell.get("id"),
         "grade_id": _part(_part(cell.get("metadata"), "nbgrader"), "grade_id"),
         "source": source,
+        "shown": _shown(cell.get("outputs")),
     }
     texts = {key: value if isinstance(value, str) else "" for key, value in values.items()}
     # JSON can contain lone surrogates, and Python source can't contain null characters.
     printable = texts["source"].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
     return texts | {"source": printable.replace("\r\n", "\n")}
+
+
+def _shown(outputs: Any) -> str:
+    """Return the beginning of the HTML that a cell's outputs show."""
+    texts: list[Any] = []
+    for output in outputs if isinstance(outputs, list) else []:
+        parts = _part(_part(output, "data"), "text/html")
+        texts += parts if isinstance(parts, list) else [parts]
+    return "".join(text[:MOST_SHOWN] for text in texts[:100] if isinstance(text, str))[:MOST_SHOWN]
 
 
 def _part(data: Any, key: str) -> Any:

@@ -73,15 +73,15 @@ def _metric_steps(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     form = "the pair (mean loss, accuracy)"
     for parts, outcome in zip(of_calls(answer.case, "parts"), answer.value, strict=True):
+        calls = outcome["calls"]
+        yield communication(calls, *rules(members))
         if any(math.isnan(loss) for loss, *_ in parts):
             yield facts({
                 "The loss of one rank was nan, and you returned another number. Let nan be nan, so "
                 "that everybody sees it": not math.isnan(outcome["result"][0])
             })
             continue
-        calls = outcome["calls"]
         kinds = " and ".join(sorted(set(outcome["kinds"])))
-        yield communication(calls, *rules(members))
         expected = _means(*_summed(parts, members))
         mistakes = _wrong_metrics(parts, members, answer.rank)
         yield value(outcome["result"], expected, mistakes, what=on(members), form=form)

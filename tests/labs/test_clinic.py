@@ -52,7 +52,7 @@ def problems(ranks: LocalRanks | cluster.Ranks, name: str, repair: dict, seed: i
 )
 def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, seed, monkeypatch):
     first = CASES[name].text.splitlines()[0]
-    # With one seed of some ten, all ranks of `cedar` leave the loop in the same step.
+    # With one seed in about ten, all ranks of `cedar` leave the loop in the same step.
     assert problems(ranks, name, {1: first}, seed), "nothing is wrong with the program"
     monkeypatch.setattr(ward_checks, "RUNS", 1)
     for repair in CASES[name].repairs:

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 from torch_mpi.lines import sayable
 from utils.jobs import RanksError
 
-NO_INPUT = "a rank can't ask you for input. Set a variable in the cell instead"
-
 
 def packing(pack: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Return a function that packs messages even if a text in them can't be encoded."""
@@ -57,7 +55,7 @@ def refuse_breakpoint(*_: object, **__: object) -> NoReturn:
 
 def refuse_input(*_: object, **__: object) -> NoReturn:
     """Raise RanksError in the place of ``input()``, and of what calls it, such as a debugger."""
-    raise RanksError(NO_INPUT)
+    raise RanksError("a rank can't ask you for input. Set a variable in the cell instead")
 
 
 def print_help(shell: object, data: Any, **_: object) -> None:

@@ -71,12 +71,12 @@ def _require_free(
     one: Any, storage_of: Callable[[Any], torch.UntypedStorage], function: str
 ) -> None:
     """Raise CommunicationError if a pending communication uses the memory of `one`."""
-    if one.device.type != "cpu":
+    storage = storage_of(one)
+    if storage.device.type != "cpu" or not (memory := storage.data_ptr()):
         return
-    memory = storage_of(one).data_ptr()
     for work in list(_begun):
         used = {tensor.untyped_storage().data_ptr() for tensor in work.tensors()}
-        if memory and memory in used and work.is_pending():
+        if memory in used and work.is_pending():
             call, now = work.call, users_place()
             here = f" at {place_text(*now)}" if now else ""
             raise CommunicationError(

@@ -32,6 +32,9 @@ from lab_tools import answers, verdict
 from local_ranks import LocalRanks
 from tabulate import tabulate
 
+from utils.checks.comparison import TOLERANCE, same
+from utils.checks.task import Report
+
 #: Of each task. Points for a task that has fewer would be given for too little.
 FEWEST_WRONG, FEWEST_RIGHT = 8, 3
 
@@ -66,6 +69,12 @@ def nan_of(value):
     exact = value is None or isinstance(value, bool | str)
     return value if exact or not hasattr(value, "__mul__") else value * float("nan")
 """
+
+#: Texts of mistakes that are computed from a result: a right one gives the right value.
+OF_THE_RESULT = {
+    "Every gradient is N times what it should be. Check the divisor",
+    "You moved by a share of N.N of the distance. Use α = ηρ, here N.N",
+}
 
 # Of each task: wrong ones that were named, and accepted; right ones that passed.
 counted: dict[str, list[int]] = {}
@@ -186,11 +195,39 @@ def test_every_task_of_the_notebook_has_a_check_a_cell_and_enough_answers(lab):
     assert not few, f"tasks with fewer than {FEWEST_WRONG} wrong or {FEWEST_RIGHT} right answers"
 
 
+@pytest.fixture
+def mistakes(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
+    """Texts of all mistakes that a check knows, and of those with another value than a right one.
+
+    A text that a check computes from a result has no value.
+    """
+    judge, known, shown = Report.judge, set(), set()
+
+    def watching(report, rank, result, expected, mistakes=(), *, tolerance=TOLERANCE, **about):
+        mistakes = list(mistakes)
+        for mistake in mistakes:
+            if callable(mistake.gives):
+                continue
+            text = re.sub(r"\d+", "N", mistake.said)  # such as the number of ranks in a group
+            known.add(text)
+            if not same(mistake.gives, expected, tolerance):
+                shown.add(text)
+        return judge(report, rank, result, expected, mistakes, tolerance=tolerance, **about)
+
+    monkeypatch.setattr(Report, "judge", watching)
+    return known, shown
+
+
 @pytest.mark.quick
 @each("lab, task", tasks(with_real=False))
-def test_the_solution_passes_and_says_for_how_many_points(lab, task):
+def test_the_solution_passes_for_its_points_and_each_known_mistake_has_another_value(
+    lab, task, mistakes
+):
+    """If a mistake gives the expected value for all numbers that a check draws, it passes."""
     passed, printed = verdict(lab.checks[task], lab.ranks)
+    known, shown = mistakes
     assert passed, printed
+    assert known - shown <= OF_THE_RESULT
     check = lab.checks[task]
     points = f"{check.points} point{'s' * (check.points != 1)}"
     assert printed == f"✓ Task {task} · {check.title} · {points}\n"

@@ -57,6 +57,12 @@ _WEIGHTED = "gate[kept].unsqueeze(1) * outputs[slot]"
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
 CHANGES = [
+    ("9.1", "empties the layer", "return " + _ROW,
+     f"own = {_ROW}\n    linear.weight.data.zero_()\n    return own",
+     "You changed the numbers of the layer that you received"),
+    ("9.9", "thinks that all ranks have as many tokens", "chosen = functional.one_hot(choice, p)",
+     "capacity = min(capacity, n)\n    chosen = functional.one_hot(choice, p)",
+     "all_to_all_single()"),
     ("9.1", "columns of PyTorch's weight", "weight.chunk(p, 0)", "weight.chunk(p, 1)",
      "You split the weight along the other dimension"),
     ("9.1", "rows of PyTorch's weight", "weight.chunk(p, 1)", "weight.chunk(p, 0)",
@@ -670,7 +676,7 @@ RIGHT = [
             hits = functional.one_hot(choice, p).T  # [p, n]
             place = (hits.cumsum(1) - 1) * hits
             kept = hits * (place < capacity)
-            into = functional.one_hot(place, len(x))[..., :capacity] * kept.unsqueeze(-1)
+            into = functional.one_hot(place, len(x) + capacity)[..., :capacity] * kept.unsqueeze(-1)
             into = into.to(x.dtype)  # [p, n, capacity]
             buffer = torch.einsum("enc,nd->ecd", into, x).reshape(-1, d)
             back = exchange(expert(exchange(buffer, group)), group)

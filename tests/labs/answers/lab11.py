@@ -269,6 +269,13 @@ def device_step(worker, group=None):
 # Task, what the student did, what the solution has, and what stands in its place; words.
 CHANGES = [
     (
+        "11.5",
+        "thinks that a layer has a weight and a bias",
+        "parameters = list(layer.parameters())",
+        "weight, bias = layer.parameters()\n        parameters = [weight, bias]",
+        "unpack",
+    ),
+    (
         MESH,
         "the rank within the line",
         "first + k * stride for k",

@@ -77,6 +77,13 @@ _GATHER = """    all_indices = indices.new_empty(p * k)
 
 # task, what the student did, a part of the solution, what stands in its place, words of the message
 CHANGES = [
+    ("15.4", "lets a module train while it is recomputed", "y = ctx.module(x)",
+     "getattr(ctx.module, 'train', lambda: None)()\n            y = ctx.module(x)",
+     "You switched a module to train()"),
+    ("15.8", "scales a number without a graph", "return loss * self.scale",
+     "return torch.tensor(loss.item() * self.scale)", "scaled(loss) has no graph"),
+    ("15.8", "doubles after three steps, whatever was asked", "self.good == self.grow_every",
+     "self.good == 3", "scale after"),
     (COUNT, "rule of thumb, 6 parameters tokens", "3 * samples * tokens * forward",
      "6 * parameters_of(depth, width, hidden, tokens) * samples * tokens",
      "FLOPs per parameter and token. Count the products. Expected"),

@@ -768,6 +768,21 @@ def admit(now, waiting, running, server):
         joining.append(request)
     return joining
 """,
+        "short prompts: Your goodput is",
+    ),
+    (
+        "17.6",
+        "slots of the notebook's server",
+        """
+def admit(now, waiting, running, server):
+    joining, seconds = [], server.base + server.decode * len(running)
+    for request in waiting[: 32 - len(running)]:
+        seconds += server.prefill * request.prompt
+        if running and seconds > server.gap:
+            break
+        joining.append(request)
+    return joining
+""",
         "running texts, but there are only",
     ),
     (

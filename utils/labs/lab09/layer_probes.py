@@ -24,6 +24,7 @@ from utils.checks.probe import (
     recorded,
     values_of,
 )
+from utils.labs.shared.small_models import weights_of
 
 
 def made_module(seed: int, kind: Callable[..., nn.Module], *sizes: int) -> nn.Module:
@@ -146,6 +147,7 @@ def probe_layer(
     """
     p = dist.get_world_size(group)
     whole = composed(common, [seed] * p, KINDS[name])
+    before = weights_of(whole)
     layer = answer_named(user_ns, name)(whole, **keywords(partition, group))
     if not isinstance(layer, nn.Module):
         raise TypeError(f"{name} must be a torch.nn.Module")
@@ -160,8 +162,10 @@ def probe_layer(
         with behind:
             return layer(x)
 
-    return both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT)) | {
+    result = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
+    return result | {
         "held": held,
+        "changed": not torch.equal(before, weights_of(whole)),
         "behind": behind.found,
         "frozen": frozen,
         "when": "" if partition else ", after eval()",

@@ -15,7 +15,16 @@ from utils.checks.trials import GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 
 from .probes import SHAPE, drawn_layer, probe_operators, probe_shards
-from .sharded_layers import BYTES, FROZEN, PARTITIONS, cases_apart, flat_table, numbers, of_size
+from .sharded_layers import (
+    BYTES,
+    CHANGED,
+    FROZEN,
+    PARTITIONS,
+    cases_apart,
+    flat_table,
+    numbers,
+    of_size,
+)
 
 # -- 9.1: shards ------------------------------------------------------------------------------
 
@@ -51,6 +60,7 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
             "clone()": result["same"] and not kept,
             "You kept the graph of the whole layer. Use detach()": result["graph"],
             FROZEN: result["frozen"],
+            CHANGED: result["changed"],
         }
         yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
 

@@ -23,6 +23,7 @@ from utils.checks.probe import (
     told,
     values_of,
 )
+from utils.labs.shared.small_models import weights_of
 
 from .layer_probes import NARROW, WIDE, both_ways, made_module
 
@@ -35,12 +36,14 @@ def probe_shards(
 ) -> dict:
     """Split a layer both ways; return the numbers, and how much memory they keep alive."""
     linear = drawn_layer(seed, partition)
+    before = weights_of(linear)
     result = {}
     for name in ("column_shard", "row_shard"):
         pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
-        result[name] = _about(pair, linear) | {"calls": calls}
+        changed = not torch.equal(before, weights_of(linear))
+        result[name] = _about(pair, linear) | {"calls": calls, "changed": changed}
     return result
 
 
@@ -121,13 +124,17 @@ class Routed:
 
 
 def sizes_of(capacity: int) -> tuple[int, int]:
-    """Return the number of tokens of a rank, and the features per token."""
+    """Return the most tokens of a rank, and the features per token."""
     return (9, 3) if capacity == CAPACITIES[0] else (capacity, 4)
 
 
 def routed_tokens(seed: int, p: int, capacity: int) -> Routed:
-    """Return the tokens of the rank with this seed, when there are p experts."""
-    tokens, features = sizes_of(capacity)
+    """Return the tokens of the rank with this seed, when there are p experts.
+
+    With the small capacity, each rank has as many tokens. Otherwise the numbers may differ.
+    """
+    most, features = sizes_of(capacity)
+    tokens = most - seed % 3 * (capacity != CAPACITIES[0])
     draw = torch.Generator().manual_seed(seed)
     popular = torch.rand(tokens, generator=draw) < 0.4
     choice = torch.randint(0, p, (tokens,), generator=draw)

@@ -41,6 +41,7 @@ from .small_layers import (
     row_of,
     samples,
     shards_of,
+    uneven_layers,
 )
 
 # -- sharding --------------------------------------------------------------------------------------
@@ -92,8 +93,13 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         left = sum(q.grad is not None for q in parameters_of(layers))
         gradients = [values_of(shard.grad) for shard in shards]
         steps.append({"gradients": gradients, "calls": calls, "left": left, "behind": [*behind]})
+    layers = uneven_layers(seed)
+    shards = shards_of(layers, p, k)
+    function(layers, shards, **keywords(partition, group))
+    _, calls = recorded(loss_of(chained(layers, samples(data, 0))).backward)
+    uneven = {"gradients": [values_of(shard.grad) for shard in shards], "calls": calls}
     if partition is not None:  # metered once, where each part is smallest
-        return {"steps": steps, "rows": 0.0}
+        return {"steps": steps, "uneven": uneven, "rows": 0.0}
     layers = layers_of(seed, (WIDE,) * (CHAIN + 1))
     shards = shards_of(layers, p, k)
     loss = loss_of(chained(layers, samples(data, 0, WIDE)))
@@ -103,7 +109,7 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
         loss.backward()
 
     (_, rows), calls = recorded(collected, hooked)
-    return {"steps": steps, "rows": rows, "calls again": calls}
+    return {"steps": steps, "uneven": uneven, "rows": rows, "calls again": calls}
 
 
 @also_calls("all_gather_into_tensor")

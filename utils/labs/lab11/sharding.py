@@ -29,6 +29,7 @@ from .small_layers import (
     parameters_of,
     row_of,
     samples,
+    uneven_layers,
 )
 
 WORLD = 6
@@ -189,6 +190,7 @@ def _zero_two(answer: GroupAnswer) -> Iterator[Step]:
     result = answer.value
     for step, of_step in zip(range(STEPS), result["steps"], strict=True):
         yield from _backward(answer, step, of_step)
+    yield from _uneven(answer, result["uneven"])
     # Enough for parts of all layers, one layer's gradients and row, what backward needs, and some
     # delay. An answer that keeps all gradients has 24 more.
     most = CHAIN / p + 12
@@ -219,6 +221,26 @@ def _backward(answer: GroupAnswer, step: int, result: dict[str, Any]) -> Iterato
         f"{where}: You kept the gradients of layer {result['behind'][:1]} after their last hook. "
         "Reduce-scatter and free them at once": result["behind"],
     })
+
+
+def _uneven(answer: GroupAnswer, result: dict[str, Any]) -> Iterator[Step]:
+    """Judge the gradients of a layer with one parameter, and of one with four."""
+    p = len(answer.members)
+    where = f" in backward {on(answer.members)}, for layers of one and of four parameters"
+    once = made("reduce_scatter_tensor", 2, f"{where} (one for each layer)")
+    yield communication(result["calls"], once, waited)
+    seeds = _seeds_of(answer)
+    totals = [torch.zeros(0)] * 2
+    for data in seeds.own:
+        layers = uneven_layers(seeds.model)
+        loss_of(chained(layers, samples(data, 0))).backward()
+        rows = [row_of([q.grad for q in layer.parameters()], p) / p for layer in layers]
+        totals = [
+            row + total if len(total) else row for row, total in zip(rows, totals, strict=True)
+        ]
+    for i, (gradient, total) in enumerate(zip(result["gradients"], totals, strict=True)):
+        right = total.chunk(p)[answer.place].tolist()
+        yield exactly(gradient, right, (), f"gradient of shard {i}{where}")
 
 
 def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str) -> Iterator[Step]:

@@ -38,6 +38,13 @@ def layers_of(seed: int, sizes: Sequence[int] = SMALL) -> list[nn.Linear]:
         return [in_double(nn.Linear(*pair)) for pair in itertools.pairwise(sizes)]
 
 
+def uneven_layers(seed: int) -> list[nn.Module]:
+    """Return a layer with one parameter, and one with four."""
+    first, *others = layers_of(seed)
+    first.bias = None
+    return [first, nn.Sequential(others[0], nn.Tanh(), others[1])]
+
+
 def parameters_of(layers: Sequence[nn.Module]) -> list[nn.Parameter]:
     """Return the parameters of all layers."""
     return [parameter for layer in layers for parameter in layer.parameters()]

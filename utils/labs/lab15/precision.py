@@ -179,7 +179,10 @@ def _at_most(sent: int, received: int, where: str, what: str) -> Rule:
 def loss_scaler(ranks: Ranks, report: Report) -> None:
     """Judge which steps are taken, how the scale moves, and one small all_reduce per step."""
     pairs = [*zip(EVERYWHERE, itertools.cycle(SCALES[:2]), strict=False), (None, SCALES[2])]
-    cases = [{"partition": part, "seed": report.seed, "first": first} for part, first in pairs]
+    cases = [
+        {"partition": part, "seed": report.seed, "first": first, "grow_every": every}
+        for (part, first), every in zip(pairs, itertools.cycle(GROW_EVERY), strict=False)
+    ]
     judge_groups(ranks, report, probe_scaler, cases, _scaled)
 
 
@@ -210,7 +213,13 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     scale, good = answer.case["first"], 0
     weight, large = Moved(), Moved(SLOW)
-    yield value(answer.value["losses"][0], 12 * scale, what="scaled(loss) of a loss of 12")
+    yield value(answer.value["losses"][0], [12 * scale], what="scaled(loss) of a loss of 12")
+    yield facts({
+        "scaled(loss) has no graph, so backward can't start from it. Multiply the loss itself": (
+            answer.value["gradient"] is None
+        )
+    })
+    yield value(answer.value["gradient"], [scale], what="gradient of the loss from scaled(loss)")
     for step, result in enumerate(answer.value["steps"]):
         where = f"step {step + 1} {on(members)}"
         bad = OVERFLOWS[step] or _too_large(scale, step, len(members))
@@ -230,7 +239,7 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         if right and not empty:
             weight.move(row_of(answer.case["seed"] + step, 4))
             large.move(large_gradient(step) / scale)
-        if not right or good == GROW_EVERY:
+        if not right or good == answer.case["grow_every"]:
             scale, good = (2 * scale if right else scale / 2), 0
         about = {"what": f"weight after {where}", "tolerance": NEAR}
         yield value(result["weight"], weight.now.tolist(), **about)
@@ -245,7 +254,7 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         once = made("all_reduce", 1, f" in {where}")
         yield communication(result["calls"], once, _at_most(8, 8, where, "one number"))
     what = "scaled(loss) at the end, and the loss itself, which stays as it is"
-    yield value(answer.value["losses"][1:], [12 * scale, 12.0], what=what)
+    yield value(answer.value["losses"][1:], [[12 * scale], 12.0], what=what)
 
 
 # -- 15.9: compression with error feedback ----------------------------------------------------

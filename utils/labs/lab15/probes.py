@@ -98,12 +98,14 @@ def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
 
 
 def addend(seed: int, shape: Sequence[int], size: float) -> Tensor:
-    """Return bfloat16 numbers of a size, a power of 2, up to twice the size.
+    """Return bfloat16 numbers of a size, a power of 2, up to twice the size, of both signs.
 
     So float32 holds the sum over 4 ranks exactly. float16 holds neither large nor small ones. A
     matrix isn't contiguous.
     """
-    row = (1 + torch.rand(*reversed(shape), generator=seeded(seed))).bfloat16() * size
+    draw = seeded(seed)
+    row = (1 + torch.rand(*reversed(shape), generator=draw)).bfloat16() * size
+    row = torch.where(torch.rand(row.shape, generator=draw) < 0.3, -row, row)
     return row.t() if len(shape) == 2 else row
 
 
@@ -129,7 +131,9 @@ def probe_sum(
     return {"sum": values_of(y), "kind": kind, "same": same, "calls": calls, "calls again": later}
 
 
-GROW_EVERY, SCALES = 3, (48.0, 2.0**20, 0.9)
+SCALES = (48.0, 2.0**20, 0.9)
+#: After so many good steps the scale doubles.
+GROW_EVERY = (3, 2, 4)
 #: The group ranks whose gradients overflow in each step, modulo the size of the group. In odd
 #: steps it is the second parameter's gradient.
 OVERFLOWS = (
@@ -148,16 +152,20 @@ LARGE = 2e38
 
 @in_group
 def probe_scaler(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, first: float
+    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, first: float, grow_every: int
 ) -> dict[str, Any]:
     """Run a scaler over steps of which some overflow on one or two ranks."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
-    scaler = answer_named(user_ns, "LossScaler")(first, GROW_EVERY)
+    scaler = answer_named(user_ns, "LossScaler")(first, grow_every)
     weight, large, unused = (torch.zeros(4, requires_grad=True) for _ in range(3))
     groups = [{"params": [weight, unused]}, {"params": [large], "lr": SLOW}]
     optimizer = torch.optim.SGD(groups, lr=1.0, momentum=INERTIA)
-    loss = torch.tensor(12.0)
-    losses = [scaler.scaled(loss).item()]
+    loss = torch.tensor(12.0, requires_grad=True)
+    scaled = scaler.scaled(loss)
+    losses = [values_of(scaled)]
+    if not (isinstance(scaled, Tensor) and scaled.requires_grad):
+        return {"steps": [], "losses": [losses[0], None, None], "gradient": None}
+    scaled.backward()
     steps = []
     for step, bad in enumerate(OVERFLOWS):
         weight.grad = row_of(seed + step, 4) * float(scaler.scale)
@@ -175,8 +183,8 @@ def probe_scaler(
             "large": _if_finite(large / LARGE),
             "calls": calls,
         })
-    losses += [scaler.scaled(loss).item(), loss.item()]
-    return {"steps": steps, "losses": losses}
+    losses += [values_of(scaler.scaled(loss)), loss.item()]
+    return {"steps": steps, "losses": losses, "gradient": values_of(loss.grad)}
 
 
 def large_gradient(step: int) -> Tensor:
@@ -264,9 +272,11 @@ def without_library() -> Iterator[None]:
 def both_passes(function: Callable, seed: int) -> dict[str, Any]:
     """Run forward and backward twice, with random numbers drawn before, between and after.
 
-    The second time, the module is once behind a function, and another module comes after it.
+    The second time, the module is once behind a function, and another module comes after it, in
+    eval mode.
     """
     module, other, x, upstream = made(seed)
+    other.eval()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + 1)
         with Meter(module, x, upstream) as meter:
@@ -288,7 +298,7 @@ def both_passes(function: Callable, seed: int) -> dict[str, Any]:
         parameters = [*module.parameters(), *other.parameters()]
         later = some_numbers(x.grad, *(q.grad for q in parameters))
     counts = {"kept": kept, "forwards": forwards, "calls": calls, "drawn": [between, after]}
-    counts["evaluates"] = not (module.training and other.training)
+    counts |= {"evaluates": not module.training, "trains": other.training}
     return counts | {"y": result, "gradients": gradients, "later": later}
 
 

@@ -53,13 +53,17 @@ def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Ite
     yield value(*gradients, _wrong_gradients(seed), what="gradients", tolerance=EXACT)
     yield facts({
         "You switched the module to eval(), and it stays there. Leave its mode as it is, and set "
-        "the state of the random numbers": result["evaluates"]
+        "the state of the random numbers": result["evaluates"],
+        "You switched a module to train(), and it stays there. Leave its mode as it is": result[
+            "trains"
+        ],
     })
     stays = "random numbers after forward and after backward, which stay as without recompute"
     yield value(result["drawn"], right["drawn"], what=stays)
     adds = (
         "gradients after a second backward, which must add to the first. It goes through a "
-        "function that calls the module, the module, and another module, all open at once"
+        "function that calls the module, the module, and another module in eval mode, all open at "
+        "once"
     )
     yield value(result["later"], right["later"], what=adds, tolerance=EXACT)
 

@@ -121,6 +121,11 @@ OPERATORS = {
 FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
 
 
+def across(tensor: Tensor) -> Tensor:
+    """Return a tensor of the same numbers that isn't contiguous, as heads of attention are."""
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
 @in_group
 def probe_operators(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
@@ -131,12 +136,12 @@ def probe_operators(
     for name in names:
         _, conjugate, shape = OPERATORS[name]
         function = reading_answer(user_ns, name)
-        x = drawn(seed, *shape(sizes[:p], place)).requires_grad_()
+        x = across(drawn(seed, *shape(sizes[:p], place))).requires_grad_()
         y, forward = recorded(function, x, sizes[:p], **named)
         _, others = recorded(function, drawn(seed + 2, *shape(sizes, rank)), sizes, None)
-        upstream = drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place))
+        upstream = across(drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place)))
         by_itself = reading_answer(user_ns, FUNCTIONS[name])
-        alone, more = recorded(by_itself, x.detach().clone(), sizes[:p], group)
+        alone, more = recorded(by_itself, x.detach(), sizes[:p], group)
         reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None), "others": others + more}
         reply |= {"forward": forward, "backward": []}
         if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:

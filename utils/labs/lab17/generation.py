@@ -21,6 +21,7 @@ from utils.cluster.questions import Ranks, Reply
 from .parts import Cache, part_of
 from .probes import (
     DEPTH,
+    PIECES,
     WIDTH,
     composed,
     gpt,
@@ -203,13 +204,13 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
     seeds = [answer.case["each"][rank]["seed"] for rank in answer.members]
     whole = composed(answer.case["common"], tuple(seeds))
     parts = [part_of(whole, place, p) for place in range(p)]
-    text = text_of(answer.case["common"], 2, 6)
-    pieces = text.split((5, 1), 1)
-    right = whole(text).split((5, 1), 1)
+    text = text_of(answer.case["common"], 2, sum(PIECES))
+    pieces = text.split(PIECES, 1)
+    right = whole(text).split(PIECES, 1)
     times = [2 * DEPTH] if p > 1 else [0, 2 * DEPTH]
     steps = zip(answer.value["calls"], answer.value["logits"], right, strict=True)
     for k, (calls, logits, expected) in enumerate(steps):
-        where = f"{('prefill', 'decode')[k]} {on(answer.members)}"
+        where = f"{('prefill', 'decode', 'two more tokens')[k]} {on(answer.members)}"
         count = made("all_reduce", times, f" in {where} (two for each of {DEPTH} blocks)")
         yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
         yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})

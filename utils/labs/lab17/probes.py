@@ -102,16 +102,20 @@ def composed(common: int, seeds: tuple[int, ...]) -> models.GPT:
     return whole
 
 
+#: Tokens of a text that `parallel_step` gets at once.
+PIECES = (5, 1, 2)
+
+
 @in_group
 def probe_parallel(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
 ) -> dict:
-    """Prefill five tokens and decode one, with a part of the model."""
+    """Prefill five tokens, decode one, and then two at once, with a part of the model."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     part = part_of(composed(common, (seed,) * p), place, p)
-    cache = Cache(part, 2, 8)
+    cache = Cache(part, 2, sum(PIECES) + 2)
     function = reading_answer(user_ns, "parallel_step", changes=(2,))
-    pieces = text_of(common, 2, 6).split((5, 1), 1)
+    pieces = text_of(common, 2, sum(PIECES)).split(PIECES, 1)
     steps = [
         (*recorded(function, part, piece, cache, **named), number(cache.length)) for piece in pieces
     ]
@@ -174,7 +178,7 @@ WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
     "bursts of ten": (Server(), {"rate": 5, "burst": 10}),
     "long prompts": (Server(), {"rate": 2, "prompt": (200, 620)}),
     "short prompts": (
-        Server(first=0.4, gap=0.08),
+        Server(base=0.02, prefill=0.001, first=0.5, gap=0.08),
         {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9},
     ),
     "few slots": (

@@ -171,7 +171,8 @@ def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
     ranks = [together] * n
     for odd in draw.sample(range(n), draw.randint(1, (n - 1) // 2)):
         ranks[odd] = draw.choice(kinds)
-    return file, [[loader, main] if draw.random() < 0.6 else [main] for main in ranks]
+    # Up to three threads beside the main one.
+    return file, [[loader] * draw.choice((0, 0, 1, 1, 2, 3)) + [main] for main in ranks]
 
 
 def _groups(seed: int) -> Case:
@@ -290,7 +291,8 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     ranks: list[list[Any]] = [list(program) for _ in range(n)]
     culprit = 0 if accident == "line" else draw.randrange(n)
     pair = draw.sample(range(n), 2) if n > 4 or accident == "two ways" else [culprit]
-    for rank in pair if accident in ("call", "sizes", "order", "two ways") else [culprit]:
+    of_several = "call", "sizes", "order", "two ways", "skips", "ends"
+    for rank in pair if accident in of_several else [culprit]:
         call, sizes, line = program[at]
         changed = {
             "call": ("reduce_scatter", sizes, 61),

@@ -18,7 +18,7 @@ Digests = dict[str, str]
 
 def with_bits(tensor: Tensor, row: int, change: int) -> Tensor:
     """Return a copy, in which the bits of one entry are combined with `change` by exclusive or."""
-    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     copy = tensor.clone()
     copy.reshape(-1).view(whole)[row] ^= change
     return copy
@@ -42,6 +42,7 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
     double, half = x[:9].double(), x[:9].bfloat16()
     whole = torch.randint(1 << 60, 1 << 61, (9,), generator=draw)
     order = torch.randperm(len(x), generator=draw)
+    byte, flags = x[:9].to(torch.uint8), x[:9] > 30
     return [
         ("", x, x.clone()),
         ("", small.t(), small.t().contiguous()),
@@ -54,6 +55,8 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
         ("the lowest bit of a double", double, with_bits(double, 4, 1)),
         ("one bit of a bfloat16", half, with_bits(half, 3, 1)),
         ("the lowest bit of a large integer", whole, with_bits(whole, 4, 1)),
+        ("the lowest bit of a byte", byte, with_bits(byte, 4, 1)),
+        ("one flag", flags, with_bits(flags, 4, 1)),
         ("the order of the entries", x, x[order]),
         ("the order of the entries", double, double.flip(0)),
         ("two entries, with the same sum", x, _moved(x)),

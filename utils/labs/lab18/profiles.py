@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -10,37 +11,38 @@ from utils.checks.comparison import Mistake
 from utils.checks.task import Report, Step, facts, task, value
 from utils.cluster.questions import Ranks
 
-from .probes import LABELS, Part, plan_of, probe_calls, works
+from .probes import Part, labels_of, plan_of, probe_calls, works
+
+#: Labels around some calls, the outermost first, and the number of these calls.
+Around = tuple[list[str], int]
 
 
-def innermost(parts: Sequence[Part]) -> dict[str, int]:
-    """Return how often the work runs by the innermost label around it, "" outside all labels."""
-    counts = dict.fromkeys(["", *LABELS], 0)
+def all_calls(parts: Sequence[Part], labels: Sequence[str], outer: Sequence = ()) -> list[Around]:
+    """Return the calls of a plan's work with those of the labels that are around them."""
+    found: list[Around] = []
     for label, times, inside in parts:
-        counts[label] += times
-        for name, more in innermost(inside).items():
-            counts[name] += more
-    return counts
+        around = [*outer, *([label] if label in labels else [])]
+        found += [(around, times), *all_calls(inside, labels, around)]
+    return found
 
 
-def outermost(parts: Sequence[Part]) -> dict[str, int]:
-    """Return the counts of a student who takes the outermost label."""
-    counts = dict.fromkeys(["", *LABELS], 0)
-    for label, times, inside in parts:
-        counts[label] += times + sum(innermost(inside).values())
-    return counts
+def counted(calls: Sequence[Around], labels: Sequence[str], which: slice) -> dict[str, int]:
+    """Return how often each label counts if a call counts for these of the labels around it.
+
+    Calls outside all labels count under "".
+    """
+    counts = Counter(dict.fromkeys(["", *labels], 0))
+    for around, times in calls:
+        for label in around[which] or [""]:
+            counts[label] += times
+    return dict(counts)
 
 
-def around(parts: Sequence[Part]) -> dict[str, int]:
-    """Return the counts of a student who counts a call for each label around it."""
-    counts = innermost(parts)
-    for label, _, inside in parts:
-        counts[label] += sum(innermost(inside).values())
-    return counts
-
-
-def _counts(parts: Sequence[Part], op: str, answer: dict) -> Iterator[Step]:
-    right, what = innermost(parts), f"calls of {op}"
+def _counts(case: dict, answer: dict) -> Iterator[Step]:
+    op, labels = case["op"], case["labels"]
+    calls = all_calls(plan_of(case["seed"]), labels)
+    innermost, outermost, each = slice(-1, None), slice(1), slice(None)
+    right, what = counted(calls, labels, innermost), f"calls of {op}"
     total, got = sum(right.values()), answer["counts"]
     empty = dict.fromkeys(right, 0)
     labeled = {name: n for name, n in right.items() if name}
@@ -57,10 +59,12 @@ def _counts(parts: Sequence[Part], op: str, answer: dict) -> Iterator[Step]:
         ),
         Mistake(empty, f"You found no call. Compare event.name with {op}"),
         Mistake(
-            outermost(parts), "You took the outermost label. Stop at the first one on the way up"
+            counted(calls, labels, outermost),
+            "You took the outermost label. Stop at the first one on the way up",
         ),
         Mistake(
-            around(parts), "You counted a call for each label around it. Stop at the first one"
+            counted(calls, labels, each),
+            "You counted a call for each label around it. Stop at the first one",
         ),
         Mistake(
             labeled | {"": total},
@@ -87,10 +91,9 @@ def _counts(parts: Sequence[Part], op: str, answer: dict) -> Iterator[Step]:
 @task("18.4", "count operators in the parts of a step", points=2)
 def calls_counted(ranks: Ranks, report: Report) -> None:
     """Compare counts with a plan of a step that is new in each run; no seconds are judged."""
-    cases = [{"op": op, "seed": report.seed + k} for k, op in enumerate(works(torch.ones(3, 3)))]
-    report.judge_cases(
-        ranks,
-        probe_calls,
-        cases,
-        lambda case, answer: _counts(plan_of(case["seed"]), case["op"], answer.value),
-    )
+    cases = [
+        {"op": op, "seed": seed, "labels": labels_of(seed)}
+        for seed, op in enumerate(works(torch.ones(3, 3)), report.seed)
+    ]
+    judge = lambda case, answer: _counts(case, answer.value)  # noqa: E731
+    report.judge_cases(ranks, probe_calls, cases, judge)

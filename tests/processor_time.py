@@ -2,7 +2,7 @@
 
 `/usr/bin/time` misses most of a run: kernels, launchers and ranks end without anybody who waits for
 them, and the fork server outlives its tests. So the controller of pytest-xdist looks at the
-processes of the run twice a second, and credits what each has used since the last look to the test
+processes of the run once a second, and credits what each has used since the last look to the test
 that started it. A process carries this test in its environment, or a parent of it does. Linux only,
 because other systems have no /proc.
 """
@@ -38,7 +38,7 @@ ADDITIONS, QUIET = 200_000, 0.005
 #: Looks between two measurements of the speed.
 EACH = 20
 #: Seconds between two looks. A process that starts and ends between them counts for its parent.
-INTERVAL = 0.5
+INTERVAL = 1.0
 #: Seconds in which a process may get its final environment: a fork becomes a rank, for example.
 YOUNG = 2.0
 #: In this folder each process that runs tests keeps the name of its test, in a file of its number.

@@ -757,8 +757,6 @@ PATCHES = PATCHES.replace("toy_checks.total", "toy_checks.swap").replace("tensor
 QUIET = {
     "twice": None,
     "swap": f"print('✓ Task 1.2 · swap · 2 points', flush=True)\n{PATCHES}",
-    "total": toy.HOSTILE["reads the kernel's memory"],
-    "square": "\nimport toy_checks\ntoy_checks.square = toy_checks.judge = print",
     "mean": toy.HOSTILE["opens a socket out"],
 }
 
@@ -779,17 +777,13 @@ def small_class(folder: Path, port: int) -> dict[str, list[float]]:
             "pass", "__import__('time').sleep(1)"
         ),
     }
-    # Spoils it for the others, too.
-    full = toy.HOSTILE["fills the disk"].replace("return", "dist.destroy_process_group()\nreturn")
-    greedy = {"twice": "import time\ntime.sleep(10_000)", "total": full}
     deadlock = toy.HOSTILE["deadlocks"].replace("tensor", "mine")
     accidents = toy.accidents()
     everyone = {
         "Ada Lovelace": (with_helpers(), [1, 2, 2, 1, 2]),
         "Zoë half right": (toy.filled(twice=None, swap=deadlock), [0, 0, 2, 1, 2]),
-        "quiet cheat": (toy.filled(**quiet), [0, 0, 0, 0, 0]),
+        "quiet cheat": (toy.filled(**quiet), [0, 0, 2, 1, 0]),
         "loud": (toy.filled(**loud), [0, 2, 2, 0, 0]),
-        "greedy": (toy.filled(**greedy), [0, 2, 0, 1, 2]),
         "is not a notebook": (accidents["is not a notebook"][0], [0, 0, 0, 0, 0]),
         "is cut short": (json.dumps(toy.filled())[:-9], [None] * 5),
     }
@@ -844,7 +838,7 @@ def graded(course: Path, server, tmp_path_factory):
 
 CUT = "NOT GRADED: is cut short.ipynb can't be read, because it is cut short or damaged"
 CLASS_NAMES = [
-    *("Ada Lovelace", "Zoë half right", "quiet cheat", "loud", "greedy"),
+    *("Ada Lovelace", "Zoë half right", "quiet cheat", "loud"),
     *("is not a notebook", "is cut short"),
 ]
 
@@ -899,7 +893,7 @@ def test_the_instructor_gets_gradebook_summary_and_written_answers(graded):
     summary = (out / "summary.html").read_text(encoding="utf-8")
     assert "Zoë half right" in summary
     assert toy.MODEL_TEXT in (out / "explain.html").read_text(encoding="utf-8")
-    assert len(rows((out / "explain.csv").read_text())) == 5
+    assert len(rows((out / "explain.csv").read_text())) == 4
 
 
 @sandboxed

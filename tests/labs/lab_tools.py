@@ -13,6 +13,12 @@ from utils import cluster
 from utils.checks.task import CheckFailed
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Labs whose notebooks need the most processor time. Only `make test-all` runs them, while `make
+#: test` still tries their checks and answers.
+LONG = {
+    *("05_scaling", "08_elastic_averaging", "11_hybrid", "12_federated", "13_faults"),
+    *("14_capstone", "18_the_clinic"),
+}
 
 
 @functools.cache

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 import without_mpi
+from lab_tools import LONG
 from mpi_jobs import run_tree
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_notebook, new_output
@@ -43,18 +44,6 @@ pytestmark = pytest.mark.timeout(NOTEBOOK + 60)
 #: Labs whose notebooks need processes to show the stored outputs: labs 13 and 14 kill ranks, lab 18
 #: reads what PyTorch records in a process, and in lab 09 each rank catches its own warnings.
 PROCESSES = {"09_tensor_parallel", "13_faults", "14_capstone", "18_the_clinic"}
-#: Labs whose notebooks need a minute of processor time or more. Only `make test-all` runs them,
-#: while `make test` still tries their checks and answers.
-LONG = {
-    *(
-        "05_scaling",
-        "08_elastic_averaging",
-        "11_hybrid",
-        "12_federated",
-        "13_faults",
-        "14_capstone",
-    ),
-}
 #: What `cluster.start` says is the only difference of ranks inside the kernel.
 SANITIZE = r"""
 [processes]

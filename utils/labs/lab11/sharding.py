@@ -230,17 +230,19 @@ def _uneven(answer: GroupAnswer, result: dict[str, Any]) -> Iterator[Step]:
     once = made("reduce_scatter_tensor", 2, f"{where} (one for each layer)")
     yield communication(result["calls"], once, waited)
     seeds = _seeds_of(answer)
-    totals = [torch.zeros(0)] * 2
-    for data in seeds.own:
-        layers = uneven_layers(seeds.model)
-        loss_of(chained(layers, samples(data, 0))).backward()
-        rows = [row_of([q.grad for q in layer.parameters()], p) / p for layer in layers]
-        totals = [
-            row + total if len(total) else row for row, total in zip(rows, totals, strict=True)
-        ]
-    for i, (gradient, total) in enumerate(zip(result["gradients"], totals, strict=True)):
-        right = total.chunk(p)[answer.place].tolist()
+    rows = [_uneven_rows(seeds.model, data, p) for data in seeds.own]
+    for i, (gradient, of_layer) in enumerate(
+        zip(result["gradients"], zip(*rows, strict=True), strict=True)
+    ):
+        right = (sum(of_layer) / p).chunk(p)[answer.place].tolist()
         yield exactly(gradient, right, (), f"gradient of shard {i}{where}")
+
+
+def _uneven_rows(model: int, data: int, p: int) -> list[Tensor]:
+    """Return the padded row of each layer's gradient for the samples of one rank."""
+    layers = uneven_layers(model)
+    loss_of(chained(layers, samples(data, 0))).backward()
+    return [row_of([q.grad for q in layer.parameters()], p) for layer in layers]
 
 
 def _shard_gradients(answer: GroupAnswer, gradients: list, step: int, where: str) -> Iterator[Step]:

@@ -25,13 +25,15 @@ def between_layers(p: int) -> Figure:
         for r in range(p):
             text = f"{name}\n{'all' if inside else 'own'} tokens"
             rank_box(axes, x, -1.3 * r, r, text, width=2.7, height=1.1)
-            if k:
-                arrow(axes, (x - 3.1, -1.3 * r), (x - 1.4, -1.3 * r), color=COMMUNICATING)
+            for other in range(p if k else 0):
+                start, end = (x - 3.1, -1.3 * other), (x - 1.4, -1.3 * r)
+                arrow(axes, start, end, color=COMMUNICATING, style="--" if other == r else "-")
         axes.text(x - 2.25, 0.7, way, ha="center", fontsize=10, color=COMMUNICATING)
     words = (
         f"A block on {p} ranks. Norm and addition work on own tokens. An all_gather leads from own "
         "tokens into attention and MLP, in which a rank has all tokens for its heads or columns. A "
-        "reduce_scatter leads back to own tokens."
+        "reduce_scatter leads back to own tokens. In both, each rank sends something to each other "
+        "rank; a dashed arrow stays on its rank."
     )
     return frame(axes, (-1.5, 19.5), (-1.3 * p + 0.5, 1.1), words)
 

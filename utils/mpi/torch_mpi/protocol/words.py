@@ -56,7 +56,11 @@ def of_part(call: Call, source: int, sent: int, rank: int, expected: int) -> str
         source, rank: global ranks of the two sides.
         sent, expected: bytes.
     """
-    return f"{call.describe()}: rank {source} sent {sent} bytes, rank {rank} expects {expected}"
+    return (
+        f"{call.describe()}: rank {source} sent {sent} bytes, rank {rank} expects {expected}. "
+        f"Compare what rank {source} sends to rank {rank} with what rank {rank} receives from rank "
+        f"{source}: shapes or split sizes must fit."
+    )
 
 
 def partner(call: Call, missing: list[int], any_of_them: bool) -> str:

@@ -30,6 +30,12 @@ def test_a_student_reads_what_a_wrong_number_is_off_by(got, expected, said):
 
 
 def test_no_message_guesses_between_two_products():
-    assert product(6, {"depth": 2, "heads": 3, "p": 6}) == "p"
+    assert product(6, {"depth": 2, "heads": 3, "p": 6}) == ""
+    sizes = {"samples": 3, "tokens": 10, "width": 24, "itemsize": 8}
+    assert product(5760, sizes) == "", "tokens × width², or all four"
+    assert product(5760, sizes | {"samples": 5, "width": 36}) == ""
+    assert product(5 * 10 * 36 * 8, sizes | {"samples": 5, "width": 36}) == (
+        "samples × tokens × width × itemsize"
+    )
     assert product(6, {"depth": 2, "width": 3}) == "depth × width"
     assert product(12, {"a": 3, "b": 4, "c": 2, "d": 6}) == ""

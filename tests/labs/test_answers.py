@@ -220,9 +220,7 @@ def mistakes(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
 
 @pytest.mark.quick
 @each("lab, task", tasks())
-def test_the_solution_passes_and_each_known_mistake_has_another_value(
-    lab, task, mistakes
-):
+def test_the_solution_passes_and_each_known_mistake_has_another_value(lab, task, mistakes):
     """If a mistake gives the expected value for all numbers that a check draws, it passes."""
     passed, printed = verdict(lab.checks[task], lab.ranks)
     known, shown = mistakes

@@ -13,8 +13,9 @@ from typing import cast
 
 from .comparison import is_number, short
 
-#: A product has at most so many factors. One of them may be one of these whole numbers.
-FACTORS, CONSTANTS = 3, (1, 2, 3, 4, 8)
+#: A product of quantities has at most so many factors, and at most one square. If there is none, a
+#: product of one of these whole numbers and a few quantities may fit.
+FACTORS, CONSTANTS, BESIDE = 4, (2, 3, 4, 8), 3
 
 
 def off_by(result: object, expected: object, quantities: Mapping[str, float]) -> str:
@@ -46,7 +47,7 @@ def off_by(result: object, expected: object, quantities: Mapping[str, float]) ->
 
 def _times(quotient: float, quantities: Mapping[str, float]) -> str:
     """Return a quotient above 1 in words, as "12 = depth" or "2"; "" for any other one."""
-    if quotient in CONSTANTS[1:]:
+    if quotient in CONSTANTS:
         return _whole(quotient)
     words = product(quotient, quantities) if quotient > 1 else ""
     return words and f"{_whole(quotient)} = {words}"
@@ -60,18 +61,18 @@ def _whole(number: float) -> str:
 def product(number: float, quantities: Mapping[str, float]) -> str:
     """Return the one product of quantities that gives this number, as "2 × depth × width²".
 
-    Fewer factors come first, and products of quantities alone. Of equally simple products, only a
-    single one counts; "" otherwise.
+    Products of quantities alone come first. If several fit, nobody knows which one is meant, and
+    the result is "".
     """
-    for factors in range(1, FACTORS + 1):
-        for constants in (CONSTANTS[:1], CONSTANTS[1:]):
-            found = {
-                words
-                for constant in constants
-                for words in _products(number, quantities, constant, factors - (constant > 1))
-            }
-            if found:
-                return found.pop() if len(found) == 1 else ""
+    for constants, most in (((1,), FACTORS), (CONSTANTS, BESIDE)):
+        found = {
+            words
+            for constant in constants
+            for count in range(1, most + 1)
+            for words in _products(number, quantities, constant, count)
+        }
+        if found:
+            return found.pop() if len(found) == 1 else ""
     return ""
 
 
@@ -80,7 +81,9 @@ def _products(
 ) -> Iterator[str]:
     """Yield the products of a whole number and so many quantities."""
     names = [name for name, size in quantities.items() if size > 1]
-    for chosen in itertools.combinations_with_replacement(names, count) if count else ():
+    for chosen in itertools.combinations_with_replacement(names, count):
+        if len(set(chosen)) < count - 1:
+            continue
         size = constant * math.prod(quantities[name] for name in chosen)
         if math.isclose(size, number, rel_tol=1e-9):
             yield " × ".join([*([str(constant)] if constant > 1 else []), *_powers(chosen)])
@@ -88,4 +91,4 @@ def _products(
 
 def _powers(names: tuple[str, ...]) -> list[str]:
     counts = {name: names.count(name) for name in names}
-    return [name + {1: "", 2: "²", 3: "³"}[times] for name, times in counts.items()]
+    return [name + "²" * (times - 1) for name, times in counts.items()]

@@ -148,8 +148,8 @@ def _intensity(rows: int, inputs: int, outputs: int, itemsize: int) -> Case:
 def kept_bytes(ranks: Ranks, report: Report) -> None:
     """Judge the bytes of blocks of several sizes."""
     k = report.seed % 13
-    blocks = ((3, 10, 24, 3, 40, 8), (16, 128, 128, 4, 512, 4), (1, 7 + k, 30, 5, 77, 2))
-    cases = [_kept(*sizes) for sizes in (*blocks, (3, 10, 24, 6, 41, 4))]
+    blocks = ((3, 10, 28, 7, 44, 8), (16, 128, 128, 4, 512, 4), (1, 7 + k, 30, 5, 77, 2))
+    cases = [_kept(*sizes) for sizes in (*blocks, (3, 10, 28, 14, 41, 4))]
     cases[-1].arguments.pop()  # itemsize has a default
     judge_calls(ranks, report, cases)
 

@@ -159,6 +159,8 @@ def take_off(results: list[Result], rule: Rule) -> None:
             if result.days_late:
                 late = f"Days late: {number(result.days_late)}, of them {number(free)} free"
                 after = f"{number(result.points)} points instead of {number(before)}"
+                if result.points == before:
+                    after = "Nothing is taken off"
                 result.remarks.append(f"{late}. {after}.")
 
 

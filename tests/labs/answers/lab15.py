@@ -205,8 +205,8 @@ CHANGES = [
      "        assert torch.equal(first, second)\n"
      "        return second\n",
      "times in forward. Run it once"),
-    (SPACING, "forgets the layers that are left", "max(peaks)",
-     "(layers // every - 1) * given + every * kept", "peak_bytes"),
+    (SPACING, "spacings up to half of the layers", "range(1, layers + 1)",
+     "range(1, max(2, layers // 2 + 1))", "best_spacing"),
     (SPACING, "best: always the square root", _SMALLEST, "round(math.sqrt(layers))",
      "): Several spacings have the smallest peak. Return the"),
     (SPACING, "best: ignores kept and given", _SMALLEST,

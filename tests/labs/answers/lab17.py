@@ -176,6 +176,40 @@ CHANGES = [
 ]  # fmt: skip
 
 WRONG = [
+    ("17.1", "each text of the batch is computed for itself", """
+def forward_cached(model, text, cache):
+    first, end = cache.length, cache.length + text.shape[1]
+    rows = []
+    for i in range(text.shape[0]):
+        x = model.embedded(text[i : i + 1], first)
+        for block, all_keys, all_values in zip(model.blocks, cache.keys, cache.values):
+            keys, values = all_keys[i : i + 1], all_values[i : i + 1]
+            attention, h = block.attention, block.norm1(x)
+            keys[:, first:end] = attention.k(h)
+            values[:, first:end] = attention.v(h)
+            heads = models.attend(
+                attention.q(h), keys[:, :end], values[:, :end], attention.head_size,
+                causal=True,
+            )
+            x = x + attention.out(heads)
+            x = x + block.mlp(block.norm2(x))
+        rows.append(model.logits(x))
+    cache.length = end
+    return torch.cat(rows)
+
+
+def generate(model, prompt, new):
+    cache = Cache(model, prompt.shape[0], prompt.shape[1] + new - 1)
+
+    def best(text):
+        return forward_cached(model, text, cache)[:, -1:].argmax(-1)
+
+    tokens = [best(prompt)]
+    while len(tokens) < new:
+        tokens.append(best(tokens[-1]))
+    return torch.hstack(tokens)
+""",
+     "You ran the blocks several times"),
     ("17.1", "tensors that grow", """
 def forward_cached(model, text, cache):
     first = cache.length
@@ -231,7 +265,7 @@ def generate(model, prompt, new):
         found = torch.hstack([found, token])
     return found
 """,
-     "Your first step computed 1 tokens of each text"),
+     "You ran the blocks several times"),
     ("17.4", "equally many layers", """
 def balance(costs, stages):
     return [len(part) for part in torch.arange(len(costs)).tensor_split(stages)]
@@ -370,39 +404,6 @@ def generate(model, prompt, new):
         text = torch.cat([text, logits[:, -1].topk(1).indices], 1)
         if known + 1 == n + new:
             return text[:, n:].clone()
-"""),
-    ("17.1", "each text of the batch is computed for itself", """
-def forward_cached(model, text, cache):
-    first, end = cache.length, cache.length + text.shape[1]
-    rows = []
-    for i in range(text.shape[0]):
-        x = model.embedded(text[i : i + 1], first)
-        for block, all_keys, all_values in zip(model.blocks, cache.keys, cache.values):
-            keys, values = all_keys[i : i + 1], all_values[i : i + 1]
-            attention, h = block.attention, block.norm1(x)
-            keys[:, first:end] = attention.k(h)
-            values[:, first:end] = attention.v(h)
-            heads = models.attend(
-                attention.q(h), keys[:, :end], values[:, :end], attention.head_size,
-                causal=True,
-            )
-            x = x + attention.out(heads)
-            x = x + block.mlp(block.norm2(x))
-        rows.append(model.logits(x))
-    cache.length = end
-    return torch.cat(rows)
-
-
-def generate(model, prompt, new):
-    cache = Cache(model, prompt.shape[0], prompt.shape[1] + new - 1)
-
-    def best(text):
-        return forward_cached(model, text, cache)[:, -1:].argmax(-1)
-
-    tokens = [best(prompt)]
-    while len(tokens) < new:
-        tokens.append(best(tokens[-1]))
-    return torch.hstack(tokens)
 """),
     ("17.2", "by two steps of the batch", """
 def step_cost(weights, depth, width, batch, new, context):
@@ -768,7 +769,7 @@ def admit(now, waiting, running, server):
         joining.append(request)
     return joining
 """,
-        "short prompts: Your goodput is",
+        "a large model: Your goodput is",
     ),
     (
         "17.6",

@@ -22,12 +22,16 @@ from .precision import loss_scaler as loss_scaler
 from .precision import master_weights as master_weights
 from .recomputation import recompute as recompute
 
-#: depth, width, hidden, tokens, samples; the last model is larger than any that a rank could make.
+#: depth, width, hidden, tokens, samples: also a narrow MLP, one token, and a deep model. The last
+#: model is larger than any that a rank could make.
 MODELS = (
     (3, 24, 40, 10, 3),
     (4, 128, 512, 128, 16),
     (3, 30, 77, 17, 1),
     (0, 16, 64, 8, 2),
+    (2, 30, 11, 7, 4),
+    (2, 6, 21, 1, 5),
+    (700, 6, 21, 5, 4),
     (96, 12_288, 49_152, 2048, 1),
 )
 
@@ -106,6 +110,7 @@ def roofline(ranks: Ranks, report: Report) -> None:
         (2.25, 10, 4),
         (100, 4e10, 1e10),
         (4, 4e10, 1e10),
+        (0.25, 10, 3),
         (k / 7, 3e12, 2e11 + k),
     )
     steps = (
@@ -114,6 +119,7 @@ def roofline(ranks: Ranks, report: Report) -> None:
         (123e7 * k, 0.25 * k, 5e10),
         (5, 1, 4),
         (6e6, 1.5e-4, 1e11),
+        (2.5, 1e-9, 5e9),
     )
     cases = [_intensity(*layer) for layer in layers]
     cases += [Case("attainable", [*roof], min(roof[1], roof[0] * roof[2])) for roof in roofs]
@@ -149,6 +155,8 @@ def kept_bytes(ranks: Ranks, report: Report) -> None:
     """Judge the bytes of blocks of several sizes."""
     k = report.seed % 13
     blocks = ((3, 10, 28, 7, 44, 8), (16, 128, 128, 4, 512, 4), (1, 7 + k, 30, 5, 77, 2))
+    # One token, an MLP as wide as the block, and a narrow one.
+    blocks = (*blocks, (2, 1, 12, 3, 45, 4), (2, 5, 12, 3, 12, 4), (2, 5, 30, 3, 11, 4))
     cases = [_kept(*sizes) for sizes in (*blocks, (3, 10, 28, 14, 41, 4))]
     cases[-1].arguments.pop()  # itemsize has a default
     judge_calls(ranks, report, cases)
@@ -186,7 +194,10 @@ def _kept(samples: int, tokens: int, width: int, heads: int, hidden: int, itemsi
 # -- 15.5: where to put checkpoints -----------------------------------------------------------
 
 #: layers, bytes that a layer keeps, bytes of its input.
-CHAINS = ((10, 3, 2), (36, 1, 1), (8, 25, 1), (36, 4, 1), (1, 5, 5), (17, 2, 1), (24, 1, 4))
+CHAINS = (
+    *((10, 3, 2), (36, 1, 1), (8, 25, 1), (36, 4, 1), (1, 5, 5), (17, 2, 1), (24, 4, 4)),
+    *((100, 3, 3), (3, 2, 2), (9, 0.1, 0.1), (9, 0.75, 0.25), (700, 3, 1)),
+)
 
 
 @task("15.5", "where to put checkpoints", points=2)

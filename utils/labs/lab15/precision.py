@@ -31,6 +31,7 @@ from .probes import (
     STEPS,
     addend,
     drawn_gradients,
+    drawn_row,
     edit,
     first_weights,
     large_gradient,
@@ -114,7 +115,8 @@ SIZES = (1.0, 2.0**17, 2.0**-30)
 @task("15.7", "bfloat16 messages, a float32 sum", points=3)
 def bfloat16_sum(ranks: Ranks, report: Report) -> None:
     """Judge the sum's only rounding, and the bytes that a rank sends and receives."""
-    pairs = [*zip(itertools.cycle(EVERYWHERE), LENGTHS * 2, strict=False), (None, (1001,))]
+    pairs = [*zip(itertools.cycle(EVERYWHERE), LENGTHS * 2, strict=False)]
+    pairs += [(None, (1001,)), (EVERYWHERE[1], (0,))]
     cases = [
         {"partition": partition, "shape": shape, "size": size}
         | {"each": to_each(seed=report.seeds(WORLD))}
@@ -277,7 +279,7 @@ def _compressed(answer: GroupAnswer) -> Iterator[Step]:
     for step, result in zip(range(3), answer.value, strict=True):
         count = KEPT + step // 2
         where = f"step {step + 1} {on(answer.members)}"
-        rows = [row_of(seed + step, ROW) for seed in seeds]
+        rows = [drawn_row(seed, step) for seed in seeds]
         sums = [row + memory for row, memory in zip(rows, memories, strict=True)]
         sent = [_largest(row, count) for row in sums]
         gathers = only("all_gather", "all_gather_into_tensor")

@@ -26,15 +26,21 @@ def row_of(seed: int, *shape: int) -> Tensor:
     return drawn(seed, *shape, dtype=torch.float32)
 
 
-SHAPES = ((3, 4), (5,), (60,))
+SHAPES = ((3, 4), (5,), (0, 3), (60,))
 STEPS, RATE, MOMENTUM = 30, 2e-4, 0.9
 #: Before this step somebody else changes the first master, which then gets no gradient.
 EDITED = STEPS - 1
 
 
 def first_weights(seed: int) -> list[Tensor]:
-    """Return the bfloat16 parameters before the first step."""
-    return [row_of(seed + 7 * i, *shape).bfloat16() for i, shape in enumerate(SHAPES)]
+    """Return the bfloat16 parameters before the first step; a matrix isn't contiguous."""
+    rows = [row_of(seed + 7 * i, *shape).bfloat16() for i, shape in enumerate(SHAPES)]
+    return [across(row) if row.dim() == 2 else row for row in rows]
+
+
+def across(row: Tensor) -> Tensor:
+    """Return a copy of a matrix whose columns are contiguous, in memory of its own."""
+    return torch.empty_strided(row.shape, (1, len(row)), dtype=row.dtype).copy_(row)
 
 
 def drawn_gradients(seed: int, step: int) -> list[Tensor | None]:
@@ -43,9 +49,10 @@ def drawn_gradients(seed: int, step: int) -> list[Tensor | None]:
     In step 5, the first gradient is zero, which isn't none: the momentum goes on.
     """
     rows = [1 + 0.5 * row_of(seed + 31 * step + i, *shape) for i, shape in enumerate(SHAPES)]
-    first, second, third = (row.bfloat16() for row in rows)
+    first, second, empty, third = (row.bfloat16() for row in rows)
     first *= step != 5
-    return [None if step in (3, EDITED) else first, 1e6 * second, third if step > 9 else None]
+    gone = step in (3, EDITED)
+    return [None if gone else first, 1e6 * second, empty, third if step > 9 else None]
 
 
 def optimizer_of(masters: list[Tensor]) -> torch.optim.Optimizer:
@@ -127,7 +134,7 @@ def probe_sum(
     later = kept("sum_in_float32", y, lambda: recorded(function, x + 1, **named)[1])
     known = isinstance(y, Tensor)
     kind = f"{y.dtype} {list(y.shape)}" if known else f"a {type(y).__name__}"
-    same = known and y.data_ptr() == x.data_ptr()
+    same = known and y.numel() > 0 and y.data_ptr() == x.data_ptr()
     return {"sum": values_of(y), "kind": kind, "same": same, "calls": calls, "calls again": later}
 
 
@@ -172,7 +179,8 @@ def probe_scaler(
         large.grad = large_gradient(step)
         if place in [one % p for one in bad]:
             overflowing = (weight, large)[step % 2].grad
-            overflowing[step % 4] = math.nan if step == NOT_A_NUMBER else math.inf
+            infinite = math.inf if step % 3 else -math.inf
+            overflowing[step % 4] = math.nan if step == NOT_A_NUMBER else infinite
         if step == EMPTY and place == p - 1:
             weight.grad = large.grad = None
         took, calls = recorded(scaler.step, [weight, large, unused], optimizer, **named)
@@ -200,6 +208,15 @@ def _if_finite(weight: Tensor) -> list[float] | str:
 KEPT, ROW = 3, 11
 
 
+def drawn_row(seed: int, step: int) -> Tensor:
+    """Return a gradient; in the first step, its largest entries are nearly equal."""
+    row = row_of(seed + step, ROW)
+    if step == 0:
+        near = torch.tensor([9.0, -9.01, 9.02, -9.03])
+        row[seed % 7 :][:4] = near
+    return row
+
+
 @in_group
 def probe_compressed(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, zeros: int
@@ -212,7 +229,7 @@ def probe_compressed(
     function = reading_answer(user_ns, "compressed_mean", changes=(1,))
     steps = []
     for step in range(3):
-        gradient = torch.cat([torch.zeros(zeros), row_of(seed + step, ROW)])
+        gradient = torch.cat([torch.zeros(zeros), drawn_row(seed, step)])
         mean, calls = recorded(function, gradient, memory, KEPT + step // 2, **named)
         shaped = isinstance(mean, Tensor) and mean.shape == gradient.shape
         ends = values_of(mean[zeros:] if shaped else None), values_of(memory[zeros:])
@@ -227,7 +244,7 @@ ROWS, WIDTH, HIDDEN = 512, 6, 64
 
 
 class Counted(nn.Module):
-    """A module with dropout while it trains, which counts its calls."""
+    """A module with dropout while it trains, and with noise always, which counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +254,22 @@ class Counted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the same shape [rows, 6]."""
         self.calls += 1
-        return self.down(torch.dropout(self.up(x).tanh(), 0.3, self.training))
+        hidden = self.up(x).tanh()
+        hidden = hidden + 0.1 * torch.rand_like(hidden)
+        return self.down(torch.dropout(hidden, 0.3, self.training))
+
+
+class Bare(nn.Module):
+    """A module without parameters, which counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the same shape."""
+        self.calls += 1
+        return torch.dropout(x.tanh(), 0.3, self.training)
 
 
 def made(seed: int) -> tuple[Counted, Counted, Tensor, Tensor]:
@@ -245,7 +277,7 @@ def made(seed: int) -> tuple[Counted, Counted, Tensor, Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         module, other = Counted().double(), Counted().double()
-        x, upstream = torch.randn(2, ROWS, WIDTH, dtype=torch.float64)
+        x, upstream = torch.randn(2, WIDTH, ROWS, dtype=torch.float64).transpose(1, 2)
     return module, other, x.requires_grad_(), upstream
 
 
@@ -270,10 +302,11 @@ def without_library() -> Iterator[None]:
 
 
 def both_passes(function: Callable, seed: int) -> dict[str, Any]:
-    """Run forward and backward twice, with random numbers drawn before, between and after.
+    """Run forward and backward several times, with random numbers drawn before, between and after.
 
     The second time, the module is once behind a function, and another module comes after it, in
-    eval mode.
+    eval mode. The third time, one call holds both modules, and a call has no backward; the backward
+    of the first call comes first.
     """
     module, other, x, upstream = made(seed)
     other.eval()
@@ -293,13 +326,22 @@ def both_passes(function: Callable, seed: int) -> dict[str, Any]:
         after = torch.rand(2).tolist()
         calls = module.calls
         gradients = some_numbers(x.grad, *(q.grad for q in module.parameters()))
+        counts = {"kept": kept, "forwards": forwards, "calls": calls, "drawn": [between, after]}
+        counts |= {"y": result, "gradients": gradients}
+        if forwards > 1 or calls > 2 or None in gradients:
+            return counts  # an answer of this kind may fail in what follows
         y = function(module, function(module, function(lambda z: module(z), x)))
         function(other, y).backward(upstream)
         parameters = [*module.parameters(), *other.parameters()]
         later = some_numbers(x.grad, *(q.grad for q in parameters))
-    counts = {"kept": kept, "forwards": forwards, "calls": calls, "drawn": [between, after]}
+        calls_of_other = other.calls
+        bare, both = Bare(), nn.Sequential(module, other)
+        first, _, last = function(both, x), function(both, x), function(bare, x)
+        first.backward(upstream)
+        last.backward(upstream)
+        apart = some_numbers(x.grad, *(q.grad for q in parameters))
     counts |= {"evaluates": not module.training, "trains": other.training}
-    return counts | {"y": result, "gradients": gradients, "later": later}
+    return counts | {"later": later, "apart": apart, "others": [calls_of_other, bare.calls]}
 
 
 def probe_recompute(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:

@@ -66,6 +66,17 @@ def _recomputed(result: dict[str, Any], right: dict[str, Any], seed: int) -> Ite
         "once"
     )
     yield value(result["later"], right["later"], what=adds, tolerance=EXACT)
+    yield facts({
+        "You don't recompute a module in eval mode. Recompute it, too": result["others"][0]
+        != 2 * right["others"][0],
+        "You don't recompute a module without parameters. Recompute it, too": result["others"][1]
+        != 2 * right["others"][1],
+    })
+    apart = (
+        "gradients of two more calls, whose backward runs in the order of their forward; the first "
+        "holds a module in train mode and one in eval mode"
+    )
+    yield value(result["apart"], right["apart"], what=apart, tolerance=EXACT)
 
 
 def _wrong_gradients(seed: int) -> Iterator[Mistake]:

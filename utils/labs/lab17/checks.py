@@ -56,7 +56,26 @@ def step_cost(ranks: Ranks, report: Report) -> None:
         cases += [case for case in more if case.right is not None]
     # A batch of thousands; and a text's cache takes longer to read than the text to compute.
     many, never = (10**8, 10, 64, 100, 3.383e14, 1e12), (10**6, 10, 4096, 100_000, 2e13, 1e12)
-    trials.judge_calls(ranks, report, [*cases, *_batch(*many), *_batch(*never)])
+    cases += [*_batch(*many), *_batch(*never), *itertools.starmap(_edge, EDGES)]
+    trials.judge_calls(ranks, report, cases)
+
+
+#: Weights, peak, bandwidth, and the batch, for a text of one token and one block of width 1: a text
+#: that gains nothing; a little above 12; very many; FLOPs of which attention needs the most; a gain
+#: of less than a nanosecond.
+EDGES = (
+    (2, 8.0, 8.0, None),
+    (6002, 12_008 / 251, 8.0, 13),
+    (400, 804 / 1.001, 8.0, 200_000),
+    (2, 5.0, 8.0, 2),
+    (10_000, 67e12, 3e12, 46),
+)
+
+
+def _edge(weights: int, peak: float, bandwidth: float, right: int | None) -> Case:
+    """Return a case at the edge of what can be computed."""
+    arguments = [weights, 1, 1, 1, peak, bandwidth]
+    return Case("compute_bound_from", arguments, right, (), "a batch")
 
 
 def _step(weights: int, depth: int, width: int, batch: int, new: int, context: int) -> Case:
@@ -136,10 +155,14 @@ def balanced_stages(ranks: Ranks, report: Report) -> None:
     draw = random.Random(report.seed)
     cases = [[[0.0, 1.0, 1.0, 1.0, 1.0, 4.25], 3], [[3, 1, 1, 1], 2], [[2, 2, 2, 5], 4]]
     cases += [[[1, 1, 1, 9, 1], 2], [[5], 1], [[0, 0, 7, 0], 2], [[4, 4, 4, 4, 5, 5], 3]]
+    cases += [[[0, 0, 0], 2], [[0, 0, 5, 5], 3], [10 * [10] + 100 * [0.1], 2]]
+    cases += [[[10**12 + k for k in (0, 5, 1, 7, 2, 9)], 3], [[0.6, 0.7, 0.1, 0.2, 0.6, 0.7], 3]]
+    fine = [[draw.uniform(1, 10) for _ in range(40)], 4]
     lengths = [(draw.randint(6, 14), draw.randint(2, 5)) for _ in range(12)] + [(110, 12)]
     cases += [[[draw.randint(1, 80) / 8 for _ in range(n)], p] for n, p in lengths]
     # In small units, 0.001 isn't little.
-    cases += [[[cost * 2.0**-20 for cost in costs], p] for costs, p in cases[7:9]]
+    cases += [[[cost * 2.0**-20 for cost in costs], p] for costs, p in cases[12:14]]
+    cases.append(fine)
     for answer in report.answers(ranks, probe_balance, cases=cases):
         judged = itertools.starmap(_balanced, zip(cases, answer.value, strict=True))
         report.follow(answer.rank, itertools.chain.from_iterable(judged))

@@ -127,7 +127,7 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     parts, right = (of.split(pieces, 1) for of in (text, model(text)))
     yield communication(answer.value["calls"], only())
     steps = zip(answer.value["steps"], right, strict=True)
-    for k, ((logits, length, rows), expected) in enumerate(steps):
+    for k, ((logits, length, rows, calls), expected) in enumerate(steps):
         end = sum(pieces[: k + 1])
         where = f"call {k + 1} of forward_cached, with {pieces[k]} tokens"
         yield logits_are(logits, expected, likely(ALONE, k, [model], parts), where)
@@ -135,7 +135,12 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
             f"{where}: cache.length is {length}, expected {end}. Set it to end": length != end,
             f"{where}: You computed {rows:g} tokens of each text so far, expected {end}. Compute "
             "only the new tokens": rows > end,
+            # Two layers note each pass, and the list of notes begins with a 0.
+            f"{where}: You ran the blocks several times. Run all new tokens of all texts through "
+            "them in one pass": calls > 1 + 2 * (k + 1),
         })
+    where = f"the last {pieces[-1]} tokens again, with a copy of the cache and the old cache.length"
+    yield logits_are(answer.value["again"], right[-1], iter(()), where)
     cache = played([model], [text])[1]
     both = [t[:, : sum(pieces)].tolist() for t in cache.keys + cache.values]
     yield value(answer.value["cached"], both, what="cache.keys and cache.values", tolerance=EXACT)
@@ -152,7 +157,7 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _generated(
-    model: models.GPT, prompt: Tensor, new: int, tokens: Any, rows: float, first: float
+    model: models.GPT, prompt: Tensor, new: int, tokens: Any, rows: float, first: list
 ) -> Iterator[Step]:
     """Judge new tokens, how many tokens were computed, and how many of them in the first call."""
     n = prompt.shape[1]
@@ -161,8 +166,8 @@ def _generated(
     yield facts({
         f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once "
         "and then compute one token in each step": rows > n + new - 1,
-        f"{where}: Your first step computed {first:g} tokens of each text. Compute the whole "
-        "prompt in one step": first != n,
+        f"{where}: Your first step computed {first} (texts, tokens). Compute the whole prompt of "
+        "all texts in one step": first != [[*prompt.shape]],
     })
 
 
@@ -195,7 +200,10 @@ def parallel_decode(ranks: Ranks, report: Report) -> None:
     if trials.judge_groups(ranks, report, probe_parallel, cases, _parallel):
         draw = random.Random(report.seed)
         network = 10 ** draw.uniform(-5, -2.5), 10 ** draw.uniform(6, 10)
-        sizes = [(draw.uniform(0.02, 0.3), draw.randint(3, 40), 512 * p, p) for p in range(1, 9)]
+        sizes = [
+            (draw.uniform(0.02, 0.3), draw.randint(3, 40), 512 * p, p)
+            for p in (*range(1, 9), 12, 13, 64)
+        ]
         trials.judge_calls(ranks, report, [_latency(*of, *network) for of in sizes])
 
 
@@ -208,7 +216,15 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
     pieces = text.split(PIECES, 1)
     right = whole(text).split(PIECES, 1)
     times = [2 * DEPTH] if p > 1 else [0, 2 * DEPTH]
-    steps = zip(answer.value["calls"], answer.value["logits"], right, strict=True)
+    steps = zip(answer.value["calls"][:-1], answer.value["logits"], right, strict=True)
+    yield facts({
+        "You changed the weights of your part of the model. Leave them as they are": answer.value[
+            "changed"
+        ],
+        "You made new tensors for the cache. Write into cache.keys[k] and cache.values[k]": (
+            answer.value["moved"]
+        ),
+    })
     for k, (calls, logits, expected) in enumerate(steps):
         where = f"{('prefill', 'decode', 'two more tokens')[k]} {on(answer.members)}"
         count = made("all_reduce", times, f" in {where} (two for each of {DEPTH} blocks)")
@@ -220,6 +236,10 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
             f"{where}: cache.length is {length}, expected {end}. Raise it by the number of new "
             "tokens": length != end
         })
+    where = f"two tokens again, with a copy of the cache and its old length {on(answer.members)}"
+    again = made("all_reduce", times, f" for {where}")
+    yield communication(answer.value["calls"][-1], only("all_reduce"), again, waited)
+    yield logits_are(answer.value["again"], right[-1], iter(()), where)
 
 
 def of_size(calls: Calls, allowed: set[int]) -> Step:
@@ -272,6 +292,7 @@ def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
     yield communication(calls, only("send", "recv"), inside(members), waited)
     token, first = 2 * DEPTH * samples * WIDTH * BYTES, samples * BYTES
     nbytes, expected = sum(call["nbytes"] for call in calls), (n * token + first) * is_end
+    packed = is_end and not any(call["dtype"] == "int64" for call in calls)
     reason = {
         (n + new - 1) * token + first: "You sent the whole room of the cache. ",
         n * token // 2 + first: "You sent only half of these bytes: keys or values, or float32. ",
@@ -279,6 +300,7 @@ def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
     yield facts({
         f"{where}: Your messages have {nbytes} bytes on this rank, expected {expected}. {reason}"
         "Send the filled part of the cache and the first new token": nbytes != expected,
+        f"{where}: No message has int64, the dtype of the first new token": packed,
     })
     rows = n * (answer.rank == members[0]) + (new - 1) * (answer.rank == members[-1])
     yield facts({

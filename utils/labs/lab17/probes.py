@@ -48,34 +48,46 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
     before = weights_of(model)
     text = text_of(seed, samples, sum(pieces))
     cache = Cache(model, samples, sum(pieces) + 2)
-    rows, passes = [0.0], [0]
+    rows, passes = [0.0], []
     mlp = model.blocks[-1].mlp
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
         for layer in (mlp, model.blocks[-1].attention.k)
     ]
-    hooks.append(mlp.register_forward_pre_hook(lambda _, args: passes.append(args[0].shape[1])))
+    hooks.append(mlp.register_forward_pre_hook(lambda _, args: passes.append([*args[0].shape[:2]])))
     forward = reading_answer(user_ns, "forward_cached", changes=(2,))
     room = [tensor.data_ptr() for tensor in cache.keys + cache.values]
     steps = [
-        (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples)
+        (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples, len(rows))
         for piece in text.split(pieces, 1)
     ]
+    whole = cache.length == text.shape[1]
+    last = text[:, -pieces[-1] :]
+    again = told(forward(model, last, copied(cache, -pieces[-1]))) if whole else None
     generate, generated = reading_answer(user_ns, "generate"), []
     for prompt in prompts_of(seed, samples, pieces):
         rows[:], passes[:] = [0.0], []
         tokens, calls = recorded(generate, model, prompt, new)
-        generated.append([told_tokens(tokens), sum(rows) / samples, sum(passes[:1])])
+        generated.append([told_tokens(tokens), sum(rows) / samples, passes[:1]])
     for hook in hooks:
         hook.remove()
     return {
-        "steps": [[told(logits), number(length), rows] for logits, _, length, rows in steps],
+        "steps": [[told(logits), number(length), *counts] for logits, _, length, *counts in steps],
+        "again": again,
         "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
         "moved": room != [tensor.data_ptr() for tensor in cache.keys + cache.values],
         "generated": generated,
         "calls": sum((of for _, of, *_ in steps), calls),
         "changed": not torch.equal(before, weights_of(model)),
     }
+
+
+def copied(cache: Cache, more: int) -> Cache:
+    """Return a cache with copies of the tensors, in which so many tokens more are filled."""
+    other = copy.copy(cache)
+    other.keys, other.values = ([t.clone() for t in of] for of in (cache.keys, cache.values))
+    other.length = cache.length + more
+    return other
 
 
 def prompts_of(seed: int, samples: int, pieces: list[int]) -> tuple[Tensor, Tensor]:
@@ -113,14 +125,28 @@ def probe_parallel(
     """Prefill five tokens, decode one, and then two at once, with a part of the model."""
     place, p = dist.get_rank(group), dist.get_world_size(group)
     part = part_of(composed(common, (seed,) * p), place, p)
+    before = weights_of(part)
     cache = Cache(part, 2, sum(PIECES) + 2)
+    begun = [tensor.data_ptr() for tensor in cache.keys + cache.values]
     function = reading_answer(user_ns, "parallel_step", changes=(2,))
     pieces = text_of(common, 2, sum(PIECES)).split(PIECES, 1)
     steps = [
         (*recorded(function, part, piece, cache, **named), number(cache.length)) for piece in pieces
     ]
     logits, calls, lengths = zip(*steps, strict=True)
-    return {"logits": told(logits), "calls": calls, "lengths": lengths}
+    last = text_of(common, 2, sum(PIECES))[:, -PIECES[-1] :]
+    room = [tensor.data_ptr() for tensor in cache.keys + cache.values]
+    again, more = None, []
+    if all(length == sum(PIECES[: k + 1]) for k, length in enumerate(lengths)):
+        again, more = recorded(function, part, last, copied(cache, -PIECES[-1]), **named)
+    return {
+        "logits": told(logits),
+        "again": told(again),
+        "calls": (*calls, more),
+        "lengths": lengths,
+        "changed": not torch.equal(before, weights_of(part)),
+        "moved": begun != room,
+    }
 
 
 @in_group
@@ -156,7 +182,7 @@ def probe_serve(user_ns: dict, *, rank: int, group: Group, named: dict, seed: in
 
     chain = Chain(gpt(seed))
     texts = [text_of(seed + k, *shape) for k, shape in enumerate(SHAPES)]
-    counts = COUNTS[str(dist.get_world_size(group))]
+    counts = [*COUNTS[str(dist.get_world_size(group))]]
     mark = log.mark()
     result, calls = recorded(reading_answer(user_ns, "serve"), chain, counts, texts, **named)
     starts = [start for start, _ in chain.marks]
@@ -175,8 +201,9 @@ def probe_serve(user_ns: dict, *, rank: int, group: Group, named: dict, seed: in
 #: Servers on which policies are judged, with the arguments of `arrivals`.
 WORKLOADS: dict[str, tuple[Server, dict[str, Any]]] = {
     "a steady rate": (Server(), {"rate": 6}),
+    "a large model": (Server(base=0.09, decode=0.004, first=3, gap=0.2), {"rate": 2, "new": 30}),
     "bursts of ten": (Server(), {"rate": 5, "burst": 10}),
-    "long prompts": (Server(), {"rate": 2, "prompt": (200, 620)}),
+    "long prompts": (Server(first=20), {"rate": 1, "prompt": (200, 1200)}),
     "short prompts": (
         Server(base=0.02, prefill=0.001, first=0.5, gap=0.08),
         {"rate": 12, "prompt": (1, 20), "burst": 24, "new": 9},

@@ -39,7 +39,7 @@ def first_weights(seed: int) -> list[Tensor]:
 
 
 def across(row: Tensor) -> Tensor:
-    """Return a copy of a matrix whose columns are contiguous, in memory of its own."""
+    """Return a copy of a matrix whose columns are contiguous; it is no view."""
     return torch.empty_strided(row.shape, (1, len(row)), dtype=row.dtype).copy_(row)
 
 

@@ -151,6 +151,9 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     prompts = prompts_of(case["seed"], case["samples"], pieces)
     for prompt, generated in zip(prompts, answer.value["generated"], strict=True):
         yield from _generated(model, prompt, case["new"], *generated)
+    other = gpt(case["seed"] + 1)
+    where = "generate with another model and the first prompt"
+    yield tokens_are(answer.value["of another"], other, prompts[0], case["new"], where)
     yield facts({
         "You changed the model's weights. Leave them as they are": answer.value["changed"],
     })

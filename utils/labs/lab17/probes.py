@@ -61,7 +61,7 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
         (*recorded(forward, model, piece, cache), cache.length, sum(rows) / samples, len(rows))
         for piece in text.split(pieces, 1)
     ]
-    whole = cache.length == text.shape[1]
+    whole = cache.length == text.shape[1] == sum(rows) / samples
     last = text[:, -pieces[-1] :]
     again = told(forward(model, last, copied(cache, -pieces[-1]))) if whole else None
     generate, generated = reading_answer(user_ns, "generate"), []
@@ -71,9 +71,11 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
         generated.append([told_tokens(tokens), sum(rows) / samples, passes[:1]])
     for hook in hooks:
         hook.remove()
+    of_another = told_tokens(generate(gpt(seed + 1), prompts_of(seed, samples, pieces)[0], new))
     return {
         "steps": [[told(logits), number(length), *counts] for logits, _, length, *counts in steps],
         "again": again,
+        "of another": of_another,
         "cached": told([t[:, : sum(pieces)] for t in cache.keys + cache.values]),
         "moved": room != [tensor.data_ptr() for tensor in cache.keys + cache.values],
         "generated": generated,
@@ -84,7 +86,7 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
 
 def copied(cache: Cache, more: int) -> Cache:
     """Return a cache with copies of the tensors, in which so many tokens more are filled."""
-    other = copy.copy(cache)
+    other = object.__new__(Cache)  # without what an answer may have added to the cache
     other.keys, other.values = ([t.clone() for t in of] for of in (cache.keys, cache.values))
     other.length = cache.length + more
     return other

@@ -128,7 +128,7 @@ CHANGES = [
     ("18.4", "one number", "return counts", "return sum(counts.values())",
      "Return a dict"),
     ("18.4", "the name without aten", "if event.name == op:", "if event.name == op[6:]:",
-     "You found no call"),
+     "You counted a mark"),
     ("18.4", "only labels with calls", "return counts",
      "return {name: n for name, n in counts.items() if n}", "You left out labels without a call"),
     ("18.5", "only the values", "about.encode() + ", "", "differ in the"),
@@ -370,7 +370,7 @@ def find_flip(digests_at, steps):
     seen = {}
     def bad(step):
         seen[step] = digests_at(step)
-        return len(set(map(str, seen[step]))) > 1
+        return len({str(sorted(one.items())) for one in seen[step]}) > 1
     step = bisect.bisect_left(range(1, steps), True, key=bad) + 1
     replicas = seen[step] if step in seen else digests_at(step)
     for name in replicas[0]:

@@ -29,7 +29,8 @@ def attention_memory(ranks: Ranks, report: Report) -> None:
     """Judge the bytes of one attention, and of the fullest rank in two ways."""
     k = 3 * (report.seed % 7)
     cases = [_bytes(100, 80, 3, 16), _bytes(30 + k, 7, 3, 5), _bytes(1, 4096 + k, 32, 128)]
-    rest = [(1022, 4, 16, 4), (64, 1, 4, 1), (131072, 32, 128, 64)]
+    cases.append(_bytes(5, 0, 3, 4))
+    rest = [(1022, 4, 16, 4), (64, 1, 4, 1), (131072, 32, 128, 64), (129, 2, 8, 128), (5, 16, 8, 4)]
     rest += [(10 + k, heads, 8, 3) for heads in (2, 5)]  # a third of a token, so round() is wrong
     judge_calls(ranks, report, cases + [_rank_bytes(*sizes) for sizes in rest])
 
@@ -91,7 +92,9 @@ def _rank_bytes(tokens: int, heads: int, size: int, p: int) -> Case:
 def zigzag_order(ranks: Ranks, report: Report) -> None:
     """Judge layouts, and what is visible between the ranks of several layouts."""
     k = report.seed % 5
-    cases = [_zigzag(*sizes) for sizes in ((16, 4), (23 + k, 4), (7, 1), (8, 4), (13 + k, 3))]
+    cases = [
+        _zigzag(*sizes) for sizes in ((16, 4), (23 + k, 4), (13, 4), (7, 1), (8, 4), (13 + k, 3))
+    ]
     layouts = _pieces(20 + k, 3), [[0, 1, 2, 3], [4, 5], [6]], [[0, 3, 7], [1, 2, 9], [4, 8]]
     pairs = [(mine, theirs) for layout in layouts for mine in layout for theirs in layout]
     if judge_calls(ranks, report, cases + [_visible(*pair) for pair in pairs]):
@@ -142,7 +145,7 @@ def _visible(mine: list[int], theirs: list[int]) -> Case:
 @task("16.8", "which way wins", points=2)
 def which_way(ranks: Ranks, report: Report) -> None:
     """Judge repeated KV heads, and the bytes that a rank sends in both ways."""
-    sizes = ((2, 4), (4, 4), (1, 3), (8, 2), (3, 6), (1, 1))
+    sizes = ((2, 4), (4, 4), (1, 3), (8, 2), (3, 6), (1, 1), (3, 12))
     spreads = [{"seed": report.seed, "kv_heads": kv_heads, "p": p} for kv_heads, p in sizes]
     if not report.judge_cases(ranks, probe_spread, spreads, _spread):
         return

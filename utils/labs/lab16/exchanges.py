@@ -16,7 +16,7 @@ from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.checks.trials import GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 
-from .probes import FUNCTIONS, OPERATORS, probe_operators
+from .probes import FUNCTIONS, OPERATORS, probe_operators, upstream_of
 from .replies import Tensors, alike, cases, lengths
 
 
@@ -41,7 +41,10 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
         for key, when, does, more in both:
             op, _, shape = OPERATORS[does]
             where = f"{name} {when} {on(answer.members)}"
-            inputs = [drawn(seed + more, *shape(sizes, r)) for r, seed in enumerate(seeds)]
+            inputs = [drawn(seed, *shape(sizes, r)) for r, seed in enumerate(seeds)]
+            if more:
+                shapes = [shape(sizes, r) for r in range(p)]
+                inputs = [upstream_of(s, shapes[r], r, p) for r, s in enumerate(seeds)]
             results = _results(does, inputs, sizes)
             right, calls = results[place], reply[when]
             yield communication(calls, only(op), inside(answer.members), waited)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_mpi.record import log
 from utils.checks.draws import drawn
 from utils.checks.groups import Group, in_group
-from utils.checks.probe import as_dict, kind_of, reading_answer, recorded, values_of
+from utils.checks.probe import as_dict, kept, kind_of, reading_answer, recorded, values_of
 
 # -- numbers, and what a rank replies --------------------------------------------------------------
 
@@ -126,6 +126,11 @@ def across(tensor: Tensor) -> Tensor:
     return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
+def upstream_of(seed: int, shape: Sequence[int], place: int, p: int) -> Tensor:
+    """Return the gradient that comes in; in a group of three, that of the last rank is zero."""
+    return across(drawn(seed + 1, *shape)) * (not (p == 3 and place == 2))
+
+
 @in_group
 def probe_operators(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
@@ -138,11 +143,15 @@ def probe_operators(
         function = reading_answer(user_ns, name)
         x = across(drawn(seed, *shape(sizes[:p], place))).requires_grad_()
         y, forward = recorded(function, x, sizes[:p], **named)
+        more = kept(
+            name, y, lambda f=function, x=x: recorded(f, x.detach() + 1, sizes[:p], **named)[1]
+        )
         _, others = recorded(function, drawn(seed + 2, *shape(sizes, rank)), sizes, None)
-        upstream = across(drawn(seed + 1, *OPERATORS[conjugate][2](sizes[:p], place)))
+        upstream = upstream_of(seed, OPERATORS[conjugate][2](sizes[:p], place), place, p)
         by_itself = reading_answer(user_ns, FUNCTIONS[name])
-        alone, more = recorded(by_itself, x.detach(), sizes[:p], group)
-        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None), "others": others + more}
+        alone, last = recorded(by_itself, x.detach(), sizes[:p], group)
+        reply = {"y": shown(y), "alone": shown(alone), "dx": shown(None)}
+        reply["others"] = more + others + last
         reply |= {"forward": forward, "backward": []}
         if isinstance(y, Tensor) and y.shape == upstream.shape and y.requires_grad:
             before = upstream.clone()

@@ -60,6 +60,8 @@ def _waits(seed: int) -> list[Waits]:
         [[1], [2], [3], [1], [0]],
         [[1], [0, 2], [3], [4], [3]],  # rank 2 is between two cycles, and on none
         [[8], [0], [], [], [], [], [], [], [1], []],  # a cycle of the ranks 0, 1 and 8
+        [[1], [2], [0]],
+        [[(rank + 1) % 13] for rank in range(13)],
     ]
     found = []
     for form in forms:
@@ -160,14 +162,16 @@ def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
     alike: Frames = [
         (f"{folder}/old_train.py", lines[5], "load"),
         (f"{folder}/train_py", lines[5], "load"),
+        (f"{folder}/Train.py", lines[5], "load"),
         (f"/old{file}", 9, "read"),
         (f"{folder}/train.pyx", lines[4], "parse"),
         *late[1:],
     ]
     ended: Frames = [(f"{STANDARD}/threading.py", 1590, "_shutdown")]
-    kinds = [late, other, alike, ended, [(file, lines[5], "<listcomp>"), *below]]
+    deep: Frames = [*30 * [(LIBRARY, 900, "wrapper")], *late]
+    kinds = [late, other, alike, ended, deep, [(file, lines[5], "<listcomp>"), *below]]
     loader: Frames = [(f"{STANDARD}/threading.py", 324, "wait"), (file, lines[5], "prefetch")]
-    n = draw.randint(3, 8)
+    n = draw.choice((3, 4, 5, 7, 8, 13))
     ranks = [together] * n
     for odd in draw.sample(range(n), draw.randint(1, (n - 1) // 2)):
         ranks[odd] = draw.choice(kinds)
@@ -177,7 +181,8 @@ def _stacks(seed: int) -> tuple[str, list[list[Frames]]]:
 
 def _groups(seed: int) -> Case:
     file, ranks = _stacks(seed)
-    dumps = [dump_of(threads, 8 * rank) for rank, threads in enumerate(ranks)]
+    # The dumps of two ranks may be equal.
+    dumps = [dump_of(threads, 8 * (rank // 3)) for rank, threads in enumerate(ranks)]
     mains = [threads[-1] for threads in ranks]
     right = grouped(place_of(main, file) for main in mains)
     wrong: dict[str, Any] = {
@@ -288,6 +293,8 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     at = draw.randint(8, length - 3)
     if accident == "order":
         program[at] = kinds[0]
+    elif accident in ("sizes", "line") and draw.random() < 0.5:
+        program[at] = ("all_to_all", [[8, 4]], 71) if accident == "sizes" else kinds[2]
     ranks: list[list[Any]] = [list(program) for _ in range(n)]
     culprit = 0 if accident == "line" else draw.randrange(n)
     pair = draw.sample(range(n), 2) if n > 4 or accident == "two ways" else [culprit]
@@ -299,6 +306,8 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
             "sizes": (call, [[384]], line),
             "order": (call, [size[::-1] for size in sizes], line),
             "line": (call, sizes, line + 9),
+            "function": (call, sizes, f"first_step, line {line}"),
+            "backend": (f"nccl:{call}", sizes, line),
         }
         if accident in changed:
             ranks[rank][at] = changed[accident]
@@ -312,14 +321,21 @@ def _recordings(seed: int, accident: str) -> list[list[Entry]]:
             ranks[rank].append(kinds[1])
         elif accident == "never":
             ranks[rank].clear()
+        elif accident == "long ago":
+            del ranks[rank][2:]
+        elif accident == "call and line":
+            ranks[rank][at] = ("reduce_scatter", sizes, line)
+            ranks[rank - 1][at] = (call, sizes, line + 9)
     firsts = [0 if accident == "never" else draw.randint(0, 6) for _ in range(n)]
+    if accident == "long ago":
+        firsts = [0 if rank == culprit else draw.randint(3, 6) for rank in range(n)]
     return [
         [
             {
                 "seq": k + 1,
                 "call": call,
                 "sizes": sizes,
-                "line": f"step, line {line}",
+                "line": line if isinstance(line, str) else f"step, line {line}",
                 # A rank that is late has completed fewer calls, and does nothing else.
                 "state": "completed" if k < at - 2 * (rank % 3) else "scheduled",
             }
@@ -379,7 +395,7 @@ def recordings_compared(ranks: Ranks, report: Report) -> None:
     """Judge the first difference of recordings, whose oldest entries are overwritten."""
     accidents = (
         *("skips", "ends", "", "call", "sizes", "order", "line"),
-        *("once more", "never", "two ways"),
+        *("once more", "never", "two ways", "function", "backend", "long ago", "call and line"),
     )
     cases = [_compared(_recordings(report.seed + k, one)) for k in range(2) for one in accidents]
     trials.judge_calls(ranks, report, cases)

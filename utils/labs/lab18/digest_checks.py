@@ -30,7 +30,10 @@ def _digests(told_of: list, firsts: list, seed: int) -> Iterator[Step]:
         f"A digest has {long:,} characters, so it is as good as the tensor itself. Return at most "
         f"{LONGEST}": long > LONGEST,
     })
-    for (what, one, _), (left, right) in zip(pairs(seed), values, strict=True):
+    changed = "one bit, after the digest of the same tensor was computed once"
+    tensors = [(what, one) for what, one, _ in pairs(seed)]
+    tensors.append((changed, tensors[0][1]))
+    for (what, one), (left, right) in zip(tensors, values, strict=True):
         about = f"{str(one.dtype).removeprefix('torch.')} tensors of shape {list(one.shape)}"
         yield facts({
             f"Two {about} have equal bits but different digests. Use their values only, and not "

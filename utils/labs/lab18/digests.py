@@ -64,7 +64,11 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
         ("a number, where the other has NaN", nan, torch.tensor([1.0, 3.0, 2.0])),
         ("the bits of a NaN", nan, with_bits(nan, 1, 1)),
         ("the shape", small, small.reshape(6, 4)),
+        ("the shape", x[:11].reshape(1, 11), x[:11].reshape(11, 1)),
         ("the dtype", zero, zero.int()),
+        ("the dtype", half, half.view(torch.float16)),
+        ("the dtype", byte, byte.view(torch.int8)),
+        ("", x.reshape(100, 100, 2, 2), x.reshape(100, 100, 2, 2).clone()),
     ]
 
 
@@ -72,6 +76,10 @@ def probe_digests(user_ns: dict, *, rank: int, seed: int) -> list:
     """Return the digests of each pair, and how many digests many different tensors have."""
     digest = reading_answer(user_ns, "digest")
     found: list = [[told(digest(one)), told(digest(other))] for _, one, other in pairs(seed)]
+    changing = pairs(seed)[0][1]
+    before = told(digest(changing))
+    changing.copy_(with_bits(changing, 3, 1))
+    found.append([before, told(digest(changing))])
     rows = torch.zeros(MANY, 4)
     # They differ in 32 bits beside each other, for which a CRC32 never has equal values.
     rows.view(torch.int32)[:, 1] = torch.tensor(random.Random(seed).sample(range(1 << 30), MANY))
@@ -101,7 +109,7 @@ class Replays:
         found = [dict(common) for _ in range(self.ranks)]
         bad = self.names if step > first else self.names[row : row + 1] if step == first else []
         found[culprit] |= {name: f"{draw.getrandbits(64):016x}" for name in bad}
-        return found
+        return [dict(draw.sample(sorted(of.items()), len(of))) for of in found]
 
 
 def probe_flips(user_ns: dict, *, rank: int, cases: list) -> list:

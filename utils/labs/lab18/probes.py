@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.profiler import record_function
 
-from utils.checks.probe import answer_named, told
+from utils.checks.probe import answer_named, reading_answer, told
 
 from .ward import program
 
 # -- operators in the parts of a step --------------------------------------------------------------
 
 
-LABELS = ["forward", "loss", "backward", "clip", "log", "update"]  # no plan has an update
+LABELS = ["forward", "loss", "backward", "clip", "log", "step"]  # no plan has a step
 
 
 def labels_of(seed: int) -> list[str]:
@@ -40,7 +41,7 @@ def plan_of(seed: int) -> list[Part]:
     parts: list[Part] = [
         ("forward", count(), inner[: draw.randint(1, 2)]),
         ("backward", count(), []),
-        ("", count(), []),
+        ("", draw.choice((0, count())), []),
         ("clip", count(), [("log", count(), [])]),
         ("forward", count(), []),
     ]
@@ -49,8 +50,10 @@ def plan_of(seed: int) -> list[Part]:
 
 
 def marked(work: Callable[[], object]) -> None:
-    """Do work inside two marks that are not among the labels, although they contain some."""
-    with record_function("the backward pass"), record_function("logbook"):
+    """Do work inside many marks that are not among the labels, although two contain some."""
+    with contextlib.ExitStack() as stack:
+        for mark in ("the backward pass", *map(str, range(8)), "logbook"):
+            stack.enter_context(record_function(mark))
         work()
 
 
@@ -87,8 +90,10 @@ def probe_calls(user_ns: dict, *, rank: int, seed: int, op: str, labels: list) -
         run(parts, work)
         for other in others:
             other()
+        with record_function(op.rpartition(":")[2]):  # it is called like the operator, nearly
+            others[0]()
 
-    counts = answer_named(user_ns, "calls_in")(step, op, labels)
+    counts = reading_answer(user_ns, "calls_in")(step, op, labels)
     return {"counts": told(counts), "ran": len(ran)}
 
 

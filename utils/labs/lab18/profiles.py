@@ -59,6 +59,11 @@ def _counts(case: dict, answer: dict) -> Iterator[Step]:
         ),
         Mistake(empty, f"You found no call. Compare event.name with {op}"),
         Mistake(
+            empty | {"": 1},
+            f"You counted a mark that is called {op.rpartition(':')[2]}. Compare event.name "
+            f"with {op}",
+        ),
+        Mistake(
             counted(calls, labels, outermost),
             "You took the outermost label. Stop at the first one on the way up",
         ),

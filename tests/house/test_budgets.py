@@ -68,7 +68,7 @@ def used_here() -> float:
 
 
 def is_counted_once(seconds: float, used: float) -> bool:
-    """Whether a time is about what Linux says was used; if it counted twice, USED would be more."""
+    """Whether a time is about what Linux says was used. A second count would add USED seconds."""
     return 0.9 * USED <= seconds < used + USED / 2
 
 

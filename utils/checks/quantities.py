@@ -13,8 +13,8 @@ from typing import cast
 
 from .comparison import is_number, short
 
-#: A product of quantities has at most so many factors, and at most one square. If there is none, a
-#: product of one of these whole numbers and a few quantities may fit.
+#: A product has at most FACTORS quantities, at most one of them squared. If none fits, we try
+#: products of one of CONSTANTS and at most BESIDE quantities.
 FACTORS, CONSTANTS, BESIDE = 4, (2, 3, 4, 8), 3
 
 

@@ -32,7 +32,7 @@ CHANGES = [
     ("18.2", "knows of one loader", 'split("(most recent call first):")[-1]',
      'split("(most recent call first):")[1:3][-1]', ""),
     ("18.4", "always has the same labels", 'dict.fromkeys(["", *labels], 0)',
-     'dict.fromkeys(["", "forward", "loss", "backward", "clip", "log", "update"], 0)', ""),
+     'dict.fromkeys(["", "forward", "loss", "backward", "clip", "log", "step"], 0)', "expected {"),
     ("18.1", "leaves out the cycles", "ends | cycles", "ends", "You left out the cycle"),
     ("18.1", "leaves out the ends", "ends | cycles", "cycles",
      "You left out ranks that wait for nobody"),

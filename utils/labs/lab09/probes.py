@@ -131,7 +131,7 @@ def sizes_of(capacity: int) -> tuple[int, int]:
 def routed_tokens(seed: int, p: int, capacity: int) -> Routed:
     """Return the tokens of the rank with this seed, when there are p experts.
 
-    With the small capacity, each rank has as many tokens. Otherwise the numbers may differ.
+    With the small capacity, all ranks have equally many tokens. Otherwise the numbers differ.
     """
     most, features = sizes_of(capacity)
     tokens = most - seed % 3 * (capacity != CAPACITIES[0])

@@ -48,6 +48,7 @@ ERRORS = {
     "list index out of range": _NO_FIT,
     "'NoneType' object has no attribute": "You read a gradient that is None. Run backward first, "
     "and don't free the gradient too early",
+    "values to unpack": "A layer may have any number of parameters. Use list(layer.parameters())",
     "'Named' object has no attribute": "You named a parameter of a layer, but layers may have "
     "parameters of any name. Use layer.parameters()",
     "must match the size": "Your two rows have different lengths. Make this rank's part as long "
@@ -227,8 +228,9 @@ def _uneven(answer: GroupAnswer, result: dict[str, Any]) -> Iterator[Step]:
     """Judge the gradients of a layer with one parameter, and of one with four."""
     p = len(answer.members)
     where = f" in backward {on(answer.members)}, for layers of one and of four parameters"
+    rules = only("reduce_scatter_tensor"), inside(answer.members), waited
     once = made("reduce_scatter_tensor", 2, f"{where} (one for each layer)")
-    yield communication(result["calls"], once, waited)
+    yield communication(result["calls"], *rules, once)
     seeds = _seeds_of(answer)
     rows = [_uneven_rows(seeds.model, data, p) for data in seeds.own]
     for i, (gradient, of_layer) in enumerate(

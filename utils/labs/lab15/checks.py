@@ -196,7 +196,7 @@ def _kept(samples: int, tokens: int, width: int, heads: int, hidden: int, itemsi
 #: layers, bytes that a layer keeps, bytes of its input.
 CHAINS = (
     *((10, 3, 2), (36, 1, 1), (8, 25, 1), (36, 4, 1), (1, 5, 5), (17, 2, 1), (24, 4, 4)),
-    *((100, 3, 3), (3, 2, 2), (9, 0.1, 0.1), (9, 0.75, 0.25), (700, 3, 1)),
+    *((100, 3, 3), (3, 2, 2), (700, 3, 1)),
 )
 
 

@@ -150,12 +150,18 @@ def _summed(answer: GroupAnswer) -> Iterator[Step]:
         "You returned the mean. Return the sum": (total / len(rows)).bfloat16(),
         "You returned this rank's numbers. Add the numbers of all ranks": rows[answer.place],
     })
+    overflow = Mistake(
+        lambda got: isinstance(got, list) and not all(map(math.isfinite, got)),
+        "You added in float16, which has too few exponents. Add in float32",
+    )
+    mistakes = [overflow, *mistakes]
     yield value(result["sum"], values_of(right), mistakes, what=f"sum of {where}", tolerance=0)
     p = len(rows)
     part = 2 * math.ceil(right.numel() / p)
     few = _at_most((p + 1) * part, 2 * p * part, where, "bfloat16 parts, there and back")
     for calls in ("calls", "calls again"):
-        yield communication(result[calls], some(members), *([few] if p > 1 else []))
+        needed = [some(members)] if right.numel() else []
+        yield communication(result[calls], *needed, *([few] if p > 1 else []))
     yield facts({"You returned the memory of x. Return a new tensor": result["same"]})
 
 

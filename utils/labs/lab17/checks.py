@@ -61,7 +61,7 @@ def step_cost(ranks: Ranks, report: Report) -> None:
 
 
 #: Weights, peak, bandwidth, and the batch, for a text of one token and one block of width 1: a text
-#: that gains nothing; a little above 12; very many; FLOPs of which attention needs the most; a gain
+#: that gains nothing; a little above 12; very many; FLOPs of which attention needs half; a gain
 #: of less than a nanosecond.
 EDGES = (
     (2, 8.0, 8.0, None),

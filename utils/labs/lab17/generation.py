@@ -64,6 +64,14 @@ LAYERS = ("out and down", "out", "down")
 MODES = ALONE | {f"{k} {of}": said.format(of) for k, said in TOGETHER.items() for of in LAYERS}
 
 
+#: The last of the mistakes: an answer that gives other logits for equal arguments keeps something.
+ONLY_THE_CACHE = Mistake(
+    lambda got: got is not None,
+    "The logits differ from those before. Read cache.keys, cache.values and cache.length, and keep "
+    "nothing else from earlier calls",
+)
+
+
 def played(
     parts: Sequence[models.GPT], pieces: Sequence[Tensor], mode: str = "", place: int = 0
 ) -> tuple[list[list], Cache]:
@@ -139,8 +147,8 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
             f"{where}: You ran the blocks several times. Run all new tokens of all texts through "
             "them in one pass": calls > 1 + 2 * (k + 1),
         })
-    where = f"the last {pieces[-1]} tokens again, with a copy of the cache and the old cache.length"
-    yield logits_are(answer.value["again"], right[-1], iter(()), where)
+    where = f"the last {pieces[-1]} tokens once more, with a copy of the cache"
+    yield logits_are(answer.value["again"], right[-1], iter([ONLY_THE_CACHE]), where)
     cache = played([model], [text])[1]
     both = [t[:, : sum(pieces)].tolist() for t in cache.keys + cache.values]
     yield value(answer.value["cached"], both, what="cache.keys and cache.values", tolerance=EXACT)
@@ -152,7 +160,7 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     for prompt, generated in zip(prompts, answer.value["generated"], strict=True):
         yield from _generated(model, prompt, case["new"], *generated)
     other = gpt(case["seed"] + 1)
-    where = "generate with another model and the first prompt"
+    where = "generate with another model and the first prompt (keep nothing from earlier calls)"
     yield tokens_are(answer.value["of another"], other, prompts[0], case["new"], where)
     yield facts({
         "You changed the model's weights. Leave them as they are": answer.value["changed"],
@@ -169,9 +177,14 @@ def _generated(
     yield facts({
         f"{where}: You computed {rows:g} tokens of each text, expected {n + new - 1}. Prefill once "
         "and then compute one token in each step": rows > n + new - 1,
-        f"{where}: Your first step computed {first} (texts, tokens). Compute the whole prompt of "
-        "all texts in one step": first != [[*prompt.shape]],
+        f"{where}: Your first step computed {_in_words(first)}. Compute the whole prompt of all "
+        f"texts in one step, {_in_words([prompt.shape])}": first != [[*prompt.shape]],
     })
+
+
+def _in_words(first: Sequence[Sequence[int]]) -> str:
+    """Return what a step computed: texts, and tokens of each."""
+    return " and ".join(f"{texts} × {tokens} tokens" for texts, tokens in first) or "nothing"
 
 
 def logits_are(result: Any, right: Tensor, mistakes: Iterator[Mistake], where: str) -> Step:
@@ -239,10 +252,11 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
             f"{where}: cache.length is {length}, expected {end}. Raise it by the number of new "
             "tokens": length != end
         })
-    where = f"two tokens again, with a copy of the cache and its old length {on(answer.members)}"
+    where = f"the last two tokens once more, with a copy of the cache {on(answer.members)}"
     again = made("all_reduce", times, f" for {where}")
-    yield communication(answer.value["calls"][-1], only("all_reduce"), again, waited)
-    yield logits_are(answer.value["again"], right[-1], iter(()), where)
+    rules = only("all_reduce"), inside(answer.members), again, waited
+    yield communication(answer.value["calls"][-1], *rules)
+    yield logits_are(answer.value["again"], right[-1], iter([ONLY_THE_CACHE]), where)
 
 
 def of_size(calls: Calls, allowed: set[int]) -> Step:
@@ -303,7 +317,8 @@ def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
     yield facts({
         f"{where}: Your messages have {nbytes} bytes on this rank, expected {expected}. {reason}"
         "Send the filled part of the cache and the first new token": nbytes != expected,
-        f"{where}: No message has int64, the dtype of the first new token": packed,
+        f"{where}: No message has the dtype int64. Send the first new token in a message by "
+        "itself, as int64": packed,
     })
     rows = n * (answer.rank == members[0]) + (new - 1) * (answer.rank == members[-1])
     yield facts({

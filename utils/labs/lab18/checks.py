@@ -352,8 +352,8 @@ def _compared(dumps: list[list[Entry]]) -> Case:
     whole = len(lasts) == len(dumps)
     oldest = min(dump[0]["seq"] for dump in dumps if dump)
     wrong: dict[str, Any] = {
-        "Some ranks have overwritten this entry. Begin with the first number that all "
-        "have": difference(dumps, since=oldest),
+        "Some ranks have overwritten this entry. Begin with the largest of the ranks' first "
+        "seq": difference(dumps, since=oldest),
         "You compared positions in the lists. Compare entries with the same seq": difference(
             at, since=1
         ),

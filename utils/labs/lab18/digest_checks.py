@@ -30,10 +30,8 @@ def _digests(told_of: list, firsts: list, seed: int) -> Iterator[Step]:
         f"A digest has {long:,} characters, so it is as good as the tensor itself. Return at most "
         f"{LONGEST}": long > LONGEST,
     })
-    changed = "one bit, after the digest of the same tensor was computed once"
-    tensors = [(what, one) for what, one, _ in pairs(seed)]
-    tensors.append((changed, tensors[0][1]))
-    for (what, one), (left, right) in zip(tensors, values, strict=True):
+    *values, changed = values
+    for (what, one, _), (left, right) in zip(pairs(seed), values, strict=True):
         about = f"{str(one.dtype).removeprefix('torch.')} tensors of shape {list(one.shape)}"
         yield facts({
             f"Two {about} have equal bits but different digests. Use their values only, and not "
@@ -42,8 +40,10 @@ def _digests(told_of: list, firsts: list, seed: int) -> Iterator[Step]:
             "all bytes in their order, the shape and the dtype": bool(what) and left == right,
         })
     yield facts({
+        "A tensor was changed in place, and its digest stayed the same. Compute the digest anew in "
+        "each call": changed[0] == changed[1],
         "The digest of the same tensor differs from rank to rank. Python's hash() has a new key "
-        "in each process: use zlib.crc32 or hashlib": values != firsts,
+        "in each process: use zlib.crc32 or hashlib": told_of[0] != firsts,
         f"{MANY:,} different tensors have only {different:,} digests. Use at least 32 bits of a "
         "checksum": different < MANY,
     })

@@ -22,7 +22,10 @@ LABELS = ["forward", "loss", "backward", "clip", "log", "step"]  # no plan has a
 
 
 def labels_of(seed: int) -> list[str]:
-    """Return all labels but one, in some order: then the part with this label has none."""
+    """Return all labels but one, in some order.
+
+    The calls of the part that is left out belong to the label around it, or to none.
+    """
     return random.Random(f"labels {seed}").sample(LABELS, len(LABELS) - 1)
 
 

@@ -27,9 +27,10 @@ def all_calls(parts: Sequence[Part], labels: Sequence[str], outer: Sequence = ()
 
 
 def counted(calls: Sequence[Around], labels: Sequence[str], which: slice) -> dict[str, int]:
-    """Return how often each label counts if a call counts for these of the labels around it.
+    """Return the calls of each label, and under "" those outside all labels.
 
-    Calls outside all labels count under "".
+    Args:
+        which: picks, from the labels around a call, those for which it counts.
     """
     counts = Counter(dict.fromkeys(["", *labels], 0))
     for around, times in calls:

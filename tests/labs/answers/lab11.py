@@ -273,7 +273,7 @@ CHANGES = [
         "thinks that a layer has a weight and a bias",
         "parameters = list(layer.parameters())",
         "weight, bias = layer.parameters()\n        parameters = [weight, bias]",
-        "unpack",
+        "A layer may have any number of parameters",
     ),
     (
         MESH,

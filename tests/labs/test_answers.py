@@ -25,6 +25,7 @@ from answer_tools import (
     right_answers,
     seeded,
     solutions_of,
+    tasks_of_ranks_here,
     wrong_answers,
 )
 from ipyparallel.error import RemoteError
@@ -162,16 +163,6 @@ def only_on_ranks(tables: ModuleType) -> set[str]:
     return getattr(tables, "ONLY_ON_RANKS", set())
 
 
-def tasks() -> list:
-    """All tasks that need no real ranks, for pytest."""
-    return [
-        pytest.param(name, task, id=task)
-        for name, tables in LABS.items()
-        for task in tables.CELLS
-        if task not in real(tables)
-    ]
-
-
 def each(names: str, values: list) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(names, values, indirect=["lab"], scope="module")
 
@@ -219,7 +210,7 @@ def mistakes(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.quick
-@each("lab, task", tasks())
+@each("lab, task", tasks_of_ranks_here())
 def test_the_solution_passes_and_each_known_mistake_has_another_value(lab, task, mistakes):
     """If a mistake gives the expected value for all numbers that a check draws, it passes."""
     passed, printed = verdict(lab.checks[task], lab.ranks)
@@ -269,7 +260,7 @@ def test_a_wrong_answer_is_told_its_mistake(lab, task, code, words, request):
     assert words in printed, printed
 
 
-@each("lab, task", [one for one in tasks() if one.id not in WITHOUT_NUMBERS])
+@each("lab, task", [one for one in tasks_of_ranks_here() if one.id not in WITHOUT_NUMBERS])
 def test_nan_passes_nowhere(lab, task):
     names = re.findall(r"^def (\w+)", lab.solutions[task], re.MULTILINE)
     spoilt = "".join(f"{name} = spoilt({name})\n" for name in names)

@@ -144,17 +144,15 @@ def _summed(answer: GroupAnswer) -> Iterator[Step]:
         chain = chain + row
     right = total.bfloat16()
     half = torch.stack(rows).half().sum(0).bfloat16()
+    in_half = "You added in float16, which has too few exponents. Add in float32"
     mistakes = table({
         "You rounded after each addition. Add in float32, and round once": chain,
-        "You added in float16, which has too few exponents. Add in float32": half,
+        in_half: half,
         "You returned the mean. Return the sum": (total / len(rows)).bfloat16(),
         "You returned this rank's numbers. Add the numbers of all ranks": rows[answer.place],
     })
-    overflow = Mistake(
-        lambda got: isinstance(got, list) and not all(map(math.isfinite, got)),
-        "You added in float16, which has too few exponents. Add in float32",
-    )
-    mistakes = [overflow, *mistakes]
+    infinite = lambda got: isinstance(got, list) and not all(map(math.isfinite, got))  # noqa: E731
+    mistakes = [Mistake(infinite, in_half), *mistakes]
     yield value(result["sum"], values_of(right), mistakes, what=f"sum of {where}", tolerance=0)
     p = len(rows)
     part = 2 * math.ceil(right.numel() / p)

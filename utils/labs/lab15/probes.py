@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.utils.checkpoint as library
 from torch import Tensor, nn
 
-from utils.checks.draws import drawn, seeded
+from utils.checks.draws import across, drawn, seeded
 from utils.checks.groups import Group, in_group
 from utils.checks.probe import answer_named, kept, reading_answer, recorded, values_of
 from utils.labs.shared.memory import Meter
@@ -36,11 +36,6 @@ def first_weights(seed: int) -> list[Tensor]:
     """Return the bfloat16 parameters before the first step; a matrix isn't contiguous."""
     rows = [row_of(seed + 7 * i, *shape).bfloat16() for i, shape in enumerate(SHAPES)]
     return [across(row) if row.dim() == 2 else row for row in rows]
-
-
-def across(row: Tensor) -> Tensor:
-    """Return a copy of a matrix whose columns are contiguous; it is no view."""
-    return torch.empty_strided(row.shape, (1, len(row)), dtype=row.dtype).copy_(row)
 
 
 def drawn_gradients(seed: int, step: int) -> list[Tensor | None]:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torch_mpi.record import log
-from utils.checks.draws import drawn
+from utils.checks.draws import across, drawn
 from utils.checks.groups import Group, in_group
 from utils.checks.probe import as_dict, kept, kind_of, reading_answer, recorded, values_of
 
@@ -119,11 +119,6 @@ OPERATORS = {
 }
 #: The function without autograd that each operator is made of.
 FUNCTIONS = dict(zip(OPERATORS, ("gathered", "scattered", "to_heads", "to_tokens"), strict=True))
-
-
-def across(tensor: Tensor) -> Tensor:
-    """Return a tensor of the same numbers that isn't contiguous, as heads of attention are."""
-    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
 
 
 def upstream_of(seed: int, shape: Sequence[int], place: int, p: int) -> Tensor:

@@ -157,12 +157,11 @@ def balanced_stages(ranks: Ranks, report: Report) -> None:
     cases += [[[1, 1, 1, 9, 1], 2], [[5], 1], [[0, 0, 7, 0], 2], [[4, 4, 4, 4, 5, 5], 3]]
     cases += [[[0, 0, 0], 2], [[0, 0, 5, 5], 3], [10 * [10] + 100 * [0.1], 2]]
     cases += [[[10**12 + k for k in (0, 5, 1, 7, 2, 9)], 3], [[0.6, 0.7, 0.1, 0.2, 0.6, 0.7], 3]]
-    fine = [[draw.uniform(1, 10) for _ in range(40)], 4]
     lengths = [(draw.randint(6, 14), draw.randint(2, 5)) for _ in range(12)] + [(110, 12)]
-    cases += [[[draw.randint(1, 80) / 8 for _ in range(n)], p] for n, p in lengths]
+    drawn = [[[draw.randint(1, 80) / 8 for _ in range(n)], p] for n, p in lengths]
     # In small units, 0.001 isn't little.
-    cases += [[[cost * 2.0**-20 for cost in costs], p] for costs, p in cases[12:14]]
-    cases.append(fine)
+    cases += [*drawn, *([[cost * 2.0**-20 for cost in costs], p] for costs, p in drawn[:2])]
+    cases.append([[draw.uniform(1, 10) for _ in range(40)], 4])
     for answer in report.answers(ranks, probe_balance, cases=cases):
         judged = itertools.starmap(_balanced, zip(cases, answer.value, strict=True))
         report.follow(answer.rank, itertools.chain.from_iterable(judged))

@@ -75,8 +75,9 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
 def probe_digests(user_ns: dict, *, rank: int, seed: int) -> list:
     """Return the digests of each pair, and how many digests many different tensors have."""
     digest = reading_answer(user_ns, "digest")
-    found: list = [[told(digest(one)), told(digest(other))] for _, one, other in pairs(seed)]
-    changing = pairs(seed)[0][1]
+    tensors = pairs(seed)
+    found: list = [[told(digest(one)), told(digest(other))] for _, one, other in tensors]
+    changing = tensors[0][1].clone()
     before = told(digest(changing))
     changing.copy_(with_bits(changing, 3, 1))
     found.append([before, told(digest(changing))])

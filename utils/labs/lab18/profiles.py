@@ -9,7 +9,7 @@ import torch
 
 from utils.checks.comparison import Mistake
 from utils.checks.task import Report, Step, facts, task, value
-from utils.cluster.questions import Ranks
+from utils.cluster.questions import Ranks, Reply
 
 from .probes import Part, labels_of, plan_of, probe_calls, works
 
@@ -39,15 +39,15 @@ def counted(calls: Sequence[Around], labels: Sequence[str], which: slice) -> dic
     return dict(counts)
 
 
-def _counts(case: dict, answer: dict) -> Iterator[Step]:
+def _counts(case: dict, answer: Reply) -> Iterator[Step]:
     op, labels = case["op"], case["labels"]
     calls = all_calls(plan_of(case["seed"]), labels)
     innermost, outermost, each = slice(-1, None), slice(1), slice(None)
     right, what = counted(calls, labels, innermost), f"calls of {op}"
-    total, got = sum(right.values()), answer["counts"]
+    total, got = sum(right.values()), answer.value["counts"]
     empty = dict.fromkeys(right, 0)
     labeled = {name: n for name, n in right.items() if name}
-    times = answer["ran"]
+    times = answer.value["ran"]
     yield facts({
         f"Your function ran the step {times} times. Run it once, inside the profiler": times != 1
     })
@@ -101,5 +101,4 @@ def calls_counted(ranks: Ranks, report: Report) -> None:
         {"op": op, "seed": seed, "labels": labels_of(seed)}
         for seed, op in enumerate(works(torch.ones(3, 3)), report.seed)
     ]
-    judge = lambda case, answer: _counts(case, answer.value)  # noqa: E731
-    report.judge_cases(ranks, probe_calls, cases, judge)
+    report.judge_cases(ranks, probe_calls, cases, _counts)

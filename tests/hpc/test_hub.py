@@ -266,6 +266,17 @@ def test_the_form_shows_what_is_free_and_says_what_a_partition_never_gives(
 
 
 EDITED = "# what I wrote last"
+# A busy server: it has written a document long before it says so, and is asked to save again.
+SLOWLY = """
+const ask = window.fetch;
+window.fetch = async (address, options, ...others) => {
+    const reply = await ask(address, options, ...others);
+    const { method, url } = address instanceof Request ? address : { url: address, ...options };
+    if (method === "PUT" && String(url).includes("/api/contents/"))
+        await new Promise(answer => setTimeout(answer, 12000));
+    return reply;
+};
+"""
 
 
 def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends_it(
@@ -279,6 +290,7 @@ def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends
     ((job, *_, node),) = (line.split() for line in hub.cluster.jobs())
     with browser.new_context() as context:
         page = context.new_page()
+        page.add_init_script(SLOWLY)
         log_in(page, "student1")
         page.goto(f"{URL}/hub/home")
         card = page.locator("section", has_text="Your session").inner_text()
@@ -306,6 +318,8 @@ def test_a_session_tells_its_time_warns_and_saves_the_notebook_before_slurm_ends
         page.keyboard.type(f"  {EDITED}")
         lab.photograph("hub-time-left")
         wait_for(lambda: not hub.cluster.jobs(), AHEAD + ACT, "Slurm ends the job")
+        asked = page.locator(".jp-Dialog").all_inner_texts()
+        assert not any("changed on disk" in text for text in asked), asked
         saved = hub.cluster.run("cat", "/home/student1/own.ipynb")
         assert EDITED in saved
         table.add("the job's time ends soon", warning, "what was edited is saved before")

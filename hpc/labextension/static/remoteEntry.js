@@ -13,10 +13,22 @@
     return hours ? `Job: ${hours} h ${minutes % 60} min left` : `Job: ${minutes} min left`;
   };
 
-  // Documents in the main area that were changed and can be written.
+  // Documents that JupyterLab is saving, for us, for the student or by itself. A second save would
+  // find a file that the first one has changed, and would ask the student what to do about it.
+  const saving = new WeakSet(), followed = new WeakSet();
+  const follow = context => {
+    if (followed.has(context)) return;
+    followed.add(context);
+    context.saveState.connect((_, state) => saving[state === "started" ? "add" : "delete"](context));
+  };
+
+  // Save the documents in the main area that were changed and can be written.
   const save = app => {
     for (const { context } of app.shell.widgets("main")) {
-      if (context?.model?.dirty && !context.model.readOnly) context.save().catch(() => {});
+      if (!context?.model) continue;
+      follow(context);
+      const { dirty, readOnly } = context.model;
+      if (dirty && !readOnly && !saving.has(context)) context.save().catch(() => {});
     }
   };
 

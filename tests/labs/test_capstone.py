@@ -491,22 +491,14 @@ CHEATS = {
     "no image": ("job.gradient(model, torch.tensor([], dtype=torch.int64))", "ValueError"),
     "the images": ("job.images", "AttributeError"),
     "the device's pixels": ("model(torch.zeros(8, 1, 28, 28))", "TypeError"),
-    "weights in a file": (
-        "torch.save(model.state_dict(), 'w.pt'); torch.load('w.pt')",
-        "PermissionError",
-    ),
-    "weights in a file of numpy": ("np.save('w.npy', np.ones(3))", "PermissionError"),
-    "a file by its number": ("os.open('w.bin', os.O_CREAT | os.O_RDWR)", "PermissionError"),
-    "names in a folder": ("os.listdir('.')", "PermissionError"),
-    "a connection": ("socket.create_connection(('127.0.0.1', 9), timeout=1)", "PermissionError"),
-    "a process": ("subprocess.run(['true'])", "PermissionError"),
     "the test images": ("data.fashion_mnist(train=False)", "PermissionError"),
     "the training images of the disk": ("data.fashion_mnist(train=True)", "PermissionError"),
-    "memory that processes share": ("mmap.mmap(-1, 8)", "PermissionError"),
+    "weights that were submitted, once more": (
+        "job.show(model); job._shown = 0; job.show(model)",
+        "FileExistsError",
+    ),
 }
 CHEATER = """
-import mmap, os, socket, subprocess
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -519,14 +511,16 @@ def train(job):
             exec(compile(code, __file__, "exec"), globals() | {"job": job, "model": model})
         except Exception as refusal:
             job.rank or print(f"{name}: {type(refusal).__name__}: {refusal}", flush=True)
-    import colorsys  # an entry may import what comes with Python
+    class Hidden(torch.Tensor):
+        def __len__(self):
+            return 0 if self.dim() and self.shape[0] == 100 else 1
     for number in range(12):
-        model(job.batch(number, 100))  # without job.gradient it counts, too
+        model(job.batch(number, 100).as_subclass(Hidden))  # without job.gradient it counts, too
     dist.barrier()
 """
 
 
-def test_an_entry_that_goes_around_the_clock_is_refused_and_images_count_however_they_are_used(
+def test_what_isn_t_a_minibatch_is_refused_and_images_count_however_they_are_used(
     here: Path, capsys
 ):
     (here / "cheater.py").write_text(CHEATER.replace("CHEATS", repr(CHEATS)))
@@ -557,8 +551,8 @@ def test_weights_of_an_earlier_training_are_refused(tmp_path, standin_images):
     entry_judge._kept[0] = (entry_judge._kept[0][0], torch.zeros(TEST, dtype=torch.int64))
     entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
     assert entry.problem.startswith(
-        "The weights reached 100.0 % when all ranks together had computed gradients of 24 images, "
-        "but 3,500 images are the least"
+        "The weights reached 100.0 % when all ranks together had computed gradients of 24 images. "
+        "The harness knows no training that gets there with less than 3,500"
     )
 
 

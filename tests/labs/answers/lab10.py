@@ -1219,6 +1219,16 @@ CHANGES += [
      "    return known.setdefault((p, m), [forwards + backwards for _ in range(p)])",
      "the same list in two calls"),
     ("10.3", "a set", "return spans if", "return set(spans) if", "set of tuple"),
+    ("10.1", "a buffer that stays", "x = torch.empty(len(x), stage.features, dtype=x.dtype)",
+     "kept = train_naively.__dict__\n"
+     "        x = kept.setdefault((len(x), p, s), torch.empty(len(x), stage.features, "
+     "dtype=x.dtype)).detach_()", "Receive each microbatch into a new tensor"),
+    ("10.3", "wants a backward for each forward", "return spans if len(spans) == ",
+     "whole = all(2 * sum(kind == 'F' for kind, _ in one) == len(one) for one in schedule)\n"
+     "    return spans if whole and len(spans) == ", "returned None"),
+    ("10.4", "looks before backwards only",
+     "            most = max(most, held)",
+     "            if kind == 'B':\n                most = max(most, held + 1)", "most_held("),
     ("10.3", "an end at 0 is none", "needed not in ends", "not ends.get(needed)", "returned None"),
     ("10.4", "sorts its argument", "    busy = sum(", "    spans.sort()\n    busy = sum(",
      "changed its argument spans"),

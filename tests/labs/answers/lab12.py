@@ -178,7 +178,7 @@ def fedavg(weights, updates):
     total = sum(n for n, _ in updates.values())
     return weights + sum(n * delta for n, delta in updates.values()) / total
 """,
-        "Without any update, return the weights as they are: the sum of all n is 0",
+        "Without any update, return a copy of the weights: the sum of all n is 0",
     ),
     (
         MEAN,
@@ -813,7 +813,7 @@ def train_locally(model, weights, images, labels, epochs, draw, rate=0.1, batch=
         """
 def fedavg(weights, updates):
     if not updates:
-        return weights
+        return weights.clone()
     n = torch.tensor([float(n) for n, _ in updates.values()], dtype=weights.dtype)
     deltas = torch.stack([delta for _, delta in updates.values()])
     return weights + (n / n.sum()) @ deltas
@@ -1075,6 +1075,42 @@ CHANGES += [
         "dist.isend(weights, dst=there, tag=tag)",
         "dist.isend(weights.int().float(), dst=there, tag=tag)",
         "other weights than the argument in round",
+    ),
+    (
+        "12.1",
+        "always joins the same pieces",
+        "torch.randperm(len(pieces), generator=draw).tolist()",
+        "[k + clients * j for k in torch.randperm(clients, generator=draw).tolist() "
+        "for j in range(each)]",
+        "You join the same pieces under another seed",
+    ),
+    (
+        "12.1",
+        "lists instead of tensors",
+        "torch.cat([pieces[k] for k in order[client * each : (client + 1) * each]])",
+        "torch.cat([pieces[k] for k in order[client * each : (client + 1) * each]]).tolist()",
+        "list of list",
+    ),
+    (
+        "12.4",
+        "adds in float32",
+        "new += n / total * delta",
+        "new += (n / total * delta).float()",
+        "updates of clients",
+    ),
+    (
+        "12.4",
+        "the argument itself if nobody has answered",
+        "    return new\n",
+        "    return new if updates else weights\n",
+        "Return new weights",
+    ),
+    (
+        "12.5",
+        "sleeps too long",
+        "sleep(0.002)",
+        "sleep(0.3)",
+        "so you would see the last update late",
     ),
     (
         "12.7",

@@ -226,6 +226,8 @@ CHANGES = [
      "best_spacing"),
     (SPACING, "the last segment is always full", "min(every, layers - first)", "every",
      "peak_bytes"),
+    (SPACING, "cuts a fraction off", "append(i * given + size * kept)",
+     "append(int(i * given + size * kept))", "peak_bytes(12, 1, 17.0625, 1)"),
     (SPACING, "best: formula with kept and given", _SMALLEST,
      "max(1, round(math.sqrt(layers * given / kept)))",
      "): Several spacings have the smallest peak. Return the"),
@@ -235,6 +237,8 @@ CHANGES = [
      "        q.data = q.data.float()\n"
      "    return parameters",
      "' to a tensor with grad_dtype 'Float'. The gradient must"),
+    (MASTERS, "the master of a frozen parameter is frozen", "requires_grad_()",
+     "requires_grad_(q.requires_grad)", "not trainable"),
     (MASTERS, "writes back before step, parameters are old", _STEP + _WRITE_BACK,
      _WRITE_BACK + _STEP, "parameters at the end: entry"),
     (MASTERS, "writes back without no_grad, raises an error", _WRITE_BACK,

@@ -66,6 +66,9 @@ CHANGES = [
     ("17.1", "leaves out the first new token", "return torch.cat(tokens, 1)",
      "logits = forward_cached(model, tokens[-1], Cache(model, samples, 1))\n"
      "    return torch.cat(tokens[1:], 1)", "You left out the first new token"),
+    ("17.1", "byte 0 ends a text", "logits = forward_cached(model, tokens[-1], cache)",
+     "logits = forward_cached(model, tokens[-1], cache) * (tokens[-1] != 0)[..., None]",
+     "generate with another model"),
     ("17.1", "one token too many", "while len(tokens) < new:", "while len(tokens) < new + 1:",
      "You returned too many tokens"),
     ("17.1", "returns the last logits only", "return model.logits(x)",
@@ -89,6 +92,8 @@ CHANGES = [
     ("17.2", "no cache in the batch", "flops / peak - (nbytes - 4 * weights) / bandwidth",
      "flops / peak", "You left out the caches"),
     ("17.2", "rounds down", "math.ceil(", "math.floor(", "Memory still limits this batch"),
+    ("17.2", "one more where both times are equal", "math.ceil(", "1 + math.floor(",
+     "compute_bound_from(4, 1, 1, 1, 8.0, 8.0): expected 4, got 5"),
     ("17.2", "a batch where none is", "        return None\n", "        return 1\n",
      "Each further text adds more reading than computing"),
     ("17.3", "no sum", "        dist.all_reduce(y, group=group)\n", "", "none"),
@@ -433,11 +438,11 @@ def step_cost(weights, depth, width, batch, new, context):
 def compute_bound_from(weights, depth, width, context, peak, bandwidth):
     def computes(batch):
         flops, read = step_cost(weights, depth, width, batch, 1, context)
-        return flops / peak > read / bandwidth
+        return flops / peak >= read / bandwidth
     high = 1
     while not computes(high):
         high *= 2
-        if high > 2**60:
+        if high > 2**40:
             return None
     low = high // 2
     while high - low > 1:
@@ -454,7 +459,7 @@ def step_cost(weights, depth, width, batch, new, context):
 def compute_bound_from(weights, depth, width, context, peak, bandwidth):
     a = (2 * weights + 4 * depth * width * context) / peak
     b = 8 * depth * width * context / bandwidth
-    return int(4 * weights / bandwidth / (a - b)) + 1 if a > b else None
+    return -int(-4 * weights / bandwidth // (a - b)) if a > b else None
 """),
     ("17.4", "guesses a time, and fills the stages", """
 def balance(costs, stages):

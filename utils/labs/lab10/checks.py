@@ -87,6 +87,10 @@ ILLEGAL = (
 IN_ORDER = ("F0 F1 B1 B0\nF0 B0 F1 B1\nF0 B0 F1 B1", "F0 F2 B2 F1 B1 B0\nF2 B2 F1 F0 B1 B0")
 
 
+#: Legal, although backwards are missing.
+UNFINISHED = ("F0 F1 B0\nF0 F1 B0 B1", "F0 F1\nF0 F1")
+
+
 @task("10.3", "plan a schedule", points=3)
 def plan_schedule(ranks: Ranks, report: Report) -> None:
     """Judge times by the two rules, and None for schedules that can never complete."""
@@ -99,7 +103,7 @@ def plan_schedule(ranks: Ranks, report: Report) -> None:
         (one_f_one_b(6, 20), (0.37, 1.9)),
         (gpipe(2, 3), (0, 1)),
         (one_f_one_b(2, 150), (1, 2)),
-        *((parse(text), (1, 3)) for text in IN_ORDER),
+        *((parse(text), (1, 3)) for text in (*IN_ORDER, *UNFINISHED)),
     ]
     if not _plans_are_right(ranks, report, [[as_lists(s), times] for s, times in legal]):
         return
@@ -131,6 +135,8 @@ def _plans(asked: list[list], plans: list[list]) -> Iterator[Step]:
 
 #: At its peak, stage 0 holds more microbatches than it runs forwards in a row.
 WAVES = "F0 F1 B0 F2 F3 F4 B1 B2 B3 B4\nF0 B0 F1 F2 F3 B1 B2 F4 B3 B4"
+#: Numbers that say nothing about the order; and forwards after the last backward.
+OTHER_ORDERS = ("F3 F1 B1 F0 F2 B0 B3 B2\nF3 F1 F0 F2 B1 B0 B3 B2", "F0 B0 F1 F2\nF0 B0")
 
 
 @task("10.4", "the bubble and the in-flight microbatches", points=2)
@@ -167,7 +173,10 @@ def _count_cases(seed: int) -> list[Case]:
     form = "a list with a number for each stage"
     return [
         Case("bubble", [spans], idle(spans), wrong_bubbles(spans), "a number") for spans in of_spans
-    ] + [Case("most_held", [as_lists(s)], held(s), wrong_held(s), form) for s in schedules]
+    ] + [
+        Case("most_held", [as_lists(s)], held(s), wrong_held(s), form)
+        for s in (*schedules, *map(parse, OTHER_ORDERS))
+    ]
 
 
 @task("10.5", "the schedule of 1F1B", points=2)
@@ -254,6 +263,11 @@ def _wasted(where: str, stash: dict[str, Any], enough: int) -> dict[str, bool]:
         "detach().clone()": not stash["copies"],
         f"The stash still holds {stash['left']} weight copies. Remove microbatch k's copy in "
         "done(k), or memory keeps growing": stash["left"],
+        "You stashed only some of the parameters. Copy each of them": not (
+            stash["whole"] or stash["missing"]
+        ),
+        "The stage's own parameters have gradients. Make the copies leaves, with "
+        "detach().clone().requires_grad_()": stash["graded"],
         f"You kept {stash['most']} versions at once. Keep at most {enough}": stash["most"] > enough,
         "You put nothing into self.stash[k]. Do so in forward(k, x)": stash["missing"],
         f"You kept copies of {stash['alive']} microbatches in memory, and {enough} are enough. "

@@ -25,18 +25,18 @@ def probe_naive(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, n: int, single: bool
 ) -> dict:
     """Run a minibatch of n samples through the stages, which have layers from different seeds."""
-    place = dist.get_rank(group)
-    piece = Piece(seed, place, dist.get_world_size(group))
-    x, labels = drawn(seed, n)
-    if single:
-        piece = piece.float()
-        x = x.float()
-    if place:  # only the first stage may use x
-        x = torch.full_like(x, float("nan"))
     function = reading_answer(user_ns, "train_naively")
     marks = answer_named(user_ns, "marks")
-    marks.clear()
-    loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
+    place, p = dist.get_rank(group), dist.get_world_size(group)
+    for minibatch in (seed + 1, seed):  # an earlier one may leave nothing behind
+        piece = Piece(seed, place, p)
+        x, labels = drawn(minibatch, n)
+        if single:
+            piece, x = piece.float(), x.float()
+        if place:  # only the first stage may use x
+            x = torch.full_like(x, float("nan"))
+        marks.clear()
+        loss, calls = recorded(function, piece, x, labels, **keywords(partition, group))
     return {
         "marks": told(marks),
         "times": piece.log.times,
@@ -136,12 +136,14 @@ class StashLog:
         most: the largest number of microbatches in the stash at once.
         copies: whether the stash held copies, and not the stage's own tensors.
         missing: whether a forward stored nothing.
+        whole: whether the stash held each of the stage's parameters.
         alive: the largest number of microbatches with copies in memory at once.
     """
 
     most: int = 0
     copies: bool = True
     missing: bool = False
+    whole: bool = True
     alive: int = 0
     _refs: list[list[weakref.ref]] = field(default_factory=list)
 
@@ -160,6 +162,7 @@ class StashLog:
 
     def _look_at_copies(self, parameters: dict[str, Tensor], weights: dict[str, Tensor]) -> None:
         pairs = [(parameters[name], w) for name, w in weights.items() if name in parameters]
+        self.whole &= len(pairs) == len(parameters)
         self.copies &= bool(pairs) and all(q.data_ptr() != w.data_ptr() for q, w in pairs)
         self._refs.append([weakref.ref(w) for _, w in pairs])
         alive = sum(any(ref() is not None for ref in refs) for refs in self._refs)
@@ -184,6 +187,8 @@ def probe_stash(user_ns: dict, *, rank: int, seed: int, p: int, n: int, order: l
             "most": log.most,
             "copies": log.copies,
             "missing": log.missing,
+            "whole": log.whole,
+            "graded": any(q.grad is not None for q in piece.parameters()),
             "alive": log.alive,
         }
         for piece, worker, log in zip(stages, workers, logs, strict=True)

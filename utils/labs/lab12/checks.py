@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
-from utils.checks.comparison import Calls, Mistake, table
+from utils.checks.comparison import EXACT, TOLERANCE, Calls, Mistake, table
 from utils.checks.draws import seeded
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, value
@@ -48,7 +48,7 @@ from .probes import (
 )
 
 #: Images, classes, clients, pieces per client. Only in the last case do pieces mix two classes.
-SHARDS = ((240, 10, 20, 2), (120, 6, 6, 1), (180, 5, 10, 3), (103, 7, 9, 2))
+SHARDS = ((240, 10, 20, 2), (96, 12, 12, 1), (180, 5, 10, 3), (103, 7, 9, 2))
 
 
 @task("12.1", "shards by class", points=2)
@@ -60,11 +60,13 @@ def shards_by_class(ranks: Ranks, report: Report) -> None:
 
 def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
     """Judge each case's shards: from a draw, from the same draw again, and from another one."""
-    for case, (first, again, other, used) in zip(SHARDS, results, strict=True):
+    for case, (first, again, other, used, kind) in zip(SHARDS, results, strict=True):
         n, classes, count, each = case
         about = f"{n} images of {classes} classes, {count} clients, each = {each}"
         labels = drawn_labels(seed, n, classes).tolist()
         yield from _shards(first, labels, case, about)
+        said = f"You returned {kind}. Return a list with one tensor of indices for each client"
+        yield facts_about(about, {said: kind != "list of Tensor"})
         as_sets = [[sorted(shard) for shard in shards] for shards in (first, again, other)]
         wrong = {
             "You returned another result for the same seed. Take all randomness from draw: "
@@ -75,6 +77,9 @@ def _all_shards(results: list[list], seed: int) -> Iterator[Step]:
             "Every client keeps a class under another seed, or no client has two classes. "
             "Distribute all pieces at random, not some of them": (
                 case == SHARDS[0] and not _is_dealt_out(first, other, labels)
+            ),
+            "You join the same pieces under another seed. Give each client any of the pieces": (
+                each > 1 and set(map(tuple, as_sets[0])) == set(map(tuple, as_sets[2]))
             ),
             "You left draw itself unused, so the next call returns the same. Pass draw, and make "
             "no other generator": not used,
@@ -313,20 +318,23 @@ def fedavg(ranks: Ranks, report: Report) -> None:
     for answer in report.answers(ranks, probe_mean, seed=report.seed):
         report.follow(answer.rank, _all_averages(answer.value, report.seed))
     if "ZeroDivisionError" in report.kinds:
-        report.problem("Without any update, return the weights as they are: the sum of all n is 0")
+        report.problem("Without any update, return a copy of the weights: the sum of all n is 0")
 
 
 def _all_averages(results: list[list], seed: int) -> Iterator[Step]:
-    for counts, (new_weights, same_weights, untouched) in zip(
+    for counts, (new_weights, same_weights, untouched, new) in zip(
         drawn_counts(seed), results, strict=True
     ):
         weights, updates = drawn_updates(seed, counts)
         about = f"updates of clients {list(counts)} with n = {list(counts.values())}"
         expected = (weights + _mean(weights, updates)).tolist()
         mistakes = _wrong_averages(weights, updates)
-        yield value(new_weights, expected, mistakes, what=about, form="the new weights")
+        near = EXACT if weights.dtype == torch.float64 else TOLERANCE
+        form = {"form": "the new weights", "tolerance": near}
+        yield value(new_weights, expected, mistakes, what=about, **form)
         wrong = {
             "You changed the argument weights. Begin with weights.clone()": not same_weights,
+            "You returned the argument weights themselves. Return new weights": not new,
             "You changed an update in place. Add into a new tensor": not untouched,
         }
         yield facts_about(about, wrong)
@@ -343,8 +351,8 @@ def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
     if not updates:
         return
     counts, deltas = zip(*updates.values(), strict=True)
-    n = torch.tensor(counts, dtype=torch.float32)
-    numbers = torch.tensor(list(updates), dtype=torch.float32)
+    n = torch.tensor(counts, dtype=weights.dtype)
+    numbers = torch.tensor(list(updates), dtype=weights.dtype)
     changes = torch.stack(deltas)
     total = n.sum()
     mean = n / total @ changes
@@ -367,5 +375,6 @@ def _wrong_averages(weights: Tensor, updates: Updates) -> Iterator[Mistake]:
         "first of each pair": weights + numbers / numbers.sum().clamp(1) @ changes,
         "You divided each update by the n up to it. Add up all n first, then add the "
         "updates": weights + n / n.cumsum(0) @ changes,
-        "You returned nan. Without any update, return the weights": float("nan") * weights,
+        "You returned nan. Without any update, return a copy of the weights": float("nan")
+        * weights,
     })

@@ -56,6 +56,9 @@ def run_round(ranks: Ranks, report: Report) -> None:
         report.follow(SERVER, itertools.chain.from_iterable(steps))
 
 
+#: Seconds that a server may sleep between two looks.
+LONGEST = 0.1
+
 NEEDS = (
     "In a round, send each chosen client torch.tensor([t, client]) with tag=NOTE and the weights "
     "with tag=tag_of(t, client), both by isend to home(client), and call irecv for 1 + "
@@ -130,6 +133,8 @@ def _end(plan: Round, result: dict[str, Any], all_came: bool, about: str) -> Ite
         "You kept a processor busy while you waited. Call sleep(0.002) between two looks": (
             not (all_came or result["slept"])
         ),
+        f"You slept for {result['slept']:.2g} s between two looks, so you would see the last "
+        "update late. Call sleep(0.002)": result["slept"] > LONGEST,
         # One or two may have completed since the server looked.
         f"You put {late} requests into late, but all updates of this round have come. Put only "
         "pending requests of this round there": (

@@ -102,8 +102,8 @@ def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         "You returned a number. Return a tensor, because item() cuts the graph": not result[
             "tensor"
         ],
-        "You added to .grad of the parameters. Call torch.autograd.grad, which returns gradients, "
-        "and not backward": result["left"],
+        "You added to .grad of the parameters or of the guess. Call torch.autograd.grad, which "
+        "returns gradients, and not backward": result["left"],
         "You left the net in another mode. Leave its training mode as it is": not result["modes"],
         "Your result can't be differentiated with respect to guess. Use create_graph=True, and no "
         "detach": result["slope"] is None,

@@ -103,10 +103,12 @@ def probe_mismatch(user_ns: dict, *, rank: int, seed: int, wide: int) -> dict:
     net, guess, label, seen = attack(seed, wide)
     function = reading_answer(user_ns, "mismatch")
     function(net, guess, label, [torch.zeros_like(gradient) for gradient in seen])  # another victim
+    left = any(p.grad is not None for p in (guess, *net.parameters()))
     for parameter in net.parameters():
         parameter.grad = torch.ones_like(parameter)
     distance = function(net, guess, label, seen)
-    left = any(p.grad is not None and not bool((p.grad == 1).all()) for p in net.parameters())
+    left |= any(p.grad is not None and not bool((p.grad == 1).all()) for p in net.parameters())
+    guess.grad = None
     modes = all(module.training for module in net.modules())
     is_number = isinstance(distance, Tensor) and distance.numel() == 1
     return {

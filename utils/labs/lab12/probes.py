@@ -72,7 +72,7 @@ ROUNDS = (
 
 def length_of(t: int) -> int:
     """Return how many weights a round has."""
-    return WEIGHTS + 100 * (t % len(ROUNDS))
+    return WEIGHTS + 100 * (t % 2)
 
 
 def update_of(t: int, client: int, seed: int) -> tuple[float, Tensor]:
@@ -162,8 +162,7 @@ def _wait_for(request: dist.Work) -> None:
 def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
     """Play all rounds with the student's function; return the result of each."""
     run_round = reading_answer(user_ns, "run_round")
-    rounds = []
-    open_requests = []
+    results, rounds = [], []
     patience = math.inf
     for t, plan in enumerate(ROUNDS, first):
         start = time.perf_counter()
@@ -173,18 +172,19 @@ def play_server(user_ns: dict, first: int, seed: int) -> list[dict]:
         seconds = time.perf_counter() - start
         if seconds > max(allowed, 1.0):  # the verdict is certain, so the other rounds can be short
             patience = 0.2
-        about, requests = _about(result)
-        open_requests += requests
         _, signals = recorded(_tell_clients, t)
+        results.append(result)
         rounds.append({
-            **about,
             "open": sum(call["end"] == 0 for call in calls),
             "seconds": seconds,
-            "slept": bool(sleeps),
+            "slept": max(sleeps, default=0.0),
             "calls": calls + signals,
         })
-    for request in open_requests:
-        request.wait()
+    # Only now, because no round may change what an earlier one has returned.
+    for of_round, (about, requests) in zip(rounds, map(_about, results), strict=True):
+        of_round |= about
+        for request in requests:
+            request.wait()
     return rounds
 
 
@@ -262,9 +262,10 @@ def probe_shards(user_ns: dict, *, rank: int, seed: int, cases: list) -> list:
         for draw_seed in (seed, seed, seed + 1):
             torch.default_generator.manual_seed(len(results))
             draw = seeded(draw_seed)
-            results.append(told(function(labels, count, each, draw)))
+            shards = function(labels, count, each, draw)
+            results.append(told(shards))
         used = not torch.equal(draw.get_state(), seeded(seed + 1).get_state())
-        by_case.append([*results, used])
+        by_case.append([*results, used, kind_of(shards)])
     return by_case
 
 
@@ -287,7 +288,7 @@ def probe_select(user_ns: dict, *, rank: int, seed: int) -> list:
 
 
 #: Samples, epochs, and further arguments: none, then by name, then by position.
-LOCAL = ((50, 1, None), (23, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
+LOCAL = ((50, 1, None), (21, 2, (0.3, 5)), (12, 3, (0.5, 4)), (150, 5, (0.2, 16)))
 
 
 def small_model(seed: int) -> nn.Module:
@@ -329,37 +330,46 @@ def probe_local(user_ns: dict, *, rank: int, seed: int) -> list:
     return updates
 
 
+#: Clients of the largest case.
+MANY_CLIENTS = 6
 #: Client → its number of samples, and the change of the weights.
 Updates = dict[int, tuple[float, Tensor]]
 
 
 def drawn_updates(seed: int, counts: dict[int, float]) -> tuple[Tensor, Updates]:
-    """Return weights, and an update of each client."""
+    """Return weights, and an update of each client, in double precision for six clients."""
     draw = seeded(seed)
     size = 5 + len(counts)
-    weights = torch.randn(size, generator=draw)
+    dtype = torch.float64 if len(counts) == MANY_CLIENTS else torch.float32
+    weights = torch.randn(size, generator=draw, dtype=dtype)
     # Client 1 has a zero update, but it counts like the others.
-    deltas = {c: torch.randn(size, generator=draw) * (c != 1) for c in counts}
+    deltas = {c: torch.randn(size, generator=draw, dtype=dtype) * (c != 1) for c in counts}
     return weights, {c: (counts[c], delta) for c, delta in deltas.items()}
 
 
 def drawn_counts(seed: int) -> list[dict[int, float]]:
     """Return the samples of each client in each case."""
     draw = random.Random(seed)
-    many = {client: draw.randrange(3, 90) for client in draw.sample(range(40), 6)}
+    many = {client: draw.randrange(3, 90) for client in draw.sample(range(40), MANY_CLIENTS)}
     return [{3: 10, 17: 30, 8: 20}, {5: 40.0}, {0: 7.0, 1: 7.0}, many, {}]
 
 
 def probe_mean(user_ns: dict, *, rank: int, seed: int) -> list:
-    """Return each case's new weights, and whether the arguments stayed the same."""
+    """Return each case's new weights, whether the arguments stayed the same, and whether it is new.
+
+    A call with other updates of the same clients comes first.
+    """
     function = answer_named(user_ns, "fedavg")
     averages = []
     for counts in drawn_counts(seed):
+        function(*drawn_updates(seed + 1, counts))
         weights, updates = drawn_updates(seed, counts)
         kept, others = drawn_updates(seed, counts)
-        result = told(function(weights, updates))
+        new_weights = function(weights, updates)
+        result = told(new_weights)
+        new = not isinstance(new_weights, Tensor) or new_weights.data_ptr() != weights.data_ptr()
         untouched = updates.keys() == others.keys() and all(
             torch.equal(updates[c][1], others[c][1]) for c in others
         )
-        averages.append([result, torch.equal(weights, kept), untouched])
+        averages.append([result, torch.equal(weights, kept), untouched, new])
     return averages

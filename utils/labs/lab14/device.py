@@ -2,8 +2,8 @@
 
 A GPU has its own memory, and a program moves weights and gradients to it and from it. In the
 capstone, a second process plays the GPU, and only this process has the images. An entry sends it
-weights and the numbers of images, and gets the loss and the gradient. So there is no other way to
-use an image, and the device itself counts the images of each gradient.
+weights and the numbers of images, and gets the loss and the gradient. The device itself counts the
+images of each gradient.
 
 The first message names the file of the device's record. Each other one is the length of a
 minibatch, its indices and the weights, as bytes. An answer is the loss and the gradient.

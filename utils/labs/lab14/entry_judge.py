@@ -220,8 +220,8 @@ def _unexplained(curve: Iterable[tuple[float, float]], clock: Clock) -> str:
         if images < least:
             return (
                 f"The weights reached {100 * right:.1f} % when all ranks together had computed "
-                f"gradients of {images:,} images, but {least:,} images are the least. Get all "
-                "gradients from job.gradient, and all weights from job.model"
+                f"gradients of {images:,} images. The harness knows no training that gets there "
+                f"with less than {least:,}, so it takes these weights for another training's"
             )
     return ""
 

@@ -193,10 +193,10 @@ def _kept(samples: int, tokens: int, width: int, heads: int, hidden: int, itemsi
 
 # -- 15.5: where to put checkpoints -----------------------------------------------------------
 
-#: layers, bytes that a layer keeps, bytes of its input.
+#: layers, bytes that a layer keeps, bytes of its input; the last ones in units of many bytes.
 CHAINS = (
     *((10, 3, 2), (36, 1, 1), (8, 25, 1), (36, 4, 1), (1, 5, 5), (17, 2, 1), (24, 4, 4)),
-    *((100, 3, 3), (3, 2, 2), (700, 3, 1)),
+    *((100, 3, 3), (3, 2, 2), (700, 3, 1), (12, 17.0625, 1), (9, 0.5, 0.25)),
 )
 
 
@@ -213,7 +213,7 @@ def spacing(ranks: Ranks, report: Report) -> None:
     judge_calls(ranks, report, cases)
 
 
-def _peak(layers: int, every: int, kept: int, given: int) -> Case:
+def _peak(layers: int, every: int, kept: float, given: float) -> Case:
     right = peak_bytes(layers, every, kept, given)
     count = math.ceil(layers / every)
     last = layers - (count - 1) * every
@@ -239,7 +239,7 @@ def _peak(layers: int, every: int, kept: int, given: int) -> Case:
     )
 
 
-def _best(layers: int, kept: int, given: int) -> Case:
+def _best(layers: int, kept: float, given: float) -> Case:
     peaks = [peak_bytes(layers, every, kept, given) for every in range(1, layers + 1)]
     right = 1 + peaks.index(min(peaks))
     ties = [every for every, peak in enumerate(peaks, 1) if peak == min(peaks)]

@@ -75,9 +75,12 @@ def _kind_of_master(master: Any) -> str:
 
 def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
     """Train some bfloat16 weights for a few steps by the student's two functions."""
-    parameters = [q.requires_grad_() for q in first_weights(seed)]
+    parameters = first_weights(seed)
+    for q in parameters[:-1]:
+        q.requires_grad_()  # the last one is frozen, until it has a master
     places = [q.data_ptr() for q in parameters]
     masters = answer_named(user_ns, "make_masters")(parameters)
+    parameters[-1].requires_grad_()
     if not isinstance(masters, list):
         return {"kinds": f"a {type(masters).__name__}", "begun": None}
     kinds = [_kind_of_master(m) for m in masters]

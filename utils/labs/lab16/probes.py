@@ -79,20 +79,30 @@ def unit_of(maximum: Tensor) -> Tensor:
     return maximum.clamp(min=torch.finfo(maximum.dtype).min)
 
 
-def drawn_blocks(seed: int, factor: float, level: float) -> list[tuple[Tensor, Tensor]]:
-    """Return scores and values of two blocks; queries 0 to 3 don't see all keys."""
+def drawn_blocks(
+    seed: int, factor: float, level: float, apart: float
+) -> list[tuple[Tensor, Tensor]]:
+    """Return scores and values of two blocks; no query sees the last key, whose value is huge.
+
+    `apart` says how much lower the scores of the second block are.
+    """
     blocks = []
-    for i, keys in enumerate((5, 3)):
-        scores = factor * drawn(seed + i, PART_HEADS, QUERIES, keys) + level
+    for i, keys in enumerate((6, 4)):
+        scores = factor * drawn(seed + i, PART_HEADS, QUERIES, keys) + level - i * apart
         scores[:, [i, 2]] = -torch.inf  # query 0 sees nothing of block 0, query 2 nothing at all
         scores[:, 3, 1:] = -torch.inf
-        blocks.append((scores, drawn(seed + 10 + i, PART_HEADS, keys, PART_SIZE)))
+        scores[:, :, -1] = -torch.inf
+        v = drawn(seed + 10 + i, PART_HEADS, keys, PART_SIZE)
+        v[:, -1] = 1e30
+        blocks.append((scores, v))
     return blocks
 
 
-def probe_softmax(user_ns: dict, *, rank: int, seed: int, factor: float, level: float) -> dict:
+def probe_softmax(
+    user_ns: dict, *, rank: int, seed: int, factor: float, level: float, apart: float
+) -> dict[str, Any]:
     """Return the student's parts of two blocks, and combination of our parts."""
-    blocks = drawn_blocks(seed, factor, level)
+    blocks = drawn_blocks(seed, factor, level, apart)
     part, combine = (reading_answer(user_ns, name) for name in ("part", "combine"))
 
     def all_results() -> list[list[dict[str, Any]]]:

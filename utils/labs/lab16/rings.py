@@ -35,6 +35,8 @@ from .softmax_parts import NAMES
 #: The bytes of a token's keys and values, or of their gradients.
 OF_TOKEN = 2 * RING_HEADS * RING_SIZE * 8
 GRADIENTS = ("dq", "dk", "dv")
+#: Used blocks that an answer may still keep: the variable of a loop over works keeps the last one.
+MOST_KEPT = 1
 TRAVELS = "Blocks travel p − 1 times and gradients p times, but not to a rank that is alone"
 
 
@@ -84,7 +86,7 @@ def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
             f"{where}: In round {i} your block wasn't traveling while you computed. Call pass_on "
             "before you compute, and wait after it": idle,
             f"{where}: In round {i} you still kept {note['kept']} blocks that you had used before. "
-            "Forget a block and its works when the next one has arrived": note["kept"] > 1,
+            "Forget a block and its works when the next one has arrived": note["kept"] > MOST_KEPT,
         })
 
 

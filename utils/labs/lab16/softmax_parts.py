@@ -18,24 +18,26 @@ from .replies import all_alike
 
 NAMES = ("output", "maximum", "total")
 NO_MAXIMUM = "You didn't subtract the maximum of each query before exp"
-#: Factors of the scores, and what is added to them.
+#: Factors of the scores, what is added to them, and how much lower the second block's scores are.
 SCORES = (
-    *((1.0, 0.0), (250.0, 0.0), (1.0, -900.0), (1.0, 900.0)),
-    *((1.0, -30_000.0), (1.0, -math.inf)),
+    *((1.0, 0.0, 0.0), (1.0, 0.0, 17.0), (250.0, 0.0, 0.0), (1.0, -900.0, 0.0)),
+    *((1.0, 900.0, 0.0), (1.0, -30_000.0, 0.0), (1.0, -math.inf, 0.0)),
 )
 
 
 @task("16.3", "an online softmax", points=2)
 def online_softmax(ranks: Ranks, report: Report) -> None:
     """Judge parts of two blocks, and their combination, with hidden keys and large scores."""
-    sizes = [{"factor": factor, "level": level} for factor, level in SCORES]
-    listed = [{"seed": report.seed + 20 * i} | size for i, size in enumerate(sizes)]
+    listed = [
+        {"seed": report.seed + 20 * i, "factor": factor, "level": level, "apart": apart}
+        for i, (factor, level, apart) in enumerate(SCORES)
+    ]
     report.judge_cases(ranks, probe_softmax, listed, _softmax)
 
 
 def _softmax(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], only())
-    blocks = drawn_blocks(case["seed"], case["factor"], case["level"])
+    blocks = drawn_blocks(**case)
     parts = [part_of(block) for block in blocks]
     rights = [*parts, part_of(*blocks)]
     wrongs = [*(_wrong_parts(*block) for block in blocks), _wrong_sums(*parts, rights[-1])]
@@ -51,9 +53,10 @@ def _wrong_parts(scores: Tensor, v: Tensor) -> dict[str, Part]:
     largest = scores.amax().expand_as(maximum)
     normal, zero = output / total.clamp(min=1e-300), maximum.masked_fill(maximum == -math.inf, 0)
     one_for_all = shifted @ v, largest, shifted.sum(-1, keepdim=True)
-    return {
+    # If exp underflows, other mistakes give zeros, too; an earlier case has found this one.
+    no_maximum = {NO_MAXIMUM: (raw @ v, maximum, raw.sum(-1, keepdim=True))} if raw.any() else {}
+    return no_maximum | {
         "You divided by the total. A part isn't normalized": (normal, maximum, total),
-        NO_MAXIMUM: (raw @ v, maximum, raw.sum(-1, keepdim=True)),
         "You took one maximum for all queries. Take the maximum of each query": one_for_all,
         "A query that sees no key has the maximum -inf, not 0": (output, zero, total),
         "You swapped maximum and total": (output, total, maximum),

@@ -29,6 +29,7 @@ from .probes import (
     probe_hand_over,
     probe_parallel,
     prompts_of,
+    saying_zero,
     text_of,
 )
 
@@ -159,7 +160,7 @@ def _cached(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     prompts = prompts_of(case["seed"], case["samples"], pieces)
     for prompt, generated in zip(prompts, answer.value["generated"], strict=True):
         yield from _generated(model, prompt, case["new"], *generated)
-    other = gpt(case["seed"] + 1)
+    other = saying_zero(case["seed"] + 1, prompts[0])
     where = "generate with another model and the first prompt (keep nothing from earlier calls)"
     yield tokens_are(answer.value["of another"], other, prompts[0], case["new"], where)
     yield facts({

@@ -71,7 +71,8 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
         generated.append([told_tokens(tokens), sum(rows) / samples, passes[:1]])
     for hook in hooks:
         hook.remove()
-    of_another = told_tokens(generate(gpt(seed + 1), prompts_of(seed, samples, pieces)[0], new))
+    prompt = prompts_of(seed, samples, pieces)[0]
+    of_another = told_tokens(generate(saying_zero(seed + 1, prompt), prompt, new))
     return {
         "steps": [[told(logits), number(length), *counts] for logits, _, length, *counts in steps],
         "again": again,
@@ -90,6 +91,14 @@ def copied(cache: Cache, more: int) -> Cache:
     other.keys, other.values = ([t.clone() for t in of] for of in (cache.keys, cache.values))
     other.length = cache.length + more
     return other
+
+
+def saying_zero(seed: int, prompt: Tensor) -> models.GPT:
+    """Return a model whose next token for the first text of the prompt is byte 0, as any other."""
+    model = copy.deepcopy(gpt(seed))
+    best = int(model(prompt)[0, -1].argmax())
+    model.head.weight[[0, best]] = model.head.weight[[best, 0]]
+    return model
 
 
 def prompts_of(seed: int, samples: int, pieces: list[int]) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,3 @@
 This module imports nothing slow, because each notebook imports what it needs. The backend is a
 separate package, `torch_mpi`, because a program may have another package called `utils`.
 """
-
-from utils.labs import old_names
-
-old_names.install()

@@ -17,8 +17,6 @@ import pytest
 from imports import UTILS, imported, modules
 from places import ROOT
 
-from utils.labs.old_names import MOVED
-
 ENTRIES = 14
 README_LINES = 40
 
@@ -258,38 +256,3 @@ def test_a_function_fits_on_a_screen():
 @pytest.mark.quick
 def test_the_formatter_lays_code_out():
     assert not [name for name, path in modules() if "# fmt: " in path.read_text()]
-
-
-# --- old names -------------------------------------------------------------------------------
-
-
-@pytest.mark.quick
-@pytest.mark.parametrize("old", MOVED)
-def test_a_notebook_from_before_the_move_still_runs_and_is_told_the_new_name(old, monkeypatch):
-    monkeypatch.delitem(sys.modules, old, raising=False)
-    with pytest.warns(FutureWarning, match=f"{old} has moved: import {MOVED[old]} instead"):
-        module = importlib.import_module(old)
-    assert module is importlib.import_module(MOVED[old])
-
-
-@pytest.mark.quick
-def test_old_imports_of_all_forms_work_in_a_fresh_python():
-    code = (
-        "from utils.checks import lab03\n"
-        "from utils import capstone, five_metrics\n"
-        "from utils.figures import faults as pictures\n"
-        "from utils.scaling import batch, laws\n"
-        "from utils.timeline.chunks import watch\n"
-        "assert lab03.use_model and capstone.run and pictures.account and laws.amdahl and watch\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    assert "utils.checks.lab03 has moved: import utils.labs.lab03 instead" in done.stderr
-
-
-@pytest.mark.quick
-def test_a_name_that_never_was_is_still_not_found():
-    with pytest.raises(ModuleNotFoundError):
-        importlib.import_module("utils.checks.lab99")

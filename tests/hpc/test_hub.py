@@ -46,7 +46,7 @@ LAB = "01_c10d.ipynb"
 #: Seconds: for ranks to come up, for Slurm to act, for processes to end.
 RANKS, ACT = 180, 90
 #: Seconds that a job has left when a student opens a notebook.
-AHEAD = 75
+AHEAD = 115
 pytestmark = [
     pytest.mark.bare,
     pytest.mark.timeout(slurm_tools.INSTALL + PAGE + NOTEBOOK + SPAWN),
@@ -273,7 +273,7 @@ window.fetch = async (address, options, ...others) => {
     const reply = await ask(address, options, ...others);
     const { method, url } = address instanceof Request ? address : { url: address, ...options };
     if (method === "PUT" && String(url).includes("/api/contents/"))
-        await new Promise(answer => setTimeout(answer, 12000));
+        await new Promise(answer => setTimeout(answer, 7000));
     return reply;
 };
 """

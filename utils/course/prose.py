@@ -22,8 +22,6 @@ EXEMPT = ROOT / ".ci/prose-exempt.txt"
 PAGES = ("*.md", "docs/*.md", "docs/site/**/*.md", "hpc/*.md", "solutions/*.md", "utils/**/*.md")
 #: Folders whose Python files are read.
 CODE = ("utils", "hpc", "docs/site")
-#: The oldest part of the changelog stays as it was written.
-LEFT_OUT = {"CHANGELOG.md"}
 LONGEST_LINE = 120
 #: A string with at least this many words counts as a message.
 WORDS_OF_A_MESSAGE = 4
@@ -182,7 +180,7 @@ def _files() -> Iterator[tuple[Path, Callable[[Path], Iterable[str]]]]:
     """Yield all files to read, each with the function that finds its phrases."""
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
-            if path.name not in LEFT_OUT and ".pytest_cache" not in path.parts:
+            if ".pytest_cache" not in path.parts:
                 yield path, of_markdown
     for path in notebooks(SOLUTIONS):
         yield path, of_notebook

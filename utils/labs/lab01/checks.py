@@ -37,6 +37,7 @@ from .probes import (
     probe_sum,
     probe_transfer,
     probe_transfer_overlapped,
+    work_of,
 )
 from .subgroups import sum_over_even_ranks as sum_over_even_ranks
 
@@ -47,7 +48,8 @@ Kind = tuple[tuple[int, ...], str]  # a tensor's shape and dtype
 
 def _kinds(seed: int) -> tuple[Kind, ...]:
     """Return unlike kinds of tensors, so that an answer can't fit only the first kind."""
-    return ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
+    kinds = ((3, 4), "float32"), ((2, 5, 1), "float64"), ((13 + seed % 200,), "int64")
+    return *kinds, ((3, 4), "float64")
 
 
 def _whole(case: dict[str, Any]) -> Rule:
@@ -154,7 +156,7 @@ def transfer_overlapped(ranks: Ranks, report: Report) -> None:
 def _overlapped_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     """Yield steps that judge a rank's `transfer_overlapped` of one tensor, and its work()."""
     times = len(answer.value["seen"])
-    expected = [case["each"][answer.rank]["seed"]]
+    expected = work_of(case["each"][answer.rank]["seed"])
     words = "the returned value"
     work_done = [
         facts({f"You called work() {times} times. Call it once": times != 1}),

@@ -21,7 +21,10 @@ from .probes import disturbance, probe_fit, probe_ping_pong
 # order. One of them is the median, and no two are equal. The very first round warms up.
 REPEATS = 5
 # Bytes and rounds, with more rounds, the same bytes again, and bytes that no float32 tensor has.
-PLAYS = ((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS))
+PLAYS = (
+    *((8, REPEATS), (200_001, REPEATS), (8, 2 * REPEATS), (800_003, REPEATS)),
+    *((4096, REPEATS + 2), (1000, 5 * REPEATS)),
+)
 # The play with as many bytes as the first.
 AGAIN = 2
 REMEMBERED = (
@@ -70,8 +73,10 @@ def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield facts(_wrong_plays(case, answer))
     if answer.rank == 0:
         latency, bandwidth, share = case["wire"]
-        expected = latency + case["nbytes"] / bandwidth
         rounds = sum(call["op"] == "send" for call in answer.value["calls"])
+        counted = range(max(0, rounds - case["repeats"]), rounds)
+        middle = statistics.median(disturbance(case["factors"], k) for k in counted)
+        expected = middle * (latency + case["nbytes"] / bandwidth)
         mistakes = _wrong_times(expected, case["factors"], share, rounds, case["repeats"])
         if (case["nbytes"], case["repeats"]) == PLAYS[AGAIN]:
             remembered = _median_with_earlier_rounds(case["factors"], rounds, case["repeats"])

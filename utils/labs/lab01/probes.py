@@ -16,14 +16,17 @@ import torch.distributed as dist
 
 from torch_mpi.errors import helper
 from utils.checks.clock import moved_clocks
+from utils.checks.draws import across
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
 
 # -- messages and sums -----------------------------------------------------------------------------
 
 
 def drawn_tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
-    """Return numbers that lose digits in a narrower dtype."""
+    """Return numbers that lose digits in a narrower dtype; in double, they aren't contiguous."""
     row = numbers(seed, *shape, double=dtype != "float32")
+    if dtype == "float64":
+        return across(row)
     return (row * 2**50).long() + 1 if dtype == "int64" else row
 
 
@@ -45,6 +48,11 @@ def probe_transfer(user_ns: dict, *, rank: int, seed: int, shape: list, dtype: s
     return {"tensor": tensor, "calls": calls}
 
 
+def work_of(seed: int) -> list[int]:
+    """Return what `work()` returns on the rank with this seed; nothing for an even one."""
+    return [seed] * (seed % 2)
+
+
 def probe_transfer_overlapped(
     user_ns: dict, *, rank: int, seed: int, shape: list, dtype: str
 ) -> dict:
@@ -58,7 +66,7 @@ def probe_transfer_overlapped(
 
     def work() -> list[int]:
         seen.append([call.waited for call in log.since(mark)])
-        return [seed]
+        return work_of(seed)
 
     function = answer_named(user_ns, "transfer_overlapped")
     answering = threading.get_ident()
@@ -186,7 +194,8 @@ def _slow_wire(
             clock.advance(part * factor * (latency + tensors[0].nbytes / bandwidth))
             look()
             if name == "send":
-                _stamp_of(tensors[0]).fill_(stamp)
+                ball = tensors[0].detach().view(-1).view(torch.uint8)[:8]
+                ball.copy_(torch.tensor([stamp]).view(torch.uint8)[: len(ball)])
             else:
                 received[:] = tensors
             return call(tensors, *args)
@@ -200,9 +209,9 @@ def _slow_wire(
 
 
 def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
-    """Return a view of the first eight bytes as a number; 0 for a shorter ball."""
+    """Return the first eight bytes as a number; 0 for a shorter ball."""
     row = ball.detach().reshape(-1).view(torch.uint8)
-    return row[:8].view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
+    return row[:8].clone().view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
 
 
 def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:

@@ -48,7 +48,7 @@ def items_of(ranks: Ranks, report: Report) -> None:
         for shuffle in (False, True)
         for drop_last in (False, True)
         for n in (*SAMPLES, fresh_number(report.seed, 30, 60))
-        for p, r in PLACES
+        for p, r in (*PLACES, (5, 2), (7, 6))
     ]
     number_task = NumberTask("items_of", _items, _wrong_items, "a flat list with the items")
     judge_samples(ranks, report, number_task, calls, calls[::7])
@@ -102,6 +102,7 @@ def epoch_orders(ranks: Ranks, report: Report) -> None:
         for n, epochs in ((24, 3), (25, 11), (7, 2), (1, 1))
         for p, r in PLACES
     ]
+    calls += [((24, 2, 1, 3, other), {}) for other in (0, seed + 1)]
     form = "a list with one list of sample numbers per epoch"
     number_task = NumberTask("epoch_orders", _orders, _wrong_orders, form)
     judge_samples(ranks, report, number_task, calls, calls[::3], _unused_by_epochs)

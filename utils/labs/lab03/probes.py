@@ -6,6 +6,7 @@ loss and an accuracy for each epoch.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from unittest import mock
 
@@ -48,6 +49,7 @@ def step_model(seed: int, kind: str) -> nn.Sequential:
     model = small_models.net(seed, (6, 6, 6, 4) if kind == "tied" else widths(seed))
     if kind == "frozen":
         model[1].bias.requires_grad_(False)
+        model[2].eval()  # only this layer
     elif kind == "tied":
         model[3].weight = model[1].weight
     elif kind == "evaluating":
@@ -114,13 +116,15 @@ def probe_sync(
     """
     function = answer_named(user_ns, "replicas_in_sync")
     answers = []
+    first, *middle, last = widths(seed)  # 3.weight has more than 256 numbers
+    model = small_models.net(seed, (first, *(width + 10 for width in middle), last))
+    model[1].bias.requires_grad_(False)
+    if not named:
+        in_double(model)
+    model.register_buffer("mean", torch.full((3,), float(rank)))  # a buffer, not a parameter
+    healthy = copy.deepcopy(model.state_dict())
     for damage in damages:
-        first, *middle, last = widths(seed)  # 3.weight has more than 256 numbers
-        model = small_models.net(seed, (first, *(width + 10 for width in middle), last))
-        model[1].bias.requires_grad_(False)
-        if not named:
-            in_double(model)
-        model.register_buffer("mean", torch.full((3,), float(rank)))  # a buffer, not a parameter
+        model.load_state_dict(healthy)
         _spoil(model, *damage)
         before = small_models.weights_of(model).view(torch.int32)
         result, calls = recorded(function, model, **named)
@@ -173,6 +177,7 @@ def probe_average(
     model[5].shared = model[1].weight  # as two layers that share one weight
     for k, count in enumerate(counts):
         model.zero_grad()
+        model.train(k == 0)
         _fill_gradients(model, drawn_gradient(seed + 10 * k, count), all_used=k > 0)
         before = small_models.weights_of(model)
         had = [p for p in model.parameters() if p.grad is not None]

@@ -38,6 +38,7 @@ def cases(seed: int) -> list[dict]:
         cases.append((sizes, draw.randint(400, 1500), draw.randint(60, 300)))
     cases.append(([100, 100, 200, 200, 300, 50], 400, 200))
     cases += [([40, 900, 40, 40], 400, 1000), ([8], 1000, 1000), ([], 1000, 1000)]
+    cases.append(([100, 100, 400, 4], 400, 200))  # one small gradient is left
     # With DDP's own caps, a bucket holds many gradients.
     large = [draw.randint(1, draw.choice((100, 10_000, 2_000_000))) for _ in range(300)]
     cases.append((large, 25 * 2**20, 2**20))

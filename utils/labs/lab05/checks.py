@@ -212,10 +212,12 @@ def _numbers(result: Any, count: int | None = None) -> bool:
 @task("5.2", "speedup with its uncertainty", points=2)
 def speedup_band(ranks: Ranks, report: Report) -> None:
     """Check the ratio of medians, the ends from opposite quartiles, and the efficiency."""
-    cases = [case for trial in range(3) for case in _speedup_cases(report.seed, trial)]
+    cases = [case for trial in range(len(SIZES)) for case in _speedup_cases(report.seed, trial)]
+    few = (_quartiles(FEW[0]) / _quartiles(FEW[1])[::-1]).tolist()
+    cases.append(Case("speedup_band", FEW, few, (), "three numbers: (low, middle, high)"))
     if not judge_calls(ranks, report, cases):
         return
-    bands = cases[::2]  # every second case is about efficiency
+    bands = [case for case in cases if case.name == "speedup_band"]
     expected = [case.right for case in bands]
     kept = (
         "speedup_band doesn't notice that a list has new times. Compute the quartiles in each "
@@ -225,9 +227,15 @@ def speedup_band(ranks: Ranks, report: Report) -> None:
         report.facts(answer.rank, {kept: not same(answer.value, expected)})
 
 
+#: How many times on one rank and on several, odd and even; a baseline has as many times as another.
+SIZES = ((7, 5), (8, 9), (10, 6), (7, 8))
+#: Three rounds of parts of a millisecond.
+FEW = [[3.1e-4, 2.9e-4, 4.4e-4], [1.5e-4, 1.1e-4, 1.2e-4]]
+
+
 def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
     """Yield calls of speedup_band and efficiency with made-up times."""
-    sizes = ((7, 5), (8, 9), (10, 6))[trial]  # odd and even
+    sizes = SIZES[trial]
     chance = np.random.default_rng([seed, trial])
     alone, together = (
         (least + chance.gamma(2, spread, size)).round(3)
@@ -237,7 +245,7 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
         times[:3] = times.max()  # clocks are coarse, so times may repeat
         times[3] = 5 * times.max()  # a disturbed round counts, too
         chance.shuffle(times)
-    p = int((1, *chance.integers(2, 200, 2))[trial])
+    p = int((1, *chance.integers(2, 200, 3))[trial])
     speedup = round(float(chance.uniform(1, 4)), 3)
     band = (_quartiles(alone) / _quartiles(together)[::-1]).tolist()
     arguments = [alone.tolist(), together.tolist()]
@@ -256,7 +264,7 @@ def _speedup_cases(seed: int, trial: int) -> Iterator[Case]:
 _MEDIANS = (statistics.median_low, statistics.median_high)
 
 
-def _quartiles(times: np.ndarray) -> np.ndarray:
+def _quartiles(times: np.ndarray | list[float]) -> np.ndarray:
     """Return q25, the median and q75."""
     return np.percentile(times, [25, 50, 75])
 
@@ -301,8 +309,9 @@ def predict_step(ranks: Ranks, report: Report) -> None:
 
 
 def _ring_cases(chance: random.Random) -> Iterator[Case]:
-    for p in (4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)):
-        n = chance.randrange(4, 10**7, 4)
+    sizes = [chance.randrange(4, 10**7, 4) for _ in range(4)]
+    ranks = 4, chance.randrange(5, 40), 2, 1, chance.randrange(100, 500)
+    for p, n in zip(ranks, (*sizes, sizes[0]), strict=True):
         right = [2 * (p - 1), 2 * (p - 1) / p * n]
         yield Case("ring", [p, n], right, _wrong_rings(p, n, *right), "(messages, sent)", "p n")
 
@@ -321,6 +330,9 @@ def _step_cases(chance: random.Random) -> Iterator[Case]:
         latency = chance.uniform(0.05, 0.2)
         arguments: list[Any] = [compute, sizes, p, latency, slow * chance.uniform(1, 4)]
         yield Case("predict_step", arguments, *_steps(*arguments), "the seconds of a step")
+    # A step of less than a millisecond.
+    quick = [2e-4, [4000, 80, 4000], 3, 1.5e-5, 1e9]
+    yield Case("predict_step", quick, *_steps(*quick), "the seconds of a step")
 
 
 def _wrong_rings(p: int, n: int, messages: int, sent: float) -> list[Mistake]:

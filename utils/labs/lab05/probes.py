@@ -114,12 +114,13 @@ def probe_bands(user_ns: dict, *, rank: int, trials: list) -> list:
 
 def probe_law(user_ns: dict, *, rank: int, law: str, ps: list, serial: float, times: list) -> dict:
     """Return a law at one p and at several, and the fit of this law."""
-    function = reading_answer(user_ns, law)
+    function, fit = (reading_answer(user_ns, name) for name in (law, f"fit_{law}"))
+    fit(list(ps), [1.5 * times[0], *times[1:]])  # another program, which leaves nothing behind
     return {
         "one": told(function(ps[-1], serial)),
         "array": told(function(np.array(ps, float), serial)),
         "whole": told(function(np.array(ps), serial)),
-        "fit": told(reading_answer(user_ns, f"fit_{law}")(list(ps), list(times))),
+        "fit": told(fit(list(ps), list(times))),
     }
 
 

@@ -45,6 +45,8 @@ def cost(ranks: Ranks, report: Report) -> None:
     draw = random.Random(report.seed)
     # Two ranks come last, because many mistakes lead to the same numbers there.
     sizes = [5, 4, 3, 8, draw.choice((12, 20, 33, 64)), draw.randrange(600, 1500), 2]
+    # The first number of ranks comes again, with another number of bytes.
+    sizes.append(sizes[0])
     cases = [[name, p, 4 * p * draw.randint(10, 999)] for name in ALGORITHMS for p in sizes]
     calls = [["cost", case] for case in cases]
     for answer in report.answers(ranks, probe_calls, calls=calls):

@@ -58,6 +58,7 @@ def uplink_bytes(ranks: Ranks, report: Report) -> None:
     shapes += [(7, 1), (5, 5)]
     # So many bytes that a number of gigabytes is not rounded to 0.
     cases = [[name, p, k, p * draw.randint(20, 99) * 10**6] for name in UPLINKED for p, k in shapes]
+    cases += [[name, 24, k, 24 * 10**8] for name in UPLINKED for k in (4, 8)]
     calls = [[p, k, n, name] for name, p, k, n in cases]
     for answer in report.answers(ranks, probe_bytes, calls=calls):
         judge_each(report, answer.rank, cases, answer.value, _uplink)

@@ -205,6 +205,11 @@ def serve(ranks: Ranks, report: Report) -> None:
         judge = functools.partial(_first_come, why)
         if not judge_server(ranks, report, "serve", jobs, judge, [bound], hint):
             return
+    # Worker 1 leaves without a gradient, and only when worker 2 waits for it.
+    jobs = [(1, 0, 0, (), 2), (2, 5, 0, (1, 2), None)]
+    hint = "When a worker has left, look at the waiting workers again. "
+    judge = functools.partial(_first_come, functools.partial(_why_out_of_bound, 1))
+    judge_server(ranks, report, "serve", jobs, judge, [1], hint)
 
 
 def _why_out_of_bound(bound: float, replay: Replay) -> str | None:

@@ -69,7 +69,8 @@ class Job:
         looks: how often it looks for new weights before it pushes a gradient. This takes time, in
             which other workers continue.
         tells: a rank and a number: after so many gradients, it sends this rank a signal.
-        awaits: a rank: it pushes no gradient before this rank's signal, unless it never comes.
+        awaits: a rank: before this rank's signal it pushes no gradient, and doesn't leave, unless
+            the signal never comes.
     """
 
     worker: int
@@ -99,6 +100,8 @@ def _toy_worker(seed: int, workers: int, job: Job) -> list[list[float]]:
             dist.send(torch.ones(1), job.tells[0], tag=SIGNAL)
     request.wait()
     came.append(weights.tolist())
+    if not job.steps and signal is not None:
+        _look(signal, MOST_LOOKS)
     dist.send(torch.zeros(1), SERVER)
     if signal is not None:
         signal.wait()
@@ -320,9 +323,11 @@ class Others:
         self.seed = seed
         self.left = steps
         self.computed = 0
+        self.seen: list[list[float]] = []
 
     def more(self) -> bool:
         """Return whether there is another step; if so, other ranks first add to the weights."""
+        self.seen.append(self.shared.tolist())
         self.left -= 1
         if self.left >= 0:
             self.shared += of_others(self.seed + 400, self.computed, len(self.shared))
@@ -361,11 +366,14 @@ def probe_hogwild(user_ns: dict, *, rank: int, seed: int, rate: float, steps: in
     """Call `hogwild` on memory to which others write as well."""
     shared = numbers(seed, 3 + steps)
     others = Others(shared, seed, steps)
+    memory = shared.data_ptr()
     function = answer_named(user_ns, "hogwild")
-    with Overwritten(shared.data_ptr()) as overwritten:
+    with Overwritten(memory) as overwritten:
         _, calls = recorded(function, shared, others.compute, rate, others.more)
     return {
         "overwritten": overwritten.found,
+        "moved": shared.data_ptr() != memory,
+        "seen": others.seen,
         "weights": shared,
         "computed": others.computed,
         "calls": calls,

@@ -62,7 +62,16 @@ def _alone_on_shared(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     }
     what = "the final shared weights"
     yield value(answer.value["weights"], after(), table(wrong), what=what)
-    yield facts({_OVERWRITTEN: answer.value["overwritten"]})
+    yield facts({
+        _OVERWRITTEN: answer.value["overwritten"],
+        "You gave shared new memory, so other ranks don't see it. Change it in place": (
+            answer.value["moved"]
+        ),
+    })
+    at_once = [after(taken=k) for k in range(steps + 1)]
+    said = "Other ranks didn't see your steps at once. Take each on shared before you ask more()"
+    about = {"what": "the shared weights each time that more() is called"}
+    yield value(answer.value["seen"], at_once, [Mistake(lambda _: True, said)], **about)
 
 
 _OVERWRITTEN = (
@@ -72,11 +81,17 @@ _OVERWRITTEN = (
 
 
 def _after_hogwild(
-    seed: int, rate: float, steps: int, mistake: str = "", factor: float = 1.0
+    seed: int,
+    rate: float,
+    steps: int,
+    mistake: str = "",
+    factor: float = 1.0,
+    taken: int | None = None,
 ) -> list[float]:
-    """Return the final content of the memory, for a right answer or after a mistake.
+    """Return the content of the memory in the end, for a right answer or after a mistake.
 
     Args:
+        taken: the steps taken so far; all of them by default.
         mistake: "back" writes back a copy without others' updates; "first" computes all gradients
             at the start; "early" reads the weights before it asks more(); "once" takes one step;
             "late" takes all steps at the end.
@@ -85,7 +100,7 @@ def _after_hogwild(
     start = numbers(seed, 3 + steps)
     shared = start.clone()
     owed = 0
-    for k in range(steps):
+    for k in range(steps if taken is None else taken):
         before = shared.clone()
         shared += of_others(seed + 400, k, len(start))
         read = shared.clone()

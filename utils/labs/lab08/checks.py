@@ -291,8 +291,7 @@ def _in_rounds(answer: GroupAnswer, texts: dict[str, str], **outer: float) -> It
     why = f" in {_length(case)} (one after every τ steps, and one at the end)"
     always = (only("all_reduce"), inside(answer.members))
     count = made("all_reduce", _rounds(case), why)
-    first = answer.value["calls of a first time"]
-    for calls in [first, _calls(answer)] if first else [_calls(answer)]:
+    for calls in (answer.value["calls of a first time"], _calls(answer)):
         yield communication(calls, *always, count, sized(case), waited)
     yield _gradients(answer)
     replay = replay_of(replays.local_replayed, answer, case["steps"], case["tau"], **outer)
@@ -347,7 +346,10 @@ def _outer_steps(result: dict[str, Any], cases: list[tuple]) -> Iterator[Step]:
         yield value(moved, right, mistakes, what=name, form="two tensors", tolerance=exact)
     for case, kinds in zip(cases, result["kinds"], strict=True):
         yield other_dtype(kinds, case[0].dtype)
-    yield facts({"outer_step changed one of its arguments. Make new tensors": result["changed"]})
+    yield facts({
+        "outer_step changed one of its arguments. Make new tensors": result["changed"],
+        "outer_step returned one of its arguments. Return new tensors": result["old"],
+    })
 
 
 def _wrong_outer_steps(case: tuple) -> list[Mistake]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -20,20 +18,39 @@ from utils.checks.probe import answer_named, numbers, plays_a_part, recorded, to
 
 
 def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
-    """Call both rules in every case; return the two new ends, and which arguments changed."""
+    """Call both rules in every case; return the two new ends, and which arguments changed.
+
+    "old" says whether a result uses the memory of an argument or of an earlier result.
+    """
     worker, center = (answer_named(user_ns, name) for name in ("move_worker", "move_center"))
     results: dict = {}
+    earlier: list[Any] = []
     for case, arguments in move_cases(seed).items():
         moved, kinds = [], []
-        changed = set()
-        for function, names in ((worker, ["w", "center", "gradient"]), (center, ["center", "w"])):
-            copies = {name: arguments[name].clone() for name in names}
-            result = function(*copies.values(), arguments["eta"], arguments["rho"])
-            moved.append(told(result))
-            kinds.append(str(getattr(result, "dtype", "")))
-            changed |= {name for name in names if not torch.equal(copies[name], arguments[name])}
-        results[case] = {"moved": moved, "kinds": kinds, "changed": sorted(changed)}
+        changed: set[str] = set()
+        old = False
+        at_rest = arguments | {"center": arguments["w"], "gradient": 0 * arguments["w"]}
+        for given in (arguments | {"eta": 0.0}, at_rest, arguments):
+            moved, kinds = [], []
+            for function, names in (
+                (worker, ["w", "center", "gradient"]),
+                (center, ["center", "w"]),
+            ):
+                copies = {name: given[name].clone() for name in names}
+                result = function(*copies.values(), given["eta"], given["rho"])
+                old |= any(in_one_memory(result, one) for one in (*copies.values(), *earlier))
+                earlier.append(result)
+                moved.append(told(result))
+                kinds.append(str(getattr(result, "dtype", "")))
+                changed |= {name for name in names if not torch.equal(copies[name], given[name])}
+        results[case] = {"moved": moved, "kinds": kinds, "changed": sorted(changed), "old": old}
     return results
+
+
+def in_one_memory(one: Any, other: Any) -> bool:
+    """Return whether two results are tensors whose first numbers are in one place."""
+    are_tensors = isinstance(one, Tensor) and isinstance(other, Tensor)
+    return are_tensors and one.data_ptr() == other.data_ptr()
 
 
 def move_cases(seed: int) -> dict[str, dict[str, Any]]:
@@ -93,18 +110,24 @@ def probe_run(
     together = name in ("local_sgd", "diloco")
     if size == 1 and not together:
         return None
-    mine = start(seed)
-    toy = Toy(valley, len(mine), _looks())
-    gradient = _held(toy, place, steps, group) if held and size > 2 else toy
     moves = rates(seed)[:1] if together else rates(seed)
-    arguments = (mine, gradient, steps, *([tau] if tau else []), *moves, *last.values())
-    if place == 0 and name.startswith("work"):
-        exchanges = (size - 1) * rounds(steps, tau)
-        if name == "work_with_momentum":
-            return {"order": _served(mine, exchanges, moves, group)}
-        name = "serve"
-        arguments = (mine, exchanges, *moves)
-    return _called(user_ns, name, arguments, toy, keywords(partition, group))
+
+    def play(first: int, valley: int, held: bool) -> dict[str, Any]:
+        mine = start(first, like=seed)
+        toy = Toy(valley, len(mine), _looks())
+        gradient = _held(toy, place, steps, group) if held and size > 2 else toy
+        arguments = (mine, gradient, steps, *([tau] if tau else []), *moves, *last.values())
+        called = name
+        if place == 0 and name.startswith("work"):
+            exchanges = (size - 1) * rounds(steps, tau)
+            if name == "work_with_momentum":
+                return {"order": _served(mine, exchanges, moves, group)}
+            called, arguments = "serve", (mine, exchanges, *moves)
+        return _called(user_ns, called, arguments, toy, keywords(partition, group))
+
+    before = play(seed + 1, valley + 1, held=False)  # leaves nothing for the next call
+    both = {"calls of a first time": before["calls"]} if together else {}
+    return play(seed, valley, held) | both
 
 
 def _called(
@@ -122,11 +145,7 @@ def _called(
     right = {"move_worker": moved_worker, "move_center": moved_center}
     if name == "diloco":
         right = {"outer_step": moved_outer}
-    first: list = []
     with mock.patch.dict(user_ns, right):
-        if name == "diloco":  # a first call must not leave anything for the next one
-            called = functools.partial(function, note=lambda _: None, **named)
-            first = recorded(called, *copy.deepcopy(arguments))[1]
         result, calls = recorded(function, *arguments, note=note, **named)
     return {
         "result": told(result),
@@ -134,7 +153,6 @@ def _called(
         "at": toy.at,
         "seen": toy.seen,
         "changed": not torch.equal(mine, before),
-        "calls of a first time": first,
         "calls": calls,
     }
 
@@ -259,7 +277,7 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
     """Call `outer_step` with three kinds of rates and momenta."""
     function = answer_named(user_ns, "outer_step")
     results, kinds = [], []
-    changed = False
+    changed = old = False
     for *tensors, rate, mom in outer_cases(seed):
         before = [tensor.clone() for tensor in tensors]
         moved = function(*tensors, rate, mom)
@@ -268,7 +286,8 @@ def probe_outer(user_ns: dict, *, rank: int, seed: int) -> dict:
         results.append([told(tensor) for tensor in moved])
         kinds.append([str(getattr(tensor, "dtype", "")) for tensor in moved])
         changed |= not all(map(torch.equal, before, tensors))
-    return {"moved": results, "kinds": kinds, "changed": changed}
+        old |= any(in_one_memory(one, tensor) for one in moved for tensor in tensors)
+    return {"moved": results, "kinds": kinds, "changed": changed, "old": old}
 
 
 def outer_cases(seed: int) -> list[tuple]:

@@ -83,7 +83,8 @@ def _moves(cases: dict[str, dict[str, Any]], results: dict[str, Any]) -> Iterato
 def _unchanged(result: dict[str, Any]) -> Step:
     changed = result["changed"]
     text = f"You changed {', '.join(changed)}. Return a new tensor, and leave arguments as they are"
-    return facts({text: changed})
+    old = "A result is in the memory of an argument or of an earlier result. Return a new tensor"
+    return facts({text: changed, old: result["old"]})
 
 
 def _conserved(arguments: dict[str, Any], result: dict[str, Any]) -> Iterator[Step]:

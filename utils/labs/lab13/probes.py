@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from utils.checks.draws import across
 from utils.checks.groups import Group, in_group, keywords
 from utils.checks.probe import answer_named, kept, reading_answer, recorded, told
 
@@ -190,7 +191,7 @@ class Survivor:
             torch.randn(n, generator=generator, dtype=kind)
             for kind in (torch.float32, torch.float64)
             for n in (5, 3, 4, 2)
-        ]
+        ] + [torch.randn(6, generator=generator)[::2]]
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the weights, then the momentum."""
@@ -232,11 +233,16 @@ def probe_mean(
 
 
 def model_of(seed: int) -> nn.Module:
-    """Return a model with the gradient of a rank's samples, drawn from the seed."""
+    """Return a model with the gradient of a rank's samples, drawn from the seed.
+
+    Two layers have the same weights, and gradients of matrices aren't contiguous.
+    """
     generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.Linear(2, 1))
+    first, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    other.weight = first.weight
+    model = nn.Sequential(first, nn.LayerNorm(2), nn.Linear(2, 3), other, nn.Linear(2, 1))
     for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = across(torch.randn(parameter.shape, generator=generator))
     return model
 
 

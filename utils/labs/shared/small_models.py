@@ -74,7 +74,7 @@ SWITCHED = "You switched the model to another mode. Leave train() and eval() to 
 def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
     """Take a step; return its loss, the weights after it, the model's samples, and the calls."""
     images, labels = batch
-    before, mode = weights_of(model), model.training
+    before, modes = weights_of(model), [module.training for module in model.modules()]
     steps: list[str] = []
     noted = optimizer.register_step_pre_hook(
         lambda *_: steps.append(fingerprint(gradient_of(model)))
@@ -87,7 +87,7 @@ def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, b
         "loss": one_number(told(loss)),
         "weights": weights_of(model),
         "moved": not torch.equal(before, weights_of(model)),
-        "switched": model.training is not mode,
+        "switched": modes != [module.training for module in model.modules()],
         "steps": len(steps),
         "stepped": steps,
         "passes": passes,

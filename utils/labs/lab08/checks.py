@@ -73,15 +73,8 @@ def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     turns = [1 + t % (len(members) - 1) for t in range(answer.case["steps"])]
     times = turns.count(answer.place)
-    yield communication(
-        _calls(answer),
-        only("send", "recv"),
-        inside(members),
-        _turns(members, [0] * times if answer.place else turns),
-        sized(answer.case),
-        waited,
-        _in_line(answer, times),
-    )
+    order = _turns(members, [0] * times if answer.place else turns)
+    yield _messages(answer, order, _in_line(answer, times))
 
 
 def _round_robin_weights(answer: GroupAnswer) -> Iterator[Step]:
@@ -189,7 +182,8 @@ def _replay_in_order(answer: GroupAnswer, order: list[int], **momentum: float) -
 def _messages(answer: GroupAnswer, *rules: Rule) -> Step:
     """Return the step that a rank exchanges whole weights in its group, and keeps the rules."""
     always = (only("send", "recv"), inside(answer.members), sized(answer.case), waited)
-    return communication(_calls(answer), *always, *rules)
+    first = communication(answer.value["calls of a first time"], *always)
+    return each_of([first, communication(_calls(answer), *always, *rules)])
 
 
 def _exchanges(answer: GroupAnswer) -> Step:

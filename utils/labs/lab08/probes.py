@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from utils.checks.groups import Group, Partition, in_group, keywords
-from utils.checks.probe import answer_named, numbers, plays_a_part, recorded, told
+from utils.checks.probe import also_calls, answer_named, numbers, plays_a_part, recorded, told
 
 # -- rules -----------------------------------------------------------------------------------------
 
@@ -79,6 +79,7 @@ def move_cases(seed: int) -> dict[str, dict[str, Any]]:
 SIGNAL = 808
 
 
+@also_calls("barrier")
 @plays_a_part("recv", "send")
 @in_group
 def probe_run(
@@ -126,8 +127,9 @@ def probe_run(
         return _called(user_ns, called, arguments, toy, keywords(partition, group))
 
     before = play(seed + 1, valley + 1, held=False)  # leaves nothing for the next call
-    both = {"calls of a first time": before["calls"]} if together else {}
-    return play(seed, valley, held) | both
+    dist.barrier(group=group)  # or a master would serve a worker's second call in its first
+    after = play(seed, valley, held)
+    return after | ({"calls of a first time": before["calls"]} if "calls" in before else {})
 
 
 def _called(

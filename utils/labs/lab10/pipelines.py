@@ -61,7 +61,8 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
     sides = messages(*((op, peer) for op, peer, *_ in traffic), in_order=False)
     sizes = _bytes(traffic, {n}, BYTES // 2 if answer.case["single"] else BYTES)
     always = (only("send", "recv"), inside(members))
-    yield communication(result["calls"], *always, sides, sizes, waited)
+    for calls in (result["calls of the earlier one"], result["calls"]):
+        yield communication(calls, *always, sides, sizes, waited)
     order = " ".join(result["events"]) or "nothing"
     yield facts({
         f"{where}: Your stage ran {order}, expected one forward and one backward": (

@@ -28,7 +28,9 @@ def probe_naive(
     function = reading_answer(user_ns, "train_naively")
     marks = answer_named(user_ns, "marks")
     place, p = dist.get_rank(group), dist.get_world_size(group)
+    calls: list[dict] = []
     for minibatch in (seed + 1, seed):  # an earlier one may leave nothing behind
+        earlier = calls
         piece = Piece(seed, place, p)
         x, labels = drawn(minibatch, n)
         if single:
@@ -42,6 +44,7 @@ def probe_naive(
         "times": piece.log.times,
         "loss": number(loss),
         "calls": calls,
+        "calls of the earlier one": earlier,
         "gradient": gradient_of(piece),
         "events": piece.log.events,
     }

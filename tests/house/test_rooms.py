@@ -70,7 +70,7 @@ BUDGETS = {
     "labs/lab07": 1970,
     "labs/lab08": 1470,
     "labs/lab09": 1910,
-    "labs/lab10": 1480,
+    "labs/lab10": 1500,
     "labs/lab11": 3590,
     "labs/lab12": 1930,
     "labs/lab13": 2000,

@@ -552,7 +552,7 @@ def test_weights_of_an_earlier_training_are_refused(tmp_path, standin_images):
     entry = judged(tmp_path, Ended(0, "", "", 1.0), **found)
     assert entry.problem.startswith(
         "The weights reached 100.0 % when all ranks together had computed gradients of 24 images. "
-        "The harness knows no training that gets there with less than 3,500"
+        "The harness knows no training that gets there with fewer than 3,500"
     )
 
 

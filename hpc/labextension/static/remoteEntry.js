@@ -19,7 +19,10 @@
   const follow = context => {
     if (followed.has(context)) return;
     followed.add(context);
-    context.saveState.connect((_, state) => saving[state === "started" ? "add" : "delete"](context));
+    context.saveState.connect((_, state) => {
+      if (state === "started") saving.add(context);
+      else saving.delete(context);
+    });
   };
 
   // Save the documents in the main area that were changed and can be written.

@@ -74,13 +74,13 @@ def _ping_pong_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     if answer.rank == 0:
         latency, bandwidth, share = case["wire"]
         rounds = sum(call["op"] == "send" for call in answer.value["calls"])
+        true = latency + case["nbytes"] / bandwidth
         counted = range(max(0, rounds - case["repeats"]), rounds)
-        middle = statistics.median(disturbance(case["factors"], k) for k in counted)
-        expected = middle * (latency + case["nbytes"] / bandwidth)
-        mistakes = _wrong_times(expected, case["factors"], share, rounds, case["repeats"])
+        expected = true * statistics.median(disturbance(case["factors"], k) for k in counted)
+        mistakes = _wrong_times(true, case["factors"], share, rounds, case["repeats"])
         if (case["nbytes"], case["repeats"]) == PLAYS[AGAIN]:
             remembered = _median_with_earlier_rounds(case["factors"], rounds, case["repeats"])
-            mistakes.insert(0, Mistake(remembered * expected, REMEMBERED))
+            mistakes.insert(0, Mistake(remembered * true, REMEMBERED))
         what = f"ping_pong({case['nbytes']}, {case['repeats']}), seconds on the emulated wire"
         seconds = answer.value["seconds"]
         yield value(seconds, expected, mistakes, what=what, form="seconds", tolerance=0.05)
@@ -126,19 +126,22 @@ def _wrong_times(
     """Return what likely mistakes give for so many rounds on a wire."""
     took = [disturbance(factors, k) for k in range(rounds)]
     counted = took[-repeats:]
+    middle = statistics.median(counted)
     mean = statistics.mean(counted)
     fewer = statistics.mean(sorted(counted)[:-1])
     median = "Use the median, so that one disturbed round does not count"
     back = "Stop the clock when the ball is back, and return half of the time"
     measured = {
-        "You returned the whole round trip. Divide it by 2": 2.0,
-        "You halved the time once too often. A message takes half of the round trip": 0.5,
-        f"You measured the time of send alone, which ends before the message arrives. {back}": (
-            2 * share
+        "You returned the whole round trip. Divide it by 2": 2 * middle,
+        "You halved the time once too often. A message takes half of the round trip": (
+            0.5 * middle
         ),
-        f"You returned half of the time of send alone. {back}": share,
-        f"You returned half of the time of recv alone. {back}": 1 - share,
-        f"You measured the time of recv alone. {back}": 2 - 2 * share,
+        f"You measured the time of send alone, which ends before the message arrives. {back}": (
+            2 * share * middle
+        ),
+        f"You returned half of the time of send alone. {back}": share * middle,
+        f"You returned half of the time of recv alone. {back}": (1 - share) * middle,
+        f"You measured the time of recv alone. {back}": 2 * (1 - share) * middle,
         f"You returned the mean of the rounds. {median}": mean,
         f"You returned the mean without the slowest round. {median}": fewer,
         f"You returned the harmonic mean of the rounds. {median}": statistics.harmonic_mean(

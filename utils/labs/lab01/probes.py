@@ -194,8 +194,8 @@ def _slow_wire(
             clock.advance(part * factor * (latency + tensors[0].nbytes / bandwidth))
             look()
             if name == "send":
-                ball = tensors[0].detach().view(-1).view(torch.uint8)[:8]
-                ball.copy_(torch.tensor([stamp]).view(torch.uint8)[: len(ball)])
+                row = _first_bytes(tensors[0])
+                row.copy_(torch.tensor([stamp]).view(torch.uint8)[: len(row)])
             else:
                 received[:] = tensors
             return call(tensors, *args)
@@ -210,8 +210,13 @@ def _slow_wire(
 
 def _stamp_of(ball: torch.Tensor) -> torch.Tensor:
     """Return the first eight bytes as a number; 0 for a shorter ball."""
-    row = ball.detach().reshape(-1).view(torch.uint8)
-    return row[:8].clone().view(torch.int64) if len(row) >= 8 else torch.zeros(1, dtype=torch.int64)
+    row = _first_bytes(ball)
+    return row.clone().view(torch.int64) if len(row) == 8 else torch.zeros(1, dtype=torch.int64)
+
+
+def _first_bytes(ball: torch.Tensor) -> torch.Tensor:
+    """Return a view of the first eight bytes, uint8 [8] or shorter."""
+    return ball.detach().reshape(-1).view(torch.uint8)[:8]
 
 
 def probe_fit(user_ns: dict, *, rank: int, sizes: list, times: list) -> object:

@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset
 
 from utils import data
-from utils.checks.draws import drawn
+from utils.checks.draws import across, drawn
 from utils.checks.groups import in_group
 from utils.checks.probe import answer_named, in_double, recorded, told
 from utils.labs.shared import small_models
@@ -198,7 +198,7 @@ def _fill_gradients(model: nn.Sequential, values: torch.Tensor, all_used: bool) 
     for parameter in model.parameters():
         if parameter.requires_grad and (all_used or parameter is not model[3].bias):
             own = values[: parameter.numel()].view_as(parameter).to(parameter.dtype)
-            parameter.grad = own.t().contiguous().t() if own.ndim == 2 else own
+            parameter.grad = across(own)
             values = values[parameter.numel() :]
 
 

@@ -26,7 +26,6 @@ def probe_moves(user_ns: dict, *, rank: int, seed: int) -> dict:
     results: dict = {}
     earlier: list[Any] = []
     for case, arguments in move_cases(seed).items():
-        moved, kinds = [], []
         changed: set[str] = set()
         old = False
         at_rest = arguments | {"center": arguments["w"], "gradient": 0 * arguments["w"]}
@@ -129,7 +128,9 @@ def probe_run(
     before = play(seed + 1, valley + 1, held=False)  # leaves nothing for the next call
     dist.barrier(group=group)  # or a master would serve a worker's second call in its first
     after = play(seed, valley, held)
-    return after | ({"calls of a first time": before["calls"]} if "calls" in before else {})
+    if "calls" in before:
+        after["calls of a first time"] = before["calls"]
+    return after
 
 
 def _called(

@@ -58,11 +58,14 @@ def _logs(seed: int) -> list[tuple[str, dict | None]]:
     def add(log: str, rank: int, signal: int | None) -> None:
         logs.append((log, {"rank": rank, "signal": signal}))
 
-    pids = (10, 99), (10_000, 99_999), (1_000_000, 4_000_000)
-    for (signal, breaks), most in zip(((9, 1.0), (11, 0.0), (15, 0.3)), pids, strict=True):
+    for signal, breaks, pids in (
+        (9, 1.0, (10, 99)),
+        (11, 0.0, (10_000, 99_999)),
+        (15, 0.3, (1_000_000, 4_000_000)),
+    ):
         # The first rank has two digits, so that its first digit alone is another rank.
         rank = draw.randrange(2 if logs else 10, 30)
-        pid = draw.randrange(*most)
+        pid = draw.randrange(*pids)
         others = [r for r in range(30) if r not in (rank, rank // 10)]
         waiting = sorted(draw.sample(others, 3))
         survivors = _survivors_say(rank, pid, waiting, draw.randrange(10, 90))

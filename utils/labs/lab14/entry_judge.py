@@ -221,7 +221,7 @@ def _unexplained(curve: Iterable[tuple[float, float]], clock: Clock) -> str:
             return (
                 f"The weights reached {100 * right:.1f} % when all ranks together had computed "
                 f"gradients of {images:,} images. The harness knows no training that gets there "
-                f"with less than {least:,}, so it takes these weights for another training's"
+                f"with fewer than {least:,}, so these weights seem to come from another training"
             )
     return ""
 

@@ -65,14 +65,14 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
     last = text[:, -pieces[-1] :]
     again = told(forward(model, last, copied(cache, -pieces[-1]))) if whole else None
     generate, generated = reading_answer(user_ns, "generate"), []
-    for prompt in prompts_of(seed, samples, pieces):
+    prompts = prompts_of(seed, samples, pieces)
+    for prompt in prompts:
         rows[:], passes[:] = [0.0], []
         tokens, calls = recorded(generate, model, prompt, new)
         generated.append([told_tokens(tokens), sum(rows) / samples, passes[:1]])
     for hook in hooks:
         hook.remove()
-    prompt = prompts_of(seed, samples, pieces)[0]
-    of_another = told_tokens(generate(saying_zero(seed + 1, prompt), prompt, new))
+    of_another = told_tokens(generate(saying_zero(seed + 1, prompts[0]), prompts[0], new))
     return {
         "steps": [[told(logits), number(length), *counts] for logits, _, length, *counts in steps],
         "again": again,

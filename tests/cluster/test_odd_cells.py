@@ -65,6 +65,16 @@ CELLS = {
     "shows what was late": ("%%px\nthread.join()", ""),
     "is captured": ("%%capture out\n%%px\nprint('captured')", ""),
     "was captured": ("print(out.stdout)", "[stdout:1] \ncaptured"),
+    "somebody is present": (
+        "from utils.cluster import live_line\nfrom utils.figures import audience\n"
+        "live_line.AFTER, audience.is_present = 0, lambda: True",
+        "",
+    ),
+    "clears below a live line": (
+        "%%px\nfor k in range(3):\n    clear_output(wait=True)\n    print('step', k)\n"
+        "import time\ntime.sleep(0.3)\nprint('end')\n'value'",
+        "step 2\nend",
+    ),
     "after": ("%%px\nprint('still', mpi_rank)", "still 1"),
 }
 
@@ -102,6 +112,9 @@ def text_of(output: nbformat.NotebookNode) -> str:
 def test_only_what_was_not_cleared_or_updated_is_still_there(shown):
     assert "step" not in shown["clears"]
     assert "old" not in shown["updates"]
+    below = shown["clears below a live line"]  # which itself is cleared at the end
+    assert "step 0" not in below, below
+    assert below.count("'value'") == 2, below
     assert shown["asks for help"].count("Prints the values") == 1
 
 

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -90,6 +91,18 @@ class Lab:
             self.run(code)
         for code in self.after.values():
             self.run(code)
+        self._known = {name for names in self._namespaces() for name in names}
+
+    def _namespaces(self) -> list[dict[str, Any]]:
+        """The names on each rank; none where ranks are processes."""
+        return self.ranks.user_ns if isinstance(self.ranks, LocalRanks) else []
+
+    def forget(self) -> None:
+        """Remove the names that an answer has added: the next answer may call another thing so."""
+        for names in self._namespaces():
+            for name in names.keys() - self._known:
+                if not name.startswith("_"):
+                    del names[name]
 
     def run(self, code: str) -> None:
         """Run a cell on every rank; raises what it raises there."""
@@ -136,6 +149,7 @@ class Lab:
         if again:
             passed, printed = verdict(self.checks[task], self.ranks)
             assert passed, f"after that answer the solution does not pass any more: {printed}"
+        self.forget()
         return told
 
 

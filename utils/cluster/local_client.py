@@ -146,7 +146,7 @@ class LocalClient(ABC):
         """Return what collects the output for a request."""
 
         def show(kind: str, content: dict[str, Any]) -> None:
-            if future.iopub_callbacks:
+            if future.iopub_callbacks or not future.done():
                 header = {"msg_type": kind}
                 parent = {"msg_id": future.msg_id}
                 message = {"header": header, "parent_header": parent, "content": content}

@@ -11,7 +11,8 @@ import io
 import math
 import re
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from time import monotonic  # by name, because a rank inside the kernel may replace it
 from typing import TYPE_CHECKING, Any
 
@@ -135,32 +136,41 @@ class RanksMagics(ParallelMagics):
         stream = self.stream_output if stream_output is None else stream_output
         stream = stream and not _is_captured()
         live = self._live_line() if self._alone else None
-        with stop_button() as presses:
-            result = super().parallel_execute(cell, block=False, save_name=save_name)
-            with self._streamed(result) if stream else contextlib.nullcontext():
-                self._wait(result, presses, live)
-                if presses:
-                    self._interrupt(result)
-                result.wait_for_output(FOR_OUTPUT)
-            cleared = live is not None and live.remove(more=_has_output(result))
-            if cleared and stream:
-                with self._streamed(result):
-                    pass  # streaming begins with the output that is already there
+        with stop_button() as presses, contextlib.ExitStack() as streaming:
+            with nothing_sent_yet(self.ranks.client):
+                result = super().parallel_execute(cell, block=False, save_name=save_name)
+                outputs = streaming.enter_context(self._streamed(result)) if stream else {}
+            self._wait(result, presses, live)
+            if presses:
+                self._interrupt(result)
+            result.wait_for_output(FOR_OUTPUT)
+            streaming.close()
+            if live is not None and live.remove(more=_has_output(result)):
+                for output in outputs.values():
+                    output.show_again()
             if not stream:
                 self._show(result, groupby)
             self._raise_if_failed(result, cell, bool(presses))
         self._tell_of_unreceived(result)
         return None
 
-    def _streamed(self, result: AsyncResult) -> contextlib.AbstractContextManager[None]:
-        """Stream what ranks print, without tracebacks, because one traceback comes at the end."""
+    @contextlib.contextmanager
+    def _streamed(self, result: AsyncResult) -> Iterator[dict[int, RankOutput]]:
+        """Stream what ranks print, without tracebacks, because one traceback comes at the end.
+
+        Yields:
+            What each rank has shown in this notebook, by its number.
+        """
         show = result._iopub_streaming_output_callback
         outputs: dict[int, RankOutput] = {}
         first = min(result._targets)
         in_notebook = getattr(self.shell, "kernel", None) is not None
+        begun = False  # before, ipyparallel repeats what has come; but all of it is still to come
 
         def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
-            if message["header"]["msg_type"] == "error" or (self._asks_for_help and rank != first):
+            if not begun or message["header"]["msg_type"] == "error":
+                return
+            if self._asks_for_help and rank != first:
                 return
             if not in_notebook:
                 show(rank, future, message)
@@ -172,8 +182,9 @@ class RanksMagics(ParallelMagics):
             outputs[rank].show(message)
 
         result._iopub_streaming_output_callback = show_output
-        stream: contextlib.AbstractContextManager[None] = result.stream_output()
-        return stream
+        with result.stream_output():
+            begun = True
+            yield outputs
 
     def _live_line(self) -> LiveLine:
         """Return the line that says what the ranks are doing while this cell runs."""
@@ -286,6 +297,21 @@ class RanksMagics(ParallelMagics):
 def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
     """Return rank and future of each part; the result of a failed future is its error."""
     return list(zip(result._targets, result._children, strict=True))
+
+
+@contextlib.contextmanager
+def nothing_sent_yet(client: Any) -> Iterator[None]:
+    """Let ipyparallel send what is asked for in this block only afterwards: no output comes before.
+
+    Clients of other kinds keep what comes until somebody waits for it.
+    """
+    until = threading.Event()
+    if isinstance(client, ipp.Client):
+        client._io_loop.add_callback(until.wait)
+    try:
+        yield
+    finally:
+        until.set()
 
 
 def _has_output(result: AsyncResult) -> bool:

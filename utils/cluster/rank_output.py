@@ -30,26 +30,20 @@ class RankOutput:
     ):
         self._rank, self._key, self._metadata = rank, key, metadata
         self._show_result = show_result
-        self._seen: list[Any] = []
+        self._shown: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}  # by place
+        self._result: dict[str, Any] | None = None
         self._cleared: dict[str, int] = {}  # where the text begins that came after the last clear
         self._places: dict[str, int] = {}  # of streams, and of displays that may change
-        self._used = self._made = 0
+        self._used = 0
         self._clears = False
 
     def show(self, message: dict[str, Any]) -> None:
-        """Show a message of Jupyter; an error is not shown, because it comes once for all ranks.
-
-        At the beginning, ipyparallel may bring a message twice.
-        """
+        """Show a message of Jupyter; an error is not shown, because it comes once for all ranks."""
         kind, content = message["header"]["msg_type"], message["content"]
         if kind == "stream":
             self._clear()
             self._print(content["name"])
-            return
-        if any(content is seen for seen in self._seen):
-            return
-        self._seen.append(content)
-        if kind == "clear_output":
+        elif kind == "clear_output":
             self._clears, self._cleared = True, content.get("after") or self._lengths()
             if not content.get("wait"):
                 self._clear()
@@ -58,7 +52,17 @@ class RankOutput:
             self._display(content, kind == "update_display_data")
         elif kind == "execute_result":
             self._clear()
+            self._result = message
             self._show_result(message)
+
+    def show_again(self) -> None:
+        """Show the output once more, after the whole cell has been cleared."""
+        shown, self._shown = self._shown, {}
+        for place, (data, metadata) in shown.items():
+            if data is not NOTHING:
+                self._put(place, data, metadata)
+        if self._result is not None:
+            self._show_result(self._result)
 
     def _lengths(self) -> dict[str, int]:
         return {name: len(self._metadata[name] or "") for name in ("stdout", "stderr")}
@@ -86,7 +90,8 @@ class RankOutput:
     def _put(
         self, place: int, data: dict[str, Any], metadata: dict[str, Any] | None = None
     ) -> None:
-        is_there, self._made = place < self._made, max(self._made, place + 1)
+        is_there = place in self._shown
+        self._shown[place] = data, metadata or {}
         where = {"display_id": f"{self._key}-{place}"}
         publish_display_data(data, metadata or {}, transient=where, update=is_there)
 
@@ -95,5 +100,5 @@ class RankOutput:
             return
         for place in range(self._used):
             self._put(place, NOTHING)
-        self._clears, self._used = False, 0
+        self._clears, self._used, self._result = False, 0, None
         self._places = {}

@@ -10,29 +10,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from torch_mpi.record import Call, as_dict
 from utils import cluster
-from utils.cluster.boxes.records import KEY, Records
+from utils.cluster.boxes.records import Confirmation
 from utils.cluster.questions import Ranks, Reply
 
 #: How many accidents there were, and the names on each rank.
 Traces = tuple[int, list[dict[str, Any]]]
 
 
-def with_records(reply: Reply) -> Reply:
-    """Return a reply whose lists of records notice whether a check reads them, as in grading."""
-    lists: list[Records] = []
+class Look(Confirmation):
+    """The kernel's look at a reply, as in grading. Nobody forges here, so a record stays as it is.
 
-    def of(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: of(one) for name, one in value.items()}
-        if not isinstance(value, list):
-            return value
-        if not any(isinstance(one, dict) and KEY in one for one in value):
-            return list(map(of, value))
-        lists.append(Records(value))
-        return lists[-1]
+    A record has the number of its call where the kernel carries messages for processes. Here, the
+    time and the tag, or the number of the collective, say which call it shows.
+    """
 
-    return replace(reply, value=of(reply.value), records=lists)
+    def _record(self, value: dict[str, Any]) -> dict[str, Any]:
+        self.numbers |= {n for n, call in self._calls.items() if _key(as_dict(call)) == _key(value)}
+        return value
+
+
+def _key(record: dict[str, Any]) -> list[Any]:
+    return [record.get(name) for name in ("op", "start", "tag", "sequence")]
+
+
+def looked_at(reply: Reply, calls: list[Call]) -> Reply:
+    """Return a reply that says which of the rank's calls it has no records of, as in grading.
+
+    Its lists of records notice whether a check reads them.
+    """
+    look = Look(dict(enumerate(calls)))
+    value = look.of(reply.value)
+    return replace(reply, value=value, records=look.lists, unseen=look.left_out())
 
 
 class LocalRanks:
@@ -69,10 +79,13 @@ class LocalRanks:
 
     def ask(self, target: str | Callable[..., Any], **arguments: Any) -> list[Reply]:
         """One `Reply` of each rank, as `cluster.Ranks.ask` gives it."""
+        turns = self._ranks.running()._turns
+        logs = [turns.log(rank) for rank in range(self.n)]
+        marks = [log.mark() for log in logs]
         replies = self._ranks.ask(target, **arguments)
         bad = any(reply.status != "ok" or reply.unreceived for reply in replies)
         self.accidents += bad
-        return list(map(with_records, replies))
+        return [looked_at(reply, logs[reply.rank].since(marks[reply.rank])) for reply in replies]
 
     def apart(self) -> contextlib.AbstractContextManager[Ranks]:
         """Ranks for a check's own code, as `cluster.Ranks.apart` gives them."""

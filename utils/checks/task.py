@@ -62,6 +62,22 @@ class CheckFailed(AssertionError):
 Step = Callable[["Report", int | None], bool]
 
 
+class Failed(NamedTuple):
+    """A communication that failed on a rank.
+
+    Attributes:
+        kind: the name of its error's class, such as "CommunicationTimeout".
+        call: the operation, such as "send"; "" for any.
+    """
+
+    kind: str
+    call: str = ""
+
+
+#: What a rank waited for never comes.
+STUCK, MISMATCH = "CommunicationTimeout", "CommunicationMismatch"
+
+
 @dataclass
 class Report:
     """The problems that a check found.
@@ -73,6 +89,7 @@ class Report:
         open: number and title of a task whose stub was met.
         missing: names that ranks lack.
         kinds: names of the classes of the errors that ranks raised.
+        failures: the communications that failed on ranks.
         records: the ranks' lists with records that the kernel has confirmed.
         note: words in front of the score, such as "try 4". Like the score, no stored output has it.
     """
@@ -82,6 +99,7 @@ class Report:
     open: tuple[str, str] | None = None
     missing: set[str] = field(default_factory=set)
     kinds: set[str] = field(default_factory=set)
+    failures: set[Failed] = field(default_factory=set)
     records: list[tuple[int, Any]] = field(default_factory=list)
     note: str = ""
 
@@ -106,16 +124,20 @@ class Report:
         if (text, kind, rank) not in self.found:
             self.found.append((text, kind, rank))
 
-    def behind_errors(self, explanations: Mapping[str, str]) -> str | None:
+    def behind_errors(self, explanations: Mapping[str | Failed, str]) -> str | None:
         """Return the reason for an error that ranks raised; `None` if no explanation fits.
 
         Args:
-            explanations: explanation by a part of the error's text; the first part that occurs in
-                an error counts.
+            explanations: explanation by the communication that failed, or by a part of the text of
+                an error of Python or PyTorch. The first that fits counts.
         """
         errors = [text for text, kind, _ in self.found if kind == "error"]
-        for part, explanation in explanations.items():
-            if any(part in text for text in errors):
+        for cause, explanation in explanations.items():
+            if isinstance(cause, Failed):
+                fits = any(_is_a(failure, cause) for failure in self.failures)
+            else:
+                fits = any(cause in text for text in errors)
+            if fits:
                 return explanation
         return None
 
@@ -212,6 +234,7 @@ class Report:
         for reply in replies:
             self.missing |= {reply.missing} - {""}
             self.kinds |= {reply.kind} - {""}
+            self.failures |= set() if reply.call is None else {Failed(reply.kind, reply.call)}
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
         if failed := [reply for reply in replies if reply.status != "ok"]:
@@ -289,6 +312,10 @@ class Report:
         explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
         if any(explanations):
             self.problem(next(filter(None, explanations)), kind="error")
+
+
+def _is_a(failure: Failed, cause: Failed) -> bool:
+    return failure.kind == cause.kind and cause.call in ("", failure.call)
 
 
 def _why_silent(reply: Reply, failed: list[Reply], by_user: bool) -> str:

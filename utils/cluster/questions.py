@@ -101,6 +101,7 @@ class Reply:
         kind: the name of the error's class.
         open: number and title of the task whose stub raised the error.
         missing: the name that a NameError is about.
+        call: of a communication that failed, the operation, such as "send"; "" if it has none.
         waited: of a silent rank, seconds until it was interrupted.
         lost: whether the rank is dead or can't communicate again, so that only fresh ranks help.
     """
@@ -119,6 +120,7 @@ class Reply:
     kind: str = ""
     open: tuple[str, str] | None = None
     missing: str = ""
+    call: str | None = None
     waited: float = 0.0
     lost: bool = False
 

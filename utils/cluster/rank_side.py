@@ -418,24 +418,25 @@ def _failure(error: BaseException) -> dict[str, Any]:
         "status": "error",
         "error": f"{kind}: {text}"[:MOST_ERROR],
         "line": _cell_line(error, with_code=True),
-        "lost": _is_final(error),
+        **_of_communication(error),
     }
 
 
-def _is_final(error: BaseException) -> bool:
-    """Return whether a communication failed and will keep failing until there are fresh ranks."""
+def _of_communication(error: BaseException) -> dict[str, Any]:
+    """Return which communication failed, and whether all will fail until there are fresh ranks."""
     world = backend_world()
     if world is None:
-        return False
+        return {}
     from torch_mpi.errors import CommunicationError
 
     if not isinstance(error, CommunicationError):
-        return False
+        return {}
+    lost = False
     try:
         world.refuse_if_not_whole()
     except CommunicationError:
-        return True
-    return False
+        lost = True
+    return {"call": error.record.get("op", ""), "lost": lost}
 
 
 def _cell_line(error: BaseException, *, with_code: bool = False) -> str | None:

@@ -21,7 +21,17 @@ from utils.checks.comparison import (
     table,
     waited,
 )
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.task import (
+    STUCK,
+    Failed,
+    Report,
+    Step,
+    communication,
+    facts,
+    task,
+    to_each,
+    value,
+)
 from utils.checks.trials import WORLD, GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 from utils.labs.shared.pipeline_stages import FEATURES, IMAGES
@@ -186,7 +196,7 @@ def _marked(order: list[list], result: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-#: Parts of PyTorch's errors, and the message that explains each.
+#: Communications that failed, or parts of PyTorch's errors, and the message that explains each.
 ERRORS = {
     "implicitly created only for scalar": "Only the last stage has a loss. On this stage, start "
     "backward from the gradient that arrives: y.backward(gradient)",
@@ -207,9 +217,9 @@ ERRORS = {
     "input gets a gradient",
     "object is not callable": "You called a dict of weights. Use functional_call(module, weights, "
     "(x,)), which runs a module with other weights",
-    "waits in send(": "A large send waits until its receiver is ready, and in 1F1B the next stage "
-    "is sending, too. Keep the request of isend, and wait at the end",
-    "Deadlock: ": "Nobody sends a message that a rank is waiting for. Pass group=group and the "
+    Failed(STUCK, "send"): "A large send waits until its receiver is ready, and in 1F1B the next "
+    "stage is sending, too. Keep the request of isend, and wait at the end",
+    Failed(STUCK): "Nobody sends a message that a rank is waiting for. Pass group=group and the "
     "same tag to both calls of a pair, and make both before the next wait",
 }
 

@@ -10,7 +10,18 @@ from torch import Tensor, nn
 
 from utils.checks.comparison import EXACT, Calls, Mistake, Rule, inside, made, only, table, waited
 from utils.checks.probe import values_of
-from utils.checks.task import Report, Step, communication, facts, task, to_each, value
+from utils.checks.task import (
+    MISMATCH,
+    STUCK,
+    Failed,
+    Report,
+    Step,
+    communication,
+    facts,
+    task,
+    to_each,
+    value,
+)
 from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds
@@ -39,10 +50,10 @@ _NO_FIT = (
     "You passed tensors that don't fit the collective. Make the large one p times the small one, "
     "with the shard's dtype, and pass group=group to every call"
 )
-#: Parts of error texts, and the message that explains each. Python's and PyTorch's error classes
-#: say too little, so the texts of PyTorch and of our backend decide.
+#: Communications that failed, or parts of error texts, and the message that explains each.
+#: Python's and PyTorch's error classes say too little, so their texts decide.
 ERRORS = {
-    "have to make the same collective calls": "Ranks with other layers or other shards took part "
+    Failed(MISMATCH): "Ranks with other layers or other shards took part "
     "in a collective. Average gradients over dp only",
     "the large tensor must be": _NO_FIT,
     "list index out of range": _NO_FIT,
@@ -59,7 +70,7 @@ ERRORS = {
     "reshape, or copy_back",
     "leaf Variable that requires grad": "You changed a weight while autograd was watching. Use "
     "copy_back, or torch.no_grad()",
-    "Deadlock: ": "A rank is waiting for a message that nobody sends. Use the same tag and group "
+    Failed(STUCK): "A rank is waiting for a message that nobody sends. Use the same tag and group "
     "on both sides, and let every rank of a group call its collectives",
     "tuple index out of range": "You asked for more pieces than there are. Use 0 to len(order) − 1",
 }

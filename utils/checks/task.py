@@ -31,6 +31,7 @@ from utils.cluster.questions import AskStopped, Ranks, Reply
 
 from . import comparison, score
 from .comparison import TOLERANCE, Calls, Mistake, Rule, same
+from .failures import Failed
 from .probe import definitions, digest
 from .quantities import off_by
 
@@ -60,22 +61,6 @@ class CheckFailed(AssertionError):
 #: A step checks one thing and returns whether it is right. If not, it adds a problem to the report:
 #: a problem of a rank, or for `None`, a problem of all ranks together.
 Step = Callable[["Report", int | None], bool]
-
-
-class Failed(NamedTuple):
-    """A communication that failed on a rank.
-
-    Attributes:
-        kind: the name of its error's class, such as "CommunicationTimeout".
-        call: the operation, such as "send"; "" for any.
-    """
-
-    kind: str
-    call: str = ""
-
-
-#: What a rank waited for never comes.
-STUCK, MISMATCH = "CommunicationTimeout", "CommunicationMismatch"
 
 
 @dataclass
@@ -134,7 +119,7 @@ class Report:
         errors = [text for text, kind, _ in self.found if kind == "error"]
         for cause, explanation in explanations.items():
             if isinstance(cause, Failed):
-                fits = any(_is_a(failure, cause) for failure in self.failures)
+                fits = any(failure.is_a(cause) for failure in self.failures)
             else:
                 fits = any(cause in text for text in errors)
             if fits:
@@ -312,10 +297,6 @@ class Report:
         explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
         if any(explanations):
             self.problem(next(filter(None, explanations)), kind="error")
-
-
-def _is_a(failure: Failed, cause: Failed) -> bool:
-    return failure.kind == cause.kind and cause.call in ("", failure.call)
 
 
 def _why_silent(reply: Reply, failed: list[Reply], by_user: bool) -> str:

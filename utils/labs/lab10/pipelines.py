@@ -21,17 +21,8 @@ from utils.checks.comparison import (
     table,
     waited,
 )
-from utils.checks.task import (
-    STUCK,
-    Failed,
-    Report,
-    Step,
-    communication,
-    facts,
-    task,
-    to_each,
-    value,
-)
+from utils.checks.failures import STUCK, Failed
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import WORLD, GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 from utils.labs.shared.pipeline_stages import FEATURES, IMAGES

@@ -9,19 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.comparison import EXACT, Calls, Mistake, Rule, inside, made, only, table, waited
+from utils.checks.failures import MISMATCH, STUCK, Failed
 from utils.checks.probe import values_of
-from utils.checks.task import (
-    MISMATCH,
-    STUCK,
-    Failed,
-    Report,
-    Step,
-    communication,
-    facts,
-    task,
-    to_each,
-    value,
-)
+from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared.replicas import Seeds

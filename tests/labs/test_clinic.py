@@ -67,14 +67,19 @@ def test_a_sick_program_does_not_pass_and_each_repaired_one_does(ranks, name, se
         assert not problems(ranks, name, dict(repair), seed)
 
 
+@pytest.fixture(scope="module")
+def real() -> Iterator[cluster.Ranks]:
+    """Ranks that are processes. They stay the same from one patient to the next."""
+    with cluster.start(4, timeout=3) as ranks:
+        run_cell(ranks, "import torch.distributed as dist\ndist.init_process_group('mpi')")
+        yield ranks
+
+
 @pytest.mark.extended
-@pytest.mark.timeout(300)
-def test_thirty_sick_programs_one_after_the_other_leave_real_ranks_usable():
-    with cluster.start(4, timeout=3) as real:
-        run_cell(real, "import torch.distributed as dist\ndist.init_process_group('mpi')")
-        for name, case in CASES.items():
-            assert problems(real, name, {1: '"""Sick."""'}, 11), name
-            assert not problems(real, name, dict(case.repairs[0]), 12), name
+@each_patient
+def test_a_sick_program_leaves_real_ranks_usable(real, name):
+    assert problems(real, name, {1: '"""Sick."""'}, 11)
+    assert not problems(real, name, dict(CASES[name].repairs[0]), 12)
 
 
 @pytest.mark.quick

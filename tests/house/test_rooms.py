@@ -48,7 +48,7 @@ FUNCTION_LINES = 60
 #: the commit's message.
 BUDGETS = {
     "__init__": 20,
-    "__main__": 355,
+    "__main__": 360,
     "benchmarks": 150,
     "checks": 2090,
     "cluster": 4575,

@@ -198,17 +198,6 @@ def bench(options: argparse.Namespace) -> int:
     return main(options)
 
 
-def diagnosis(options: argparse.Namespace) -> int:
-    """Run right and wrong programs, and say which of them a tool reports, and how well.
-
-    Status 0: our backend reported no right program. Status 1: it reported one. Status 2: the
-    programs can't be run.
-    """
-    from utils.jobs.diagnosis_score import main
-
-    return main(options)
-
-
 def forecast(options: argparse.Namespace) -> int:
     """Say what a recorded run would do on another machine with more ranks.
 
@@ -280,19 +269,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
     add_bench_options(add("bench", bench))
     _add_forecast(add("forecast", forecast))
-    sub = add("diagnosis", diagnosis)
-    _add_diagnosis(sub)
     return top
-
-
-def _add_diagnosis(sub: argparse.ArgumentParser) -> None:
-    tools = ["mpi", "gloo", "gloo-detail", "recorder"]
-    sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
-    sub.add_argument("--tools", nargs="+", default=["mpi"], choices=tools, help="mpi")
-    sub.add_argument("--recorded", default="gloo", metavar="BACKEND", help="for the recorder: gloo")
-    sub.add_argument("--verbose", action="store_true", help="print every report")
-    what = "all programs with mpi, gloo-detail and recorder; write the tables into this page"
-    sub.add_argument("--page", type=Path, metavar="FILE", help=what)
 
 
 def _add_forecast(sub: argparse.ArgumentParser) -> None:

@@ -1,7 +1,7 @@
-"""Who imports whom: in `utils`, and from the tests and the notebooks on.
+"""Who imports whom: in `utils` and `benchmarks`, and from the tests and the notebooks on.
 
-`modules` and `imported` read `utils` for the rules of tests/house/test_rooms.py. `Reach` follows
-the imports of tests, so that `make test-room` finds the tests that a change in a room can break.
+`modules` and `imported` read both for the rules of tests/house/test_rooms.py. `Reach` follows the
+imports of tests, so that `make test-room` finds the tests that a change in a room can break.
 """
 
 from __future__ import annotations
@@ -17,22 +17,30 @@ from places import ROOT
 
 UTILS = ROOT / "utils"
 BACKEND = UTILS / "mpi"
+BENCHMARKS = ROOT / "benchmarks"
+OF_OURS = (UTILS, BENCHMARKS)
+#: The first words of our modules' names.
+OURS = {"utils", "torch_mpi", "benchmarks"}
 
 #: Code in a text, such as a notebook's cell that a test runs: `from utils import cluster`.
 CODE_IN_A_TEXT = re.compile(
-    r"(?:^|[\n;])[ \t]*(?:from[ \t]+((?:utils|torch_mpi)[\w.]*)[ \t]+import[ \t]+([\w, \t]+)"
-    r"|import[ \t]+((?:utils|torch_mpi)[\w.]*))"
+    r"(?:^|[\n;])[ \t]*"
+    r"(?:from[ \t]+((?:utils|torch_mpi|benchmarks)[\w.]*)[ \t]+import[ \t]+([\w, \t]+)"
+    r"|import[ \t]+((?:utils|torch_mpi|benchmarks)[\w.]*))"
 )
 #: The name of a module as a text: for `python -m`, `importlib`, `monkeypatch`.
-NAME_IN_A_TEXT = re.compile(r"(?:utils|torch_mpi|answers)(?:\.\w+)+\.?")
+NAME_IN_A_TEXT = re.compile(r"(?:utils|torch_mpi|benchmarks|answers)(?:\.\w+)+\.?")
 
 
-# --- utils ---------------------------------------------------------------------------------------
+# --- utils and benchmarks ------------------------------------------------------------------------
 
 
-def modules() -> Iterator[tuple[str, Path]]:
-    """Every module of `utils` by its full name, without the backend's tests and examples."""
-    for path in sorted(UTILS.rglob("*.py")):
+def modules(*folders: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each module of these folders by its full name, or of `utils` and `benchmarks`.
+
+    The backend's tests and examples are left out.
+    """
+    for path in sorted(file for one in folders or OF_OURS for file in one.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if not {"tests", "examples"} & set(parts):
             yield ".".join(parts).removesuffix(".__init__"), path
@@ -47,7 +55,7 @@ def imported(module: str, path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         found |= set(_of_statement(node, package))
-    return {name for name in found if name.split(".")[0] in {"utils", "torch_mpi"}}
+    return {name for name in found if name.split(".")[0] in OURS}
 
 
 def _of_statement(node: ast.AST, package: str) -> Iterator[str]:

@@ -25,7 +25,7 @@ class UnknownRoomError(Exception):
 
 
 def files_of(room: str) -> frozenset[Path]:
-    """Return the files of a room: of a folder or file in `utils`, or of any path.
+    """Return the files of a room: of a folder or file in `utils`, or of any path, as `benchmarks`.
 
     A lab's room is `utils/labs/lab06` with its notebooks and the answers to it.
 
@@ -51,7 +51,7 @@ def rooms() -> list[str]:
     folders = [*(ROOT / "utils").iterdir()]
     folders += [path for name in inner for path in (ROOT / "utils" / name).iterdir()]
     names = [path.relative_to(ROOT / "utils").as_posix() for path in folders if _is_room(path)]
-    return sorted(name.removeprefix("labs/") for name in names)
+    return sorted(["benchmarks", *(name.removeprefix("labs/") for name in names)])
 
 
 def _is_room(path: Path) -> bool:

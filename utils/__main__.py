@@ -10,11 +10,10 @@ import io
 import shlex
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from utils.course import CourseError
-from utils.grading.grading_options import add_options as add_grade_options
-from utils.grading.grading_options import add_rerun_options
 from utils.jobs import RanksError
 from utils.jobs.bench_ranks import add_options as add_bench_options
 
@@ -199,17 +198,6 @@ def bench(options: argparse.Namespace) -> int:
     return main(options)
 
 
-def diagnosis(options: argparse.Namespace) -> int:
-    """Run right and wrong programs, and say which of them a tool reports, and how well.
-
-    Status 0: our backend reported no right program. Status 1: it reported one. Status 2: the
-    programs can't be run.
-    """
-    from utils.jobs.diagnosis_score import main
-
-    return main(options)
-
-
 def forecast(options: argparse.Namespace) -> int:
     """Say what a recorded run would do on another machine with more ranks.
 
@@ -268,29 +256,20 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
     sub.add_argument("--timeout", type=float, default=120, metavar="S", help="for each cell: 120")
     add("lint", lint)
-    add_grade_options(add("grade", grade), ROOT)
-    add_rerun_options(add("rerun", rerun))
-    sub = add("statistics", statistics)
-    sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
+    if find_spec("utils.grading"):  # the students' zip doesn't have it
+        from utils.grading import grading_options
+
+        grading_options.add_options(add("grade", grade), ROOT)
+        grading_options.add_rerun_options(add("rerun", rerun))
+        sub = add("statistics", statistics)
+        sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
     add("lab", lab, allow_abbrev=False)
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the report as JSON")
     sub.add_argument("--timeout", type=float, default=60, metavar="S", help="for each probe: 60")
     add_bench_options(add("bench", bench))
     _add_forecast(add("forecast", forecast))
-    sub = add("diagnosis", diagnosis)
-    _add_diagnosis(sub)
     return top
-
-
-def _add_diagnosis(sub: argparse.ArgumentParser) -> None:
-    tools = ["mpi", "gloo", "gloo-detail", "recorder"]
-    sub.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
-    sub.add_argument("--tools", nargs="+", default=["mpi"], choices=tools, help="mpi")
-    sub.add_argument("--recorded", default="gloo", metavar="BACKEND", help="for the recorder: gloo")
-    sub.add_argument("--verbose", action="store_true", help="print every report")
-    what = "all programs with mpi, gloo-detail and recorder; write the tables into this page"
-    sub.add_argument("--page", type=Path, metavar="FILE", help=what)
 
 
 def _add_forecast(sub: argparse.ArgumentParser) -> None:

@@ -473,6 +473,7 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     assert not list(links_to_nothing(course))
     assert "authors" not in (course / "README.md").read_text()
     assert len(list(course.glob("labs/*.ipynb"))) == len(notebooks(SOLUTIONS))
+    assert not (course / "utils" / "grading").exists()
     assert not [found for found in course.rglob("*.ipynb") if "BEGIN SOLUTION" in found.read_text()]
     program = (
         "from utils import cluster, data; from utils.labs import lab01; print(cluster.__file__)"
@@ -481,6 +482,11 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
         [sys.executable, "-c", program], cwd=course, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith(str(course))
+    help = [sys.executable, "-m", "utils", "--help"]
+    told = subprocess.run(help, cwd=course, check=True, capture_output=True, text=True)
+    commands = set(re.findall(r"^    ([a-z]+)", told.stdout, re.MULTILINE))
+    assert {"lab", "doctor", "bench"} <= commands
+    assert not commands & {"grade", "rerun", "statistics"}
     subprocess.run(["make", "-n", "lab"], cwd=course, check=True, capture_output=True)
     told = subprocess.run(["make", "help"], cwd=course, check=True, capture_output=True, text=True)
     assert re.findall(r"^  make ([a-z-]+)", told.stdout, re.MULTILINE) == [

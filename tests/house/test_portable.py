@@ -19,7 +19,7 @@ RESERVED |= {f"{device}{number}" for device in ("com", "lpt") for number in rang
 #: Windows limits a path to 260 characters, and the course's folder needs some of them.
 LONGEST = 200
 #: Rooms whose code runs on Windows.
-ROOMS = ("utils", "docs")
+ROOMS = ("utils", "benchmarks", "docs")
 #: Options of `subprocess.run` by which a pipe has text.
 TEXT_PIPES = ("text", "universal_newlines")
 

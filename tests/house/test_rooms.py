@@ -1,4 +1,4 @@
-"""The rules of `utils/`: which room may import which, what is in it, and how long things are."""
+"""The rules of `utils/` and `benchmarks/`: who imports whom, what is there, how long things are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from imports import UTILS, imported, modules
+from imports import BENCHMARKS, OF_OURS, UTILS, imported, modules
 from places import ROOT
 
 ENTRIES = 14
@@ -39,15 +39,18 @@ MAY_IMPORT = {
     "doctor": {"data", "jobs", "mpi"},
     "__main__": {"course", "doctor", "forecast", "grading", "jobs", "mpi"},
     "__init__": set(),
+    # What measures the course is beside `utils/`, and no room may import it.
+    "benchmarks": {"cluster", "jobs", "mpi"},
 }
 FILE_LINES = 500
 FUNCTION_LINES = 60
 #: How many lines of Python the house may have. Whoever raises a sum says in the commit's message
 #: what a user gains, and what could not go for it.
 SUMS = {
-    "platform": 43_450,  # utils without labs, tests left out
+    "platform": 41_740,  # utils without labs, tests left out
     "labs": 34_470,  # labs 00 to 18
-    "tests": 57_700,
+    "tests": 57_720,
+    "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.
 NEW_LAB = 1_000
@@ -60,6 +63,8 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if parts[0] == "torch_mpi":
         return "mpi"
+    if parts[0] == "benchmarks":
+        return "benchmarks"
     return parts[1] if len(parts) > 1 else "__init__"
 
 
@@ -121,14 +126,15 @@ def test_whoever_changes_one_lab_changes_no_other():
 @pytest.mark.quick
 def test_every_room_is_in_the_list_and_the_listing_stays_short():
     entries = {path.stem for path in UTILS.iterdir() if not path.name.startswith("__pycache__")}
-    assert entries == set(MAY_IMPORT)
+    assert entries | {"benchmarks"} == set(MAY_IMPORT)
     assert len(entries - {"__init__"}) <= ENTRIES
 
 
 def readmes() -> list[Path]:
     """The README of every room, and of the rooms in rooms."""
     backend = UTILS / "mpi" / "README.md"  # for those who install the package: another kind of page
-    return sorted(path for path in UTILS.rglob("README.md") if path != backend)
+    found = (path for folder in OF_OURS for path in folder.rglob("README.md"))
+    return sorted(path for path in found if path != backend)
 
 
 @functools.cache
@@ -141,6 +147,7 @@ def all_tests() -> str:
 @pytest.mark.quick
 def test_every_room_has_a_readme_that_a_newcomer_reads_in_two_minutes():
     rooms = [path for path in UTILS.iterdir() if path.is_dir() and path.name != "__pycache__"]
+    rooms.append(BENCHMARKS)
     labs = [path for path in (UTILS / "labs").iterdir() if re.match(r"lab\d\d|shared", path.name)]
     assert not [room.name for room in [*rooms, *labs] if not (room / "README.md").is_file()]
     lengths = {path: len(path.read_text().splitlines()) for path in readmes()}
@@ -156,7 +163,8 @@ def test_the_files_and_tests_that_a_readme_names_are_there(readme):
     assert not {
         text
         for text in files - of_a_user
-        if "NN" not in text and not (ROOT / text).exists() and not list(UTILS.rglob(text))
+        if "NN" not in text and not (ROOT / text).exists()
+        if not any(path for folder in OF_OURS for path in folder.rglob(text))
     }
     tests = {text for text in quoted if re.fullmatch(r"test_\w+", text)}
     assert not {name for name in tests if f"def {name}(" not in all_tests()}
@@ -179,6 +187,18 @@ def test_a_check_is_not_hidden_by_a_module_of_its_name(lab):
     assert not [name for name in modules & names.keys() if not inspect.ismodule(names[name])]
 
 
+@pytest.mark.quick
+def test_the_readme_of_the_measuring_tools_names_each_command_and_each_command_starts():
+    readme = (BENCHMARKS / "README.md").read_text()
+    commands = {path for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
+    named = set(re.findall(r"`python -m (benchmarks\.[\w.]+)`", readme))
+    assert named == {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in commands}
+    for name in named:
+        command = [sys.executable, "-m", name, "--help"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+        assert f"python -m {name}" in done.stdout, done.stderr
+
+
 # --- how long things are -------------------------------------------------------------------------
 
 
@@ -190,12 +210,13 @@ def lines_of(path: Path) -> int:
 @pytest.mark.quick
 def test_the_house_keeps_to_its_three_sums_of_lines():
     lines: Counter[str] = Counter()
-    for _, path in modules():
+    for _, path in modules(UTILS):
         first, *inner = path.relative_to(UTILS).parts
         number = re.fullmatch(r"lab(\d+)", inner[0]) if first == "labs" else None
         is_new = number is not None and int(number[1]) > 18
         lines[inner[0] if is_new else "labs" if first == "labs" else "platform"] += lines_of(path)
-    lines["tests"] = sum(map(lines_of, (ROOT / "tests").rglob("*.py")))
+    for folder in ("tests", "benchmarks"):
+        lines[folder] = sum(map(lines_of, (ROOT / folder).rglob("*.py")))
     most = {name: SUMS.get(name, NEW_LAB) for name in lines}
     too_long = {name: count for name, count in lines.items() if count > most[name]}
     assert not too_long, f"may have {most}"

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from imports import modules
+from imports import UTILS, modules
 from places import ROOT
 
 from utils.course.imports import closure, file_of, imported
@@ -46,8 +46,8 @@ def parsed(module: str) -> ast.Module:
 
 
 def ours() -> Iterator[str]:
-    """Yield the names by which all our modules are imported."""
-    for name, _ in modules():
+    """Yield the names by which all modules of `utils` are imported."""
+    for name, _ in modules(UTILS):
         yield name.removeprefix("utils.mpi.") if ".torch_mpi" in name else name
 
 

@@ -21,7 +21,7 @@ from mpi_jobs import find_mpiexec, mpi_environment, run_tree
 from packaging.requirements import Requirement
 from places import ROOT
 
-from utils.mpi.labelled import PAIRS
+from benchmarks.labelled import PAIRS
 
 BACKEND = ROOT / "utils" / "mpi"
 PROJECT = tomllib.loads((BACKEND / "pyproject.toml").read_text())["project"]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from places import ROOT
 
+from benchmarks import diagnosis_page
+from benchmarks.diagnosis_score import TOOLS, found, run
+from benchmarks.labelled import PAIRS
+from benchmarks.labelled.judge import GLOO, RECORDER, Trial, judged, marked_lines
+from benchmarks.labelled.programs import KINDS, Pair
+from benchmarks.labelled.proof import proven, script, shows
 from torch_mpi.errors import CommunicationError
 from torch_mpi.group.seals import Seal
 from torch_mpi.protocol.program_end import leftovers, leftovers_in_words
 from torch_mpi.record import Call
-from utils.jobs import diagnosis_page
-from utils.jobs.diagnosis_score import TOOLS, found, run
-from utils.mpi.labelled import PAIRS
-from utils.mpi.labelled.judge import GLOO, RECORDER, Trial, judged, marked_lines
-from utils.mpi.labelled.programs import KINDS, Pair
-from utils.mpi.labelled.proof import proven, script, shows
 
 NAMES = [pair.name for pair in PAIRS]
 #: Faults that no other test has: what runs through by luck, and what is left behind.
@@ -161,7 +161,7 @@ def test_torchfrtrace_reads_our_dumps_and_finds_a_rank_that_is_missing():
 def test_a_dump_of_gloo_gets_the_groups_that_torchfrtrace_looks_for(monkeypatch, tmp_path):
     for name, value in (("DUMPS", str(tmp_path)), ("RANKS", "2"), ("TIMEOUT", "4")):
         monkeypatch.setenv(f"LABELLED_{name}", value)
-    recorded = importlib.import_module("utils.mpi.labelled.recorded")
+    recorded = importlib.import_module("benchmarks.labelled.recorded")
     monkeypatch.setattr(recorded, "groups", {"0": {"ranks": "[0, 1]"}})
     entries = [{"process_group": ("0", "default_pg")}]
     nameless = {"entries": entries, "pg_config": {"": {"ranks": "[0, 1]"}}}

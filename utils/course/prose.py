@@ -19,9 +19,12 @@ from .notebook import ROOT, SOLUTIONS, notebooks, read
 
 EXEMPT = ROOT / ".ci/prose-exempt.txt"
 #: Markdown files of the repository, and folders in which all of them count.
-PAGES = ("*.md", "docs/*.md", "docs/site/**/*.md", "hpc/*.md", "solutions/*.md", "utils/**/*.md")
+PAGES = (
+    *("*.md", "docs/*.md", "docs/site/**/*.md", "hpc/*.md", "solutions/*.md"),
+    *("utils/**/*.md", "benchmarks/**/*.md"),
+)
 #: Folders whose Python files are read.
-CODE = ("utils", "hpc", "docs/site")
+CODE = ("utils", "benchmarks", "hpc", "docs/site")
 LONGEST_LINE = 120
 #: A string with at least this many words counts as a message.
 WORDS_OF_A_MESSAGE = 4

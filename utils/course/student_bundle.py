@@ -1,4 +1,4 @@
-"""The bundle for students: one zip with the labs and everything that they need, but no solutions.
+"""The bundle for students: one zip with the labs and what they need, without solutions and grading.
 
 It has only committed files, so that nobody's answers or notes get into it. The same commit gives
 the same bytes. Parts of pages between ``<!-- authors -->`` and ``<!-- /authors -->`` are left out,
@@ -14,9 +14,11 @@ from pathlib import Path
 
 from .notebook import NotebookError
 
-#: The files that students get; everything else stays with the authors.
+#: The files that students get; everything else stays with the authors. Without the room of
+#: grading, `ddl-labs` has no commands of grading.
 FOR_STUDENTS = (
-    *("labs", "utils", ".ci/constraints.txt", ".gitignore", ".github/course.gif"),
+    *("labs", "utils", ":(exclude)utils/grading"),
+    *(".ci/constraints.txt", ".gitignore", ".github/course.gif"),
     *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),
     *("docs/students.md", "docs/admins.md", "docs/install-windows.md", "docs/install-wsl.md"),

@@ -1,4 +1,4 @@
-"""The tables of ``ddl-labs diagnosis``, and the part of docs/diagnosis.md that it writes."""
+"""The tables of `diagnosis_score`, and the part of docs/diagnosis.md that it writes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from tabulate import tabulate
 
-from utils.mpi.labelled.judge import NAME, Trial
-from utils.mpi.labelled.programs import KINDS, PRELUDE, Pair
+from benchmarks.labelled.judge import NAME, Trial
+from benchmarks.labelled.programs import KINDS, PRELUDE, Pair
 
 #: The trials of each tool, by the tool's title; `OURS` is the title of our backend.
 Trials = dict[str, list[Trial]]

@@ -1,4 +1,4 @@
-"""``ddl-labs diagnosis``: measures which wrong programs a tool finds, class by class."""
+"""``python -m benchmarks.diagnosis_score``: measures which wrong programs a tool finds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from utils.jobs import RanksError, diagnosis_page, mpi_job
+from benchmarks import diagnosis_page, labelled
+from benchmarks.labelled import PAIRS
+from benchmarks.labelled.judge import BACKEND, GLOO, NAME, RECORDER, Reading, Trial, judged
+from benchmarks.labelled.programs import BY_LUCK, Pair
+from utils.jobs import RanksError, mpi_job
 from utils.jobs.start_plan import Plan
-from utils.mpi import labelled
-from utils.mpi.labelled import PAIRS
-from utils.mpi.labelled.judge import BACKEND, GLOO, NAME, RECORDER, Reading, Trial, judged
-from utils.mpi.labelled.programs import BY_LUCK, Pair
 
 #: Seconds that a wait may last. A report after that time was found only by the timeout.
 PATIENCE = 4.0
@@ -67,7 +67,12 @@ PUBLISHED = ("mpi", "gloo-detail", "recorder")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the programs with each requested tool, and print or write the tables."""
+    """Run the programs with each requested tool, and print or write the tables.
+
+    Returns:
+        0 if our backend reported no right program, 1 if it reported one, and 2 if the programs
+        can't be run.
+    """
     pairs = chosen("" if options.page else options.only)
     if not pairs:
         print(f"No program has {options.only!r} in its name or class.", file=sys.stderr)
@@ -193,3 +198,27 @@ def analyzed(plan: Plan, dumps: Path) -> str:
 def found(text: str) -> str:
     """Return the lines of ``torchfrtrace`` that describe a mistake."""
     return "\n".join(line for line in text.splitlines() if not line.startswith(NOTHING))
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m benchmarks.diagnosis_score",
+        description="Run right and wrong programs, and say which of them a tool reports, and how "
+        "well. Status 0: our backend reported no right program. Status 1: it reported one. "
+        "Status 2: the programs can't be run.",
+    )
+    top.add_argument("--only", default="", metavar="WORDS", help="part of a name or class")
+    top.add_argument("--tools", nargs="+", default=["mpi"], choices=list(TOOLS), help="mpi")
+    top.add_argument("--recorded", default="gloo", metavar="BACKEND", help="for the recorder: gloo")
+    top.add_argument("--verbose", action="store_true", help="print every report")
+    what = f"all programs with {', '.join(PUBLISHED)}; write the tables into this page"
+    top.add_argument("--page", type=Path, metavar="FILE", help=what)
+    return top
+
+
+if __name__ == "__main__":
+    sys.exit(main(parser().parse_args()))

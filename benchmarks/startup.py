@@ -1,4 +1,4 @@
-"""``python -m utils.jobs.startup``: measures how soon ranks compute, forked and as processes.
+"""``python -m benchmarks.startup``: measures how soon ranks compute, forked and as processes.
 
 A run measures both ways in turn for several rounds, and prints the medians and their ratio. Each
 measurement starts a fresh Python, like a fresh kernel. "nothing warm" uses a new temporary folder,
@@ -129,7 +129,7 @@ def measured(names: list[str], rounds: int) -> dict[tuple[str, str], list[float]
 
 def main() -> int:
     """Measure, print a table, and return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m utils.jobs.startup", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, metavar="R", help="medians of R rounds: 5")
     parser.add_argument("--only", nargs="+", metavar="WORD", help="names with one of these words")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What each rank runs for `test_both_kinds.py`: one call, and what it leaves in the record."""
+"""What each rank runs for `test_kinds_of_ranks.py`: one call, and what it leaves in the record."""
 
 from __future__ import annotations
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import builtins
 import gc
 import logging
+import queue
+import re
 import sys
 import threading
 import time
@@ -13,6 +15,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from ipyparallel.error import RemoteError
+from places import ROOT
 
 from utils import cluster
 from utils.cluster.here import patience
@@ -227,3 +230,19 @@ else:
     dist.send(row, 0)
 """,
     )
+
+
+def test_the_sketch_of_turns_gives_the_result_of_ranks_and_tells_a_deadlock_at_once():
+    page = (ROOT / "utils/cluster/here/TURNS.md").read_text(encoding="utf-8")
+    said, names = queue.Queue(), {}
+    names["print"] = lambda *words: said.put(" ".join(words))
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+
+    def swap(ranks, rank):
+        ranks.send(rank, 1 - rank, f"from {rank}")
+        said.put(f"{rank} got {ranks.recv(rank, 1 - rank)}")
+
+    names["Turns"](swap, swap)
+    assert [said.get(timeout=DEADLINE) for _ in range(2)] == ["1 got from 0", "0 got from 1"]
+    names["Turns"](*[lambda ranks, rank: ranks.recv(rank, 1 - rank)] * 2)
+    assert f"`{said.get(timeout=DEADLINE)}`" in page

@@ -58,7 +58,8 @@ def described(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _shape_and_dtype(about: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
-    shape, dtype = about.get("shape"), DTYPES.get(about.get("dtype", ""))
+    shape = about.get("shape")
+    dtype = DTYPES.get(about.get("dtype", ""))
     if dtype is None or not isinstance(shape, list):
         raise BrokenFrame(f"there is no tensor {about}")
     if not all(type(n) is int and n >= 0 for n in shape):

@@ -88,15 +88,18 @@ def played(
     logits = []
     end = 0
     for piece in pieces:
-        first, end = end * (mode != "still"), end * (mode != "still") + piece.shape[1]
+        first = end * (mode != "still")
+        end = first + piece.shape[1]
         seen = slice(first if mode == "own" else 0, None if mode == "room" else end)
         x = parts[0].embedded(piece, first * (mode != "positions"))
         for k, blocks in enumerate(zip(*(part.blocks for part in parts), strict=True)):
             h = blocks[0].norm1(x)
             products = []
             for attention, cache in zip([b.attention for b in blocks], caches, strict=True):
-                keys, values = cache.keys[k], cache.values[k]
-                keys[:, first:end], values[:, first:end] = attention.k(h), attention.v(h)
+                keys = cache.keys[k]
+                values = cache.values[k]
+                keys[:, first:end] = attention.k(h)
+                values[:, first:end] = attention.v(h)
                 pair = (keys, values)[:: -1 if mode == "swapped" else 1]
                 own = attention.q(h), *(t[:, seen] for t in pair)
                 heads = models.attend(*own, attention.head_size, mode != "later")
@@ -248,7 +251,8 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
         yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
         yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})
         yield logits_are(logits, expected, likely(MODES, k, parts, pieces, answer.place), where)
-        length, end = answer.value["lengths"][k], sum(piece.shape[1] for piece in pieces[: k + 1])
+        length = answer.value["lengths"][k]
+        end = sum(piece.shape[1] for piece in pieces[: k + 1])
         yield facts({
             f"{where}: cache.length is {length}, expected {end}. Raise it by the number of new "
             "tokens": length != end
@@ -304,12 +308,17 @@ def hand_over(ranks: Ranks, report: Report) -> None:
 
 
 def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
-    (samples, n), new = answer.case["shape"], answer.case["new"]
-    members, where, calls = answer.members, on(answer.members), answer.value["calls"]
+    samples, n = answer.case["shape"]
+    new = answer.case["new"]
+    members = answer.members
+    where = on(answer.members)
+    calls = answer.value["calls"]
     is_end = len(members) > 1 and answer.rank in (members[0], members[-1])
     yield communication(calls, only("send", "recv"), inside(members), waited)
-    token, first = 2 * DEPTH * samples * WIDTH * BYTES, samples * BYTES
-    nbytes, expected = sum(call["nbytes"] for call in calls), (n * token + first) * is_end
+    token = 2 * DEPTH * samples * WIDTH * BYTES
+    first = samples * BYTES
+    nbytes = sum(call["nbytes"] for call in calls)
+    expected = (n * token + first) * is_end
     packed = is_end and not any(call["dtype"] == "int64" for call in calls)
     reason = {
         (n + new - 1) * token + first: "You sent the whole room of the cache. ",

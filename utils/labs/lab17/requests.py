@@ -74,7 +74,9 @@ def simulate(admit: Callable, server: Server, outcomes: list[Outcome]) -> list[O
     Raises:
         ValueError: the policy chose something else than waiting requests that have a slot.
     """
-    coming, waiting, now = list(outcomes), [], 0.0
+    coming = list(outcomes)
+    waiting = []
+    now = 0.0
     left: dict[int, int] = {}  # tokens that each running request still needs, by its number
     while coming or waiting or left:
         while coming and coming[0].request.arrival <= now:

@@ -11,7 +11,8 @@ from typing import Any
 from torch_mpi.errors import CommunicationError
 
 #: A repair may change at most so many lines, and have at most so many characters.
-MOST_LINES, MOST_CHARACTERS = 12, 4000
+MOST_LINES = 12
+MOST_CHARACTERS = 4000
 #: The beginning of a line that catches an error.
 CATCHES = re.compile(r"^\s*except\b", re.MULTILINE)
 
@@ -135,7 +136,8 @@ def _once(
 
     from .counters import Watched, counted
 
-    train, watched = loaded(text, name), Watched()
+    train = loaded(text, name)
+    watched = Watched()
     train.__globals__["dist"] = watched
     looked = {*limits, *(["races"] if BACKGROUND.search(text) else [])}  # a mode makes it slower
     try:

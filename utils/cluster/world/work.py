@@ -21,6 +21,8 @@ from torch_mpi.record import Call
 from .costs import bytes_sent
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from torch_mpi.group.operation import Operation
     from torch_mpi.group.seals import Seal
     from torch_mpi.network import Arrival
@@ -130,7 +132,7 @@ class Work(TorchWork):
         """Return the global ranks still missing, whether one suffices, and whether data move."""
         raise NotImplementedError
 
-    def wait(self, timeout=None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Let other ranks run until it is over. A deadlock is found at once.
 
         Args:
@@ -144,7 +146,7 @@ class Work(TorchWork):
                 return self._wait(timeout)
         return self._wait(timeout)
 
-    def _wait(self, timeout) -> bool:
+    def _wait(self, timeout: timedelta | None) -> bool:
         for other in self.others:
             other.wait()
         ranks = self.group.ranks

@@ -140,7 +140,15 @@ def upstream_of(seed: int, shape: Sequence[int], place: int, p: int) -> Tensor:
 
 @in_group
 def probe_operators(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    named: dict[str, Any],
+    seed: int,
+    sizes: list[int],
+    names: list[str],
+    common: int,
 ) -> dict:
     """Run operators forward and backward; between the two, call them with another group."""
     p = dist.get_world_size(group)
@@ -224,7 +232,15 @@ class Watch:
 
 @in_group
 def probe_ring(
-    user_ns: dict, *, rank: int, group: Group, named, seed: int, common: int, sizes, back: bool
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    named: dict[str, Any],
+    seed: int,
+    common: int,
+    sizes: list[int],
+    back: bool,
 ) -> dict[str, Any]:
     """Run a ring forward or backward, and `pass_on` alone."""
     p = dist.get_world_size(group)

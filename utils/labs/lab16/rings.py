@@ -140,7 +140,15 @@ def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Ite
     yield from alike(answer.value["arriving"], arriving, wrong, where)
 
 
-def _gradients(q, k, v, scores, lse, gradient, delta) -> Part:
+def _gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Tensor,
+    lse: Tensor,
+    gradient: Tensor,
+    delta: Tensor,
+) -> Part:
     scale = 1 / math.sqrt(RING_SIZE)
     probabilities = (scores - lse).exp()
     ds = probabilities * (gradient @ v.transpose(-2, -1) - delta) * scale

@@ -52,7 +52,12 @@ class Outcome:
 
 
 def arrivals(
-    seed: int, rate: float, count: int = 200, prompt=(20, 320), new: float = 50, burst: int = 1
+    seed: int,
+    rate: float,
+    count: int = 200,
+    prompt: tuple[int, int] = (20, 320),
+    new: float = 50,
+    burst: int = 1,
 ) -> list[Outcome]:
     """Return open requests in the order of arrival, at this rate per second, in bursts.
 

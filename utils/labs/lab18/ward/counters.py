@@ -39,7 +39,9 @@ class Work(TorchDispatchMode):
         self.numbers = 0
         self.by_function: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         made = sum(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
         self.numbers += made
@@ -143,7 +145,9 @@ class Races(TorchDispatchMode):
         self.watched = watched
         self.count = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         if self.watched.pending and not self.watched.inside and function.namespace != "c10d":
             tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
             addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors}

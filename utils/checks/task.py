@@ -209,11 +209,7 @@ class Report:
             number, title = stub
             self.problem(f"Task {number} ({title}) is still open", kind="open")
             return []
-        for reply in replies:
-            self.missing |= {reply.missing} - {""}
-            self.kinds |= {reply.kind} - {""}
-            for message in reply.unreceived:
-                self.problem(message, reply.rank, "unreceived")
+        self._note_ranks(replies)
         if failed := [reply for reply in replies if reply.status != "ok"]:
             self._add_errors(failed, by_user)
             return []
@@ -224,6 +220,14 @@ class Report:
         if self._is_forged(replies, getattr(probe, "beside", ()), getattr(probe, "part", ())):
             return []
         return replies
+
+    def _note_ranks(self, replies: list[Reply]) -> None:
+        """Note the ranks' kinds and what is missing there, and messages that nobody received."""
+        for reply in replies:
+            self.missing |= {reply.missing} - {""}
+            self.kinds |= {reply.kind} - {""}
+            for message in reply.unreceived:
+                self.problem(message, reply.rank, "unreceived")
 
     def _is_forged(
         self, replies: list[Reply], beside: Collection[str], part: Collection[str]

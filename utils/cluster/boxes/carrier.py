@@ -424,9 +424,7 @@ class Carrier:
         """Return a rank that computes on and on while others wait, and for how many seconds."""
         with self.lock:
             self._present.rank = 0
-            now = time.monotonic()
-            waits = [wait for side in self._sides for wait in side.waits.values()]
-            late = [wait for wait in waits if not wait.work.done and now - wait.since > wait.limit]
+            late = self._overdue()
             if not late or self.world.incident:
                 return None
             for wait in late:  # for as long as a program would wait
@@ -435,6 +433,12 @@ class Carrier:
             self._look()
             computing = [rank for rank in self.busy() if rank not in self.waiting()]
             return (computing[0], late[0].limit) if computing and not self.world.incident else None
+
+    def _overdue(self) -> list[Wait]:
+        """Return the waits that last longer than their limit."""
+        now = time.monotonic()
+        waits = [wait for side in self._sides for wait in side.waits.values()]
+        return [wait for wait in waits if not wait.work.done and now - wait.since > wait.limit]
 
 
 _QUESTIONS: dict[str, Callable[..., Any]] = {

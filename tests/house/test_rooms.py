@@ -47,8 +47,8 @@ FUNCTION_LINES = 60
 #: How many lines of Python the house may have. Whoever raises a sum says in the commit's message
 #: what a user gains, and what could not go for it.
 SUMS = {
-    "platform": 41_740,  # utils without labs, tests left out
-    "labs": 34_470,  # labs 00 to 18
+    "platform": 41_980,  # utils without labs, tests left out
+    "labs": 34_830,  # labs 00 to 18
     "tests": 57_760,
     "benchmarks": 1_725,
 }

@@ -28,14 +28,10 @@ def off_by(result: object, expected: object, quantities: Mapping[str, float]) ->
         "The difference is 72 = depth × width", or "It is 12 = depth times the expected number", or
         "" if no single product explains it.
     """
-    if isinstance(result, list) and isinstance(expected, list) and len(result) == len(expected):
-        pairs = zip(result, expected, strict=True)
-        result, expected = next(((a, b) for a, b in pairs if a != b), (None, None))
-    if not (is_number(result) and is_number(expected)):
+    numbers = _first_pair(result, expected)
+    if numbers is None:
         return ""
-    got, right = float(cast(float, result)), float(cast(float, expected))
-    if not (math.isfinite(got) and math.isfinite(right)):
-        return ""
+    got, right = numbers
     if words := product(abs(got - right), quantities):
         return f"The difference is {_whole(abs(got - right))} = {words}"
     if got * right > 0 and (words := _times(got / right, quantities)):
@@ -43,6 +39,17 @@ def off_by(result: object, expected: object, quantities: Mapping[str, float]) ->
     if got * right > 0 and (words := _times(right / got, quantities)):
         return f"The expected number is {words} times yours"
     return ""
+
+
+def _first_pair(result: object, expected: object) -> tuple[float, float] | None:
+    """Return two finite numbers, of lists the first ones that differ; None if there are none."""
+    if isinstance(result, list) and isinstance(expected, list) and len(result) == len(expected):
+        pairs = zip(result, expected, strict=True)
+        result, expected = next(((a, b) for a, b in pairs if a != b), (None, None))
+    if not (is_number(result) and is_number(expected)):
+        return None
+    got, right = float(cast(float, result)), float(cast(float, expected))
+    return (got, right) if math.isfinite(got) and math.isfinite(right) else None
 
 
 def _times(quotient: float, quantities: Mapping[str, float]) -> str:

@@ -216,12 +216,7 @@ class Report:
             number, title = stub
             self.problem(f"Task {number} ({title}) is still open", kind="open")
             return []
-        for reply in replies:
-            self.missing |= {reply.missing} - {""}
-            self.kinds |= {reply.kind} - {""}
-            self.failures |= set() if reply.call is None else {Failed(reply.kind, reply.call)}
-            for message in reply.unreceived:
-                self.problem(message, reply.rank, "unreceived")
+        self._note_failures(replies)
         if failed := [reply for reply in replies if reply.status != "ok"]:
             self._add_errors(failed, by_user)
             return []
@@ -232,6 +227,15 @@ class Report:
         if self._is_forged(replies, getattr(probe, "beside", ()), getattr(probe, "part", ())):
             return []
         return replies
+
+    def _note_failures(self, replies: list[Reply]) -> None:
+        """Note which errors ranks raised, and the messages that nobody received."""
+        for reply in replies:
+            self.missing |= {reply.missing} - {""}
+            self.kinds |= {reply.kind} - {""}
+            self.failures |= set() if reply.call is None else {Failed(reply.kind, reply.call)}
+            for message in reply.unreceived:
+                self.problem(message, reply.rank, "unreceived")
 
     def _is_forged(
         self, replies: list[Reply], beside: Collection[str], part: Collection[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,17 +66,20 @@ class LiveLine:
         notes = {rank: self._note(rank) for rank in sorted(busy)}
         waits = {rank: note["waits"] for rank, note in notes.items() if note.get("waits")}
         lines = {rank: note.get("line") for rank, note in notes.items() if rank not in waits}
-        if len(set(lines.values())) > MOST_LINES:
-            lines = dict.fromkeys(lines)
-        parts = [f"{seconds:.0f} s"]
-        for line, ranks in _groups(lines):
-            where = f", line {line}" if line else ""
-            parts.append(f"{self._who(ranks, 'is computing', 'are computing')}{where}")
+        parts = [f"{seconds:.0f} s", *self._computing(lines)]
         for call, ranks in _groups(waits):
             parts.append(f"{self._who(ranks, 'is waiting', 'are waiting')} in {call}")
         if done := [rank for rank in self._ranks if rank not in busy]:
             parts.append(self._who(done, "is done", "are done"))
         return " · ".join(parts)
+
+    def _computing(self, lines: Mapping[int, int | None]) -> Iterator[str]:
+        """Yield which ranks are computing in which line; in many lines, only which ranks."""
+        if len(set(lines.values())) > MOST_LINES:
+            lines = dict.fromkeys(lines)
+        for line, ranks in _groups(lines):
+            where = f", line {line}" if line else ""
+            yield f"{self._who(ranks, 'is computing', 'are computing')}{where}"
 
     def _who(self, ranks: list[int], one: str, many: str) -> str:
         own = [self._ranks[rank] for rank in ranks]

@@ -128,9 +128,7 @@ class RanksMagics(ParallelMagics):
         """
         self._refuse_without_ranks()
         self.ranks.running().refuse_if_stuck()
-        if self._limit is not None:
-            here = "__import__('utils.cluster.rank_side', fromlist=['limit_next_cell'])"
-            self.view.execute(f"{here}.limit_next_cell({self._limit})", silent=True, block=False)
+        self._limit_next_cell()
         if not (self.view.block if block is None else block):
             return super().parallel_execute(cell, block=False, save_name=save_name)
         stream = self.stream_output if stream_output is None else stream_output
@@ -153,6 +151,12 @@ class RanksMagics(ParallelMagics):
             self._raise_if_failed(result, cell, bool(presses))
         self._tell_of_unreceived(result)
         return None
+
+    def _limit_next_cell(self) -> None:
+        """Tell the ranks how many seconds the cell may take, if it says so."""
+        if self._limit is not None:
+            here = "__import__('utils.cluster.rank_side', fromlist=['limit_next_cell'])"
+            self.view.execute(f"{here}.limit_next_cell({self._limit})", silent=True, block=False)
 
     @contextlib.contextmanager
     def _streamed(self, result: AsyncResult) -> Iterator[dict[int, RankOutput]]:

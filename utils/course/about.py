@@ -137,18 +137,23 @@ OPTIONAL = {"further"}
 
 
 def _faults(about: Mapping[str, Any], number: str, numbers: set[str]) -> Iterator[str]:
-    missing = [key for key in RULES if key not in about and key not in OPTIONAL]
-    more = sorted(set(about) - set(RULES))
-    lack = [f"lack {', '.join(missing)}"] if missing else []
-    have = [f"have {', '.join(more)}, which nobody reads"] if more else []
-    if lack or have:
-        yield f"its lab metadata {' and '.join(lack + have)}: write {EXAMPLE}"
+    if found := _wrong_keys(about):
+        yield f"its lab metadata {' and '.join(found)}: write {EXAMPLE}"
         return
     wrong = [key for key in RULES if key in about and not RULES[key][0](about[key])]
     for key in wrong:
         yield f"its {key} {RULES[key][1].format(about[key])}"
     if "builds_on" not in wrong:
         yield from _order_faults(about["builds_on"], number, numbers)
+
+
+def _wrong_keys(about: Mapping[str, Any]) -> list[str]:
+    """Return which keys the metadata lack, and which they have that nobody reads."""
+    missing = [key for key in RULES if key not in about and key not in OPTIONAL]
+    more = sorted(set(about) - set(RULES))
+    lack = [f"lack {', '.join(missing)}"] if missing else []
+    have = [f"have {', '.join(more)}, which nobody reads"] if more else []
+    return lack + have
 
 
 def _order_faults(builds_on: list[str], number: str, numbers: set[str]) -> Iterator[str]:

@@ -85,23 +85,30 @@ def _scopes(statement: ast.stmt) -> tuple[set[str], set[str], set[str]]:
     while tables:
         table, outer = tables.pop()
         runs_later = table is not top and (outer is not top or table.get_type() == "function")
-        for symbol in table.get_symbols():
-            name = symbol.get_name()
-            if table is not top and not symbol.is_global():
-                continue
-            if symbol.is_assigned() or symbol.is_imported():
-                bound.add(name)
-            if symbol.is_referenced():
-                (in_functions if runs_later else at_once).add(name)
+        looked_up, stored = _globals_of(table, table is top)
+        (in_functions if runs_later else at_once).update(looked_up)
+        bound |= stored
         tables += [(child, table) for child in table.get_children()]
-    changed = {
+    if not isinstance(statement, ast.Assign | ast.AnnAssign):
+        at_once -= bound  # otherwise the value is looked up before the name is bound
+    return at_once | (_changed_names(statement) & bound), in_functions, bound
+
+
+def _globals_of(table: symtable.SymbolTable, is_top: bool) -> tuple[set[str], set[str]]:
+    """Return the global names that a scope looks up, and those that it binds."""
+    symbols = [symbol for symbol in table.get_symbols() if is_top or symbol.is_global()]
+    looked_up = {one.get_name() for one in symbols if one.is_referenced()}
+    bound = {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+    return looked_up, bound
+
+
+def _changed_names(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement looks up and binds again, as in ``n += 1``."""
+    return {
         node.target.id
         for node in ast.walk(statement)
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
-    if not isinstance(statement, ast.Assign | ast.AnnAssign):
-        at_once -= bound  # otherwise the value is looked up before the name is bound
-    return at_once | (changed & bound), in_functions, bound
 
 
 def not_needed(cells: Iterable[NotebookNode], kept: Collection[str], names: set[str]) -> set[str]:

@@ -223,6 +223,13 @@ def _chosen(library: str, op: str, nbytes: float, ranks: int) -> str:
     return next(iter(ALGORITHMS[op]))
 
 
+def _asked_or_chosen(machine: Machine, op: str, nbytes: float, ranks: int, algorithm: str) -> str:
+    """Return the algorithm that was asked for, or that a library chooses; "" for the fastest."""
+    if algorithm not in {*LIBRARIES, *ALGORITHMS[op]}:
+        algorithm = machine.library
+    return _chosen(algorithm, op, nbytes, ranks) if algorithm in LIBRARIES else algorithm
+
+
 # Lab 06 teaches these, but no library that we know runs them for large tensors or many ranks.
 _FOR_LESSONS = {"direct", "central"}
 
@@ -248,10 +255,7 @@ def price(machine: Machine, op: str, groups: Devices, nbytes: float, algorithm: 
     """
     if op not in ALGORITHMS:
         raise ValueError(f"There is no model of {op!r}. Choose one of: {', '.join(ALGORITHMS)}.")
-    if algorithm not in {*LIBRARIES, *ALGORITHMS[op]}:
-        algorithm = machine.library
-    if algorithm in LIBRARIES:
-        algorithm = _chosen(algorithm, op, nbytes, groups.shape[1])
+    algorithm = _asked_or_chosen(machine, op, nbytes, groups.shape[1], algorithm)
     usual = [name for name in ALGORITHMS[op] if name not in _FOR_LESSONS]
     names = [algorithm] if algorithm else usual or list(ALGORITHMS[op])
     if groups.shape[1] == 1:

@@ -226,11 +226,7 @@ def forecast(
         ForecastError: there is no answer; the kind of error and its message say why.
     """
     ranks = run.ranks if ranks is None else ranks
-    if not run.ranks or not any(run.events):
-        raise RunError("The run is empty. Record a cell in which the ranks compute and call.")
-    machine.holds(ranks)
-    if wrong := [rank for rank in slow or {} if not 0 <= rank < ranks]:
-        raise ScaleError(f"There is no rank {wrong[0]} to slow down among {ranks:,} ranks.")
+    _check(run, machine, ranks, slow or {})
     where = layout(run, ranks, grow)
     scale, told = _scale(run, machine, work, computing)
     if strong:
@@ -248,6 +244,15 @@ def forecast(
     remarks = (*told, *_remarks(run, ranks, strong))
     found = (played.seconds, played.computing, stragglers, error, played.prices)
     return Forecast(machine, ranks, *found, work, remarks)
+
+
+def _check(run: Run, machine: Machine, ranks: int, slow: dict[int, float]) -> None:
+    """Raise ForecastError if the run is empty, or the machine or a straggler doesn't fit."""
+    if not run.ranks or not any(run.events):
+        raise RunError("The run is empty. Record a cell in which the ranks compute and call.")
+    machine.holds(ranks)
+    if wrong := [rank for rank in slow if not 0 <= rank < ranks]:
+        raise ScaleError(f"There is no rank {wrong[0]} to slow down among {ranks:,} ranks.")
 
 
 def _noise(run: Run, ranks: int, jitter: float | None) -> tuple[float, bool]:

@@ -189,24 +189,33 @@ class Replay:
         ready = [(0.0, position) for position in range(len(nexts))]
         while ready:
             _, position = heapq.heappop(ready)
-            program, waits = self._programs[position], False
-            while nexts[position] < len(program):
-                kind, value = program[nexts[position]]
-                if kind == WAIT and not self._await(position, int(value)):
-                    waits = True
-                    break
-                nexts[position] += 1
-                if kind == START:
-                    for other in self._start(position, int(value)):
-                        heapq.heappush(ready, (self._time(other), other))
-                elif kind != WAIT:
-                    self._pass(position, kind, value)
-                    break
-            if not waits and nexts[position] < len(program):
+            if self._goes_on(position, nexts, ready):
                 heapq.heappush(ready, (self._time(position), position))
         if any(at < len(program) for at, program in zip(nexts, self._programs, strict=True)):
             raise RunError("A rank of this run waits for a call that another rank never starts.")
         return self._played()
+
+    def _goes_on(self, position: int, nexts: list[int], ready: list[tuple[float, int]]) -> bool:
+        """Play a rank until it has computed; return False if it has to wait, or is at its end.
+
+        Args:
+            position: the rank's.
+            nexts: the next event of each rank.
+            ready: a heap of clocks and ranks, to which those are added that no longer wait.
+        """
+        program = self._programs[position]
+        while nexts[position] < len(program):
+            kind, value = program[nexts[position]]
+            if kind == WAIT and not self._await(position, int(value)):
+                return False
+            nexts[position] += 1
+            if kind == START:
+                for other in self._start(position, int(value)):
+                    heapq.heappush(ready, (self._time(other), other))
+            elif kind != WAIT:
+                self._pass(position, kind, value)
+                break
+        return nexts[position] < len(program)
 
     def _time(self, position: int) -> float:
         return float(self._clocks[position].mean())

@@ -149,16 +149,21 @@ class Assembled:
         For one task, the student's own cells run only if the answer needs their names.
         """
         reference = self.reference
-        names = set(reference.looked_up or ())
-        for grade_id in reference.tasks[only].answers if only else ():
-            names |= bound(body(reference.answer_cells[grade_id].source))
         kept = {cell.id for cell in cells if reference.must_run(cell)}
         kept |= {cell.id for cell in cells if only is None and cell.id.startswith(OWN)}
         # A cell that shows an error may end a rank, and the next cell starts fresh ranks.
         left_out = reference.deliberate - kept
         cells = [cell for cell in cells if cell.id not in left_out]
-        left_out = not_needed(cells, kept, names)
+        left_out = not_needed(cells, kept, self._looked_up(only))
         return [cell for cell in cells if cell.id not in left_out]
+
+    def _looked_up(self, only: str | None) -> set[str]:
+        """Return the names that checks look up, and those that the answers to one task bind."""
+        reference = self.reference
+        names = set(reference.looked_up or ())
+        for grade_id in reference.tasks[only].answers if only else ():
+            names |= bound(body(reference.answer_cells[grade_id].source))
+        return names
 
     def sources(self) -> list[str]:
         """Return the student's code for the ranks: own cells and changed answers."""
@@ -291,10 +296,15 @@ class Finder:
                 return choose(sources, self.reference.stubs[cell.id])
             changed = changed or marked
         found = self._by_definition(cell) if cell.cell_type == "code" else self._by_neighbour(cell)
-        if changed:
-            source, _ = choose([FENCE.sub("", one["source"]) for one in changed], "")
-            if found[0] is None or defined(body(cell.source)) <= defined(body(source)):
-                return source, f"{NEW_TYPE} '{changed[0]['type']}'. Its text counts as the answer."
+        return self._with_new_type(cell, changed, found) if changed else found
+
+    def _with_new_type(
+        self, cell: NotebookNode, changed: list[Cell], found: tuple[str | None, str]
+    ) -> tuple[str | None, str]:
+        """Return the answer in cells whose type was changed, unless what was found is better."""
+        source, _ = choose([FENCE.sub("", one["source"]) for one in changed], "")
+        if found[0] is None or defined(body(cell.source)) <= defined(body(source)):
+            return source, f"{NEW_TYPE} '{changed[0]['type']}'. Its text counts as the answer."
         return found
 
     def _by_definition(self, cell: NotebookNode) -> tuple[str | None, str]:

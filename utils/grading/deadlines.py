@@ -118,16 +118,27 @@ def _times(pattern: str, path: Path) -> Times:
     for place in map(Path, places):
         if place.name == "timestamp.txt":
             times[_key(place.parts[-3])] = _time(place.read_text(encoding="utf-8").strip(), place)
-            continue
-        names, *rows = [cells for _, cells in numbered_rows(place)] or [[]]
-        names = [name.strip().casefold() for name in names]
-        who, when = ([i for i, name in enumerate(names) if name in some] for some in (WHO, WHEN))
-        if not who or not when:
-            raise LabError(f"{place} lacks columns of times: {NEEDED}.")
-        for cells in rows:
-            if len(cells) > max(*who, *when) and cells[when[0]].strip() not in {"", "-"}:
-                times |= dict.fromkeys((_key(cells[i]) for i in who), _time(cells[when[0]], place))
+        else:
+            times |= _times_in_worksheet(place)
     return times
+
+
+def _times_in_worksheet(place: Path) -> Times:
+    times: Times = {}
+    names, *rows = [cells for _, cells in numbered_rows(place)] or [[]]
+    who, when = _columns([name.strip().casefold() for name in names])
+    if not who or not when:
+        raise LabError(f"{place} lacks columns of times: {NEEDED}.")
+    for cells in rows:
+        if len(cells) > max(*who, *when) and cells[when[0]].strip() not in {"", "-"}:
+            times |= dict.fromkeys((_key(cells[i]) for i in who), _time(cells[when[0]], place))
+    return times
+
+
+def _columns(names: list[str]) -> tuple[list[int], list[int]]:
+    """Return the columns that say whose time it is, and the columns of times."""
+    who, when = ([i for i, name in enumerate(names) if name in some] for some in (WHO, WHEN))
+    return who, when
 
 
 def _key(name: str) -> str:
@@ -152,16 +163,21 @@ def take_off(results: list[Result], rule: Rule) -> None:
                 continue
             free = min(left, result.days_late)
             left -= free
-            share = min(1.0, (result.days_late - free) * rule.penalty_per_day)
-            before = result.points
-            fixed = sum(task.points or 0 for task in result.tasks if task.by_person)
-            result.penalty = round(share * (before - fixed), 2)
-            if result.days_late:
-                late = f"Days late: {number(result.days_late)}, of them {number(free)} free"
-                after = f"{number(result.points)} points instead of {number(before)}"
-                if result.points == before:
-                    after = "Nothing is taken off"
-                result.remarks.append(f"{late}. {after}.")
+            _take_off_one(result, result.days_late, free, rule)
+
+
+def _take_off_one(result: Result, days_late: float, free: float, rule: Rule) -> None:
+    """Take the penalty off one result, of whose late days some are free."""
+    share = min(1.0, (days_late - free) * rule.penalty_per_day)
+    before = result.points
+    fixed = sum(task.points or 0 for task in result.tasks if task.by_person)
+    result.penalty = round(share * (before - fixed), 2)
+    if days_late:
+        late = f"Days late: {number(days_late)}, of them {number(free)} free"
+        after = f"{number(result.points)} points instead of {number(before)}"
+        if result.points == before:
+            after = "Nothing is taken off"
+        result.remarks.append(f"{late}. {after}.")
 
 
 def _days_late(result: Result, rule: Rule) -> float | None:

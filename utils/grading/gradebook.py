@@ -51,15 +51,19 @@ def gradebook(results: list[Result], remarks: dict[str, list[str]] | None = None
     head += [f"{lab} total" for lab in totals]
     rows = [[*head, "total", "max", "to grade by hand", "remarks"]]
     for student, own_results in by_student(results).items():
-        texts = [text for result in own_results for text in _remarks(result)]
-        texts += (remarks or {}).get(student, [])
         points = [*_points_of(own_results, tasks), *_lateness_of(own_results, late)]
         points += _totals_of(own_results, totals)
         points += [number(total(own_results)), number(most_of(own_results))]
         by_hand = [task for result in own_results for task in result.open]
-        cell = "; ".join(text.rstrip(".") for text in dict.fromkeys(texts))
-        rows.append([student, *points, " ".join(by_hand), cell])
+        more = (remarks or {}).get(student, [])
+        rows.append([student, *points, " ".join(by_hand), _all_remarks(own_results, more)])
     return table(rows)
+
+
+def _all_remarks(results: list[Result], more: list[str]) -> str:
+    """Return the remarks on one student's results, and more, in one cell."""
+    texts = [*(text for result in results for text in _remarks(result)), *more]
+    return "; ".join(text.rstrip(".") for text in dict.fromkeys(texts))
 
 
 def _task_names(tasks: list[tuple[str, str]]) -> list[str]:
@@ -378,18 +382,25 @@ def _entries(results: list[Result], left: dict[Key, Grade]) -> dict[Key, Grade]:
     for result in sorted(results, key=lambda one: (one.lab, one.student.casefold())):
         for task in result.tasks:
             key = (result.student, result.lab, task.task)
-            if task.status != "by hand" and not (key in left and left[key].entered):
-                continue
-            grade = left.pop(key, Grade(None))
-            if task.status != "by hand":
-                points = None if grade.points is None else min(grade.points, task.most)
-                most, answer = number(task.most), grade.answer or mark(task.code)
-                entries[key] = replace(grade, points=points, most=most, answer=answer)
-                continue
-            marked = grade.answer if grade.points is not None else ""
-            entry = replace(grade, points=task.points, comment=task.note, most=number(task.most))
-            entries[key] = replace(entry, answer=marked or mark(task.code))
+            if task.status == "by hand":
+                entries[key] = _by_hand(left.pop(key, Grade(None)), task)
+            elif key in left and left[key].entered:
+                entries[key] = _overruled(left.pop(key), task)
     return entries | {key: grade for key, grade in left.items() if grade.entered}
+
+
+def _overruled(grade: Grade, task: TaskResult) -> Grade:
+    """Return the row of a task that has a check, whose points a person has entered."""
+    points = None if grade.points is None else min(grade.points, task.most)
+    answer = grade.answer or mark(task.code)
+    return replace(grade, points=points, most=number(task.most), answer=answer)
+
+
+def _by_hand(grade: Grade, task: TaskResult) -> Grade:
+    """Return the row of a task that a person grades."""
+    answer = (grade.answer if grade.points is not None else "") or mark(task.code)
+    most = number(task.most)
+    return replace(grade, points=task.points, comment=task.note, most=most, answer=answer)
 
 
 def mark(text: str) -> str:

@@ -124,6 +124,14 @@ class Grading:
         has passed stays, because it says what the other tasks are.
         """
         before = dict(self.verdicts)
+        passed = self._passed_alone()
+        self.verdicts = before | {task: self.verdicts[task] for task in passed}
+        if passed:
+            how = "with the reference's answers to all other tasks"
+            self.remarks.append(f"Task {', '.join(passed)}: The check passed {how}.")
+
+    def _passed_alone(self) -> list[str]:
+        """Return the tasks that pass if each one runs alone, for as long as there is time."""
         tasks = self.reference.tasks.values()
         everything = frozenset(
             task.number for task in tasks if not (task.personal and self._passed(task.number))
@@ -139,10 +147,7 @@ class Grading:
                 break
             if self._passed(number):
                 passed.append(number)
-        self.verdicts = before | {task: self.verdicts[task] for task in passed}
-        if passed:
-            how = "with the reference's answers to all other tasks"
-            self.remarks.append(f"Task {', '.join(passed)}: The check passed {how}.")
+        return passed
 
     def _begin_alone(self, view: View) -> bool:
         """Run for one task, again if the ranks did not start; return False without time for it."""

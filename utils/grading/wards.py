@@ -9,6 +9,7 @@ import ast
 import re
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterator
 
 from .reference import Reference, parsed
 from .results import Result
@@ -38,11 +39,16 @@ def ward_remarks(results: list[Result], references: list[Reference]) -> dict[str
                 text = f"the name is {name!r}, not the student's"
                 remarks[result.student].append(f"{result.lab}, task {task.task}: {text}.")
     for (lab, name), students in wards.items():
-        for student in students if len(students) > 1 else []:
-            others = ", ".join(other for other in students if other != student)
-            text = f"{others} wrote the same name {name!r}, so their tasks are equal"
+        for student, text in _equal_wards(name, students):
             remarks[student].append(f"{lab}: {text}.")
     return dict(remarks)
+
+
+def _equal_wards(name: str, students: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield each student who wrote the same name as somebody else, and what is said of it."""
+    for student in students if len(students) > 1 else []:
+        others = ", ".join(other for other in students if other != student)
+        yield student, f"{others} wrote the same name {name!r}, so their tasks are equal"
 
 
 def _written(code: str) -> str:

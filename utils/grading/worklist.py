@@ -84,12 +84,7 @@ def plan(
     taken = _sort_files(submissions, refs, broken, _other_labs(options.solutions, refs))
     is_due = {lab: time < datetime.now() for lab, time in (deadline or {}).items()}
     if not options.only and len(refs) > 1:
-        handed_in = {lab for _, lab in taken}
-        if not handed_in:
-            raise LabError(_nothing_known(submissions))
-        left_out = [ref.lab for ref in refs if not (ref.lab in handed_in or is_due.get(ref.lab))]
-        refs = [ref for ref in refs if ref.lab not in left_out]
-        _tell_left_out(left_out)
+        refs = _that_count(refs, {lab for _, lab in taken}, is_due, submissions)
     folders = student_folders(list(submissions.students), out)
     circumstances = _circumstances(options)
     jobs = []
@@ -105,6 +100,21 @@ def plan(
                     continue
             jobs.append(job)
     return jobs
+
+
+def _that_count(
+    refs: list[Reference], handed_in: set[str], is_due: dict[str, bool], submissions: Found
+) -> list[Reference]:
+    """Return the labs that somebody has submitted or that are due, and print the other ones.
+
+    Raises:
+        LabError: nobody has submitted a lab.
+    """
+    if not handed_in:
+        raise LabError(_nothing_known(submissions))
+    left_out = [ref.lab for ref in refs if not (ref.lab in handed_in or is_due.get(ref.lab))]
+    _tell_left_out(left_out)
+    return [ref for ref in refs if ref.lab not in left_out]
 
 
 def _tell_left_out(labs: list[str]) -> None:

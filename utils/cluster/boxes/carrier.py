@@ -78,7 +78,8 @@ class Carrier:
         self.n = len(frames)
         self.batch = 0
         self.lock = threading.Condition(threading.RLock())
-        self._timeout, self._place_of = timeout, place
+        self._timeout = timeout
+        self._place_of = place
         self._sides = [RankState(end) for end in frames]
         self._pending: dict[Work, Pending] = {}
         self.given: dict[str, str] = {}
@@ -98,13 +99,15 @@ class Carrier:
             if not self.busy():
                 self.batch += 1
             for rank in ranks:
-                self._sides[rank].is_busy, self._sides[rank].has_raised = True, False
+                self._sides[rank].is_busy = True
+                self._sides[rank].has_raised = False
 
     def end_request(self, rank: int) -> None:
         """Note that a rank has nothing to do any more."""
         with self.lock:
             side = self._sides[rank]
-            side.is_busy, side.was_interrupted = False, False
+            side.is_busy = False
+            side.was_interrupted = False
             side.before = side.latest
             side.waits.clear()
             side.refused.clear()
@@ -115,7 +118,8 @@ class Carrier:
         """Note that a rank's process is gone; ranks that wait for it get an error."""
         with self.lock:
             side = self._sides[rank]
-            side.is_gone, side.is_busy = True, False
+            side.is_gone = True
+            side.is_busy = False
             side.waits.clear()
             self.world.died(rank, why)
             self._look()
@@ -139,7 +143,8 @@ class Carrier:
             return False
         try:
             with self.lock:
-                self._present.rank, self._present.frame = rank, frame
+                self._present.rank = rank
+                self._present.frame = frame
                 act(self._sides[rank], frame)
                 self._look()
         except BrokenFrame:
@@ -154,7 +159,8 @@ class Carrier:
             cell, running = about["cells"]
             notebook_words.number_cell(about["place"][0], cell)
             notebook_words.cell_runs(running)
-        group, number = side.groups[about["group"]], int(about["number"])
+        group = side.groups[about["group"]]
+        number = int(about["number"])
         if number <= side.latest:
             raise BrokenFrame(f"call {number} comes after call {side.latest}")
         side.latest = number
@@ -167,7 +173,8 @@ class Carrier:
                 work = group.send([tensor], about["send"], about["tag"])
             else:
                 (tensor,) = values.arguments_of([about["tensor"]])
-                work, outputs = group.recv([tensor], about["recv"], about["tag"]), [tensor]
+                work = group.recv([tensor], about["recv"], about["tag"])
+                outputs = [tensor]
         except CommunicationError as error:
             if not about["blocking"]:  # the rank hears of it when it waits
                 side.refused.add(number)
@@ -396,7 +403,8 @@ class Carrier:
 
     def _look(self) -> None:
         """Begin an incident if each rank that has something to do waits for another one."""
-        busy, waiting = set(self.busy()), self.waiting()
+        busy = set(self.busy())
+        waiting = self.waiting()
         if waiting and busy <= set(waiting):
             self.stuck()
         self.lock.notify_all()
@@ -416,16 +424,21 @@ class Carrier:
         """Return a rank that computes on and on while others wait, and for how many seconds."""
         with self.lock:
             self._present.rank = 0
-            now = time.monotonic()
-            waits = [wait for side in self._sides for wait in side.waits.values()]
-            late = [wait for wait in waits if not wait.work.done and now - wait.since > wait.limit]
+            late = self._overdue()
             if not late or self.world.incident:
                 return None
             for wait in late:  # for as long as a program would wait
-                wait.thread, wait.others = 0, frozenset()
+                wait.thread = 0
+                wait.others = frozenset()
             self._look()
             computing = [rank for rank in self.busy() if rank not in self.waiting()]
             return (computing[0], late[0].limit) if computing and not self.world.incident else None
+
+    def _overdue(self) -> list[Wait]:
+        """Return the waits that last longer than their limit."""
+        now = time.monotonic()
+        waits = [wait for side in self._sides for wait in side.waits.values()]
+        return [wait for wait in waits if not wait.work.done and now - wait.since > wait.limit]
 
 
 _QUESTIONS: dict[str, Callable[..., Any]] = {

@@ -36,7 +36,8 @@ class Client(LocalClient):
 
     def __init__(self, frames: Sequence[Frames], carrier: Carrier):
         super().__init__(range(len(frames)))
-        self._frames, self._carrier = frames, carrier
+        self._frames = frames
+        self._carrier = carrier
         self._open: dict[str, tuple[int, Request]] = {}
 
     def send(self, requests: Mapping[int, Request]) -> dict[int, MessageFuture]:
@@ -58,7 +59,9 @@ class Client(LocalClient):
     def become(self, other: Client) -> None:
         """Be the client of the ranks of another client, so that views stay valid."""
         self.abandon()
-        self.ids, self._frames, self._carrier = other.ids, other._frames, other._carrier
+        self.ids = other.ids
+        self._frames = other._frames
+        self._carrier = other._carrier
         self._open.clear()
 
     def take(self, rank: int, frame: Frame) -> bool:
@@ -87,7 +90,8 @@ class Client(LocalClient):
 
     def _take_output(self, future: MessageFuture, frame: Frame) -> None:
         output = self.output(future)
-        kind, content = frame.fields["kind"], values.unpacked(frame.fields["shown"], frame.pieces)
+        kind = frame.fields["kind"]
+        content = values.unpacked(frame.fields["shown"], frame.pieces)
         if kind == "stream":
             output.write("stderr" if content["name"] == "stderr" else "stdout", content["text"])
         elif kind == "clear_output":

@@ -79,7 +79,8 @@ class Frames:
         lengths = b"".join(_LENGTH.pack(len(piece)) for piece in pieces)
         head = _HEAD.pack(len(text), len(pieces)) + lengths + text
         if sum(map(len, pieces)) <= SMALL:
-            head, pieces = b"".join([head, *pieces]), ()
+            head = b"".join([head, *pieces])
+            pieces = ()
         with guard, self._sending:
             self._end.sendall(head)
             for piece in pieces:

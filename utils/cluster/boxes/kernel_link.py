@@ -53,7 +53,9 @@ class KernelLink:
     """
 
     def __init__(self, frames: Frames, rank: int, n: int):
-        self._frames, self.rank, self.n = frames, rank, n
+        self._frames = frames
+        self.rank = rank
+        self.n = n
         self.world = BoxWorld(self)
         self._works: dict[int, BoxWork] = {}
         self._answers: dict[int, Answer] = {}
@@ -116,7 +118,8 @@ class KernelLink:
             RuntimeError: the answer is an error.
             KeyboardInterrupt: this rank was interrupted.
         """
-        number, answer = next(self._numbers), Answer()
+        number = next(self._numbers)
+        answer = Answer()
         self._answers[number] = answer
         self._frames.send("ask", {"number": number, "method": method, "arguments": arguments})
         try:
@@ -141,7 +144,8 @@ class KernelLink:
             self._end(frame).set()
         elif frame.kind == "answer":
             if answer := self._answers.get(fields["number"]):
-                answer.value, answer.error = fields.get("value"), fields.get("error", "")
+                answer.value = fields.get("value")
+                answer.error = fields.get("error", "")
                 answer.there.set()
         else:
             return False

@@ -50,7 +50,8 @@ class BoxGroup(RankGroup):
 
     def __init__(self, kernel: KernelLink, rank: int, members: tuple[int, ...], number: int):
         super().__init__(rank, members)
-        self.kernel, self.number = kernel, number
+        self.kernel = kernel
+        self.number = number
         self._collectives = 0
 
     def thread_name(self) -> str:
@@ -167,16 +168,20 @@ class BoxWork(TorchWork):
         finish: Callable[[], None] | None = None,
     ):
         super().__init__()
-        self.group, self.call = group, call
+        self.group = group
+        self.call = call
         self.others: Sequence[TorchWork] = ()
         self.ended = threading.Event()
-        self._result, self._outputs, self._finish = list(result), outputs, finish
+        self._result = list(result)
+        self._outputs = outputs
+        self._finish = finish
         self._error: Exception | None = None
         self._over = 0.0
         self._has_values = self._is_seen = False
         self._source: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
-        self._completing, self._is_complete = threading.Lock(), False
+        self._completing = threading.Lock()
+        self._is_complete = False
         # Tensors made in inference mode may be written only in it.
         self._for_inference = any(tensor.is_inference() for tensor in result)
 
@@ -206,7 +211,8 @@ class BoxWork(TorchWork):
             the event that wakes the program. The caller sets it when it holds this work no
             longer, so that the program's tensors are freed with the program's last name.
         """
-        self._over, self._error = record["end"], error
+        self._over = record["end"]
+        self._error = error
         # A check may have given this rank another clock.
         shift = time.perf_counter() - _real_clock()
         for name in ("matched", "end"):
@@ -218,7 +224,8 @@ class BoxWork(TorchWork):
                 self._write(written)
         except Exception as wrong:
             self._error = wrong
-        self._outputs, self._finish = (), None
+        self._outputs = ()
+        self._finish = None
         self._has_values = True
         if self._source is not None:
             self._complete_later(self._source)

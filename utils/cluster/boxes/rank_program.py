@@ -55,7 +55,8 @@ class RankProgram:
     """
 
     def __init__(self, frames: Frames, begin: dict[str, Any]):
-        self.rank, self.n = begin["rank"], begin["n"]
+        self.rank = begin["rank"]
+        self.n = begin["n"]
         self._frames = frames
         self._kernel = KernelLink(frames, self.rank, self.n)
         self._requests: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -143,7 +144,8 @@ class RankProgram:
             else:
                 reply["value"] = values.packed(self._do(frame), pieces)
         except BaseException as error:
-            kind, text = type(error).__name__, text_of(error)
+            kind = type(error).__name__
+            text = text_of(error)
             reply["error"] = [kind, text, f"{kind}: {text}".rstrip(": ")]
             pieces = []
         reply["data"] = values.packed(self._output.metadata["data"] or {}, pieces)
@@ -213,7 +215,8 @@ def _shell(rank: int, n: int) -> RankShell:
     shell = RankShell()
     main = types.ModuleType("__main__")
     main.__dict__.update(shell.user_ns)
-    shell.user_module, shell.user_ns = main, main.__dict__
+    shell.user_module = main
+    shell.user_ns = main.__dict__
     # ipyparallel's engines have these names as well.
     main.__dict__.update(mpi_rank=rank, mpi_size=n)
     sys.modules["__main__"] = main

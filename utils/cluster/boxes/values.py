@@ -58,7 +58,8 @@ def described(tensor: torch.Tensor) -> dict[str, Any]:
 
 
 def _shape_and_dtype(about: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
-    shape, dtype = about.get("shape"), DTYPES.get(about.get("dtype", ""))
+    shape = about.get("shape")
+    dtype = DTYPES.get(about.get("dtype", ""))
     if dtype is None or not isinstance(shape, list):
         raise BrokenFrame(f"there is no tensor {about}")
     if not all(type(n) is int and n >= 0 for n in shape):
@@ -91,6 +92,23 @@ def packed(value: Any, pieces: list[Piece]) -> Any:
     """
     if type(value) in _PLAIN:
         return value
+    if isinstance(value, list):
+        return [packed(part, pieces) for part in value]
+    for pack in (_packed_bytes, _packed_parts):
+        found = pack(value, pieces)
+        if found is not None:
+            return found
+    for kind in (int, float, str):
+        if isinstance(value, kind):  # of a subclass, such as an Enum with numbers
+            return kind(value)
+    raise TypeError(
+        f"a rank can't send a {type(value).__name__} to the kernel. Send numbers, texts, tensors, "
+        "arrays, or lists, tuples and dicts of them"
+    )
+
+
+def _packed_bytes(value: Any, pieces: list[Piece]) -> dict[str, Any] | None:
+    """Return a tensor, an array or bytes as JSON; None for another value."""
     if isinstance(value, torch.Tensor):
         pieces.append(bytes_of(value.detach().cpu()))
         return {"tensor": len(pieces) - 1, **described(value)}
@@ -100,8 +118,11 @@ def packed(value: Any, pieces: list[Piece]) -> Any:
     if isinstance(value, bytes | bytearray):
         pieces.append(value)
         return {"bytes": len(pieces) - 1}
-    if isinstance(value, list):
-        return [packed(part, pieces) for part in value]
+    return None
+
+
+def _packed_parts(value: Any, pieces: list[Piece]) -> dict[str, Any] | None:
+    """Return a value that consists of other values as JSON, if it isn't a list; otherwise None."""
     if type(value) in (tuple, torch.Size):
         return {"tuple": [packed(part, pieces) for part in value]}
     if isinstance(value, set | frozenset):
@@ -114,13 +135,7 @@ def packed(value: Any, pieces: list[Piece]) -> Any:
         return {"dataclass": name, "fields": packed(fields, pieces)}
     if isinstance(value, Mapping):
         return {"dict": [[packed(k, pieces), packed(v, pieces)] for k, v in value.items()]}
-    for kind in (int, float, str):
-        if isinstance(value, kind):  # of a subclass, such as an Enum with numbers
-            return kind(value)
-    raise TypeError(
-        f"a rank can't send a {type(value).__name__} to the kernel. Send numbers, texts, tensors, "
-        "arrays, or lists, tuples and dicts of them"
-    )
+    return None
 
 
 def unpacked(json: Any, pieces: Sequence[Piece]) -> Any:

@@ -44,7 +44,8 @@ class Client(LocalClient):
 
     def __init__(self, turns: Turns, ranks: list[Rank]):
         super().__init__(rank.number for rank in ranks)
-        self._turns, self._ranks = turns, ranks
+        self._turns = turns
+        self._ranks = ranks
         self.namespaces = [rank.user_ns for rank in ranks]
 
     def send(self, requests: Mapping[int, Request]) -> dict[int, MessageFuture]:
@@ -60,7 +61,8 @@ class Client(LocalClient):
     def become(self, other: Client) -> None:
         """Be the client of the ranks of another client, so that views stay valid."""
         self.abandon()
-        self._turns, self._ranks = other._turns, other._ranks
+        self._turns = other._turns
+        self._ranks = other._ranks
         self.namespaces = other.namespaces
 
     def _task(self, request: Request) -> Task:
@@ -86,7 +88,8 @@ class Client(LocalClient):
             except Retired:
                 raise
             except BaseException as error:  # such as an interrupt at the end of the cell
-                kind, text = type(error).__name__, text_of(error)
+                kind = type(error).__name__
+                text = text_of(error)
                 answer = remote_error(rank, kind, text, f"{kind}: {text}".rstrip(": "))
             return lambda: self.answer(future, answer)
 
@@ -113,7 +116,8 @@ def called(rank: Rank, output: Output, function: Callable[[], Any]) -> Any:
     try:
         return sorted_by_keys(pickle.loads(pickle.dumps(function())))
     except Exception as error:
-        kind, text = type(error).__name__, text_of(error)
+        kind = type(error).__name__
+        text = text_of(error)
         return remote_error(rank.number, kind, text, f"{kind}: {text}")
 
 

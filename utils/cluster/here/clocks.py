@@ -84,7 +84,8 @@ class Clocks:
 
     def start(self, rank: int) -> None:
         """Note that the rank has its turn."""
-        self._running, self._since = rank, _real()
+        self._running = rank
+        self._since = _real()
 
     def stop(self, rank: int) -> None:
         """Note that the rank's turn is over."""
@@ -115,5 +116,6 @@ def _in_nanoseconds(read: Callable[[], float], real: Callable[[], int]) -> Calla
 
     The real clock gives the date, and the rank's clock what has passed since then.
     """
-    began, began_ns = read(), real()
+    began = read()
+    began_ns = real()
     return lambda: began_ns + round((read() - began) * 1e9)

@@ -13,7 +13,9 @@ import time
 from typing import Any
 
 # Numbers of parameters in glibc's malloc.h.
-TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+ARENA_MAX = -8
 MIB = 2**20
 #: Seconds between two times at which memory goes back to the system.
 OFTEN = 0.25

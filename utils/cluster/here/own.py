@@ -64,7 +64,8 @@ class ByThread:
     """A function that a rank has replaced, for the rank's thread; other threads get the old one."""
 
     def __init__(self, own: Callable[..., Any], other: Callable[..., Any]):
-        self.own, self._other = own, other
+        self.own = own
+        self._other = other
         self._thread = threading.get_ident()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +142,8 @@ class Own:
     def _take_in(self) -> None:
         """Add the places of modules that have been imported since."""
         for place in [place for place in self._to_come if place[0] in sys.modules]:
-            module, name = sys.modules[place[0]], place[1]
+            module = sys.modules[place[0]]
+            name = place[1]
             if not hasattr(module, name):
                 continue  # its import has not ended
             self._to_come.remove(place)
@@ -165,9 +167,11 @@ class Own:
         if self._to_come:
             self._take_in()
         if self._is_outside:
-            self._there, self._random_outside = self._present(), _random_state()
+            self._there = self._present()
+            self._random_outside = _random_state()
             if not all(map(operator.is_, self._there, self._outside)):
-                self._outside, self._ready = self._there, [[] for _ in self._ready]
+                self._outside = self._there
+                self._ready = [[] for _ in self._ready]
             self._main_outside = sys.modules["__main__"]
             self._is_outside = False
         ready = self._ready[rank] = self._ready[rank] or self._for_this_thread(self._own[rank])
@@ -188,7 +192,8 @@ class Own:
         """Keep the rank's values; with ``to_outside``, install the process's own."""
         if self._to_come:
             self._take_in()
-        self._there, ready = self._present(), self._ready[rank]
+        self._there = self._present()
+        ready = self._ready[rank]
         if not (ready and all(map(operator.is_, self._there, ready))):
             self._own[rank] = list(map(_without, self._there))
             self._ready[rank] = []

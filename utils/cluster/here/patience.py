@@ -29,7 +29,10 @@ class Patience:
     def __init__(
         self, turns: Turns, ranks: SharedRanks, timeout: float, place: Callable[[int], str]
     ):
-        self._turns, self._ranks, self._timeout, self._place = turns, ranks, timeout, place
+        self._turns = turns
+        self._ranks = ranks
+        self._timeout = timeout
+        self._place = place
         self._over = threading.Event()
         threading.Thread(target=self._look_for_good, name="patience", daemon=True).start()
 

@@ -34,7 +34,8 @@ def main(n: str, threads: str, script: str, *arguments: str) -> None:
     sys.path.insert(0, str(Path(script).resolve().parent))
     code = compile(Path(script).read_text(encoding="utf-8"), script, "exec")
     ranks = Threads(ThreadPlan(int(n), int(threads)))
-    settings.section, settings.seals_sends = "program", False
+    settings.section = "program"
+    settings.seals_sends = False
 
     def run(rank: Rank, future: MessageFuture) -> None:
         torch.set_num_threads(int(threads))

@@ -29,13 +29,15 @@ class Rank:
     """
 
     def __init__(self, number: int, size: int, world: World):
-        self.number, self.world = number, world
+        self.number = number
+        self.world = world
         hook = sys.excepthook
         self.shell = RankShell()
         sys.excepthook = hook
         self.main = types.ModuleType("__main__")
         self.main.__dict__.update(self.shell.user_ns)
-        self.shell.user_module, self.shell.user_ns = self.main, self.main.__dict__
+        self.shell.user_module = self.main
+        self.shell.user_ns = self.main.__dict__
         self.user_ns: dict[str, Any] = self.main.__dict__
         # ipyparallel's engines have these names as well.
         self.user_ns |= {"mpi_rank": number, "mpi_size": size}

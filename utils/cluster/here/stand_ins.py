@@ -63,7 +63,8 @@ class StandIns(contextlib.ExitStack):
 
     def __init__(self, create: Callable[[list[int]], Any], mine: Callable[[], Rank | None]):
         super().__init__()
-        self.create, self._mine = create, mine
+        self.create = create
+        self._mine = mine
         self._profiling: Rank | None = None
         self._replace_groups()
         self._replace_shells()
@@ -161,7 +162,8 @@ class StandIns(contextlib.ExitStack):
 
     def _replace_profiler(self) -> None:
         """Let one rank at a time profile, because PyTorch profiles a whole process."""
-        prepare, disable = profiler._prepare_profiler, profiler._disable_profiler
+        prepare = profiler._prepare_profiler
+        disable = profiler._disable_profiler
 
         def prepare_for_one(*args: Any, **kwargs: Any) -> Any:
             rank = self._mine()

@@ -293,8 +293,12 @@ class Turns:
         order = [(rank + k) % self.n for k in range(1, self.n + 1)]
         sleeping = {r: s for r in order if (s := self._sleep_of(r)) is not None}
         ready = [r for r in order if r not in sleeping and self._is_ready(r)]
-        if not sleeping:
-            return ready[0] if ready else None
+        if sleeping:
+            return self._next_awake(order, sleeping, ready)
+        return ready[0] if ready else None
+
+    def _next_awake(self, order: list[int], sleeping: dict[int, Sleep], ready: list[int]) -> int:
+        """Return the next rank that is ready or awake by now, or else the first that wakes up."""
         if not ready:
             return min(sleeping, key=lambda r: sleeping[r].until)
         earliest = min(self.clocks.now(r) for r in ready)

@@ -89,7 +89,8 @@ def seconds(op: str, ranks: int, nbytes: int, network: Network) -> float:
         nbytes: see :meth:`Costs.collective`.
         network: the slowest between two of the ranks.
     """
-    latency, transfer = network.latency, nbytes / network.bandwidth
+    latency = network.latency
+    transfer = nbytes / network.bandwidth
     levels = math.ceil(math.log2(ranks)) if ranks > 1 else 0
     steps = ranks - 1
     if op == "barrier":

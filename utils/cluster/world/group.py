@@ -50,7 +50,9 @@ class Group(RankGroup):
     """
 
     def __init__(self, ranks: SharedRanks, key: tuple[tuple[int, ...], int], traffic: Traffic):
-        self.ranks, self.key, self.traffic = ranks, key, traffic
+        self.ranks = ranks
+        self.key = key
+        self.traffic = traffic
         self.me = ranks.carrier.rank
         super().__init__(self.me, key[0])
         self.number = 0

@@ -285,7 +285,8 @@ class SharedRanks:
             except RuntimeError as error:
                 raise CommunicationError(f"You called {op} after an error, but {error}.") from None
             return
-        cause, place = first_cause(self.failed.values()), self.carrier.place()
+        cause = first_cause(self.failed.values())
+        place = self.carrier.place()
         where = place_text(*place) if place else "an unknown line"
         text = words.of_stop(rank, op, where, False, cause)
         self._fail(rank, {"kind": "followed", "error": text, "where": where})
@@ -302,7 +303,8 @@ class SharedRanks:
         meeting.here.add(rank)
         if len(meeting.here) == self.n:
             self._forget_incident()
-            self._meeting, meeting.done = Meeting(), True
+            self._meeting = Meeting()
+            meeting.done = True
         self.carrier.block(meeting)
         if meeting.failed:
             raise RuntimeError("not all ranks came to begin anew")
@@ -313,7 +315,9 @@ class SharedRanks:
             self._forget_incident()
 
     def _forget_incident(self) -> None:
-        self.failed, self.incident, self.heard = {}, "", set()
+        self.failed = {}
+        self.incident = ""
+        self.heard = set()
         self.costs.forget_messages()
         for traffic in self._traffic.values():
             traffic.clear()
@@ -335,7 +339,8 @@ class World:
     one_machine = True
 
     def __init__(self, ranks: SharedRanks, rank: int):
-        self.rank, self._ranks = rank, ranks
+        self.rank = rank
+        self._ranks = ranks
         self.groups: list[Group] = []
         self.has_joined = False
         self.mark = 0
@@ -355,7 +360,8 @@ class World:
         """Begin a part of the program."""
         self._ranks.forget_earlier_incident()
         self._drop_withdrawn()
-        self.mark, self.has_left = self._ranks.carrier.log(self.rank).mark(), False
+        self.mark = self._ranks.carrier.log(self.rank).mark()
+        self.has_left = False
 
     def end_section(self) -> None:
         """Note that this rank has run its part of the section."""

@@ -21,6 +21,8 @@ from torch_mpi.record import Call
 from .costs import bytes_sent
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from torch_mpi.group.operation import Operation
     from torch_mpi.group.seals import Seal
     from torch_mpi.network import Arrival
@@ -86,7 +88,9 @@ class Work(TorchWork):
 
     def __init__(self, group: Group, call: Call, result: Sequence[torch.Tensor]):
         super().__init__()
-        self.group, self.call, self._result = group, call, list(result)
+        self.group = group
+        self.call = call
+        self._result = list(result)
         self.done = False
         self.ends = 0.0
         self.arrival: Arrival | None = None
@@ -111,8 +115,11 @@ class Work(TorchWork):
             error: what its caller gets.
             matched: when all ranks that take part had called it; by default, `at`.
         """
-        self.error, self.done, self.ends = error, True, at
-        self.call.matched, self.call.end = matched or at, at
+        self.error = error
+        self.done = True
+        self.ends = at
+        self.call.matched = matched or at
+        self.call.end = at
         self.group.ranks.carrier.ended(self)
 
     def settle(self) -> float:
@@ -125,7 +132,7 @@ class Work(TorchWork):
         """Return the global ranks still missing, whether one suffices, and whether data move."""
         raise NotImplementedError
 
-    def wait(self, timeout=None) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Let other ranks run until it is over. A deadlock is found at once.
 
         Args:
@@ -139,10 +146,11 @@ class Work(TorchWork):
                 return self._wait(timeout)
         return self._wait(timeout)
 
-    def _wait(self, timeout) -> bool:
+    def _wait(self, timeout: timedelta | None) -> bool:
         for other in self.others:
             other.wait()
-        ranks, rank = self.group.ranks, self.group.me
+        ranks = self.group.ranks
+        rank = self.group.me
         self.call.waited = True
         wait = [ranks.clocks.now(rank), 0.0]
         self.call.waits.append(wait)
@@ -173,7 +181,8 @@ class Work(TorchWork):
 
     def is_completed(self) -> bool:
         """Return whether it is over now. If only this rank can go on, time passes until it is."""
-        ranks, rank = self.group.ranks, self.group.me
+        ranks = self.group.ranks
+        rank = self.group.me
         if not ranks.carrier.let_others_run() and self.done:
             ranks.clocks.reach(rank, self.settle())
         over = self.done and ranks.clocks.now(rank) >= self.settle()
@@ -277,13 +286,15 @@ class CollectiveWork(Work):
 
     def end(self, at: float, error: Exception | None = None, matched: float = 0.0) -> None:
         """Note that it is over at this time, see :meth:`Work.end`, and let go of its tensors."""
-        self.operation, self.inputs = None, []
+        self.operation = None
+        self.inputs = []
         super().end(at, error, matched)
 
 
 def complete(works: list[CollectiveWork]) -> None:
     """Do the work of a collective to which all ranks of the group have come, in group order."""
-    ranks, members = works[0].group.ranks, works[0].group.members
+    ranks = works[0].group.ranks
+    members = works[0].group.members
     called = max(work.call.start for work in works)
     odd = next((work for work in works if work.key != works[0].key), None)
     if odd is not None:
@@ -291,7 +302,8 @@ def complete(works: list[CollectiveWork]) -> None:
         error = CommunicationMismatch(words.of_collectives(sides))
         ranks.mismatch(dict.fromkeys(works, error), called)
         return
-    op, nbytes = works[0].call.op, max(work.call.nbytes for work in works)
+    op = works[0].call.op
+    nbytes = max(work.call.nbytes for work in works)
     share = nbytes // len(works) if op.startswith(IN_PARTS) else nbytes
     end = ranks.costs.collective(op, members, share, called)
     with ranks.clocks.stopped(ranks.carrier.rank):
@@ -330,9 +342,11 @@ def fits(message: Message, wanted: Message) -> bool:
 
 def deliver(message: Message, wanted: Message) -> None:
     """Copy a message to its receiver, and end both calls."""
-    sent, call = message.work.call, wanted.work.call
+    sent = message.work.call
+    call = wanted.work.call
     group = wanted.work.group
-    call.peer, call.message = message.source, sent.message
+    call.peer = message.source
+    call.message = sent.message
     matched = max(sent.start, call.start)
     if (sent.dtype, sent.nbytes) != (call.dtype, call.nbytes):
         text = words.of_message(
@@ -343,7 +357,9 @@ def deliver(message: Message, wanted: Message) -> None:
         return
     with group.ranks.clocks.stopped(group.ranks.carrier.rank):
         wanted.tensor.data.copy_(message.tensor.reshape(wanted.tensor.shape))
-    costs, me, source = group.ranks.costs, wanted.work.group.me, message.work.group.me
+    costs = group.ranks.costs
+    me = wanted.work.group.me
+    source = message.work.group.me
     told = message.arrives
     if not message.work.done:
         gone = costs.leaves_late(source, me, sent.nbytes, message.gone, matched)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from torch_mpi.errors import helper
-from utils.checks.clock import moved_clocks
+from utils.checks.clock import Clock, moved_clocks
 from utils.checks.draws import across
 from utils.checks.probe import answer_named, fingerprint, kept, numbers, reading_answer, recorded
 
@@ -123,7 +123,7 @@ def _noted_memory() -> Iterator[dict[str, list[int]]]:
 
     def noting(name: str, call: Callable) -> Callable:
         @helper
-        def note(tensors, *args):
+        def note(tensors: list[torch.Tensor], *args: Any) -> Any:
             used[name].append(tensors[0].data_ptr())
             return call(tensors, *args)
 
@@ -172,7 +172,7 @@ def probe_ping_pong(
 
 @contextlib.contextmanager
 def _slow_wire(
-    clock, wire: list[float], factors: list[float], stamp: int, came: list[int]
+    clock: Clock, wire: list[float], factors: list[float], stamp: int, came: list[int]
 ) -> Iterator[None]:
     """Let each message of this rank take the wire's time, and stamp the balls that it sends.
 
@@ -187,7 +187,7 @@ def _slow_wire(
         came.extend(_stamp_of(ball).item() for ball in received)
 
     def slow(name: str, call: Callable) -> Callable:
-        def with_delay(tensors, *args):
+        def with_delay(tensors: list[torch.Tensor], *args: Any) -> Any:
             factor = disturbance(factors, passed[0] // 2)
             passed[0] += 1
             part = 2 * (share if name == "send" else 1 - share)

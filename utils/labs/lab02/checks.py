@@ -265,7 +265,15 @@ def microbatches(ranks: Ranks, report: Report) -> None:
 
 
 def _wrong_microbatches(
-    world: int, rank: int, n: int, m: int, p: int, r: int, shuffle=False, epoch=0, drop_last=False
+    world: int,
+    rank: int,
+    n: int,
+    m: int,
+    p: int,
+    r: int,
+    shuffle: bool = False,
+    epoch: int = 0,
+    drop_last: bool = False,
 ) -> Iterator[Mistake]:
     of_rank = share(n, p, r, shuffle=shuffle, epoch=epoch)
     fewer = share(n, p, r, shuffle=shuffle, epoch=epoch, drop_last=True)

@@ -54,7 +54,7 @@ def _noted(name: str, used: list[str]):
     """Record each call of this method of a DistributedSampler."""
     original = getattr(DistributedSampler, name)
 
-    def noting(self, *args, **kwargs) -> Any:
+    def noting(self, *args: Any, **kwargs: Any) -> Any:
         used.append(name)
         return original(self, *args, **kwargs)
 

@@ -36,7 +36,14 @@ UNUSED = {
 
 
 def share(
-    n: int, p: int, r: int, *, shuffle=False, drop_last=False, seed: int = 0, epoch: int = 0
+    n: int,
+    p: int,
+    r: int,
+    *,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
 ) -> list[int]:
     """Return the sample numbers that `DistributedSampler` gives to rank r of p."""
     sampler = DistributedSampler(
@@ -52,7 +59,13 @@ def batches(samples: Sequence[int], size: int, drop_last: bool = False) -> Batch
 
 
 def microbatches_of(
-    n: int, m: int, p: int, r: int, shuffle=False, epoch: int = 0, drop_last=False
+    n: int,
+    m: int,
+    p: int,
+    r: int,
+    shuffle: bool = False,
+    epoch: int = 0,
+    drop_last: bool = False,
 ) -> Batches:
     """Return the microbatches of rank r of p, for minibatches of m samples."""
     return batches(share(n, p, r, shuffle=shuffle, epoch=epoch), m // p, drop_last)

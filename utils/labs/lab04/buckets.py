@@ -14,7 +14,10 @@ from .probes import probe_assign, probe_real_buckets
 
 
 def assign(
-    sizes: list[int], cap: int, first_cap: int, closes=lambda full, cap, _: full >= cap
+    sizes: list[int],
+    cap: int,
+    first_cap: int,
+    closes: Callable[[int, int, int], bool] = lambda full, cap, _: full >= cap,
 ) -> list[list[int]]:
     """Return buckets by PyTorch's rule (`dist._compute_bucket_assignment_by_size`).
 

@@ -74,7 +74,7 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
     signal = torch.zeros(1)
     others = range(1, dist.get_world_size(group)) if first else ()
 
-    def call(state, bucket):
+    def call(state, bucket):  # DDP refuses annotations that are text
         answer["buckets"] += 1
         if answer["late"] and not first:
             dist.recv(signal, group_src=0, group=group, tag=SIGNAL)
@@ -93,7 +93,7 @@ def noted_hook(hook: Callable, answer: dict, group: Group) -> Callable:
             )
         return future.then(functools.partial(noted, bucket))
 
-    def noted(bucket, future):
+    def noted(bucket: dist.GradBucket, future: torch.futures.Future) -> torch.Tensor:
         value = future.value()
         kind = getattr(value, "dtype", type(value).__name__)
         answer["value"] = str(kind).removeprefix("torch.")

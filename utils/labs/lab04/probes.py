@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -138,7 +139,7 @@ def noted_calls(model: DistributedDataParallel) -> list[bool]:
     calls = []
     forward = model.forward
 
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         calls.append(model.require_backward_grad_sync)
         return forward(*args, **kwargs)
 

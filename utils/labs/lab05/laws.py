@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from utils.mpi.benchmark.alpha_beta import nonnegative
 
@@ -24,13 +25,13 @@ PERCENTILES = (5, 95)
 Rounds = Mapping[int, Sequence[float] | float]
 
 
-def amdahl(p, serial: float):
+def amdahl(p: ArrayLike, serial: float):
     """Return the speedup of p ranks over one, for the same work; p may be an array."""
     p = np.asarray(p, dtype=float)[()]
     return 1 / (serial + (1 - serial) / p)
 
 
-def gustafson(p, serial: float):
+def gustafson(p: ArrayLike, serial: float):
     """Return the scaled speedup: the work that p ranks do while one rank does one unit."""
     p = np.asarray(p, dtype=float)[()]
     return p - serial * (p - 1)
@@ -54,11 +55,11 @@ class LawFit:
     high: float
     time: float
 
-    def speedup(self, p):
+    def speedup(self, p: ArrayLike):
         """Return the law's speedup at p ranks."""
         return self.law(p, self.serial)
 
-    def band(self, p) -> tuple:
+    def band(self, p: ArrayLike) -> tuple:
         """Return the lowest and the highest speedup at p ranks that the interval allows."""
         return self.law(p, self.high), self.law(p, self.low)
 

@@ -40,6 +40,8 @@ MACHINES = dict(zip(LINKS, ((RED, "-"), (BLUE, "--"), (GREEN, "-.")), strict=Tru
 
 # Lowest, middle and highest value by rank count.
 Bands = Mapping[int, Sequence[float]]
+#: Speedup as a function of rank counts, or three functions: best, lowest and highest.
+Law = Callable | tuple[Callable, ...]
 
 _QUICK_TO_SLOW = LinearSegmentedColormap.from_list("quick to slow", ["#FFFFFF", "#F2C14E", RED])
 
@@ -48,7 +50,7 @@ def speedup(
     axes: Axes,
     series: Mapping[str, Bands],
     *,
-    laws: Mapping[str, Callable | tuple[Callable, ...]] | None = None,
+    laws: Mapping[str, Law] | None = None,
     limit: Bands | None = None,
     cores: int | None = None,
 ) -> None:
@@ -56,8 +58,7 @@ def speedup(
 
     Args:
         series: (low, middle, high) by rank count, for each name.
-        laws: for some names, speedup as a function of an array of rank counts, or three functions:
-            best, lowest and highest. Then a band is filled between the last two.
+        laws: for some names, a law; of three functions, a band is filled between the last two.
         limit: the speedup of independent processes, which communicate nothing.
         cores: with more ranks than this, the background says that ranks share cores.
     """
@@ -96,7 +97,15 @@ def efficiency(axes: Axes, series: Mapping[str, Bands], *, cores: int | None = N
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=9, ncols=3)
 
 
-def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> None:
+def _points(
+    axes: Axes,
+    bands: Bands,
+    color: str,
+    marker: str,
+    name: str,
+    shift: float,
+    joined: bool = False,
+) -> None:
     counts = np.array(sorted(bands))
     low, middle, high = np.array([bands[p] for p in counts], dtype=float).T
     line = {"color": color, "linestyle": "-" if joined else "none", "linewidth": 1.5}
@@ -105,7 +114,7 @@ def _points(axes, bands: Bands, color, marker, name, shift, joined=False) -> Non
     axes.errorbar(places, middle, [middle - low, high - middle], label=name, **line, **marks)
 
 
-def _curve(axes, law, counts, color) -> None:
+def _curve(axes: Axes, law: Law, counts: np.ndarray, color: str) -> None:
     best, *edges = law if isinstance(law, tuple) else (law,)
     axes.plot(counts, best(counts), color=color, linewidth=1.5)
     if edges:
@@ -113,7 +122,7 @@ def _curve(axes, law, counts, color) -> None:
         axes.fill_between(counts, lower, upper, color=color, alpha=0.18, linewidth=0)
 
 
-def _rank_axis(axes, counts, cores, place) -> None:
+def _rank_axis(axes: Axes, counts: Sequence[int], cores: int | None, place: str) -> None:
     axes.set_xlabel("ranks p")
     axes.set_xticks(counts)
     right = max(counts) + 0.3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -78,7 +79,7 @@ def _meetings(clock: Clock, events: list[str]) -> Iterator[None]:
     options.reduceOp = dist.ReduceOp.MAX
 
     def meeting(name: str, call: Callable) -> Callable:
-        def met(*args, **kwargs):
+        def met(*args: Any, **kwargs: Any) -> Any:
             events.append(name)
             work = call(*args, **kwargs)
             if work is not None:

@@ -131,7 +131,7 @@ class _Watcher:
         """Return an ``isend`` or ``irecv`` that notes what it does."""
         import torch_mpi.record as record
 
-        def begin(tensor, *args, **kwargs):
+        def begin(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             log = record.recorder
             mark = log.mark()
             places = self._places(tensor)
@@ -184,7 +184,7 @@ class _Request:
     values: list[float] | None = None
     over: bool = False
 
-    def wait(self, *args, **kwargs):
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
         before = self.watcher.now()
         result = self.work.wait(*args, **kwargs)
         self._end(before)

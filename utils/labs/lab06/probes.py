@@ -102,7 +102,14 @@ def replies(
 
 @in_group
 def probe_all_reduce(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str, lengths: list[int]
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    seed: int,
+    name: str,
+    lengths: list[int],
 ) -> list[dict]:
     """Call the function of this name on tensors of several lengths."""
     tensors = parts(dist.get_rank(group), seed)
@@ -110,7 +117,9 @@ def probe_all_reduce(
 
 
 @in_group
-def probe_whole(user_ns: dict, *, rank: int, group: Group, partition, seed: int, name: str) -> dict:
+def probe_whole(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, name: str
+) -> dict:
     """Call the function of this name on large whole numbers."""
     x = large_numbers(seed)
     _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
@@ -154,7 +163,7 @@ def chunk(k: int, length: int, size: int) -> slice:
 
 @in_group
 def probe_reduce_scatter(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int]
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, lengths: list[int]
 ) -> list[dict]:
     """Return what the answer returned, and what each chunk contains afterward."""
     size = dist.get_world_size(group)
@@ -184,7 +193,14 @@ OLD = -1.0
 
 @in_group
 def probe_all_gather(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, lengths: list[int], ahead: int
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    partition: Partition,
+    seed: int,
+    lengths: list[int],
+    ahead: int,
 ) -> list[dict]:
     """Return all chunks after the all-gather, before which this rank has only one."""
     size = dist.get_world_size(group)
@@ -215,7 +231,7 @@ def probe_server(
     *,
     rank: int,
     group: Group,
-    partition,
+    partition: Partition,
     seed: int,
     lengths: list[int],
     pieces: int,

@@ -113,7 +113,15 @@ def _length(spans: Sequence[Span]) -> float:
     return max(span[4] for span in spans) - min(span[3] for span in spans)
 
 
-def _lanes(axes: Axes, title: str, spans, n: int, longest: float, unit: str, lane: str) -> str:
+def _lanes(
+    axes: Axes,
+    title: str,
+    spans: Sequence[Span],
+    n: int,
+    longest: float,
+    unit: str,
+    lane: str,
+) -> str:
     first = min(span[3] for span in spans)
     length = _length(spans)
     lanes = [f"{lane} {stage}" for stage in range(n)]

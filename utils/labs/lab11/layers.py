@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim import Optimizer
 
 
 def rows_of(model: nn.Module) -> list[Tensor]:
@@ -121,7 +122,14 @@ def step_on(
     return layers.loss
 
 
-def _update(bus: _Bus, gradient: Tensor, event, i: int, weights, optimizers) -> None:
+def _update(
+    bus: _Bus,
+    gradient: Tensor,
+    event: torch.cuda.Event | None,
+    i: int,
+    weights: Sequence[Tensor],
+    optimizers: Sequence[Optimizer],
+) -> None:
     bus.wait(event)
     weights[i].grad = gradient
     optimizers[i].step()
@@ -144,7 +152,7 @@ class _Bus:
             there = row.pin_memory().to(self.device, non_blocking=True)
             return there, self.up.record_event()
 
-    def arrived(self, row: Tensor, event) -> Tensor:
+    def arrived(self, row: Tensor, event: torch.cuda.Event | None) -> Tensor:
         """Return the row, ready for the computation that follows."""
         if self.cuda:
             now = torch.cuda.current_stream(self.device)
@@ -162,6 +170,6 @@ class _Bus:
             row.record_stream(self.back)
             return here, self.back.record_event()
 
-    def wait(self, event) -> None:
+    def wait(self, event: torch.cuda.Event | None) -> None:
         if event is not None:
             event.synchronize()

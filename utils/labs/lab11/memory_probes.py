@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from utils.checks.groups import Group, in_group, keywords
+from utils.checks.groups import Group, Partition, in_group, keywords
 from utils.checks.probe import (
     also_calls,
     answer_named,
@@ -48,7 +48,9 @@ from .small_layers import (
 
 
 @in_group
-def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> list:
+def probe_one(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, data: int, seed: int
+) -> list:
     """Take two steps on a small model."""
     k = dist.get_rank(group)
     p = dist.get_world_size(group)
@@ -75,7 +77,9 @@ def probe_one(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
 
 
 @in_group
-def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
+def probe_two(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, data: int, seed: int
+) -> dict:
     """Run two backwards of a small model, and one of a chain with the meter."""
     k = dist.get_rank(group)
     p = dist.get_world_size(group)
@@ -114,7 +118,9 @@ def probe_two(user_ns: dict, *, rank: int, group: Group, partition, data: int, s
 
 @also_calls("all_gather_into_tensor")
 @in_group
-def probe_three(user_ns: dict, *, rank: int, group: Group, partition, data: int, seed: int) -> dict:
+def probe_three(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, data: int, seed: int
+) -> dict:
     """Run forward and backward of a small model, and of a chain with the meter."""
     from torch_mpi.record import log
 
@@ -263,7 +269,9 @@ def watched_optimizers(rows: Sequence[nn.Parameter], order: Sequence[int], log: 
 
 
 @in_group
-def probe_offload(user_ns: dict, *, rank: int, group: Group, partition, seed: int) -> dict:
+def probe_offload(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int
+) -> dict:
     """Take two steps of a device and its host; the seed is for its samples, or its weights."""
     from torch_mpi.record import log
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -171,7 +172,7 @@ def intervals(
     """Draw the overhead against the interval between checkpoints; lines mark the best ones."""
     figure, axes = chart(9, 3.8)
 
-    def plot(points: Mapping[float, float], *mark: str, **look) -> None:
+    def plot(points: Mapping[float, float], *mark: str, **look: Any) -> None:
         if points:
             axes.plot(list(points), [100 * v for v in points.values()], *mark, **look)
 

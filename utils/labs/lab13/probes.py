@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 from utils.checks.draws import across
-from utils.checks.groups import Group, in_group, keywords
+from utils.checks.groups import Group, Partition, in_group, keywords
 from utils.checks.probe import answer_named, kept, reading_answer, recorded, told
 
 SAMPLES, FEATURES, CLASSES, BATCH = 24, 6, 3, 8
@@ -204,7 +204,9 @@ class Survivor:
 
 
 @in_group
-def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int, step: int) -> dict:
+def probe_agree(
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, step: int
+) -> dict:
     """Return what a survivor has after `agree`; ranks at the same step have the same seed."""
     job = Survivor(seed, step)
     objects = [id(t) for t in job.tensors()]
@@ -221,7 +223,7 @@ def probe_agree(user_ns: dict, *, rank: int, group: Group, partition, seed: int,
 
 @in_group
 def probe_mean(
-    user_ns: dict, *, rank: int, group: Group, partition, seed: int, samples: int
+    user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, samples: int
 ) -> dict:
     """Average gradients twice, with different numbers of samples on the ranks."""
     function = answer_named(user_ns, "mean_gradients")

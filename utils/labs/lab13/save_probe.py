@@ -25,7 +25,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from utils.checks.groups import Group, in_group, keywords
+from utils.checks.groups import Group, Partition, in_group, keywords
 from utils.checks.probe import TOGETHER, as_dict, reading_answer
 
 #: The content of each file in a rank's folder, by path.
@@ -248,7 +248,7 @@ def _content(path: str, content: bytes) -> str:
 
 
 @in_group
-def probe_save(user_ns: dict, *, rank: int, group: Group, partition) -> dict:
+def probe_save(user_ns: dict, *, rank: int, group: Group, partition: Partition) -> dict:
     """Run a save, and return what may be left of this rank's folder at each moment."""
     from torch_mpi.record import log
 

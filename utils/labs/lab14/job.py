@@ -18,6 +18,7 @@ import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -239,7 +240,7 @@ def main() -> None:
     dist.barrier()
 
 
-def _no_images(train: bool = True, *_, **__):
+def _no_images(train: bool = True, *_: object, **__: object) -> NoReturn:
     if not train:
         raise PermissionError("The test images belong to the judge. Train with job.gradient")
     raise PermissionError("The training images are in the device's memory. Train with job.gradient")

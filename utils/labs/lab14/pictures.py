@@ -72,15 +72,11 @@ def both_machines(results: Sequence[Entry], rules: Rules) -> Figure:
     second = " and ".join(sorted({entry.elsewhere for entry in shown})) or "no second machine"
     told = []
     for k, entry in enumerate(shown):
-        bars = (("the rules' machine", entry.seconds), (second, entry.elsewhere_seconds))
-        for (label, seconds), offset, color in zip(bars, (-0.2, 0.2), SERIES, strict=False):
-            look = {"color": color, "edgecolor": INK, "label": label if k == 0 else None}
-            left.barh(k + offset, seconds or 0, 0.36, **look)
-            left.text(seconds or 0, k + offset, f" {_reached(seconds)}", va="center", fontsize=9)
+        _draw_seconds(left, k, entry, second)
         at, shares = zip(*entry.elsewhere_curve, strict=True)
         look = {"color": CYCLE[k % len(CYCLE)], "markersize": 4, "label": entry.name}
         right.plot(at, [100 * share for share in shares], f"{_MARKS[k % len(_MARKS)]}-", **look)
-        here, there = (_reached(seconds) for _, seconds in bars)
+        here, there = map(_reached, (entry.seconds, entry.elsewhere_seconds))
         told.append(f"{entry.name}: {here}, and {there} on {entry.elsewhere}")
     name_rows(left, [entry.name for entry in shown])
     left.invert_yaxis()
@@ -92,6 +88,15 @@ def both_machines(results: Sequence[Entry], rules: Rules) -> Figure:
         axes.legend(loc="upper left", bbox_to_anchor=(0, -0.22), fontsize=9)
     words = "; ".join(told) or "No entry has a second score"
     return finish(figure, f"Seconds to the target on the rules' machine and elsewhere. {words}.")
+
+
+def _draw_seconds(axes: Axes, k: int, entry: Entry, second: str) -> None:
+    """Draw the seconds of entry k on both machines as bars, one below the other."""
+    bars = (("the rules' machine", entry.seconds), (second, entry.elsewhere_seconds))
+    for (label, seconds), offset, color in zip(bars, (-0.2, 0.2), SERIES, strict=False):
+        look = {"color": color, "edgecolor": INK, "label": label if k == 0 else None}
+        axes.barh(k + offset, seconds or 0, 0.36, **look)
+        axes.text(seconds or 0, k + offset, f" {_reached(seconds)}", va="center", fontsize=9)
 
 
 def _reached(seconds: float | None) -> str:

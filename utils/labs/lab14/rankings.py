@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .entry_judge import Entry, heads
 from .rules import Rules
@@ -121,7 +122,7 @@ class Scoreboard:
     def _second(self) -> bool:
         return any(entry.elsewhere for entry in self.entries)
 
-    def _table(self, **layout) -> str:
+    def _table(self, **layout: Any) -> str:
         from tabulate import tabulate
 
         rows = [entry.cells(self._second) for entry in self.entries]

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch_mpi.network import Network
 
@@ -110,7 +111,7 @@ class Clock:
         """Advance to the next event of a rank."""
         self._next[rank] += 1
 
-    def _step(self, rank: int, kind: str, *about) -> bool:
+    def _step(self, rank: int, kind: str, *about: Any) -> bool:
         """Replay one event; return False if it can't happen yet."""
         if kind == "work":
             self.end[rank] += self._computing(about[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -215,6 +215,20 @@ def _too_large(scale: float, step: int, p: int) -> tuple[int, ...]:
     return () if fits or (step == EMPTY and p == 1) else (0,)
 
 
+def _taken_if_finite(
+    took: object, bad: Sequence[int], members: Sequence[int], where: str
+) -> Iterator[Step]:
+    """Yield the steps that a step was taken just if no place in the group has bad gradients."""
+    right = not bad
+    culprit = members[(bad or (0,))[0] % len(members)]
+    yield facts({
+        f"{where}: You took a step, but a gradient on rank {culprit} is infinite or NaN. Let "
+        "all ranks skip the step: all_reduce a flag": not right and took is True,
+        f"{where}: You skipped a step, but all gradients are finite": right and took is False,
+    })
+    yield value(took, right, what=f"result of {where}")
+
+
 def _scaled(answer: GroupAnswer) -> Iterator[Step]:
     members = answer.members
     scale, good = answer.case["first"], 0
@@ -230,15 +244,8 @@ def _scaled(answer: GroupAnswer) -> Iterator[Step]:
         where = f"step {step + 1} {on(members)}"
         bad = OVERFLOWS[step] or _too_large(scale, step, len(members))
         yield communication(result["calls"], only("all_reduce"), inside(members), waited)
+        yield from _taken_if_finite(result["took"], bad, members, where)
         right = not bad
-        culprit = members[(bad or (0,))[0] % len(members)]
-        yield facts({
-            f"{where}: You took a step, but a gradient on rank {culprit} is infinite or NaN. Let "
-            "all ranks skip the step: all_reduce a flag": not right and result["took"] is True,
-            f"{where}: You skipped a step, but all gradients are finite": right
-            and result["took"] is False,
-        })
-        yield value(result["took"], right, what=f"result of {where}")
         before = scale
         good = good + 1 if right else 0
         empty = step == EMPTY and answer.place == len(members) - 1

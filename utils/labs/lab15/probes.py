@@ -87,6 +87,17 @@ def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
     result = {"kinds": kinds, "begun": [values_of(m) for m in masters]}
     if kinds != MASTERS:
         return result
+    _take_steps(user_ns, parameters, masters, seed)
+    return result | {
+        "masters": [values_of(m) for m in masters],
+        "weights": [values_of(q) for q in parameters],
+        "moved": places != [q.data_ptr() for q in parameters],
+        "dtypes": sorted({str(q.dtype) for q in parameters}),
+    }
+
+
+def _take_steps(user_ns: dict, parameters: list[Tensor], masters: list[Tensor], seed: int) -> None:
+    """Call `master_step` a few times; before one of the calls, a master changes."""
     optimizer = optimizer_of(masters)
     for step in range(STEPS):
         if step == EDITED:
@@ -94,12 +105,6 @@ def probe_masters(user_ns: dict, *, rank: int, seed: int) -> dict[str, Any]:
         for q, gradient in zip(parameters, drawn_gradients(seed, step), strict=True):
             q.grad = gradient
         answer_named(user_ns, "master_step")(parameters, masters, optimizer)
-    return result | {
-        "masters": [values_of(m) for m in masters],
-        "weights": [values_of(q) for q in parameters],
-        "moved": places != [q.data_ptr() for q in parameters],
-        "dtypes": sorted({str(q.dtype) for q in parameters}),
-    }
 
 
 def addend(seed: int, shape: Sequence[int], size: float) -> Tensor:

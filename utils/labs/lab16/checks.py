@@ -42,7 +42,8 @@ def _kept(queries: int, keys: int, heads: int, size: int) -> int:
 def _bytes(queries: int, keys: int, heads: int, size: int) -> Case:
     right = _kept(queries, keys, heads, size)
     square = 4 * heads * queries * keys
-    rows, more = right - square, keys - queries
+    rows = right - square
+    more = keys - queries
     wrong = {
         "You counted numbers. A float32 has 4 bytes": right // 4,
         "You counted 2 bytes per number. A float32 has 4 bytes": right // 2,
@@ -113,7 +114,8 @@ def _pieces(tokens: int, p: int) -> list[list[int]]:
 
 
 def _zigzag(tokens: int, p: int) -> Case:
-    pieces, right = _cut(tokens, 2 * p), _pieces(tokens, p)
+    pieces = _cut(tokens, 2 * p)
+    right = _pieces(tokens, p)
     striped = [list(range(r, tokens, p)) for r in range(p)]
     late = [pieces[2 * p - 1 - r] + pieces[r] for r in range(p)]
     same_end = [pieces[r] + pieces[p + r] for r in range(p)]
@@ -127,8 +129,11 @@ def _zigzag(tokens: int, p: int) -> Case:
 
 
 def _visible(mine: list[int], theirs: list[int]) -> Case:
-    left, right = bisect.bisect_left, bisect.bisect_right
-    first, last, n = left(mine, theirs[0]), right(theirs, mine[-1]), len(theirs)
+    left = bisect.bisect_left
+    right = bisect.bisect_right
+    first = left(mine, theirs[0])
+    last = right(theirs, mine[-1])
+    n = len(theirs)
     wrong = {
         "You swapped the two numbers": [last, first],
         "You skip nothing. Count what the mask hides": [0, n],
@@ -157,7 +162,8 @@ def which_way(ranks: Ranks, report: Report) -> None:
 
 
 def _spread(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
-    kv_heads, p = case["kv_heads"], case["p"]
+    kv_heads = case["kv_heads"]
+    p = case["p"]
     k = drawn(case["seed"], kv_heads, 3, 2).requires_grad_()
     times = max(1, p // kv_heads)
     right = k.repeat_interleave(times, 0)

@@ -33,7 +33,9 @@ def _results(name: str, xs: Tensors, sizes: list[int]) -> list[Tensor]:
 
 
 def _operators(answer: GroupAnswer) -> Iterator[Step]:
-    p, place, seeds = len(answer.members), answer.place, seeds_of(answer.case, answer.members)
+    p = len(answer.members)
+    place = answer.place
+    seeds = seeds_of(answer.case, answer.members)
     sizes = answer.case["sizes"][:p]
     for name in answer.case["names"]:
         reply = answer.value[name]
@@ -46,7 +48,8 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
                 shapes = [shape(sizes, r) for r in range(p)]
                 inputs = [upstream_of(s, shapes[r], r, p) for r, s in enumerate(seeds)]
             results = _results(does, inputs, sizes)
-            right, calls = results[place], reply[when]
+            right = results[place]
+            calls = reply[when]
             yield communication(calls, only(op), inside(answer.members), waited)
             wrong = _wrong(does, inputs, results, sizes, place) if p > 1 else {}
             if when == "forward":
@@ -61,7 +64,8 @@ def _operators(answer: GroupAnswer) -> Iterator[Step]:
 
 
 def _wrong(name: str, inputs: Tensors, results: Tensors, sizes: list[int], place: int) -> dict:
-    p, right = len(sizes), results[place]
+    p = len(sizes)
+    right = results[place]
     wrong = {
         f"Your result is {p} times too large. Communicate once": p * right,
         f"Your result is {p} times too small. Don't divide by the number of ranks": right / p,

@@ -21,12 +21,14 @@ def between_layers(p: int) -> Figure:
     names = ("norm", "attention", "add, norm", "MLP", "add")
     ways = ("", "all_gather", "reduce_scatter", "all_gather", "reduce_scatter")
     for k, (name, way) in enumerate(zip(names, ways, strict=True)):
-        x, inside = 4.5 * k, k % 2
+        x = 4.5 * k
+        inside = k % 2
         for r in range(p):
             text = f"{name}\n{'all' if inside else 'own'} tokens"
             rank_box(axes, x, -1.3 * r, r, text, width=2.7, height=1.1)
             for other in range(p if k else 0):
-                start, end = (x - 3.1, -1.3 * other), (x - 1.4, -1.3 * r)
+                start = (x - 3.1, -1.3 * other)
+                end = (x - 1.4, -1.3 * r)
                 arrow(axes, start, end, color=COMMUNICATING, style="--" if other == r else "-")
         axes.text(x - 2.25, 0.7, way, ha="center", fontsize=10, color=COMMUNICATING)
     words = (

@@ -63,7 +63,9 @@ def probe_spread(user_ns: dict, *, rank: int, seed: int, kv_heads: int, p: int) 
 #: The output, the maximum, and the total of each query.
 Part = tuple[Tensor, Tensor, Tensor]
 
-PART_HEADS, QUERIES, PART_SIZE = 2, 6, 4
+PART_HEADS = 2
+QUERIES = 6
+PART_SIZE = 4
 
 
 def part_of(*blocks: tuple[Tensor, Tensor]) -> Part:
@@ -138,10 +140,19 @@ def upstream_of(seed: int, shape: Sequence[int], place: int, p: int) -> Tensor:
 
 @in_group
 def probe_operators(
-    user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, sizes, names, common: int
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    named: dict[str, Any],
+    seed: int,
+    sizes: list[int],
+    names: list[str],
+    common: int,
 ) -> dict:
     """Run operators forward and backward; between the two, call them with another group."""
-    p, place = dist.get_world_size(group), dist.get_rank(group)
+    p = dist.get_world_size(group)
+    place = dist.get_rank(group)
     replies = {}
     for name in names:
         _, conjugate, shape = OPERATORS[name]
@@ -170,7 +181,8 @@ def probe_operators(
 # -- rings -----------------------------------------------------------------------------------------
 
 #: A block of one token is already too long for an eager message, so a send waits for its receiver.
-RING_HEADS, RING_SIZE = 2, 160
+RING_HEADS = 2
+RING_SIZE = 160
 
 
 def scores_of(q: Tensor, k: Tensor, common: int, place: int, s: int) -> Tensor:
@@ -197,7 +209,8 @@ class Watch:
     """A function for blocks that notes what the ring gives it, and what was sent by then."""
 
     def __init__(self, function: Callable[..., Part], common: int, place: int) -> None:
-        self.function, self.which = function, (common, place)
+        self.function = function
+        self.which = (common, place)
         self.mark = log.mark()
         self.notes: list[dict[str, Any]] = []
         self._storages: list[weakref.ref] = []
@@ -219,10 +232,19 @@ class Watch:
 
 @in_group
 def probe_ring(
-    user_ns: dict, *, rank: int, group: Group, named, seed: int, common: int, sizes, back: bool
+    user_ns: dict,
+    *,
+    rank: int,
+    group: Group,
+    named: dict[str, Any],
+    seed: int,
+    common: int,
+    sizes: list[int],
+    back: bool,
 ) -> dict[str, Any]:
     """Run a ring forward or backward, and `pass_on` alone."""
-    p, place = dist.get_world_size(group), dist.get_rank(group)
+    p = dist.get_world_size(group)
+    place = dist.get_rank(group)
     q, k, v = drawn(seed, 3, RING_HEADS, sizes[place], RING_SIZE)
     name = "ring_backward" if back else "ring_forward"
     watch = Watch(attend_back if back else _attend, common, place)

@@ -52,7 +52,8 @@ def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Ite
     yield communication(calls, *rules)
     sends = [call for call in calls if call["op"] == "send"]
     wrong = {call["peer"] for call in sends} - {members[(answer.place + 1) % len(members)]}
-    sent, expected = sum(call["nbytes"] for call in sends), (len(members) > 1) * tokens * OF_TOKEN
+    sent = sum(call["nbytes"] for call in sends)
+    expected = (len(members) > 1) * tokens * OF_TOKEN
     yield facts({
         f"{where}: You sent to rank {min(wrong, default=0)}. Send to the next rank only": wrong,
         f"{where}: You sent {sent} bytes, expected {expected}. {TRAVELS}": sent != expected,
@@ -60,7 +61,8 @@ def _messages(answer: GroupAnswer, calls: Calls, tokens: int, where: str) -> Ite
 
 
 def _noted(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
-    p, notes = len(blocks), answer.value["notes"]
+    p = len(blocks)
+    notes = answer.value["notes"]
     owners = {float(block[1].flatten()[0]): r for r, block in enumerate(blocks)}
     said = [note["s"] for note in notes]
     expected = [(answer.place - i) % p for i in range(p)]
@@ -78,7 +80,8 @@ def _noted(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterato
 
 def _pending(answer: GroupAnswer, where: str) -> Iterator[Step]:
     """Yield the steps that a block was sent before it was used, and that few are kept."""
-    p, sizes = len(answer.members), answer.case["sizes"]
+    p = len(answer.members)
+    sizes = answer.case["sizes"]
     own = [sizes[(answer.place - i) % p] for i in range(p)]
     for i, note in enumerate(answer.value["notes"]):
         idle = i < p - 1 and note["pending"] < OF_TOKEN * own[i]
@@ -97,7 +100,9 @@ def ring_forward(ranks: Ranks, report: Report) -> None:
 
 
 def _forward(answer: GroupAnswer) -> Iterator[Step]:
-    place, where, blocks = answer.place, on(answer.members), _blocks_of(answer)
+    place = answer.place
+    where = on(answer.members)
+    blocks = _blocks_of(answer)
     p = len(blocks)
     yield from _passed_on(answer, blocks, where)
     yield from _noted(answer, blocks, where)
@@ -106,7 +111,8 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
     yield from _messages(answer, answer.value["calls"], sent, where)
     which = answer.case["common"], place
     pairs = [(scores_of(blocks[place][0], k, *which, s), v) for s, (_, k, v) in enumerate(blocks)]
-    right, others = part_of(*pairs), pairs[:place] + pairs[place + 1 :] or pairs
+    right = part_of(*pairs)
+    others = pairs[:place] + pairs[place + 1 :] or pairs
     less = right[1].clamp(max=0).exp()
     from_zero = right[0] * less, right[1].clamp(min=0), right[2] * less
     wrong = {
@@ -123,7 +129,8 @@ def _forward(answer: GroupAnswer) -> Iterator[Step]:
 
 def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Iterator[Step]:
     where = f"pass_on {where}"
-    calls, own = answer.value["calls again"], answer.case["sizes"][answer.place]
+    calls = answer.value["calls again"]
+    own = answer.case["sizes"][answer.place]
     yield from _messages(answer, calls, own, where)
     text = "You waited for the messages. Return the works, and let ring_forward wait"
     same = f"{where}: You receive into the block that you send. Make a new tensor"
@@ -133,7 +140,15 @@ def _passed_on(answer: GroupAnswer, blocks: Sequence[Tensor], where: str) -> Ite
     yield from alike(answer.value["arriving"], arriving, wrong, where)
 
 
-def _gradients(q, k, v, scores, lse, gradient, delta) -> Part:
+def _gradients(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scores: Tensor,
+    lse: Tensor,
+    gradient: Tensor,
+    delta: Tensor,
+) -> Part:
     scale = 1 / math.sqrt(RING_SIZE)
     probabilities = (scores - lse).exp()
     ds = probabilities * (gradient @ v.transpose(-2, -1) - delta) * scale
@@ -152,7 +167,8 @@ def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     yield communication(answer.value["calls"], only())
     *rest, lse, gradient, delta = drawn_block(case["seed"], case["level"])
     dq, dk, dv = right = _gradients(*rest, lse, gradient, delta)
-    inner, scale = rest[3].logsumexp(-1, keepdim=True), math.sqrt(RING_SIZE)
+    inner = rest[3].logsumexp(-1, keepdim=True)
+    scale = math.sqrt(RING_SIZE)
     wrong = {
         "You applied softmax to one block. Use lse": _gradients(*rest, inner, gradient, delta),
         "You scaled the scores again": _gradients(*rest[:3], rest[3] / scale, lse, gradient, delta),
@@ -167,7 +183,9 @@ def _block(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 
 def _backward(answer: GroupAnswer) -> Iterator[Step]:
-    place, where, blocks = answer.place, on(answer.members), _blocks_of(answer)
+    place = answer.place
+    where = on(answer.members)
+    blocks = _blocks_of(answer)
     p = len(blocks)
     yield from _noted(answer, blocks, where)
     sizes = answer.case["sizes"][:p]
@@ -179,7 +197,8 @@ def _backward(answer: GroupAnswer) -> Iterator[Step]:
 
     dq = sum(term(place, s)[0] for s in range(p))
     right = dq, *(sum(term(r, place)[i] for r in range(p)) for i in (1, 2))
-    own, last = term(place, place), term(place, (place + 1) % p)
+    own = term(place, place)
+    last = term(place, (place + 1) % p)
     wrong = {
         "You swapped dk and dv": [dq, *right[:0:-1]],
         "You took the mean over the ranks. Take the sum": [dq, right[1] / p, right[2] / p],

@@ -49,9 +49,11 @@ def _softmax(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
 
 def _wrong_parts(scores: Tensor, v: Tensor) -> dict[str, Part]:
     output, maximum, total = part_of((scores, v))
-    raw, shifted = scores.exp(), (scores - scores.amax()).exp()
+    raw = scores.exp()
+    shifted = (scores - scores.amax()).exp()
     largest = scores.amax().expand_as(maximum)
-    normal, zero = output / total.clamp(min=1e-300), maximum.masked_fill(maximum == -math.inf, 0)
+    normal = output / total.clamp(min=1e-300)
+    zero = maximum.masked_fill(maximum == -math.inf, 0)
     one_for_all = shifted @ v, largest, shifted.sum(-1, keepdim=True)
     # If exp underflows, other mistakes give zeros, too; an earlier case has found this one.
     no_maximum = {NO_MAXIMUM: (raw @ v, maximum, raw.sum(-1, keepdim=True))} if raw.any() else {}
@@ -65,10 +67,12 @@ def _wrong_parts(scores: Tensor, v: Tensor) -> dict[str, Part]:
 
 
 def _wrong_sums(one: Part, other: Part, right: Part) -> dict[str, Part]:
-    (o1, m1, t1), (o2, m2, t2) = one, other
+    o1, m1, t1 = one
+    o2, m2, t2 = other
     output, maximum, total = right
     a, b = ((m - unit_of(maximum)).exp() for m in (m1, m2))
-    c, added = (m2 - m1).exp(), (o1 + o2, m1 + m2, t1 + t2)
+    c = (m2 - m1).exp()
+    added = (o1 + o2, m1 + m2, t1 + t2)
     swapped = b * o1 + a * o2, torch.minimum(m1, m2), b * t1 + a * t2
     normal = output / total.clamp(min=1e-300), maximum, total
     return {

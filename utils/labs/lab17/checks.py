@@ -55,7 +55,8 @@ def step_cost(ranks: Ranks, report: Report) -> None:
         more = _batch(*sizes, 10 ** draw.uniform(11, 14), 10 ** draw.uniform(11, 12))
         cases += [case for case in more if case.right is not None]
     # A batch of thousands; and a text's cache takes longer to read than the text to compute.
-    many, never = (10**8, 10, 64, 100, 3.383e14, 1e12), (10**6, 10, 4096, 100_000, 2e13, 1e12)
+    many = (10**8, 10, 64, 100, 3.383e14, 1e12)
+    never = (10**6, 10, 4096, 100_000, 2e13, 1e12)
     cases += [*_batch(*many), *_batch(*never), *itertools.starmap(_edge, EDGES)]
     trials.judge_calls(ranks, report, cases)
 
@@ -83,7 +84,8 @@ def _step(weights: int, depth: int, width: int, batch: int, new: int, context: i
     products = 2 * weights * batch * new
     attention = 4 * depth * width * batch * new * context
     cache = 8 * depth * width * batch * context
-    flops, nbytes = products + attention, 4 * weights + cache
+    flops = products + attention
+    nbytes = 4 * weights + cache
     of_flops = {
         "You counted a product and its sum as one FLOP. Count two": flops / 2,
         "You counted one FLOP for each weight. Count two": flops - products / 2,
@@ -116,7 +118,8 @@ def _batch(weights: int, depth: int, width: int, context: int, *machine: float) 
     """Return a case for a machine's peak and bandwidth; no case if it shows no mistake well."""
     reading, each = (count / machine[1] for count in (4 * weights, 8 * depth * width * context))
     computing = (2 * weights + 4 * depth * width * context) / machine[0]
-    exact, alone = reading / (computing - each), math.ceil(reading / computing)
+    exact = reading / (computing - each)
+    alone = math.ceil(reading / computing)
     if computing > each and not (alone < int(exact) < 10_000 and 0.05 < exact % 1 < 0.95):
         return []
     right = math.ceil(exact) if computing > each else None
@@ -183,7 +186,8 @@ def _balanced(case: list, counts: Any) -> Iterator[Step]:
         f"{call}: A stage has no layer. Give each at least one": min(counts, default=0) < 1,
         f"{call}: Your stages have {sum(counts)} layers, expected {n}": sum(counts) != n,
     })
-    best, got = optimum(costs, p), slowest(costs, counts)
+    best = optimum(costs, p)
+    got = slowest(costs, counts)
     equal = counts == [len(part) for part in torch.arange(n).tensor_split(p)]
     reason = "You counted layers, but their times differ. " * equal
     yield facts({
@@ -206,8 +210,12 @@ def served(ranks: Ranks, report: Report) -> None:
 
 
 def _served(answer: GroupAnswer) -> Iterator[Step]:
-    members, place, result = answer.members, answer.place, answer.value
-    where, p, m = on(members), len(members), len(SHAPES)
+    members = answer.members
+    place = answer.place
+    result = answer.value
+    where = on(members)
+    p = len(members)
+    m = len(SHAPES)
     wanted = [("recv", members[place - 1])] * m if place else []
     wanted += [("send", members[place + 1])] * m if place < p - 1 else []
     rules = only("send", "recv"), inside(members), messages(*wanted, in_order=False), waited
@@ -259,7 +267,8 @@ def batching(ranks: Ranks, report: Report) -> None:
 
 def as_decided(joins: list) -> Callable[..., list[Request]]:
     """Return the policy that lets the same requests join as another one did, see `probe_policy`."""
-    numbers, count = dict(joins), itertools.count()
+    numbers = dict(joins)
+    count = itertools.count()
 
     def admit(now: float, waiting: list, running: list, server: Server) -> list[Request]:
         by_number = {one.number: one for one in waiting}
@@ -272,7 +281,8 @@ def _policy(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     server, load = WORKLOADS[case["workload"]]
     right = goodput(simulate(admitted, server, arrivals(case["seed"], **load)), server)
     outcomes = simulate(as_decided(answer.value), server, arrivals(case["seed"], **load))
-    got, (late, slow) = goodput(outcomes, server), broken(outcomes, server)
+    got = goodput(outcomes, server)
+    late, slow = broken(outcomes, server)
     advice = "Let fewer prompt tokens join while texts are running"
     if late > slow:
         advice = "Let requests join while others run, and even a long prompt when nobody runs"

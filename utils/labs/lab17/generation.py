@@ -78,35 +78,46 @@ def played(
 ) -> tuple[list[list], Cache]:
     """Return the logits of each piece that a mistake of one rank gives, and the first cache."""
     caches = [Cache(part, len(pieces[0]), 2 + sum(x.shape[1] for x in pieces)) for part in parts]
-    p = len(parts)
-
-    def summed(layer: str, products: list[Tensor], bias: Tensor) -> Tensor:
-        kind = mode.split()[0] if layer in mode.split() else ""
-        total = products[place] if kind == "part" else sum(products)
-        return total / p ** (kind == "mean") + bias * p ** (kind == "bias")
-
     logits = []
     end = 0
     for piece in pieces:
-        first, end = end * (mode != "still"), end * (mode != "still") + piece.shape[1]
-        seen = slice(first if mode == "own" else 0, None if mode == "room" else end)
+        first = end * (mode != "still")
+        end = first + piece.shape[1]
         x = parts[0].embedded(piece, first * (mode != "positions"))
         for k, blocks in enumerate(zip(*(part.blocks for part in parts), strict=True)):
             h = blocks[0].norm1(x)
             products = []
             for attention, cache in zip([b.attention for b in blocks], caches, strict=True):
-                keys, values = cache.keys[k], cache.values[k]
-                keys[:, first:end], values[:, first:end] = attention.k(h), attention.v(h)
-                pair = (keys, values)[:: -1 if mode == "swapped" else 1]
-                own = attention.q(h), *(t[:, seen] for t in pair)
-                heads = models.attend(*own, attention.head_size, mode != "later")
+                heads = _attended(attention, cache, k, h, slice(first, end), mode)
                 products.append(linear(heads, attention.out.weight))
-            x = x + summed("out", products, blocks[0].attention.out.bias)
+            x = x + _summed("out", products, blocks[0].attention.out.bias, mode, place)
             h = blocks[0].norm2(x)
             products = [linear(gelu(b.mlp.up(h)), b.mlp.down.weight) for b in blocks]
-            x = x + summed("down", products, blocks[0].mlp.down.bias)
+            x = x + _summed("down", products, blocks[0].mlp.down.bias, mode, place)
         logits.append(parts[0].logits(x).tolist())
     return logits, caches[0]
+
+
+def _attended(
+    attention: models.Attention, cache: Cache, k: int, h: Tensor, new: slice, mode: str
+) -> Tensor:
+    """Return the heads of one rank's part for new tokens, whose keys and values join the cache."""
+    keys = cache.keys[k]
+    values = cache.values[k]
+    keys[:, new] = attention.k(h)
+    values[:, new] = attention.v(h)
+    seen = slice(new.start if mode == "own" else 0, None if mode == "room" else new.stop)
+    pair = (keys, values)[:: -1 if mode == "swapped" else 1]
+    own = attention.q(h), *(t[:, seen] for t in pair)
+    return models.attend(*own, attention.head_size, mode != "later")
+
+
+def _summed(layer: str, products: list[Tensor], bias: Tensor, mode: str, place: int) -> Tensor:
+    """Return the sum of the ranks' products and the bias, as a rank with a mistake adds them."""
+    kind = mode.split()[0] if layer in mode.split() else ""
+    total = products[place] if kind == "part" else sum(products)
+    p = len(products)
+    return total / p ** (kind == "mean") + bias * p ** (kind == "bias")
 
 
 def likely(modes: dict, k: int, parts: Sequence, pieces: Sequence, place: int = 0):
@@ -248,7 +259,8 @@ def _parallel(answer: GroupAnswer) -> Iterator[Step]:
         yield communication(calls, only("all_reduce"), inside(answer.members), count, waited)
         yield of_size(calls, {pieces[k].numel() * WIDTH * BYTES})
         yield logits_are(logits, expected, likely(MODES, k, parts, pieces, answer.place), where)
-        length, end = answer.value["lengths"][k], sum(piece.shape[1] for piece in pieces[: k + 1])
+        length = answer.value["lengths"][k]
+        end = sum(piece.shape[1] for piece in pieces[: k + 1])
         yield facts({
             f"{where}: cache.length is {length}, expected {end}. Raise it by the number of new "
             "tokens": length != end
@@ -304,12 +316,17 @@ def hand_over(ranks: Ranks, report: Report) -> None:
 
 
 def _handed_over(answer: GroupAnswer) -> Iterator[Step]:
-    (samples, n), new = answer.case["shape"], answer.case["new"]
-    members, where, calls = answer.members, on(answer.members), answer.value["calls"]
+    samples, n = answer.case["shape"]
+    new = answer.case["new"]
+    members = answer.members
+    where = on(answer.members)
+    calls = answer.value["calls"]
     is_end = len(members) > 1 and answer.rank in (members[0], members[-1])
     yield communication(calls, only("send", "recv"), inside(members), waited)
-    token, first = 2 * DEPTH * samples * WIDTH * BYTES, samples * BYTES
-    nbytes, expected = sum(call["nbytes"] for call in calls), (n * token + first) * is_end
+    token = 2 * DEPTH * samples * WIDTH * BYTES
+    first = samples * BYTES
+    nbytes = sum(call["nbytes"] for call in calls)
+    expected = (n * token + first) * is_end
     packed = is_end and not any(call["dtype"] == "int64" for call in calls)
     reason = {
         (n + new - 1) * token + first: "You sent the whole room of the cache. ",

@@ -36,7 +36,8 @@ def part_of(model: models.GPT, place: int, p: int) -> models.GPT:
     """
     part = copy.deepcopy(model)
     for block in part.blocks:
-        attention, mlp = block.attention, block.mlp
+        attention = block.attention
+        mlp = block.mlp
         columns = torch.arange(attention.q.out_features).view(attention.heads, -1)
         own = columns.tensor_split(p)[place]
         hidden = torch.arange(mlp.up.out_features).tensor_split(p)[place]
@@ -70,7 +71,8 @@ class Chain:
         self.layers = [model.embedded, *model.blocks, model.logits]
         self.costs = [0.0] + [1.0] * len(model.blocks) + [HEAD]
         self.seconds = seconds
-        self.width, self.dtype = model.head.in_features, model.head.weight.dtype
+        self.width = model.head.in_features
+        self.dtype = model.head.weight.dtype
         self.marks: list[tuple[float, float]] = []
 
     def run(self, first: int, end: int, x: Tensor) -> Tensor:

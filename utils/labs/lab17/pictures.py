@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from utils.figures import CYCLE, FORWARD, PAPER, WAITING_LOOK
@@ -38,14 +39,19 @@ def lanes(
     for axes, (title, spans), n in zip(rows, charts.items(), counts, strict=True):
         add_lanes(axes, [f"{name} {k}" for k in range(n)], until)
         end = min(until, max(span[2] for span in spans))
-        for lane in range(n):
-            cell(axes, 0, lane, end, PAPER, **WAITING_LOOK)
-        shown = [(lane, a, min(b, until) - a, k) for lane, a, b, k in spans if a < until]
-        for lane, start, width, number in shown:
-            text = str(number) if width > 0.013 * until * len(str(number)) else ""
-            cell(axes, start, lane, width, FORWARD, text, fontsize=8, linewidth=0.6)
-        busy = sum(width for _, _, width, _ in shown) / (n * end)
+        busy = _draw_spans(axes, spans, n, end, until) / (n * end)
         words.append(f"{title}: {n} {name}s are busy for {busy:.0%} of {end:.2f} {unit}")
         axes.set_title(words[-1], fontsize=11)
     rows[-1].set_xlabel(unit)
     return finish(figure, ". ".join(words) + ".")
+
+
+def _draw_spans(axes: Axes, spans: Sequence[tuple], n: int, end: float, until: float) -> float:
+    """Draw n lanes with their spans until some time; return for how long they are busy together."""
+    for lane in range(n):
+        cell(axes, 0, lane, end, PAPER, **WAITING_LOOK)
+    shown = [(lane, a, min(b, until) - a, k) for lane, a, b, k in spans if a < until]
+    for lane, start, width, number in shown:
+        text = str(number) if width > 0.013 * until * len(str(number)) else ""
+        cell(axes, start, lane, width, FORWARD, text, fontsize=8, linewidth=0.6)
+    return sum(width for _, _, width, _ in shown)

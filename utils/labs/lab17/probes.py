@@ -23,7 +23,8 @@ from .requests import Server, arrivals, simulate
 # -- generation ------------------------------------------------------------------------------------
 
 
-DEPTH, WIDTH = 2, 20
+DEPTH = 2
+WIDTH = 20
 
 
 @functools.lru_cache(maxsize=16)
@@ -48,7 +49,8 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
     before = weights_of(model)
     text = text_of(seed, samples, sum(pieces))
     cache = Cache(model, samples, sum(pieces) + 2)
-    rows, passes = [0.0], []
+    rows = [0.0]
+    passes = []
     mlp = model.blocks[-1].mlp
     hooks = [
         layer.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[:2].numel() / 2))
@@ -64,10 +66,12 @@ def probe_cache(user_ns: dict, *, rank: int, seed: int, samples: int, pieces: li
     whole = cache.length == text.shape[1] >= sum(rows) / samples
     last = text[:, -pieces[-1] :]
     again = told(forward(model, last, copied(cache, -pieces[-1]))) if whole else None
-    generate, generated = reading_answer(user_ns, "generate"), []
+    generate = reading_answer(user_ns, "generate")
+    generated = []
     prompts = prompts_of(seed, samples, pieces)
     for prompt in prompts:
-        rows[:], passes[:] = [0.0], []
+        rows[:] = [0.0]
+        passes[:] = []
         tokens, calls = recorded(generate, model, prompt, new)
         generated.append([told_tokens(tokens), sum(rows) / samples, passes[:1]])
     for hook in hooks:
@@ -134,7 +138,8 @@ def probe_parallel(
     user_ns: dict, *, rank: int, group: Group, named: dict, seed: int, common: int
 ) -> dict:
     """Prefill five tokens, decode one, and then two at once, with a part of the model."""
-    place, p = dist.get_rank(group), dist.get_world_size(group)
+    place = dist.get_rank(group)
+    p = dist.get_world_size(group)
     part = part_of(composed(common, (seed,) * p), place, p)
     before = weights_of(part)
     cache = Cache(part, 2, sum(PIECES) + 2)
@@ -147,7 +152,8 @@ def probe_parallel(
     logits, calls, lengths = zip(*steps, strict=True)
     last = text_of(common, 2, sum(PIECES))[:, -PIECES[-1] :]
     room = [tensor.data_ptr() for tensor in cache.keys + cache.values]
-    again, more = None, []
+    again = None
+    more = []
     if all(length == sum(PIECES[: k + 1]) for k, length in enumerate(lengths)):
         again, more = recorded(function, part, last, copied(cache, -PIECES[-1]), **named)
     return {
@@ -166,7 +172,8 @@ def probe_hand_over(
 ) -> dict:
     """Generate with a prompt that only the first rank knows; count the tokens computed here."""
     function = reading_answer(user_ns, "disaggregated")
-    model, rows = copy.deepcopy(gpt(common)), [0]
+    model = copy.deepcopy(gpt(common))
+    rows = [0]
     model.blocks[-1].mlp.register_forward_pre_hook(lambda _, args: rows.append(args[0].shape[1]))
     tokens, calls = recorded(function, model, text_of(seed, *shape), new, **named)
     return {"tokens": told_tokens(tokens), "calls": calls, "rows": sum(rows)}
@@ -233,7 +240,9 @@ def probe_policy(user_ns: dict, *, rank: int, workload: str, seed: int) -> list:
         The number of each decision that lets requests join, from 0, and the requests' numbers.
     """
     server, load = WORKLOADS[workload]
-    admit, count, joins = answer_named(user_ns, "admit"), itertools.count(), []
+    admit = answer_named(user_ns, "admit")
+    count = itertools.count()
+    joins = []
 
     def noted(*arguments: Any) -> list:
         joining = list(admit(*arguments) or ())

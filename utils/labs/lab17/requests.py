@@ -52,7 +52,12 @@ class Outcome:
 
 
 def arrivals(
-    seed: int, rate: float, count: int = 200, prompt=(20, 320), new: float = 50, burst: int = 1
+    seed: int,
+    rate: float,
+    count: int = 200,
+    prompt: tuple[int, int] = (20, 320),
+    new: float = 50,
+    burst: int = 1,
 ) -> list[Outcome]:
     """Return open requests in the order of arrival, at this rate per second, in bursts.
 
@@ -74,29 +79,52 @@ def simulate(admit: Callable, server: Server, outcomes: list[Outcome]) -> list[O
     Raises:
         ValueError: the policy chose something else than waiting requests that have a slot.
     """
-    coming, waiting, now = list(outcomes), [], 0.0
+    coming = list(outcomes)
+    waiting: list[Request] = []
+    now = 0.0
     left: dict[int, int] = {}  # tokens that each running request still needs, by its number
     while coming or waiting or left:
-        while coming and coming[0].request.arrival <= now:
-            waiting.append(coming.pop(0).request)
-        waiting = [one for one in waiting if now <= one.arrival + server.first]
+        waiting = _waiting(coming, waiting, now, server)
         running = [outcomes[number].request for number in left]
         joining = list(admit(now, list(waiting), list(running), server) or ())
-        if len(set(joining)) < len(joining) or not set(joining) <= set(waiting):
-            raise ValueError("admit returned a request twice, or one that isn't waiting")
-        if len(joining) + len(running) > server.slots:
-            texts = f"{len(joining)} requests join {len(running)} running texts"
-            raise ValueError(f"admit let {texts}, but there are only {server.slots} slots")
+        _refuse_others(joining, waiting, running, server)
         if joining or running:
             span = server.base + server.decode * len(running)
             span += server.prefill * sum(one.prompt for one in joining)
             now += span
             _give_tokens(outcomes, left, joining, now, span)
             waiting = [one for one in waiting if one not in joining]
-        else:  # nothing happens until a request comes, or until a user gives up
-            times = [one.arrival + server.first + 1e-6 for one in waiting]
-            now = min([*times, *(one.request.arrival for one in coming[:1])], default=now)
+        else:
+            now = _next_moment(coming, waiting, now, server)
     return outcomes
+
+
+def _waiting(
+    coming: list[Outcome], waiting: list[Request], now: float, server: Server
+) -> list[Request]:
+    """Return the requests that wait now: whoever has come joins, and whoever gave up leaves."""
+    while coming and coming[0].request.arrival <= now:
+        waiting.append(coming.pop(0).request)
+    return [one for one in waiting if now <= one.arrival + server.first]
+
+
+def _refuse_others(
+    joining: list[Request], waiting: list[Request], running: list[Request], server: Server
+) -> None:
+    """Raise ValueError if something else joins than waiting requests that have a slot."""
+    if len(set(joining)) < len(joining) or not set(joining) <= set(waiting):
+        raise ValueError("admit returned a request twice, or one that isn't waiting")
+    if len(joining) + len(running) > server.slots:
+        texts = f"{len(joining)} requests join {len(running)} running texts"
+        raise ValueError(f"admit let {texts}, but there are only {server.slots} slots")
+
+
+def _next_moment(
+    coming: list[Outcome], waiting: list[Request], now: float, server: Server
+) -> float:
+    """Return when the next request comes or the next user gives up, because nobody is served."""
+    times = [one.arrival + server.first + 1e-6 for one in waiting]
+    return min([*times, *(one.request.arrival for one in coming[:1])], default=now)
 
 
 def _give_tokens(

@@ -77,14 +77,23 @@ def _waits(seed: int) -> list[Waits]:
 
 
 def _blame(waits: Waits) -> Case:
-    right, n = causes(waits), len(waits)
+    right = causes(waits)
+    mistakes = _unlike(right, _wrong_causes(waits))
+    mistakes.append(
+        Mistake(lambda got: isinstance(got, list) and sorted(got) == right, "Sort the ranks")
+    )
+    return Case("blame", [waits], right, mistakes, "a list of ranks")
+
+
+def _wrong_causes(waits: Waits) -> dict[str, Any]:
+    n = len(waits)
     ends = [rank for rank in range(n) if not waits[rank]]
     cycles = [rank for rank in range(n) if rank in reached(waits, rank)]
     looked = [rank for rank in range(n) if reached(waits, rank) & set(cycles)]
-    awaited = sorted({other for others in waits for other in others})
-    wrong: dict[str, Any] = {
+    awaited = sorted(set[int]().union(*waits))
+    return {
         "Some of these ranks only wait for a cycle. Take the ranks on it": sorted({
-            *right,
+            *causes(waits),
             *looked,
         }),
         "You returned the ranks that wait, but they are the victims. Follow their waits": [
@@ -100,11 +109,11 @@ def _blame(waits: Waits) -> Case:
         "You left out ranks that wait for nobody while others wait for them": cycles,
         "Some of these ranks wait, too, without a cycle. Follow their waits to the end": awaited,
     }
-    mistakes = [one for one in table(wrong) if one.gives != right]
-    mistakes.append(
-        Mistake(lambda got: isinstance(got, list) and sorted(got) == right, "Sort the ranks")
-    )
-    return Case("blame", [waits], right, mistakes, "a list of ranks")
+
+
+def _unlike(right: Any, wrong: dict[str, Any]) -> list[Mistake]:
+    """Return the mistakes that give something else than the right result."""
+    return [one for one in table(wrong) if one.gives != right]
 
 
 @task("18.1", "follow the waits", points=2)
@@ -183,42 +192,50 @@ def _groups(seed: int) -> Case:
     file, ranks = _stacks(seed)
     # The dumps of two ranks may be equal.
     dumps = [dump_of(threads, 8 * (rank // 3)) for rank, threads in enumerate(ranks)]
-    mains = [threads[-1] for threads in ranks]
-    right = grouped(place_of(main, file) for main in mains)
-    wrong: dict[str, Any] = {
-        "You read the first thread, but it is a loader's. The main thread comes last": grouped(
-            place_of(threads[0], file) for threads in ranks
-        ),
-        "You took the outermost frame. The first one of the file is where the rank is": grouped(
-            place_of(main, file, -1) for main in mains
-        ),
-        "You took frames of other files, too. Compare the whole name of the file": grouped(
-            place_of(main, main[0][0]) for main in mains
-        ),
-        "You compared the end of the file's name only, but another file ends alike": grouped(
-            next(
-                (f"{what}, line {line}" for name, line, what in main if name.endswith("train.py")),
-                "",
-            )
-            for main in mains
-        ),
-        "You compared the beginning of the file's name only, but train.pyx begins alike": grouped(
-            next((f"{what}, line {line}" for name, line, what in main if name.startswith(file)), "")
-            for main in mains
-        ),
-        "You grouped by function. Two ranks in one function can be at different lines": grouped(
-            place_of(main, file).partition(",")[0] for main in mains
-        ),
+    right = grouped(place_of(threads[-1], file) for threads in ranks)
+    places = [_wrong_places(threads, file) for threads in ranks]
+    wrong: dict[str, Any] = {text: grouped(of[text] for of in places) for text in places[0]}
+    wrong |= {
         "You left out ranks without a frame in the file. Their place is an empty text": [
             one for one in right if one[0]
         ],
         "The largest group comes first. Begin with the smallest one": right[::-1],
     }
-    mistakes = [one for one in table(wrong) if one.gives != right]
+    mistakes = _unlike(right, wrong)
     mistakes.append(
         Mistake(_unsorted(right), "These are the groups, but in another order. Sort them")
     )
     return Case("groups", [dumps, file], right, mistakes, "a list of [place, ranks]")
+
+
+def _wrong_places(threads: Sequence[Frames], file: str) -> dict[str, str]:
+    """Return where a rank is by each mistake."""
+    main = threads[-1]
+    return {
+        "You read the first thread, but it is a loader's. The main thread comes last": place_of(
+            threads[0], file
+        ),
+        "You took the outermost frame. The first one of the file is where the rank is": place_of(
+            main, file, -1
+        ),
+        "You took frames of other files, too. Compare the whole name of the file": place_of(
+            main, main[0][0]
+        ),
+        "You compared the end of the file's name only, but another file ends alike": _first_place(
+            main, lambda name: name.endswith("train.py")
+        ),
+        "You compared the beginning of the file's name only, but train.pyx begins alike": (
+            _first_place(main, lambda name: name.startswith(file))
+        ),
+        "You grouped by function. Two ranks in one function can be at different lines": place_of(
+            main, file
+        ).partition(",")[0],
+    }
+
+
+def _first_place(frames: Frames, is_meant: Callable[[str], bool]) -> str:
+    """Return a thread's innermost frame in the files that are meant; "" if it has none there."""
+    return next((f"{what}, line {line}" for name, line, what in frames if is_meant(name)), "")
 
 
 def _unsorted(right: list[list[Any]]) -> Callable[[Any], bool]:
@@ -262,18 +279,34 @@ def difference(
         latest: return the last difference.
     """
     by_seq = [{entry["seq"]: entry for entry in dump} for dump in dumps]
-    firsts = [dump[0]["seq"] for dump in dumps if dump]
-    first = max(firsts, default=1) if since is None else since
-    last = max((dump[-1]["seq"] for dump in dumps if dump), default=0) if until is None else until
-    numbers = range(first, last + 1)
+    numbers = _compared_numbers(dumps, since, until)
     for seq in reversed(numbers) if latest else numbers:
-        entries = [of.get(seq) for of in by_seq]
-        if not all(entries):
-            return [seq, minority([entry is None for entry in entries]), "missing"]
-        for key in keys:
-            values = [str(entry[key]) for entry in entries if entry]
-            if len(set(values)) > 1:
-                return [seq, minority(values), key]
+        found = _difference_at([of.get(seq) for of in by_seq], keys)
+        if found:
+            return [seq, *found]
+    return None
+
+
+def _compared_numbers(
+    dumps: Sequence[Sequence[Entry]], since: int | None, until: int | None
+) -> range:
+    """Return the sequence numbers that are compared, see `difference`."""
+    filled = [dump for dump in dumps if dump]
+    if since is None:
+        since = max((dump[0]["seq"] for dump in filled), default=1)
+    if until is None:
+        until = max((dump[-1]["seq"] for dump in filled), default=0)
+    return range(since, until + 1)
+
+
+def _difference_at(entries: list[Entry | None], keys: Sequence[str]) -> list[Any] | None:
+    """Return the culprits and what differs in the ranks' entries with one sequence number."""
+    if not all(entries):
+        return [minority([entry is None for entry in entries]), "missing"]
+    for key in keys:
+        values = [str(entry[key]) for entry in entries if entry]
+        if len(set(values)) > 1:
+            return [minority(values), key]
     return None
 
 
@@ -283,75 +316,111 @@ def minority(values: Sequence[Any]) -> list[int]:
     return [rank for rank, value in enumerate(values) if value != most]
 
 
+#: What a rank calls: the operation, the sizes of its tensors, and a line, or text for a place.
+Called = tuple[str, list[list[int]], Any]
+USUAL: list[Called] = [("all_reduce", [[8, 64]], 31), ("all_reduce", [[1]], 38)]
+RARE: list[Called] = [("broadcast", [[512]], 44), ("all_reduce", [[1]], 52), ("barrier", [], 57)]
+#: Accidents that can happen to two ranks.
+OF_SEVERAL = ("call", "sizes", "order", "two ways", "skips", "ends")
+
+
 def _recordings(seed: int, accident: str) -> list[list[Entry]]:
     """Return the ranks' recordings; `accident` is what some rank does differently, or ""."""
     draw = random.Random(f"{seed} {accident}")
-    n, length = draw.randint(4 if accident == "two ways" else 3, 6), draw.randint(14, 22)
-    kinds = [("all_reduce", [[8, 64]], 31), ("all_reduce", [[1]], 38), ("broadcast", [[512]], 44)]
-    kinds += [("all_reduce", [[1]], 52), ("barrier", [], 57)]
-    program = [kinds[k % 2] if k % 7 else draw.choice(kinds[2:]) for k in range(length)]
-    at = draw.randint(8, length - 3)
-    if accident == "order":
-        program[at] = kinds[0]
-    elif accident in ("sizes", "line") and draw.random() < 0.5:
-        program[at] = ("all_to_all", [[8, 4]], 71) if accident == "sizes" else kinds[2]
-    ranks: list[list[Any]] = [list(program) for _ in range(n)]
-    culprit = 0 if accident == "line" else draw.randrange(n)
-    pair = draw.sample(range(n), 2) if n > 4 or accident == "two ways" else [culprit]
-    of_several = "call", "sizes", "order", "two ways", "skips", "ends"
-    for rank in pair if accident in of_several else [culprit]:
-        call, sizes, line = program[at]
-        changed = {
-            "call": ("reduce_scatter", sizes, 61),
-            "sizes": (call, [[384]], line),
-            "order": (call, [size[::-1] for size in sizes], line),
-            "line": (call, sizes, line + 9),
-            "function": (call, sizes, f"first_step, line {line}"),
-            "backend": (f"nccl:{call}", sizes, line),
-        }
-        if accident in changed:
-            ranks[rank][at] = changed[accident]
-        elif accident == "two ways":
-            ranks[rank][at] = (call, [[384 + rank]], line)
-        elif accident == "skips":
-            del ranks[rank][at]
-        elif accident == "ends":
-            del ranks[rank][at:]
-        elif accident == "once more":
-            ranks[rank].append(kinds[1])
-        elif accident == "never":
-            ranks[rank].clear()
-        elif accident == "long ago":
-            del ranks[rank][2:]
-        elif accident == "call and line":
-            ranks[rank][at] = ("reduce_scatter", sizes, line)
-            ranks[rank - 1][at] = (call, sizes, line + 9)
+    n = draw.randint(4 if accident == "two ways" else 3, 6)
+    program, at = _program(draw, accident)
+    ranks = [list(program) for _ in range(n)]
+    culprits = _culprits(draw, accident, n)
+    for rank in culprits:
+        _happen(accident, ranks, rank, at)
     firsts = [0 if accident == "never" else draw.randint(0, 6) for _ in range(n)]
     if accident == "long ago":
-        firsts = [0 if rank == culprit else draw.randint(3, 6) for rank in range(n)]
+        firsts = [0 if rank in culprits else draw.randint(3, 6) for rank in range(n)]
+    # A rank that is late has completed fewer calls, and does nothing else.
+    dumps = [_entries(calls, at - 2 * (rank % 3)) for rank, calls in enumerate(ranks)]
+    return [dump[first:] for dump, first in zip(dumps, firsts, strict=True)]
+
+
+def _culprits(draw: random.Random, accident: str, n: int) -> list[int]:
+    """Return the ranks to which an accident happens: one, or two of several."""
+    culprit = 0 if accident == "line" else draw.randrange(n)
+    pair = draw.sample(range(n), 2) if n > 4 or accident == "two ways" else [culprit]
+    return pair if accident in OF_SEVERAL else [culprit]
+
+
+def _program(draw: random.Random, accident: str) -> tuple[list[Called], int]:
+    """Return what all ranks call, and the position of the call at which the accident happens."""
+    length = draw.randint(14, 22)
+    program = [USUAL[k % 2] if k % 7 else draw.choice(RARE) for k in range(length)]
+    at = draw.randint(8, length - 3)
+    if accident == "order":
+        program[at] = USUAL[0]
+    elif accident in ("sizes", "line") and draw.random() < 0.5:
+        program[at] = ("all_to_all", [[8, 4]], 71) if accident == "sizes" else RARE[0]
+    return program, at
+
+
+def _happen(accident: str, ranks: list[list[Called]], rank: int, at: int) -> None:
+    """Let an accident happen to a rank, at this position in its calls."""
+    calls = ranks[rank]
+    call, sizes, line = calls[at]
+    instead: dict[str, Called] = {
+        "call": ("reduce_scatter", sizes, 61),
+        "sizes": (call, [[384]], line),
+        "two ways": (call, [[384 + rank]], line),
+        "order": (call, [size[::-1] for size in sizes], line),
+        "line": (call, sizes, line + 9),
+        "function": (call, sizes, f"first_step, line {line}"),
+        "backend": (f"nccl:{call}", sizes, line),
+    }
+    if accident in instead:
+        calls[at] = instead[accident]
+    elif accident == "skips":
+        del calls[at]
+    elif accident == "ends":
+        del calls[at:]
+    elif accident == "once more":
+        calls.append(USUAL[1])
+    elif accident == "never":
+        calls.clear()
+    elif accident == "long ago":
+        del calls[2:]
+    elif accident == "call and line":
+        calls[at] = ("reduce_scatter", sizes, line)
+        ranks[rank - 1][at] = instead["line"]
+
+
+def _entries(calls: list[Called], completed: int) -> list[Entry]:
+    """Return a rank's recording, in which so many calls are completed."""
     return [
-        [
-            {
-                "seq": k + 1,
-                "call": call,
-                "sizes": sizes,
-                "line": line if isinstance(line, str) else f"step, line {line}",
-                # A rank that is late has completed fewer calls, and does nothing else.
-                "state": "completed" if k < at - 2 * (rank % 3) else "scheduled",
-            }
-            for k, (call, sizes, line) in enumerate(calls)
-        ][first:]
-        for rank, (calls, first) in enumerate(zip(ranks, firsts, strict=True))
+        {
+            "seq": k + 1,
+            "call": call,
+            "sizes": sizes,
+            "line": line if isinstance(line, str) else f"step, line {line}",
+            "state": "completed" if k < completed else "scheduled",
+        }
+        for k, (call, sizes, line) in enumerate(calls)
     ]
 
 
 def _compared(dumps: list[list[Entry]]) -> Case:
     right = difference(dumps)
+    wrong = _wrong_differences(dumps)
+    if right:
+        wrong |= _wrong_culprits(right, len(dumps))
+    else:
+        wrong["The ranks agree. Return None"] = lambda got: got is not None
+    mistakes = _unlike(right, wrong)
+    return Case("first_difference", [dumps], right, mistakes)  # None is a result, too
+
+
+def _wrong_differences(dumps: list[list[Entry]]) -> dict[str, Any]:
     at = [[{**entry, "seq": k} for k, entry in enumerate(dump, 1)] for dump in dumps]
     lasts = [dump[-1]["seq"] for dump in dumps if dump]
     whole = len(lasts) == len(dumps)
     oldest = min(dump[0]["seq"] for dump in dumps if dump)
-    wrong: dict[str, Any] = {
+    return {
         "Some ranks have overwritten this entry. Begin with the largest of the ranks' first "
         "seq": difference(dumps, since=oldest),
         "You compared positions in the lists. Compare entries with the same seq": difference(
@@ -373,21 +442,17 @@ def _compared(dumps: list[list[Entry]]) -> Case:
             dumps, latest=True
         ),
     }
-    if right:
-        seq, ranks, what = right
-        others = [rank for rank in range(len(dumps)) if rank not in ranks]
-        wrong["You named the ranks that agree. The culprits are the fewer ones"] = [
-            seq,
-            others,
-            what,
-        ]
-        wrong["Return all ranks outside the largest group"] = lambda got: (
+
+
+def _wrong_culprits(right: list[Any], n: int) -> dict[str, Any]:
+    seq, ranks, what = right
+    others = [rank for rank in range(n) if rank not in ranks]
+    return {
+        "You named the ranks that agree. The culprits are the fewer ones": [seq, others, what],
+        "Return all ranks outside the largest group": lambda got: (
             got in ([seq, ranks[:1], what], [seq, ranks[-1:], what])
-        )
-    else:
-        wrong["The ranks agree. Return None"] = lambda got: got is not None
-    mistakes = [one for one in table(wrong) if one.gives != right]
-    return Case("first_difference", [dumps], right, mistakes)  # None is a result, too
+        ),
+    }
 
 
 @task("18.3", "compare the recordings", points=3)

@@ -38,11 +38,14 @@ def pairs(seed: int) -> list[tuple[str, Tensor, Tensor]]:
     x = torch.randint(1, 500, (40_000,), generator=draw) / 8
     small = x[:24].reshape(4, 6)
     row = int(x[0].item()) * 40
-    zero, nan = torch.zeros(5), torch.tensor([1.0, math.nan, 2.0])
-    double, half = x[:9].double(), x[:9].bfloat16()
+    zero = torch.zeros(5)
+    nan = torch.tensor([1.0, math.nan, 2.0])
+    double = x[:9].double()
+    half = x[:9].bfloat16()
     whole = torch.randint(1 << 60, 1 << 61, (9,), generator=draw)
     order = torch.randperm(len(x), generator=draw)
-    byte, flags = x[:9].to(torch.uint8), x[:9] > 30
+    byte = x[:9].to(torch.uint8)
+    flags = x[:9] > 30
     return [
         ("", x, x.clone()),
         ("", small.t(), small.t().contiguous()),
@@ -95,7 +98,9 @@ class Replays:
     """
 
     def __init__(self, ranks: int, names: list[str], steps: int, flip: tuple[int, int, int]):
-        self.ranks, self.names, self.steps = ranks, names, steps
+        self.ranks = ranks
+        self.names = names
+        self.steps = steps
         self.flip = flip
         self.asked: list[int] = []
 

@@ -29,7 +29,9 @@ def labels_of(seed: int) -> list[str]:
     return random.Random(f"labels {seed}").sample(LABELS, len(LABELS) - 1)
 
 
-ITEM, COPY, PRODUCT = "aten::_local_scalar_dense", "aten::_to_copy", "aten::mm"
+ITEM = "aten::_local_scalar_dense"
+COPY = "aten::_to_copy"
+PRODUCT = "aten::mm"
 #: aten::expand_as calls it, so names that begin alike count twice.
 EXPAND = "aten::expand"
 #: A part of a step: its label ("" for none), how often its work runs, and the parts inside it.
@@ -85,8 +87,11 @@ def works(x: Tensor) -> dict[str, Callable[[], object]]:
 
 def probe_calls(user_ns: dict, *, rank: int, seed: int, op: str, labels: list) -> dict:
     """Return the student's counts for one step, and how often the step ran."""
-    parts, x = plan_of(seed), torch.ones(3, 3)
-    work, others, ran = works(x)[op], [w for name, w in works(x).items() if name != op], []
+    parts = plan_of(seed)
+    x = torch.ones(3, 3)
+    work = works(x)[op]
+    others = [w for name, w in works(x).items() if name != op]
+    ran = []
 
     def step() -> None:
         ran.append(rank)

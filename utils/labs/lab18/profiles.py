@@ -40,11 +40,16 @@ def counted(calls: Sequence[Around], labels: Sequence[str], which: slice) -> dic
 
 
 def _counts(case: dict, answer: Reply) -> Iterator[Step]:
-    op, labels = case["op"], case["labels"]
+    op = case["op"]
+    labels = case["labels"]
     calls = all_calls(plan_of(case["seed"]), labels)
-    innermost, outermost, each = slice(-1, None), slice(1), slice(None)
-    right, what = counted(calls, labels, innermost), f"calls of {op}"
-    total, got = sum(right.values()), answer.value["counts"]
+    innermost = slice(-1, None)
+    outermost = slice(1)
+    each = slice(None)
+    right = counted(calls, labels, innermost)
+    what = f"calls of {op}"
+    total = sum(right.values())
+    got = answer.value["counts"]
     empty = dict.fromkeys(right, 0)
     labeled = {name: n for name, n in right.items() if name}
     times = answer.value["ran"]

@@ -73,7 +73,8 @@ def gloo(seconds: float = 2.0) -> Iterator[Recording]:
         "would have recorded, and write task 18.3: its check brings recordings."
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     first = max((entry["record_id"] for entry in _trace()["entries"]), default=-1) + 1
     names = [tempfile.mkdtemp() if rank == 0 else None]
     dist.broadcast_object_list(names)

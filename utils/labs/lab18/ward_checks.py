@@ -142,7 +142,8 @@ def judge_finding(ranks: Ranks, report: Report, bed: int) -> None:
     if len({str(answer.value) for answer in answers}) > 1:
         report.problem("The ranks have different findings. Write one finding for all ranks")
         return
-    name, finding = answers[0].value["name"], answers[0].value["answer"]
+    name = answers[0].value["name"]
+    finding = answers[0].value["answer"]
     case = CASES[drawn(name)[bed - 1]]
     if problems := list(form_problems(case, finding)):
         for problem in problems:
@@ -187,7 +188,9 @@ def form_problems(case: Patient, finding: Any) -> Iterator[str]:
     if not isinstance(finding, dict) or set(finding) != {"rank", "line", "kind"}:
         yield f"A finding has a rank, a line and a kind, such as {FORM}"
         return
-    rank, line, kind = finding["rank"], finding["line"], finding["kind"]
+    rank = finding["rank"]
+    line = finding["line"]
+    kind = finding["kind"]
     if rank != ALL and not (_is_number(rank) and 0 <= rank < 4):
         yield f'The rank is {rank!r}. Write a number from 0 to 3, or "all"'
     lines = case.text.splitlines()
@@ -276,7 +279,8 @@ def repair_steps(answer: Reply, right: dict[str, Any], most: dict[str, int]) -> 
     is_form = all(isinstance(got, dict) and set(got) == set(results) for got, results in both)
     yield facts({wrong_form: not is_form})
     needed = needs(answer)
-    rate, old_rate = needed["rate"], right["rate"]
+    rate = needed["rate"]
+    old_rate = right["rate"]
     yield facts({
         f"Your repaired program has the learning rate {rate:g} instead of {old_rate:g}. Keep the "
         "old one, and repair the gradients": min(rate, old_rate) > 0

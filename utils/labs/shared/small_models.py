@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from utils.checks.probe import fingerprint, recorded, told
 
@@ -71,7 +72,14 @@ def one_number(value: Any) -> Any:
 SWITCHED = "You switched the model to another mode. Leave train() and eval() to the caller"
 
 
-def taken(function: Callable, model: nn.Module, seen: list[Tensor], optimizer, batch, **kw) -> dict:
+def taken(
+    function: Callable,
+    model: nn.Module,
+    seen: list[Tensor],
+    optimizer: Optimizer,
+    batch: tuple[Tensor, Tensor],
+    **kw: Any,
+) -> dict:
     """Take a step; return its loss, the weights after it, the model's samples, and the calls."""
     images, labels = batch
     before, modes = weights_of(model), [module.training for module in model.modules()]

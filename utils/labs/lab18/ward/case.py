@@ -32,7 +32,8 @@ LABELS = (
     *("complaint", "shows", "curve", "ranks", "kinds", "hint", "sizes", "arguments", "limits"),
     *("also", "with"),
 )
-GUILTY, ALSO = "  #!", "  #?"
+GUILTY = "  #!"
+ALSO = "  #?"
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,8 @@ def repair_of(diff: list[str], first: int) -> dict[int, str]:
     New lines replace the removed lines above them; without any, they follow the line above them.
     """
     repair: dict[int, str] = {}
-    number, removed = first - 1, 0  # the last line of the sick program, and the first removed one
+    number = first - 1  # the last line of the sick program
+    removed = 0  # the first removed line
     above = ""
     for line in diff:
         if line.startswith("+"):

@@ -39,7 +39,9 @@ class Work(TorchDispatchMode):
         self.numbers = 0
         self.by_function: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         out = function(*args, **(kwargs or {}))
         made = sum(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))
         self.numbers += made
@@ -120,7 +122,8 @@ class Waited:
     """Stands for a call in the background; after `wait`, its tensors may be used."""
 
     def __init__(self, work: Any, watched: Watched) -> None:
-        self._work, self._watched = work, watched
+        self._work = work
+        self._watched = watched
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
@@ -142,7 +145,9 @@ class Races(TorchDispatchMode):
         self.watched = watched
         self.count = 0
 
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
         if self.watched.pending and not self.watched.inside and function.namespace != "c10d":
             tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor))
             addresses = {tensor.untyped_storage().data_ptr() for tensor in tensors}
@@ -152,7 +157,9 @@ class Races(TorchDispatchMode):
 
 def bytes_alive(roots: Iterable[Any]) -> int:
     """Return the bytes of all numbers, texts, arrays and tensors that these objects refer to."""
-    todo, seen, total = list(roots), set(), 0
+    todo = list(roots)
+    seen = set()
+    total = 0
     while todo:
         one = todo.pop()
         if id(one) in seen or isinstance(one, types.ModuleType | type):
@@ -194,7 +201,8 @@ def _is_full(cell: types.CellType) -> bool:
 
 def _kept(file: str) -> int:
     """Return the bytes to which the running functions of a program, and its names, refer."""
-    frame, roots = inspect.currentframe(), []
+    frame = inspect.currentframe()
+    roots = []
     while frame:
         if frame.f_code.co_filename == file:
             own = {k: v for k, v in frame.f_globals.items() if not k.startswith("__")}
@@ -212,7 +220,8 @@ def steps_seen(counts: dict[str, Any], file: str, weighs: bool) -> Iterator[None
     """
     from torch_mpi.record import log
 
-    mark, thread = log.mark(), threading.get_ident()
+    mark = log.mark()
+    thread = threading.get_ident()
 
     def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if threading.get_ident() == thread:  # ranks may be threads of one process

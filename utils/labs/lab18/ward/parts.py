@@ -106,11 +106,8 @@ def _train(used: Iterable[Part], sizes: Mapping[str, str], fixed: bool) -> str:
         for phase, numbered in part.lines.items():
             lines[phase] += numbered
     setup, step, end = ([line for _, line in sorted(lines[phase])] for phase in lines)
-    words = set(re.findall(r"\w+", " ".join(setup))) | {"steps"}
-    known = [key for key in SIZES if key in words and not (key == "steps" and fixed)]
-    signature = ", ".join(["seed", *(f"{key}={sizes.get(key, SIZES[key])}" for key in known)])
     return "\n".join([
-        f"def train({signature}):",
+        f"def train({_parameters(setup, sizes, fixed)}):",
         '    """Run the job, and return the numbers of its dashboard."""',
         "    rank, world = dist.get_rank(), dist.get_world_size()",
         *(f"    {line}" for line in setup),
@@ -122,3 +119,10 @@ def _train(used: Iterable[Part], sizes: Mapping[str, str], fixed: bool) -> str:
         *(f"        {entry}," for entry in gives),
         "    }",
     ])
+
+
+def _parameters(setup: list[str], sizes: Mapping[str, str], fixed: bool) -> str:
+    """Return the parameters of `train`: a seed, and the sizes that its first lines need."""
+    words = set(re.findall(r"\w+", " ".join(setup))) | {"steps"}
+    known = [key for key in SIZES if key in words and not (key == "steps" and fixed)]
+    return ", ".join(["seed", *(f"{key}={sizes.get(key, SIZES[key])}" for key in known)])

@@ -11,7 +11,8 @@ from typing import Any
 from torch_mpi.errors import CommunicationError
 
 #: A repair may change at most so many lines, and have at most so many characters.
-MOST_LINES, MOST_CHARACTERS = 12, 4000
+MOST_LINES = 12
+MOST_CHARACTERS = 4000
 #: The beginning of a line that catches an error.
 CATCHES = re.compile(r"^\s*except\b", re.MULTILINE)
 
@@ -37,17 +38,7 @@ def repaired(text: str, repair: Any) -> str:
             writes to files.
     """
     lines = text.splitlines()
-    if not isinstance(repair, Mapping) or not repair:
-        raise RepairError('A repair is a dict such as {17: "    dist.all_reduce(loss)"}')
-    if len(repair) > MOST_LINES or sum(len(str(new)) for new in repair.values()) > MOST_CHARACTERS:
-        raise RepairError(f"Your repair changes a lot. Change at most {MOST_LINES} lines")
-    for number, new in repair.items():
-        if isinstance(number, bool) or not isinstance(number, int):
-            raise RepairError(f"Your repair has the key {number!r}. Use the number of a line")
-        if not 1 <= number <= len(lines):
-            raise RepairError(f"Line {number} is not in the program, which has {len(lines)} lines")
-        if not isinstance(new, str):
-            raise RepairError(f"The new text of line {number} is {new!r}. Write it as a string")
+    _check_form(repair, len(lines))
     kept = ((number, repair.get(number, line)) for number, line in enumerate(lines, start=1))
     whole = "\n".join(new for number, new in kept if new or number not in repair) + "\n"
     if len(CATCHES.findall(whole)) > len(CATCHES.findall(text)):
@@ -55,6 +46,21 @@ def repaired(text: str, repair: Any) -> str:
     if WRITES.search(whole):
         raise RepairError("Your repair writes to a file. Keep only what the program still needs")
     return whole
+
+
+def _check_form(repair: Any, n: int) -> None:
+    """Raise RepairError if a repair isn't a dict of few numbers of the n lines, and their text."""
+    if not isinstance(repair, Mapping) or not repair:
+        raise RepairError('A repair is a dict such as {17: "    dist.all_reduce(loss)"}')
+    if len(repair) > MOST_LINES or sum(len(str(new)) for new in repair.values()) > MOST_CHARACTERS:
+        raise RepairError(f"Your repair changes a lot. Change at most {MOST_LINES} lines")
+    for number, new in repair.items():
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise RepairError(f"Your repair has the key {number!r}. Use the number of a line")
+        if not 1 <= number <= n:
+            raise RepairError(f"Line {number} is not in the program, which has {n} lines")
+        if not isinstance(new, str):
+            raise RepairError(f"The new text of line {number} is {new!r}. Write it as a string")
 
 
 def loaded(text: str, name: str) -> Any:
@@ -135,7 +141,8 @@ def _once(
 
     from .counters import Watched, counted
 
-    train, watched = loaded(text, name), Watched()
+    train = loaded(text, name)
+    watched = Watched()
     train.__globals__["dist"] = watched
     looked = {*limits, *(["races"] if BACKGROUND.search(text) else [])}  # a mode makes it slower
     try:

@@ -185,7 +185,9 @@ def _timed(train: Any) -> tuple[Any, dict[str, Any]]:
     from utils.timeline.cell_log import as_record
 
     dist.barrier()
-    mark, begin, cpu = log.mark(), time.perf_counter(), time.thread_time()
+    mark = log.mark()
+    begin = time.perf_counter()
+    cpu = time.thread_time()
     result = train(SEED)
     end = time.perf_counter()
     report = _rounded({
@@ -227,7 +229,8 @@ class Placed(Watched):
         """Call a function, and note the line of what it communicates."""
         from torch_mpi.record import log
 
-        place, before = place_in(self.file), log.mark()
+        place = place_in(self.file)
+        before = log.mark()
         result = super().call(function, *args, **kwargs)
         self.places |= dict.fromkeys(range(before, log.mark()), place)
         return result
@@ -237,7 +240,8 @@ def _calls(name: str) -> list[dict[str, Any]]:
     """Return the calls of the program with their lines."""
     from torch_mpi.record import log
 
-    train, placed = loaded(CASES[name].text, name), Placed(f"{name}.py")
+    train = loaded(CASES[name].text, name)
+    placed = Placed(f"{name}.py")
     train.__globals__["dist"] = placed
     mark = log.mark()
     train(SEED)
@@ -261,7 +265,8 @@ def _returned(train: Any, found: dict[str, Any]) -> None:
 
     An entry is [function, first, last], in the order of the first calls.
     """
-    file, seen = train.__code__.co_filename, {}
+    file = train.__code__.co_filename
+    seen = {}
 
     def look(frame: Any, event: str, value: Any) -> None:
         code = frame.f_code

@@ -188,14 +188,17 @@ def _traffic(calls: dict[str, list[dict[str, Any]]]) -> dict[str, Any] | None:
             [c for c in of if tuple(c["place"]) == (line, function) and c["op"] == op]
             for of in calls.values()
         ]
-        rows.append([
-            f"{line}, {function}",
-            op,
-            _by_rank([len(of) for of in of_ranks]),
-            _by_rank([sum(c["blocking"] or c["waited"] for c in of) for of in of_ranks]),
-            _by_rank([sum(c["sent"] + c["received"] for c in of) for of in of_ranks]),
-        ])
+        rows.append([f"{line}, {function}", op, *_totals(of_ranks)])
     return _table(["line", "operation", "calls", "waited for", "bytes sent and received"], rows)
+
+
+def _totals(of_ranks: list[list[dict[str, Any]]]) -> list[str]:
+    """Return how many calls the ranks made, for how many they waited, and how many bytes moved."""
+    return [
+        _by_rank([len(of) for of in of_ranks]),
+        _by_rank([sum(c["blocking"] or c["waited"] for c in of) for of in of_ranks]),
+        _by_rank([sum(c["sent"] + c["received"] for c in of) for of in of_ranks]),
+    ]
 
 
 def _by_rank(numbers: list[int]) -> str:
@@ -213,9 +216,10 @@ def _work(work: dict[str, dict[str, int]]) -> dict[str, Any] | None:
 def _returned(seen: dict[str, list[list[str]]]) -> dict[str, Any] | None:
     """Return a row for the first call of each function, and one for its last call."""
     by_rank = [{name: both for name, *both in of} for of in seen.values()]
+    none = ["", ""]  # of a rank that does not call the function
     rows = []
     for name in dict.fromkeys(name for of in by_rank for name in of):
-        first, last = ([of[name][k] if name in of else "" for of in by_rank] for k in (0, 1))
+        first, last = ([of.get(name, none)[k] for of in by_rank] for k in (0, 1))
         rows += [[name, "first", *first]] if any(first) else []
         rows += [[name, "last", *last]] if any(last) and last != first else []
     return _table(["function", "call", *(f"rank {rank}" for rank in seen)], rows)

@@ -16,7 +16,8 @@ from typing import Any
 #: Wrong findings of a bed that cost no pause.
 FREE = 3
 #: Seconds of the first pause. Each further one is twice as long, but not longer than the longest.
-FIRST_PAUSE, LONGEST_PAUSE = 30, 120
+FIRST_PAUSE = 30
+LONGEST_PAUSE = 120
 
 
 @dataclass

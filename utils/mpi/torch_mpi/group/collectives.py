@@ -17,6 +17,9 @@ from .operation import Caller, MPICall, Operation, same
 if TYPE_CHECKING:
     from .algorithms import Ranks
 
+#: The rank to which a tensor is sent, or from which it comes, and the tensor.
+Pair = tuple[int, torch.Tensor]
+
 
 # -- one to all, all to one -------------------------------------------------------------------
 
@@ -140,11 +143,7 @@ def all_gather_coalesced(
             f"one per input"
         )
     inputs = [arguments.check(tensor, op) for tensor in inputs]
-    outputs = [[arguments.check(tensor, op) for tensor in row] for row in outputs]
-    for row in outputs:
-        arguments.check_each(row, inputs, op)
-        for output in row:
-            arguments.check_writable(output, op)
+    outputs = _checked_rows(outputs, inputs, op)
     call = group.record(op, inputs, opts)
     call.received = size * call.nbytes
     sends = [(rank, tensor) for rank in range(size) for tensor in inputs]
@@ -152,6 +151,16 @@ def all_gather_coalesced(
     key = tuple((arguments.dtype_name(tensor.dtype), tensor.numel()) for tensor in inputs)
     operation = _exchange(group, call, key, sends, receives, itertools.chain.from_iterable)
     return replace(operation, inputs=operation.inputs[: len(inputs)], shown=inputs)
+
+
+def _checked_rows(outputs: Sequence[Tensors], inputs: Tensors, op: str) -> list[list[torch.Tensor]]:
+    """Return a row of writable tensors per rank, each of which is like the input at its place."""
+    rows = [[arguments.check(tensor, op) for tensor in row] for row in outputs]
+    for row in rows:
+        arguments.check_each(row, inputs, op)
+        for output in row:
+            arguments.check_writable(output, op)
+    return rows
 
 
 def _all_gather(
@@ -350,8 +359,8 @@ def _exchange(
     group: Caller,
     call: Call,
     key: tuple[object, ...],
-    sends: Sequence[tuple[int, torch.Tensor]],
-    receives: Sequence[tuple[int, torch.Tensor]],
+    sends: Sequence[Pair],
+    receives: Sequence[Pair],
     definition: Callable[[Sequence[Tensors]], Sequence[torch.Tensor]],
     then: Callable[[], None] = lambda: None,
     sizes_agree: bool = True,
@@ -367,19 +376,13 @@ def _exchange(
     homes = {tensor.untyped_storage().data_ptr() for _, tensor in receives}
     given = [(peer, tensors.apart(tensor, homes)) for peer, tensor in sends]
     places = [(peer, tensors.room(tensor)) for peer, tensor in receives]
-    outgoing = [pair for pair in given if pair[0] != rank]
-    incoming = [pair for pair in places if pair[0] != rank]
-    kept = [memory for peer, memory in given if peer == rank]
-    own = [place for peer, place in places if peer == rank]
+    outgoing = _with_others(given, rank)
+    incoming = _with_others(places, rank)
 
     def algorithm(ranks: Ranks) -> Generator:
         from . import algorithms
 
         return algorithms.exchange(ranks, outgoing, incoming, sizes_agree)
-
-    def compute() -> None:
-        for place, memory in zip(own, kept, strict=True):
-            place.copy_(memory.view(place.shape))
 
     def finish() -> None:
         for (_, tensor), (_, place) in zip(receives, places, strict=True):
@@ -395,8 +398,27 @@ def _exchange(
         definition=definition,
         algorithm=algorithm,
         memory=[memory for _, memory in outgoing],
-        compute=compute,
+        compute=_copies_to_itself(given, places, rank),
         finish=finish,
         shown=[tensor for _, tensor in sends],
         sources=() if sizes_agree else [peer for peer, _ in receives],
     )
+
+
+def _with_others(pairs: Sequence[Pair], rank: int) -> list[Pair]:
+    """Return the ``(rank, tensor)`` pairs that need a message."""
+    return [pair for pair in pairs if pair[0] != rank]
+
+
+def _copies_to_itself(
+    given: Sequence[Pair], places: Sequence[Pair], rank: int
+) -> Callable[[], None]:
+    """Return the function that copies what this rank sends to itself."""
+    kept = [memory for peer, memory in given if peer == rank]
+    own = [place for peer, place in places if peer == rank]
+
+    def compute() -> None:
+        for place, memory in zip(own, kept, strict=True):
+            place.copy_(memory.view(place.shape))
+
+    return compute

@@ -112,6 +112,31 @@ class Known:
     has_our_op: bool = False
 
 
+def _key_and_addresses(
+    op: str, how: object, given: Sequence[torch.Tensor]
+) -> tuple[tuple, list[int]] | None:
+    """Return the key of a call in `FastPath.known`, and its tensors' addresses.
+
+    Returns:
+        ``None`` if a tensor isn't plain.
+    """
+    key: tuple = (op, how)
+    addresses = []
+    for tensor in given:
+        # A tensor with a grad_fn may need a warning, which only the long way gives.
+        if (
+            type(tensor) is not _Tensor
+            or tensor.grad_fn is not None
+            or not tensor.is_cpu
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+        ):
+            return None
+        key = (key, tensor.dtype, tensor.shape)
+        addresses.append(tensor.data_ptr())
+    return key, addresses
+
+
 class FastPath:
     """The memory of one group's blocking collectives, which makes the next ones fast.
 
@@ -166,22 +191,12 @@ class FastPath:
             ):
                 return None
             given, how = _PARTS[op](*arguments)
-            key: tuple = (op, how)
-            addresses = []
-            for tensor in given:
-                # A tensor with a grad_fn may need a warning, which only the long way gives.
-                if (
-                    type(tensor) is not _Tensor
-                    or tensor.grad_fn is not None
-                    or not tensor.is_cpu
-                    or not tensor.is_contiguous()
-                    or tensor.is_neg()
-                ):
-                    return None
-                key = (key, tensor.dtype, tensor.shape)
-                addresses.append(tensor.data_ptr())
+            found = _key_and_addresses(op, how, given)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None  # unusual arguments or tensors, which the long way accepts or refuses
+        if found is None:
+            return None
+        key, addresses = found
         known = self.known.get(key)
         if known is None or (addresses != known.addresses and not self._prepare(known, addresses)):
             return None

@@ -1,4 +1,4 @@
-"""Layer by layer with weights from elsewhere: the twin's numbers; a real limit of memory."""
+"""Training with weights in host memory: the numbers of the reference model, and a real limit."""
 
 import sys
 
@@ -38,7 +38,7 @@ def trained_twin(steps: int) -> tuple[list[float], list[torch.Tensor]]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_model_in_host_memory_trains_as_the_twin_does(device):
+def test_a_model_in_host_memory_trains_as_the_reference_model_does(device):
     rows = [row.requires_grad_() for row in rows_of(models.mlp(sizes=SIZES))]
     optimizers, losses = [adam([row]) for row in rows], []
     x, labels = (t.to(device) for t in drawn())

@@ -31,7 +31,7 @@ from utils.checks.trials import (
 )
 from utils.cluster.questions import Ranks
 from utils.labs.shared import small_models
-from utils.labs.shared.replicas import GroupStep, GroupTraining, Twin
+from utils.labs.shared.replicas import GroupStep, GroupTraining, ReferenceModel
 
 from . import training
 from .gradients import average_gradients as average_gradients
@@ -207,7 +207,7 @@ def _judge_steps(
     """Compare a group's steps with the reference model's, up to the first that differs."""
     kind = case["kind"]
     training = GroupTraining(
-        twin=Twin(step_model(case["seed"], kind), rate_of(case["seed"])),
+        reference=ReferenceModel(step_model(case["seed"], kind), rate_of(case["seed"])),
         members=members,
         steps=list(zip(*values, strict=True)),
         minibatches=[
@@ -248,7 +248,7 @@ def _wrong_demands(group_step: GroupStep, place: int) -> dict[str, bool]:
     steps = group_step.steps
     where = group_step.where
     p = len(group_step.members)
-    parameters = group_step.twin.model.parameters()
+    parameters = group_step.reference.model.parameters()
     trained = sum(parameter.grad is not None for parameter in parameters)
     count = sum(len(part) for step in steps for part in step["passes"])
     part = sorted(itertools.chain(*steps[place]["passes"]))

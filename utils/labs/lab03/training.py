@@ -50,22 +50,22 @@ def composed(seeds: Sequence[int], values: Sequence[dict]) -> list[dict[str, Ima
     return epochs
 
 
-def history_of_twin(
+def reference_history(
     epochs: list[dict[str, Images]],
     part: slice = slice(None),
     rate: float = 0.2,
     same_order: bool = False,
 ) -> dict:
     """Return the reference's history on these images, measured on a part of each minibatch."""
-    twin = replicas.Twin(small_mlp(), rate)
+    reference = replicas.ReferenceModel(small_mlp(), rate)
     history: dict[str, list[float]] = {key: [] for key in KEYS}
     for epoch, images in enumerate(epochs):
         draw = torch.Generator().manual_seed(0 if same_order else epoch)
         loader = data.InMemoryLoader(images["trained"], 128, shuffle=True, generator=draw)
         for pixels, labels in loader:
-            history["loss"].append(twin.loss(pixels[part], labels[part]))
-            twin.step(pixels, labels)
-        metrics = metrics_of(twin.model, images["tested"], part)
+            history["loss"].append(reference.loss(pixels[part], labels[part]))
+            reference.step(pixels, labels)
+        metrics = metrics_of(reference.model, images["tested"], part)
         for key, result in zip(KEYS[1:], metrics, strict=True):
             history[key].append(result)
     return history
@@ -75,7 +75,7 @@ def wrong_histories(
     key: str, right: dict, epochs: list[dict[str, Images]], part: slice
 ) -> Iterator[Mistake]:
     """Yield mistakes that lead to another list in the history."""
-    histories = functools.partial(history_of_twin, epochs)
+    histories = functools.partial(reference_history, epochs)
     expected = right[key]
     of_part = histories(part)[key]
     entries = len(expected)
@@ -217,11 +217,11 @@ def trains_alike(
     if not tell_each(report, {problem: is_hopeless for problem, is_hopeless, _ in shares}):
         return False
     epochs = composed(seeds, values)
-    twin = history_of_twin(epochs)
+    reference = reference_history(epochs)
     right = []
     for place, rank in enumerate(members):
         part = slice(place, None, len(members))
-        steps = _history_steps(values[place], members, twin, epochs, part)
+        steps = _history_steps(values[place], members, reference, epochs, part)
         right.append(report.follow(rank, steps))
     return all(right) and tell_each(report, {problem: is_so for problem, _, is_so in shares})
 
@@ -249,7 +249,7 @@ def _share(kind: str, members: list[int], values: list[dict[str, Any]]) -> tuple
 
 
 def _history_steps(
-    outcome: dict[str, Any], members: list[int], twin: dict, epochs: list, part: slice
+    outcome: dict[str, Any], members: list[int], reference: dict, epochs: list, part: slice
 ) -> Iterator[Step]:
     """Yield steps that judge a rank's history and how it trained the model."""
     history = outcome["history"]
@@ -259,9 +259,9 @@ def _history_steps(
     is_history = isinstance(history, dict) and set(history) == set(KEYS)
     yield facts({f"train_parallel returned {keys}. {form}": not is_history})
     yield communication(calls, inside(members), some(members))
-    for key, expected in twin.items():
+    for key, expected in reference.items():
         where = f'train_parallel on a few images {on(members)}: "{key}"'
-        mistakes = wrong_histories(key, twin, epochs, part)
+        mistakes = wrong_histories(key, reference, epochs, part)
         tolerance = TOLERANCES[key]
         yield value(history[key], expected, mistakes, what=where, tolerance=tolerance)
     evaluates = (

@@ -20,7 +20,7 @@ from utils.checks.task import Report, Step, communication, facts, task, to_each,
 from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on, tried
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas, small_models
-from utils.labs.shared.replicas import GroupTraining, Twin
+from utils.labs.shared.replicas import GroupTraining, ReferenceModel
 
 from .buckets import assign_buckets as assign_buckets
 from .hooks import fp16_hook as fp16_hook
@@ -72,19 +72,20 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
     cases.append(cases[1] | {"awkward": True})
     right: list[bool] = []  # for each group
     for case, members, values in tried(ranks, report, probe_step, cases):
-        twin = Twin(step_model(each[members[0]]["data_seed"], case["awkward"]), case["rate"])
-        start = small_models.weights_of(twin.model).tolist()
+        model = step_model(each[members[0]]["data_seed"], case["awkward"])
+        reference = ReferenceModel(model, case["rate"])
+        start = small_models.weights_of(reference.model).tolist()
         replicated = [
             report.facts(rank, _wrong_replicas(of_rank, members, start))
             for rank, of_rank in zip(members, values, strict=True)
         ]
         # If one group is wrong, the training of later groups isn't judged.
         goes_on = all(replicated) and all(right)
-        right.append(goes_on and _trains_as(twin, report, case, members, values))
+        right.append(goes_on and _trains_as(reference, report, case, members, values))
 
 
 def _trains_as(
-    twin: Twin,
+    reference: ReferenceModel,
     report: Report,
     case: dict[str, Any],
     members: list[int],
@@ -93,7 +94,7 @@ def _trains_as(
     """Judge a group's steps up to the first wrong one; return whether all are right."""
     seeds = [case["each"][rank]["data_seed"] for rank in members]
     training = GroupTraining(
-        twin=twin,
+        reference=reference,
         members=members,
         steps=list(zip(*(of_rank["steps"] for of_rank in values), strict=True)),
         minibatches=[
@@ -162,8 +163,8 @@ def accumulate(ranks: Ranks, report: Report) -> None:
 @functools.lru_cache(64)
 def _gradients(model_seed: int, seed: int, k: int) -> list[torch.Tensor]:
     """Return the gradients of a rank's k microbatches."""
-    twin = Twin(small_models.net(model_seed), 1.0)
-    return [twin.gradient(*part) for part in drawn_microbatches(seed, k)]
+    reference = ReferenceModel(small_models.net(model_seed), 1.0)
+    return [reference.gradient(*part) for part in drawn_microbatches(seed, k)]
 
 
 def _accumulation_steps(answer: GroupAnswer) -> Iterator[Step]:

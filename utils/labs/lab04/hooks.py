@@ -13,7 +13,7 @@ from utils.checks.task import Report, Step, communication, facts, task, to_each,
 from utils.checks.trials import PARTITIONS, WORLD, GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas, small_models
-from utils.labs.shared.replicas import Twin
+from utils.labs.shared.replicas import ReferenceModel
 
 from .hook_probes import HOOK_NET, LATER, WAITS, probe_hook
 from .probes import reduced_bytes
@@ -31,12 +31,12 @@ VALUES = {
 @task("4.4", "a hook that compresses", points=4)
 def fp16_hook(ranks: Ranks, report: Report) -> None:
     """Check mean gradients in half precision, with half of the bytes and no wait in the hook."""
-    twin = Twin(small_models.net(report.seed, HOOK_NET), 1.0)
+    reference = ReferenceModel(small_models.net(report.seed, HOOK_NET), 1.0)
     # With a loss so many times as large, the mean gradient fits into float16, but no sum does.
-    large = 40_000 / twin.gradient(*small_models.samples(report.seed, 8)).abs().max().item()
+    large = 40_000 / reference.gradient(*small_models.samples(report.seed, 8)).abs().max().item()
     seeds = report.seeds(WORLD)
     gradients = [
-        [twin.gradient(*small_models.samples(seed + step, 8)) for seed in seeds]
+        [reference.gradient(*small_models.samples(seed + step, 8)) for seed in seeds]
         for step in (LATER, LATER + 1)
     ]
     given = {"seed": report.seed, "large": large, "each": to_each(data_seed=seeds)}

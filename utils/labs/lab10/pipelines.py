@@ -26,7 +26,7 @@ from utils.checks.task import Report, Step, communication, facts, task, to_each,
 from utils.checks.trials import WORLD, GroupAnswer, judge_groups, on, seeds_of
 from utils.cluster.questions import Ranks
 from utils.labs.shared.pipeline_stages import FEATURES, IMAGES
-from utils.labs.shared.reference_pipeline import losses_of, twin
+from utils.labs.shared.reference_pipeline import losses_of, reference_gradients
 from utils.labs.shared.schedules import Schedule, held, written
 
 from .probes import probe_naive, probe_run
@@ -71,7 +71,7 @@ def _minibatch(answer: GroupAnswer) -> Iterator[Step]:
         )
     })
     seeds = tuple(seeds_of(answer.case, answer.members))
-    gradients, loss = twin(seeds, n=n)
+    gradients, loss = reference_gradients(seeds, n=n)
     name = f"gradients of stage {place} {where}"
     mistakes = _wrong_gradients(seeds, place, n=n)
     exact = 1e-4 if answer.case["single"] else EXACT
@@ -133,7 +133,8 @@ def _wrong_gradients(
     seeds: tuple[int, ...], place: int, m: int = 1, n: int = IMAGES
 ) -> Iterator[Mistake]:
     p = len(seeds)
-    right, summed = (twin(seeds, reduction, n)[0][place] for reduction in ("mean", "sum"))
+    right = reference_gradients(seeds, "mean", n)[0][place]
+    summed = reference_gradients(seeds, "sum", n)[0][place]
     yield Mistake(
         [0.0] * len(right),
         "Your stage has no gradient, or you set it to zero. Run backward on each stage from the "
@@ -266,7 +267,7 @@ def _run(
         "the request into the outbox, and wait at the end": (result["early"])
     })
     yield facts(_out_of_order(where, actions, result["asked"]))
-    right = twin(seeds, n=n)[0][place]
+    right = reference_gradients(seeds, n=n)[0][place]
     mistakes = _wrong_gradients(seeds, place, m, n)
     name = f"{where}: gradients of stage {place}"
     yield value(result["gradient"], right, mistakes, what=name, tolerance=EXACT)

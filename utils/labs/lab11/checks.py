@@ -20,7 +20,7 @@ from utils.checks.task import Report, Step, communication, facts, task, to_each,
 from utils.checks.trials import enough, members_of
 from utils.cluster.questions import Ranks, Reply
 from utils.labs.shared.pipeline_stages import drawn
-from utils.labs.shared.reference_pipeline import twin
+from utils.labs.shared.reference_pipeline import reference_gradients
 from utils.labs.shared.schedules import one_f_one_b
 
 from .mapping import whole_machine as whole_machine
@@ -141,7 +141,7 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
         f"{where}: Your stage worked in the order {' '.join(result['events'])}. Use the order of "
         f"one_f_one_b, {' '.join(order)}": result["events"] != order,
     })
-    gradients, loss = twin(seeds, n=images)
+    gradients, loss = reference_gradients(seeds, n=images)
     gradient = gradients[place.stage]
     mistakes = _wrong_gradients(place, seeds, images, m, result["images"])
     gradients_of = f"gradients of stage {place.stage}, {where}"
@@ -182,7 +182,7 @@ def _wrong_gradients(
     size = images // n
 
     def gradient_by(**samples: tuple[int, int]) -> list[float]:
-        return twin(seeds, n=images, **samples)[0][place.stage]
+        return reference_gradients(seeds, n=images, **samples)[0][place.stage]
 
     gradient = torch.tensor(gradient_by(), dtype=torch.float64)
     if n > 1:
@@ -219,7 +219,7 @@ def _wrong_losses(
     place: Place, seeds: tuple[int, ...], images: int, loss: float
 ) -> Iterator[Mistake]:
     n = len(place.dp)
-    _, loss_here = twin(seeds, n=images, part=place.part_of(images))
+    _, loss_here = reference_gradients(seeds, n=images, part=place.part_of(images))
     yield from table({
         "You returned this replica's loss. Average it over dp": loss_here,
         f"You summed over {n} replicas. Divide by their number": n * loss,

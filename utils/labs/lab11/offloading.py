@@ -15,7 +15,7 @@ from utils.checks.comparison import Calls, Mistake, Rule, inside, only, short, t
 from utils.checks.task import Report, Step, communication, facts, task, to_each
 from utils.checks.trials import GroupAnswer, judge_groups
 from utils.cluster.questions import Ranks
-from utils.labs.shared.replicas import Twin
+from utils.labs.shared.replicas import ReferenceModel
 
 from .layers import Layers, rows_of
 from .memory_probes import DEEP, FEW, ROWS, batch, host_rows, probe_offload
@@ -35,7 +35,7 @@ def offloaded(device: int, host: int, adds: bool = False) -> tuple[list[float], 
         host: the seed of the weights.
         adds: whether to add the previous step's gradient, by mistake.
     """
-    training = Twin(sequential(layers_of(host, DEEP), nn.ReLU), RATE, MOMENTUM)
+    training = ReferenceModel(sequential(layers_of(host, DEEP), nn.ReLU), RATE, MOMENTUM)
     losses = []
     gradient = torch.zeros_like(training.old)
     for step in range(STEPS):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from utils.labs.shared.replicas import Seeds, Twin
+from utils.labs.shared.replicas import ReferenceModel, Seeds
 
 from .small_layers import MOMENTUM, RATE, SMALL, STEPS, layers_of, loss_of, row_of, samples
 
@@ -19,9 +19,9 @@ def sequential(layers: Sequence[nn.Module], act: type[nn.Module] = nn.Tanh) -> n
     return nn.Sequential(*itertools.chain(*((layer, act()) for layer in layers)))[:-1]
 
 
-def _training(seed: int) -> Twin:
+def _training(seed: int) -> ReferenceModel:
     """Return the training of the small model in one process."""
-    return Twin(sequential(layers_of(seed)), RATE, MOMENTUM, loss_of)
+    return ReferenceModel(sequential(layers_of(seed)), RATE, MOMENTUM, loss_of)
 
 
 @functools.cache

@@ -22,7 +22,7 @@ from utils.checks.draws import seeded
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, value
 from utils.cluster.questions import Ranks
-from utils.labs.shared.replicas import Twin
+from utils.labs.shared.replicas import ReferenceModel
 from utils.labs.shared.small_models import weights_of
 
 from .clients import facts_about, has_other_length
@@ -228,7 +228,7 @@ def reference(seed: int, n: int, epochs: int, rate: float, batch: int, how: str 
     if how not in ("not loaded", "own start"):
         vector_to_parameters(weights.clone(), model.parameters())
     first = weights_of(model)
-    alone = Twin(model, {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate))
+    alone = ReferenceModel(model, {"no rate": 1.0, "sum / batch": rate / batch}.get(how, rate))
     reduction = "sum" if how in ("sum", "sum / batch") else "mean"
     before = 0.0  # the gradients that are still there
     for part in _minibatches(seed, n, epochs, batch, how):

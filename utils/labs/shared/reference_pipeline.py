@@ -15,23 +15,23 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from .pipeline_stages import IMAGES, Piece, drawn, played
-from .replicas import Twin
+from .replicas import ReferenceModel
 from .schedules import gpipe, one_f_one_b, planned
 from .small_models import weights_of
 
 
-def _whole(seeds: tuple[int, ...], n: int) -> tuple[Twin, list[Piece], Tensor, Tensor]:
+def _whole(seeds: tuple[int, ...], n: int) -> tuple[ReferenceModel, list[Piece], Tensor, Tensor]:
     """Return the reference model of all stages, these stages, and the samples with their labels.
 
     The first stage has the samples, and the last stage has their labels.
     """
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
-    twin_of_all = Twin(nn.Sequential(*pieces), rate=0.0)
-    return twin_of_all, pieces, drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1]
+    whole = ReferenceModel(nn.Sequential(*pieces), rate=0.0)
+    return whole, pieces, drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1]
 
 
 @functools.cache
-def twin(
+def reference_gradients(
     seeds: tuple[int, ...],
     reduction: str = "mean",
     n: int = IMAGES,
@@ -54,7 +54,11 @@ def twin(
 
 @functools.cache
 def losses_of(seeds: tuple[int, ...], m: int, n: int = IMAGES) -> list[float]:
-    """Return how much each of m microbatches adds to the loss; seeds as for :func:`twin`."""
+    """Return how much each of m microbatches of n samples adds to the loss.
+
+    Args:
+        seeds: the seed of each stage.
+    """
     alone, _, x, labels = _whole(seeds, n)
     chunks = zip(x.chunk(m), labels.chunk(m), strict=True)
     return [alone.loss(*chunk, reduction="sum") / n for chunk in chunks]

@@ -43,7 +43,7 @@ class Seeds(NamedTuple):
     own: tuple[int, ...]
 
 
-class Twin:
+class ReferenceModel:
     """The reference model, trained with SGD on one process: what ranks should compute together.
 
     Attributes:
@@ -109,7 +109,7 @@ class Twin:
         """Return, by name, wrong values of the minibatch's mean loss before the step."""
         counts = [len(labels[r::p]) for r in range(p)]
         sums = [self.loss(images[r::p], labels[r::p], reduction="sum") for r in range(p)]
-        stepped = Twin(self.model, self.rate)
+        stepped = ReferenceModel(self.model, self.rate)
         stepped.step(images, labels)
         return _wrong_means(sums, counts, place) | {
             "nan": lambda loss: loss != loss,
@@ -200,7 +200,7 @@ def scaled(row: Tensor, like: Tensor) -> list[float]:
     return (row / like.abs().max().clamp(min=1e-30)).tolist()
 
 
-#: Words for :meth:`Twin.wrong_steps`, and for :meth:`Twin.wrong_losses`.
+#: Words for :meth:`ReferenceModel.wrong_steps`, and for :meth:`ReferenceModel.wrong_losses`.
 Words = tuple[Mapping[str, str], Mapping[str, str]]
 #: Gets a member's step and the steps that compare weights and loss; yields all that is judged.
 Around = Callable[[dict[str, Any], Iterator[Step]], Iterator[Step]]
@@ -213,14 +213,14 @@ class GroupStep:
     Attributes:
         members: the global ranks of the group.
         steps: what `small_models.taken` returned on each member.
-        twin: the reference model before the step.
+        reference: the reference model before the step.
         batch: the images and labels of the minibatch.
         where: the step, in words.
     """
 
     members: list[int]
     steps: Sequence[dict[str, Any]]
-    twin: Twin
+    reference: ReferenceModel
     batch: tuple[Tensor, Tensor]
     where: str
 
@@ -242,11 +242,11 @@ class GroupStep:
         """Yield steps that compare a member's weights and loss with the sequential step."""
         step = self.steps[place]
         made_by = (*self.batch, len(self.members), place)
-        likely = named(mistakes[0], self.twin.wrong_steps, *made_by)
-        weights = self.twin.after(self.twin.gradient(*self.batch))
+        likely = named(mistakes[0], self.reference.wrong_steps, *made_by)
+        weights = self.reference.after(self.reference.gradient(*self.batch))
         yield value(step["weights"], weights, likely, what=f"{self.where}: not the sequential step")
-        likely = named(mistakes[1], self.twin.wrong_losses, *made_by)
-        loss = self.twin.loss(*self.batch)
+        likely = named(mistakes[1], self.reference.wrong_losses, *made_by)
+        loss = self.reference.loss(*self.batch)
         what = f"{self.where}: the loss"
         form = "the mean loss of the minibatch"
         yield value(step["loss"], loss, likely, what=what, form=form, tolerance=1e-4)
@@ -271,7 +271,7 @@ class GroupTraining:
     The reference model takes each right step. Each step and each member has a minibatch.
     """
 
-    twin: Twin
+    reference: ReferenceModel
     members: list[int]
     steps: Sequence[Sequence[dict[str, Any]]]
     minibatches: Sequence[Sequence[tuple[Tensor, Tensor]]]
@@ -287,8 +287,8 @@ class GroupTraining:
         """
         for steps, own, where in zip(self.steps, self.minibatches, self.where, strict=True):
             batch = composed(own, steps)
-            group_step = GroupStep(self.members, steps, self.twin, batch, where)
+            group_step = GroupStep(self.members, steps, self.reference, batch, where)
             if not group_step.is_right(report, mistakes, around, equal):
                 return
             yield group_step
-            self.twin.step(*batch)
+            self.reference.step(*batch)

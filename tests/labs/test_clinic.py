@@ -19,7 +19,7 @@ from local_ranks import LocalRanks
 from utils import cluster
 from utils.checks.task import Report
 from utils.labs.lab18 import ward_checks
-from utils.labs.lab18.ward import drawing, evidence, pages, parts, program, view
+from utils.labs.lab18.ward import assignment, evidence, pages, parts, program, view
 from utils.labs.lab18.ward.case import DRAWN, Case, repair_of
 from utils.labs.lab18.ward.cases import CASES
 from utils.labs.lab18.ward.kinds import KINDS
@@ -85,13 +85,13 @@ def test_a_sick_program_leaves_real_ranks_usable(real, name):
 @pytest.mark.quick
 def test_a_ward_is_the_same_for_each_spelling_and_has_patients_of_each_group():
     assert len(CASES) == 30
-    wards = [drawing.drawn(name) for name in STUDENTS]
+    wards = [assignment.patients_of(name) for name in STUDENTS]
     for ward in wards:
-        assert len(set(ward)) == drawing.BEDS == 12
+        assert len(set(ward)) == assignment.BEDS == 12
         assert Counter(CASES[name].group for name in ward) == DRAWN
     assert len({tuple(ward) for ward in wards}) == len(STUDENTS)
-    assert drawing.drawn("  ada  LOVELACE ") == wards[0]
-    assert drawing.drawn(4711) == wards[3], "a number is the same as its digits"
+    assert assignment.patients_of("  ada  LOVELACE ") == wards[0]
+    assert assignment.patients_of(4711) == wards[3], "a number is the same as its digits"
 
 
 @pytest.mark.quick
@@ -265,7 +265,7 @@ def test_a_line_can_be_deleted_replaced_and_followed_by_others():
 
 @pytest.mark.quick
 def test_the_checks_of_all_beds_have_names():
-    for bed in range(1, drawing.BEDS + 1):
+    for bed in range(1, assignment.BEDS + 1):
         for kind, number in (("finding", 5 + 2 * bed), ("repair", 6 + 2 * bed)):
             assert getattr(ward_checks, f"{kind}_{bed}").number == f"18.{number}"
     assert inspect.getdoc(ward_checks.admission)

@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from utils.labs.lab18.ward.assignment import patients_of
 from utils.labs.lab18.ward.case import ALL, Case
 from utils.labs.lab18.ward.cases import CASES
-from utils.labs.lab18.ward.drawing import drawn
 from utils.labs.lab18.ward.kinds import KINDS
 
 NAME = "Ada Lovelace"
-BEDS = dict(enumerate(drawn(NAME), start=1))
+BEDS = dict(enumerate(patients_of(NAME), start=1))
 NAME_TASK = "18.6"
 TASKS = {NAME_TASK, *(f"18.{number}" for number in range(7, 31))}
 CELLS = {NAME_TASK: "ward-name"}

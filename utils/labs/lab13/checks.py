@@ -294,7 +294,7 @@ def _all_reads(cases: list[Case], results: list) -> Iterator[Step]:
 # -- 13.5: how often --------------------------------------------------------------------------
 
 
-def replay(
+def account(
     work: float,
     interval: float,
     save: float,
@@ -380,7 +380,7 @@ def interval(ranks: Ranks, report: Report) -> None:
         [100.0, 10.0, 1.0, 5.0, [3.0, 5.0, 6.0]],
     ]
     cases = [
-        Case("with_failures", job, replay(*job), _wrong_books(*job), "a dict")
+        Case("with_failures", job, account(*job), _wrong_books(*job), "a dict")
         for job in (*fixed, *_drawn_jobs(draw))
     ]
     for seconds in (1, 1, 1e-4):
@@ -428,9 +428,9 @@ def _wrong_intervals(save: float, mtbf: float) -> list[Mistake]:
 
 
 def _wrong_books(*job: Any) -> list[Mistake]:
-    """Return mistakes with the accounts that they lead to; `job` has the arguments of `replay`."""
+    """Return mistakes with the accounts that they lead to; `job` has the arguments of `account`."""
     work, every, *_ = job
-    right = replay(*job)
+    right = account(*job)
 
     def wrong_entries(book: dict[str, float]) -> list[str]:
         return [key for key in right if not same(book[key], right[key])]
@@ -444,7 +444,7 @@ def _wrong_books(*job: Any) -> list[Mistake]:
     for how, text in _BOOKS.items():
         if how == "from the start" and work < 5 * every:
             continue  # this mistake may never reach the end
-        mistakes.append(Mistake(replay(*job, wrong=how), text))
+        mistakes.append(Mistake(account(*job, wrong=how), text))
     meanings = {
         "failures": "Count only the failures that stop something",
         "seconds": "Return the seconds until the work is done",

@@ -18,10 +18,10 @@ from utils.checks.task import Check, Report, Step, facts, task, value
 from utils.cluster.questions import Ranks, Reply
 
 from .probes import probe_answer, probe_name, probe_ready, probe_reference, probe_repair
+from .ward.assignment import BEDS, patients_of
 from .ward.case import ALL
 from .ward.case import Case as Patient
 from .ward.cases import CASES
-from .ward.drawing import BEDS, drawn
 from .ward.evidence import waiting_lines
 from .ward.kinds import KINDS
 from .ward.program import repaired
@@ -144,7 +144,7 @@ def judge_finding(ranks: Ranks, report: Report, bed: int) -> None:
         return
     name = answers[0].value["name"]
     finding = answers[0].value["answer"]
-    case = CASES[drawn(name)[bed - 1]]
+    case = CASES[patients_of(name)[bed - 1]]
     if problems := list(form_problems(case, finding)):
         for problem in problems:
             report.problem(problem)
@@ -216,7 +216,7 @@ def judge_repair(ranks: Ranks, report: Report, bed: int) -> None:
     names = report.answers(ranks, probe_name)
     if not names:
         return
-    judge_case(ranks, report, CASES[drawn(names[0].value)[bed - 1]], f"repair_{bed}")
+    judge_case(ranks, report, CASES[patients_of(names[0].value)[bed - 1]], f"repair_{bed}")
 
 
 def judge_case(ranks: Ranks, report: Report, case: Patient, answer: str) -> None:

@@ -8,9 +8,9 @@ import matplotlib.pyplot as plt
 from IPython.display import display
 
 from . import pages
+from .assignment import BEDS, patients_of
 from .case import Case
 from .cases import CASES
-from .drawing import BEDS, drawn
 from .evidence import evidence
 from .kinds import KINDS
 
@@ -27,7 +27,7 @@ class Ward:
 
     def __init__(self, name: object):
         self.name = name
-        self.patients = drawn(name)
+        self.patients = patients_of(name)
 
     def greet(self) -> None:
         """Print whose ward it is, and who is in it."""

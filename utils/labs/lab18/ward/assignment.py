@@ -1,4 +1,4 @@
-"""Draw a student's twelve patients from the thirty."""
+"""Which twelve of the thirty patients a student has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .cases import CASES
 BEDS = sum(DRAWN.values())
 
 
-def drawn(name: object) -> list[str]:
+def patients_of(name: object) -> list[str]:
     """Return the patients of a student, by bed; the same for each spelling of a name.
 
     Each ward has as many patients of each group as `DRAWN` says, in an order that tells nothing.

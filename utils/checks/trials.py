@@ -5,7 +5,7 @@ The judges here run in the kernel. The ranks make the groups, see :mod:`.groups`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -55,36 +55,43 @@ def on(members: Sequence[int]) -> str:
     return f"in the group of ranks {', '.join(map(str, members))}"
 
 
-def tried(
+#: Judges a group: gets the case, the ranks of the group, and the probe's result on each of them.
+Judge = Callable[[dict[str, Any], list[int], list[Any]], object]
+
+
+def judge_each_group(
     ranks: Ranks,
     report: Report,
     probe: Callable[..., Any],
     cases: Iterable[dict[str, Any]],
+    judge: Judge,
     hint: Callable[[dict[str, Any]], str] | None = None,
     world: int = WORLD,
-) -> Iterator[tuple[dict[str, Any], list[int], list[Any]]]:
-    """Ask a probe made by `in_group` in one case after the other, until there are problems.
+) -> bool:
+    """Ask a probe made by `in_group` in one case after the other, until one has a problem.
 
     Args:
         cases: arguments of the probe; ``partition`` is among them.
+        judge: adds the problems of one group to the report.
         hint: returns a text about a case, for an answer that raised an error or didn't return.
         world: number of ranks that the lab needs.
 
-    Yields:
-        The case, the ranks of a group, and the probe's result on each of them.
+    Returns:
+        Whether all cases are right.
     """
     if not enough(ranks, report, world):
-        return
+        return False
     for case in cases:
         answers = report.answers(ranks, probe, **case)
         for members in (case["partition"] or [range(world)]) if answers else ():
-            yield case, list(members), [answers[rank].value for rank in members]
+            judge(case, list(members), [answers[rank].value for rank in members])
         if report.found:
             if not answers and hint and (words := hint(case)):
                 # A long report is cut at its end, so the hint and problems of all ranks come first.
                 report.found.sort(key=lambda found: found[2] is not None)
                 report.begin_with(f"({words})")
-            return
+            return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -131,17 +138,18 @@ def judge_groups(
     """Ask a probe made by `in_group` in one case after the other, until one has a problem.
 
     Args:
-        cases, hint, world: see :func:`tried`.
+        cases, hint, world: see :func:`judge_each_group`.
         judge: returns the steps for the answer of one rank.
 
     Returns:
         Whether all cases are right.
     """
-    before = len(report.found)
-    for case, members, values in tried(ranks, report, probe, cases, hint, world):
+
+    def judge_group(case: dict[str, Any], members: list[int], values: list[Any]) -> None:
         for place, rank in enumerate(members):
             report.follow(rank, judge(GroupAnswer(case, members, place, values)))
-    return len(report.found) == before
+
+    return judge_each_group(ranks, report, probe, cases, judge_group, hint, world)
 
 
 def enough(ranks: Ranks, report: Report, n: int) -> bool:

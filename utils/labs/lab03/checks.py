@@ -24,10 +24,10 @@ from utils.checks.trials import (
     PARTITIONS,
     WORLD,
     GroupAnswer,
+    judge_each_group,
     judge_groups,
     on,
     places,
-    tried,
 )
 from utils.cluster.questions import Ranks
 from utils.labs.shared import small_models
@@ -197,8 +197,8 @@ def train_step(ranks: Ranks, report: Report) -> None:
         words = KINDS[case["kind"]].rstrip(", ")
         return words and f"The model had {words}"
 
-    for case, members, values in tried(ranks, report, probe_steps, cases, hint):
-        _judge_steps(report, case, members, values)
+    judge = functools.partial(_judge_steps, report)
+    judge_each_group(ranks, report, probe_steps, cases, judge, hint)
 
 
 def _judge_steps(
@@ -273,12 +273,13 @@ def same_result(ranks: Ranks, report: Report) -> None:
     cases = [{"partition": partition} | given for partition in (None, *PARTITIONS[1:3])]
 
     right: list[bool] = []  # for each group, until one is wrong
-    for _, members, values in tried(ranks, report, probe_training, cases):
+
+    def judge(_: dict[str, Any], members: list[int], values: list[Any]) -> None:
         if all(right):
             own = [seeds[rank] for rank in members]
             right.append(training.trains_alike(report, own, members, values))
-    # An answer that raised an error ends the cases early.
-    if len(right) == sum(len(case["partition"] or [WORLD]) for case in cases) and all(right):
+
+    if judge_each_group(ranks, report, probe_training, cases, judge):
         training.judge_run(ranks, report)
 
 

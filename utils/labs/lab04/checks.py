@@ -17,7 +17,7 @@ import torch
 from utils.checks.comparison import Mistake, inside, only, same, some, table
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on, tried
+from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_each_group, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas, small_models
 from utils.labs.shared.replicas import GroupTraining, ReferenceModel
@@ -71,7 +71,8 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
     ]
     cases.append(cases[1] | {"awkward": True})
     right: list[bool] = []  # for each group
-    for case, members, values in tried(ranks, report, probe_step, cases):
+
+    def judge(case: dict[str, Any], members: list[int], values: list[dict]) -> None:
         model = step_model(each[members[0]]["data_seed"], case["awkward"])
         reference = ReferenceModel(model, case["rate"])
         start = small_models.weights_of(reference.model).tolist()
@@ -82,6 +83,8 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
         # If one group is wrong, the training of later groups isn't judged.
         goes_on = all(replicated) and all(right)
         right.append(goes_on and _trains_as(reference, report, case, members, values))
+
+    judge_each_group(ranks, report, probe_step, cases, judge)
 
 
 def _trains_as(

@@ -17,7 +17,7 @@ import torch
 from utils.checks.comparison import Calls, Rule, broken, inside, is_number, only, waited
 from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, Wrong, none_of, to_each
-from utils.checks.trials import on, partitions, tried
+from utils.checks.trials import judge_each_group, on, partitions
 from utils.cluster.questions import Ranks
 
 from .probes import BASE, ELEMENTS, SHORT, STRETCHES, noise
@@ -310,8 +310,10 @@ def judge_sums(
             for run in answers.runs():
                 yield from sent(run)
 
-    for group in tried(ranks, report, probe, cases, hint, world=WORLD):
+    def judge(*group: Any) -> None:
         report.follow(None, steps(*group))
+
+    judge_each_group(ranks, report, probe, cases, judge, hint)
 
 
 def _misconduct(

@@ -15,7 +15,7 @@ from typing import Any
 from utils.checks.comparison import Calls, Mistake, Rule, inside, made, only, same, table, waited
 from utils.checks.model import use_model as use_model
 from utils.checks.task import Report, Step, communication, each_of, facts, task, to_each, value
-from utils.checks.trials import PARTITIONS, GroupAnswer, judge_groups, on, tried
+from utils.checks.trials import PARTITIONS, GroupAnswer, judge_each_group, judge_groups, on
 from utils.cluster.questions import Ranks
 
 from . import replays
@@ -60,13 +60,16 @@ def _round_robin_hint(case: dict[str, Any]) -> str:
 def round_robin(ranks: Ranks, report: Report) -> None:
     """Check that the workers come in turn, and that the old W^j moves the center."""
     cases = run_cases(report, "round_robin", partition=WITH_A_MASTER, steps=(6, 7, 8, 25))
-    right = True
-    for case, members, results in tried(ranks, report, probe_run, cases, _round_robin_hint):
+    right = True  # in all groups so far
+
+    def judge(case: dict[str, Any], members: list[int], results: list[dict]) -> None:
+        nonlocal right
         if len(members) > 1:
             group = (report, case, members, results)
             right &= follow_all(*group, _in_turn)
-            if right:  # in this group, and in those before
-                right = follow_all(*group, _round_robin_weights)
+            right = right and follow_all(*group, _round_robin_weights)
+
+    judge_each_group(ranks, report, probe_run, cases, judge, _round_robin_hint)
 
 
 def _in_turn(answer: GroupAnswer) -> Iterator[Step]:
@@ -150,10 +153,13 @@ def asynchronous(ranks: Ranks, report: Report) -> None:
         tau=(2, 1, 3, 2, 9, 13),
         held=(False, True, False, True, False, False),
     )
-    for case, members, results in tried(ranks, report, probe_run, cases, _asynchronous_hint):
+
+    def judge(case: dict[str, Any], members: list[int], results: list[dict]) -> None:
         group = (report, case, members, results)
         if len(members) > 1 and follow_all(*group, _exchanged):
             follow_all(*group, _asynchronous_weights)
+
+    judge_each_group(ranks, report, probe_run, cases, judge, _asynchronous_hint)
 
 
 def _exchanged(answer: GroupAnswer) -> Iterator[Step]:

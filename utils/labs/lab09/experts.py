@@ -5,6 +5,7 @@ The reference model has all experts in one process, so it needs no communication
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from utils.checks.comparison import Calls, Mistake, Rule, inside, one_of, only
 from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, task
-from utils.checks.trials import GroupAnswer, on, seeds_of, tried
+from utils.checks.trials import GroupAnswer, judge_each_group, on, seeds_of
 from utils.cluster.questions import Ranks
 
 from .probes import CAPACITIES, expert_of, kept_tokens, probe_experts, routed_tokens, sizes_of
@@ -109,8 +110,8 @@ def expert_parallel(ranks: Ranks, report: Report) -> None:
     """Judge tokens that go to their experts and back, up to each expert's capacity."""
     cases = [case | {"capacity": c} for case in cases_apart(report) for c in CAPACITIES]
     cases.append(cases_apart(report)[2] | {"capacity": MANY})
-    for case, members, values in tried(ranks, report, probe_experts, cases):
-        _judge(report, case, members, values)
+    judge = functools.partial(_judge, report)
+    judge_each_group(ranks, report, probe_experts, cases, judge)
 
 
 def _judge(report: Report, case: dict[str, Any], members: list[int], values: list[dict]) -> None:

@@ -9,10 +9,11 @@ or as far as they allow.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from utils.checks.comparison import inside, some, waited
 from utils.checks.task import Report, Step, communication, facts, task
-from utils.checks.trials import on, tried
+from utils.checks.trials import judge_each_group, on
 from utils.cluster.questions import Ranks
 
 from .save_probe import NEW, NEW_FOLDER, OLD, OLD_FOLDER, probe_save, whole_state
@@ -54,13 +55,16 @@ def states(ranks: Sequence[Sequence[dict]]) -> Iterator[tuple[str, int, list[int
 def safe_save(ranks: Ranks, report: Report) -> None:
     """Judge whether `latest` names a whole checkpoint whenever the ranks end."""
     cases = [{"partition": [[1, 2, 3], [0]]}, {"partition": None}]
-    for _, members, results in tried(ranks, report, probe_save, cases):
+
+    def judge(_: dict[str, Any], members: list[int], results: list[dict]) -> None:
         kept_in_group = [
             report.communication(rank, result["calls"], inside(members), waited)
             for rank, result in zip(members, results, strict=True)
         ]
         if all(kept_in_group):
             report.follow(None, _saves(members, results))
+
+    judge_each_group(ranks, report, probe_save, cases, judge)
 
 
 def to_rank(rank: int, step: Step) -> Step:

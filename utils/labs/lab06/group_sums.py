@@ -313,7 +313,7 @@ def judge_sums(
     def judge(*group: Any) -> None:
         report.follow(None, steps(*group))
 
-    judge_each_group(ranks, report, probe, cases, judge, hint)
+    judge_each_group(ranks, report, probe, cases, judge, hint, world=WORLD)
 
 
 def _misconduct(

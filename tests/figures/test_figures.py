@@ -286,7 +286,7 @@ def test_drawings_of_federated_learning_tell_what_they_show():
 
 def test_the_figures_of_faults_are_told_in_words(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "rank 1 is killed" in fault_figures.deaths(victim=1).alt_text
+    assert "rank 2 is killed" in fault_figures.deaths().alt_text
     assert "barrier" in fault_figures.order_of_writes().alt_text
     assert "2 ranks: rank 0 0 to 3, rank 1 4 to 6" in fault_figures.shards(7, (2, 5)).alt_text
     assert "rank 4 none" in fault_figures.shards(7, (2, 5)).alt_text

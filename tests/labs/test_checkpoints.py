@@ -274,7 +274,7 @@ def test_a_job_that_was_killed_goes_on_from_its_checkpoint(script, tmp_path):
 
 @pytest.mark.timeout(180)
 def test_torchrun_starts_all_processes_anew(script, tmp_path):
-    ended = faults.torchrun(2, script, tmp_path / "c", "--die", "1:7", restarts=1, deadline=120)
+    ended = faults.torchrun(2, script, tmp_path / "c", "--die", "1:7", restarts=1)
     assert ended.status == 0, ended.err
     assert "life 1: 2 ranks go on from step 4" in ended.out
     assert ended.out.rstrip().endswith("at step 12: [0.0, 0.9313, 1.8626, 2.7938]")

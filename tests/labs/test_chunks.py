@@ -163,10 +163,15 @@ def ways(step: tuple[chunk_steps.Move, ...]) -> set[tuple]:
     return {(move.source, move.to, move.chunk, move.effect) for move in step}
 
 
+def ranks_in(steps: chunk_steps.RingSteps, step: int, rank: int) -> list[list[int]]:
+    """Which ranks are in the sum of each chunk of a rank, after a step."""
+    return [sorted(cell.ranks) for cell in steps.states[step][rank]]
+
+
 def everything(steps: chunk_steps.Steps) -> list[list[list[int]]]:
     """Over whom each chunk of each rank is summed, after each step, rank by rank."""
     return [
-        [steps.ranks_in(s, r) for r in range(len(steps.members))] for s in range(len(steps.states))
+        [ranks_in(steps, s, r) for r in range(len(steps.members))] for s in range(len(steps.states))
     ]
 
 
@@ -189,7 +194,7 @@ def test_a_ring_shows_each_chunk_on_its_way_round(p, length):
                 over = {(r - k) % p for k in range(min(way, s) + 1)} if way <= s else {r}
                 if s >= p - 1 and (way == p - 1 or way + p <= s):
                     over = set(range(p))
-                assert set(steps.ranks_in(s, r)[c]) == over, (s, r, c)
+                assert set(ranks_in(steps, s, r)[c]) == over, (s, r, c)
     for s, moves in enumerate(steps.moves):
         effect = "added" if s < p - 1 else "copied"
         assert ways(moves) == {(r, (r + 1) % p, (r - s) % p, effect) for r in range(p)}
@@ -264,7 +269,7 @@ def test_a_reducer_without_data_shows_what_is_in_its_buffer(p, reducers):
         assert all(cell.buffer == (r not in workers) for cell in steps.states[0][r])
     assert everything(steps)[0][len(workers) :] == [[[]] * reducers] * reducers
     for r in workers:
-        assert steps.ranks_in(-1, r) == [workers] * reducers
+        assert ranks_in(steps, -1, r) == [workers] * reducers
     for k in range(reducers):
         held = [row[len(workers) + k][k] for row in everything(steps)]
         grown = [over for over, _ in itertools.groupby(held)]
@@ -308,7 +313,7 @@ def early(x, group=None):
         irecv(x[:1], 0, group).wait()
 """
     steps = told(2, "early, 12", early)
-    assert [steps.ranks_in(s, 0) for s in range(3)] == [
+    assert [ranks_in(steps, s, 0) for s in range(3)] == [
         [[0], [0], [0]],
         [[1], [1], [0]],
         [[1], [1], [1]],
@@ -383,7 +388,7 @@ def moved(x, group=None):
     steps = told(2, "moved, 12", moved)
     assert [cell.moved for cell in steps.states[-1][0]] == [False, True]
     steps = told(2, "moved, 12", moved.replace("= got", "+= got"))
-    assert [steps.ranks_in(-1, 0)[0], steps.states[-1][0][0].moved] == [[0], False]
+    assert [ranks_in(steps, -1, 0)[0], steps.states[-1][0][0].moved] == [[0], False]
     assert all(cell.moved or cell.counts is None for cell in steps.states[-1][0][1:])
 
 
@@ -465,7 +470,7 @@ story = chunk_trace.watch(ring, 12, group) if rank != 1 else None
     noted = stories(4, code)
     steps = chunk_steps.steps(noted)
     assert steps.members == (0, 2, 3)
-    assert steps.ranks_in(-1, 2) == [[0, 1, 2]] * 3
+    assert ranks_in(steps, -1, 2) == [[0, 1, 2]] * 3
     words = [text.get_text() for text in draw.still(noted).axes[0].texts]
     assert {"rank 0", "rank 2", "rank 3"} <= set(words)
     assert "1" not in words

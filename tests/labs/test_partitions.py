@@ -47,7 +47,7 @@ def test_the_figures_are_drawn_and_told(whole):
     row.append(("y", whole @ whole.T, [whole @ part for part in whole.T.chunk(2, 1)]))
     drawn = [
         partitions.products({"by columns": row, "and again": row[:2]}),
-        partitions.two_ways(layers=6, ranks=3),
+        partitions.two_ways(),
         partitions.megatron(1),
         partitions.megatron(4),
         partitions.expert_load({"one": [[3, 1], [2, 2]], "two": [[0, 4], [4, 0]]}, room=4),

@@ -310,9 +310,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def short(value: Any, most: int = 160, digits: int = 6) -> str:
+def short(value: Any, most: int = 160) -> str:
     """Return a value for a message, with rounded numbers; a long text is cut."""
-    return _cut(str(_rounded(value, digits)), most)
+    return _cut(str(_rounded(value, 6)), most)
 
 
 def _cut(text: str, most: int) -> str:

@@ -109,12 +109,12 @@ def verdicts(nb: NotebookNode) -> tuple[int, int, list[str]]:
     return passed, len(results) - passed + len(silent), silent
 
 
-def require_kernel(name: str = KERNEL) -> None:
+def require_kernel() -> None:
     """Raise a KernelError unless the kernel uses the running Python."""
     try:
-        spec = KernelSpecManager().get_kernel_spec(name)
+        spec = KernelSpecManager().get_kernel_spec(KERNEL)
     except NoSuchKernel:
-        raise KernelError(f"there is no kernel '{name}'. Run 'make env'") from None
+        raise KernelError(f"there is no kernel '{KERNEL}'. Run 'make env'") from None
     command = spec.argv[0]
     if command in {"python", "python3", "python{}.{}".format(*sys.version_info)}:
         return  # jupyter_client replaces these by sys.executable
@@ -122,7 +122,7 @@ def require_kernel(name: str = KERNEL) -> None:
     # Not resolved, because python in an environment is a link to another Python.
     if path is None or Path(path).absolute().parent != Path(sys.executable).absolute().parent:
         raise KernelError(
-            f"the kernel '{name}', found in {spec.resource_dir}, starts {command} instead of "
+            f"the kernel '{KERNEL}', found in {spec.resource_dir}, starts {command} instead of "
             f"{sys.executable}. Remove this folder, or set JUPYTER_PREFER_ENV_PATH=1"
         )
 

@@ -174,11 +174,6 @@ def problems() -> list[str]:
     return lines
 
 
-def unclean() -> list[str]:
-    """Return the names of all files with findings, as `.ci/prose-exempt.txt` lists them."""
-    return [path.relative_to(ROOT).as_posix() for path, finder in _files() if any(finder(path))]
-
-
 def _files() -> Iterator[tuple[Path, Callable[[Path], Iterable[str]]]]:
     """Yield all files to read, each with the function that finds its phrases."""
     for pattern in PAGES:

@@ -178,12 +178,6 @@ class Reference:
             if cell.cell_type == "code" and not cell.source.startswith("%%")
         ]
 
-    @cached_property
-    def provided(self) -> list[str]:
-        """Return the code that the lab itself runs on the ranks, around the answers."""
-        cells = [cell for cell in self.nb.cells if cell.source.startswith("%%px")]
-        return [body(cell.source) for cell in cells if not is_solution(cell)]
-
     def fingerprint(self) -> str:
         """Return a hash of everything that a grade may depend on, which leaves out the notes."""
         return hashlib.sha256(dumps(self.nb).encode()).hexdigest()

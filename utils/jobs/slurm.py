@@ -216,12 +216,12 @@ def state(job: str) -> str:
     return match[1] if match else ""
 
 
-def why_never(job: str, seconds: float = 5.0) -> str:
+def why_never(job: str) -> str:
     """Return why a job that was just submitted can never start; "" if it may start.
 
-    It waits up to `seconds`, because Slurm has no reason until it has looked at the job.
+    It waits up to 5 s, because Slurm has no reason until it has looked at the job.
     """
-    late = time.monotonic() + seconds
+    late = time.monotonic() + 5
     while time.monotonic() < late:
         answer = _answer("squeue", "--noheader", f"--jobs={job}", "--format=%T|%r").strip()
         state, _, reason = answer.partition("|")

@@ -64,12 +64,11 @@ class LawFit:
         return self.law(p, self.high), self.law(p, self.low)
 
 
-def fit_amdahl(rounds: Rounds, *, seed: int = 0) -> LawFit:
+def fit_amdahl(rounds: Rounds) -> LawFit:
     """Return Amdahl's fit of a strong-scaling measurement: T(p) = T(1) · (s + (1 − s)/p).
 
     Args:
         rounds: seconds of each round by rank count, for the same work on all rank counts.
-        seed: the seed of the resampling.
 
     Raises:
         ValueError: there are fewer than two rank counts, a count below 1, no rounds, or a time that
@@ -81,15 +80,14 @@ def fit_amdahl(rounds: Rounds, *, seed: int = 0) -> LawFit:
         a, b = _nonnegative(1 / times, 1 / (p * times))
         return a / (a + b), a + b
 
-    return _fit(rounds, amdahl, fit, seed)
+    return _fit(rounds, amdahl, fit)
 
 
-def fit_gustafson(rounds: Rounds, *, seed: int = 0) -> LawFit:
+def fit_gustafson(rounds: Rounds) -> LawFit:
     """Return Gustafson's fit of a weak-scaling measurement: p·T(1)/T(p) = p − s·(p − 1).
 
     Args:
         rounds: seconds of each round by rank count, for the same work *on each rank*.
-        seed: the seed of the resampling.
 
     Raises:
         ValueError: as in :func:`fit_amdahl`.
@@ -100,7 +98,7 @@ def fit_gustafson(rounds: Rounds, *, seed: int = 0) -> LawFit:
         u, v = _nonnegative(times / p, times)
         return u / (u + v), 1 / (u + v)
 
-    return _fit(rounds, gustafson, fit, seed)
+    return _fit(rounds, gustafson, fit)
 
 
 def _nonnegative(*columns: np.ndarray) -> np.ndarray:
@@ -108,7 +106,7 @@ def _nonnegative(*columns: np.ndarray) -> np.ndarray:
     return nonnegative(np.stack(columns, axis=1), np.ones(len(columns[0])))
 
 
-def _fit(rounds: Rounds, law: Callable, fit: Callable, seed: int) -> LawFit:
+def _fit(rounds: Rounds, law: Callable, fit: Callable) -> LawFit:
     """Return the fit of the medians; its interval comes from resampled rounds.
 
     Args:
@@ -117,7 +115,7 @@ def _fit(rounds: Rounds, law: Callable, fit: Callable, seed: int) -> LawFit:
     measured = _checked(rounds)
     p = np.array(list(measured), dtype=float)
     serial, time = fit(p, np.array([np.median(times) for times in measured.values()]))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     resampled = []
     for _ in range(RESAMPLES):
         medians = [np.median(random.choice(times, len(times))) for times in measured.values()]

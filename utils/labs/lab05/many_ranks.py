@@ -68,10 +68,10 @@ class Survey:
         rows = zip(self.step, points, strict=True)
         return [self.step[0] / (step + point.seconds) for step, point in rows]
 
-    def bend(self, name: str, size: int, below: float = 0.5) -> int | None:
-        """Return the first number of ranks whose efficiency is below a value, or None."""
+    def bend(self, name: str, size: int) -> int | None:
+        """Return the first number of ranks whose efficiency is below 1/2, or None."""
         rows = zip(RANKS, self.efficiencies(name, size), strict=True)
-        return next((p for p, efficiency in rows if efficiency < below), None)
+        return next((p for p, efficiency in rows if efficiency < 0.5), None)
 
 
 def machines() -> dict[str, Machine]:

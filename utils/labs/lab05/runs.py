@@ -322,6 +322,6 @@ def _failure(shown: str, ended: mpi_job.Ended, deadline: float) -> str:
     return f"{shown}\n{reason}. Its last words:\n{_tail(err) or _tail(ended.out)}"
 
 
-def _tail(text: str, most: int = 25) -> str:
+def _tail(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
-    return "\n".join(f"    {line}" for line in lines[-most:])
+    return "\n".join(f"    {line}" for line in lines[-25:])

@@ -77,10 +77,6 @@ class RingSteps:
     amounts: tuple[tuple[int, int], ...] = ()
     notes: tuple[str, ...] = ()
 
-    def ranks_in(self, step: int, rank: int) -> list[list[int]]:
-        """Return which ranks are in the sum of each chunk of a rank, after a step."""
-        return [sorted(cell.ranks) for cell in self.states[step][rank]]
-
 
 def steps(stories: Sequence[dict | None]) -> RingSteps:
     """Return the stories of all ranks of a group as one sequence of steps.

@@ -109,8 +109,9 @@ def topologies() -> Figure:
     return finish(figure, words)
 
 
-def ring_plan(p: int = 4) -> Figure:
+def ring_plan() -> Figure:
     """Draw which chunk each rank sends in the first two rounds of a reduce-scatter."""
+    p = 4
     figure, row = _drawings(9, 0.9 + 0.55 * p, ["round 0", "round 1"])
     for step, axes in enumerate(row):
         for r in range(p):
@@ -134,8 +135,9 @@ def ring_plan(p: int = 4) -> Figure:
     return finish(figure, words)
 
 
-def direct_plan(p: int = 4) -> Figure:
+def direct_plan() -> Figure:
     """Draw the two rounds of a direct all-reduce: part k to rank k, and its sum to all others."""
+    p = 4
     titles = "round 1: part k goes to rank k", "round 2: rank k sends its sum to all"
     figure, row = _drawings(9, 1.2 + 0.55 * p, titles)
     for again, axes in enumerate(row):

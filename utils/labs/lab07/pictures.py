@@ -257,11 +257,11 @@ def races(runs_of: Mapping[str, Mapping[str, Mapping]]) -> Figure:
     return finish(figure)
 
 
-def _smooth(curve: Sequence[tuple], width: int = 3) -> list[tuple]:
-    """Return means of neighboring snapshots, because one snapshot varies by several percent."""
+def _smooth(curve: Sequence[tuple]) -> list[tuple]:
+    """Return means of three snapshots in a row, because one snapshot varies by several percent."""
     return [
-        tuple(sum(column) / width for column in zip(*curve[k : k + width], strict=True))
-        for k in range(len(curve) - width + 1)
+        tuple(sum(column) / 3 for column in zip(*curve[k : k + 3], strict=True))
+        for k in range(len(curve) - 2)
     ]
 
 

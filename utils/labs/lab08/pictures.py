@@ -51,8 +51,9 @@ def _spring(axes: Axes, end: np.ndarray, color: str) -> None:
     axes.plot(*points.T, color=color, linewidth=1.6)
 
 
-def two_loops(tau: int = 5) -> Figure:
+def two_loops() -> Figure:
     """Draw DiLoCo over time: inner steps without communication, then one outer step."""
+    tau = 5
     _, axes = canvas(9.6, 3.4)
     width = tau + 2.4
     for worker in range(3):

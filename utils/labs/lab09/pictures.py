@@ -99,8 +99,10 @@ def _product(axes: Axes, title: str, row: Sequence[tuple], top: float, rows: int
             axes.text(x - 2, top - rows / 2, sign, ha="center", va="center", fontsize=16)
 
 
-def two_ways(layers: int = 4, ranks: int = 2) -> Figure:
+def two_ways() -> Figure:
     """Draw inter- and intra-operator parallelism: whole layers on ranks, parts of each layer."""
+    layers = 4
+    ranks = 2
     _, axes = canvas(9, 3.4)
     sides = [
         (0.0, "inter-operator: between the layers", False),

@@ -71,15 +71,12 @@ def placed(layers: Sequence[str], stages: int) -> Figure:
     return frame(axes, (-1.1, step * (len(layers) - 1) + 1.1), (-1.3, 0.9), words, equal=True)
 
 
-def gantt(
-    charts: Mapping[str, Sequence[Span]], unit: str = "s", width: float = 9, lane: str = "stage"
-) -> Figure:
+def gantt(charts: Mapping[str, Sequence[Span]], unit: str = "s", lane: str = "stage") -> Figure:
     """Draw schedules one above the other, a lane per stage; each begins at 0, on one scale.
 
     Args:
         charts: title → the spans of a schedule, planned or measured.
         unit: the unit of their times.
-        width: inches.
         lane: what the first entry of a span counts.
 
     Raises:
@@ -92,7 +89,7 @@ def gantt(
     heights = [0.42 * n + 0.5 for n in stages]
     height = sum(heights) + 0.9
     look = {"sharex": True, "height_ratios": heights}
-    figure, rows = panels(width, height, rows=len(charts), **look)
+    figure, rows = panels(9, height, rows=len(charts), **look)
     longest = max(map(_length, charts.values()))
     words = [
         _lanes(axes, title, spans, n, longest, unit, lane)
@@ -138,14 +135,14 @@ def _lanes(
     return f"{title}: {length:.3g} {unit}, bubble {idle_share(spans):.2f}. {'; '.join(lanes)}."
 
 
-def bubbles(p: int, measured: Mapping[str, Mapping[int, float]], most: int = 8) -> Figure:
+def bubbles(p: int, measured: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw the bubble against the number of microbatches, next to (p − 1) / (m + p − 1).
 
     Args:
         measured: for each schedule, m → bubble.
     """
     figure, axes = chart(7, 3.6)
-    ms = list(range(1, most + 1))
+    ms = list(range(1, 9))
     formula = [(p - 1) / (m + p - 1) for m in ms]
     axes.plot(ms, formula, color=INK, linewidth=1.5, label="(p − 1) / (m + p − 1)")
     style = {"markersize": 8, "markerfacecolor": "none", "markeredgewidth": 2}

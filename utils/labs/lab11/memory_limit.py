@@ -36,7 +36,7 @@ PATIENCE = 240  # seconds
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**20), "MALLOC_ARENA_MAX": "1"}
 
 
-def compare(extra: int = EXTRA) -> dict:
+def compare() -> dict:
     """Train the same model twice under a limit, and once without, all in a separate process.
 
     Returns:
@@ -50,7 +50,7 @@ def compare(extra: int = EXTRA) -> dict:
     if not sys.platform.startswith("linux") or not POSIX:
         raise NeedsLinux("RLIMIT_DATA limits allocations only there.")
     with tempfile.TemporaryDirectory() as folder:
-        code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r}, {extra})"
+        code = f"from utils.labs.lab11 import memory_limit; memory_limit.child({folder!r})"
         done = subprocess.run(
             python_command(code),
             capture_output=True,
@@ -63,7 +63,7 @@ def compare(extra: int = EXTRA) -> dict:
     return json.loads(done.stdout)
 
 
-def child(folder: str, extra: int) -> None:
+def child(folder: str) -> None:
     """Train in the limited process; print the results as JSON."""
     import resource  # Windows has none
 
@@ -72,11 +72,11 @@ def child(folder: str, extra: int) -> None:
     small = (64, 64, 10)
     _train([row.clone() for row in _weights(small)], small)
     numbers = sum((a + 1) * b for a, b in itertools.pairwise(SIZES))
-    results: dict = {"needed": 4 * 4 * numbers, "allowed": extra}
+    results: dict = {"needed": 4 * 4 * numbers, "allowed": EXTRA}
     free = resource.getrlimit(resource.RLIMIT_DATA)
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     data_segment = 1024 * int(re.search(r"^VmData:\s+(\d+)", status, re.M)[1])
-    resource.setrlimit(resource.RLIMIT_DATA, (data_segment + extra, free[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (data_segment + EXTRA, free[1]))
     # The files come first, because memory that a failure leaves in malloc's pools would count.
     results["in files"] = _tried(lambda: _train_in_files(Path(folder)))
     results["in RAM"] = _tried(lambda: _train(list(_weights(SIZES)), SIZES))

@@ -25,6 +25,7 @@ from .recorded_jobs import WHEN_RANK_2_DIES
 if TYPE_CHECKING:
     from utils.cluster import Ranks
 
+# Seconds after which a job is ended.
 DEADLINE = 120.0
 # Seconds that a rank waits for the others. It notices a death immediately.
 PATIENCE = 20.0
@@ -35,13 +36,11 @@ def mpiexec(
     script: str | Path,
     *arguments: object,
     survive: bool = False,
-    deadline: float = DEADLINE,
 ) -> mpi_job.Ended:
     """Run a script on n new ranks, some of which may die, and return how the job ended.
 
     Args:
         survive: whether the other ranks survive a death (`mpiexec --with-ft ulfm`).
-        deadline: seconds after which the job is ended.
 
     Returns:
         Exit status, output, errors, seconds. A status other than 0 raises no error. If this
@@ -58,14 +57,11 @@ def mpiexec(
             need_processes("mpiexec starts ranks that are processes. Read the two logs above.")
         print(f"Here {reason}, so this is the log of a job on another machine.\n")
         return WHEN_RANK_2_DIES[survive]
-    timeout = min(PATIENCE, deadline / 2)
-    plan = Plan(n, timeout=timeout, launcher="mpiexec", fault_tolerant=survive)
-    return mpi_job.run_on(plan, [str(script), *map(str, arguments)], deadline)
+    plan = Plan(n, timeout=PATIENCE, launcher="mpiexec", fault_tolerant=survive)
+    return mpi_job.run_on(plan, [str(script), *map(str, arguments)], DEADLINE)
 
 
-def torchrun(
-    n: int, script: str | Path, *arguments: object, restarts: int, deadline: float = DEADLINE
-) -> mpi_job.Ended:
+def torchrun(n: int, script: str | Path, *arguments: object, restarts: int) -> mpi_job.Ended:
     """Run a script on n processes of torchrun, which restarts all of them if one dies.
 
     Raises:
@@ -77,7 +73,7 @@ def torchrun(
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={n}", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return mpi_job.run([*command, str(script), *map(str, arguments)], environment, deadline)
+    return mpi_job.run([*command, str(script), *map(str, arguments)], environment, DEADLINE)
 
 
 def survivors(ranks: Ranks) -> list[int]:
@@ -145,7 +141,7 @@ _REQUEUED = """\
 #SBATCH --time={time}
 #SBATCH --requeue
 #SBATCH --open-mode=append
-#SBATCH --signal=B:USR1@{notice}
+#SBATCH --signal=B:USR1@60
 #SBATCH --output=resumable-%j.out
 {options}
 # Use the environment of the course, even if the submitting shell had another one.
@@ -154,7 +150,7 @@ prefix="${{DDL_LABS_PREFIX:-{prefix}}}"
 export PATH="$prefix/bin:$PATH"
 unset SLURM_EXPORT_ENV SLURM_GET_USER_ENV
 
-# Slurm sends USR1 to this script {notice} s before the time limit. mpiexec passes it to the
+# Slurm sends USR1 to this script 60 s before the time limit. mpiexec passes it to the
 # ranks, which save and end. Then the job goes back into the queue, and continues later.
 again() {{
     kill -USR1 "$job"
@@ -169,15 +165,12 @@ wait "$job"
 """
 
 
-def requeued(ranks: int, command: str, time: str = "01:00:00", notice: int = 60) -> str:
+def requeued(ranks: int, command: str, time: str = "01:00:00") -> str:
     """Return a batch script whose job saves shortly before its time limit, and is requeued.
 
     Args:
         ranks: how many ranks the job has.
         command: the training script with its arguments; it saves and ends on SIGUSR1.
         time: the time limit from one start to the next.
-        notice: how many seconds before the limit Slurm sends the signal.
     """
-    return _REQUEUED.format(
-        ranks=ranks, command=command, time=time, notice=notice, **slurm_script.of_the_site()
-    )
+    return _REQUEUED.format(ranks=ranks, command=command, time=time, **slurm_script.of_the_site())

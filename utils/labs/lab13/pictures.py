@@ -47,23 +47,26 @@ _PHASES = {
     "works with one rank fewer": {"facecolor": UPDATE, "edgecolor": INK},
 }
 
+#: The number of devices for which students predict, see :func:`at_scale`.
+AT = 4096
+
 #: (seconds, accuracy).
 Curve = Sequence[tuple[float, float]]
 
 
-def deaths(victim: int = 2, ranks: int = 4) -> Figure:
+def deaths() -> Figure:
     """Draw what happens to a job when a rank dies, without ULFM and with it."""
     figure, both = panels(9, 2.9, columns=2, sharey=True)
     titles = ("without ULFM: the launcher ends all ranks", "with ULFM: the others survive")
     for survive, (axes, title) in enumerate(zip(both, titles, strict=True)):
-        add_lanes(axes, [f"rank {rank}" for rank in range(ranks)], 10)
-        for rank in range(ranks):
-            _life(axes, rank, rank == victim, bool(survive))
+        add_lanes(axes, [f"rank {rank}" for rank in range(4)], 10)
+        for rank in range(4):
+            _life(axes, rank, rank == 2, bool(survive))
         axes.set(title=title, xticks=[], xlabel="time →")
     handles = [Patch(label=label, **look) for label, look in _PHASES.items()]
     figure.legend(handles=handles, loc="lower center", ncols=4)
     words = (
-        f"Two drawings of {ranks} ranks over time. In both, rank {victim} is killed, and the other "
+        "Two drawings of 4 ranks over time. In both, rank 2 is killed, and the other "
         "ranks wait in all_reduce until they get an error. Without ULFM, the launcher then ends "
         "them. With ULFM, they call shrink() and continue with one rank fewer."
     )
@@ -197,15 +200,14 @@ def at_scale(
     simulated: Mapping[int, float],
     of_one: float,
     guess: Mapping[str, float | str | None],
-    at: int = 4096,
 ) -> Figure:
     """Draw the share of useful time and the interval between saves over the number of devices.
 
     Args:
         formula: for each time of a save and number of devices, the interval and the share.
-        simulated: for each time of a save, the share on `at` devices with random failures.
+        simulated: for each time of a save, the share on `AT` devices with random failures.
         of_one: MTBF of one device.
-        guess: predicted minutes between saves and percent of lost time on `at` devices, in order.
+        guess: predicted minutes between saves and percent of lost time on `AT` devices, in order.
     """
     figure, (left, right) = panels(9, 4.0, columns=2)
     devices = list(next(iter(formula.values())))
@@ -216,17 +218,17 @@ def at_scale(
         right.plot(devices, [points[n][0] / 60 for n in devices], **look)
         drawn = 100 * simulated[save]
         label = "with random failures" if k == len(formula) - 1 else None
-        left.plot([at], [drawn], "o", color=CYCLE[k], markersize=9, fillstyle="none", label=label)
-        last = ", ".join(f"{100 * points[n][1]:.1f} % of {n:,}" for n in (at, devices[-1]))
-        every = f"every {points[at][0] / 60:.0f} min on {at:,}"
+        left.plot([AT], [drawn], "o", color=CYCLE[k], markersize=9, fillstyle="none", label=label)
+        last = ", ".join(f"{100 * points[n][1]:.1f} % of {n:,}" for n in (AT, devices[-1]))
+        every = f"every {points[AT][0] / 60:.0f} min on {AT:,}"
         told.append(
-            f"a save of {save} s: {every}, useful {last}, simulated {drawn:.1f} % of {at:,}"
+            f"a save of {save} s: {every}, useful {last}, simulated {drawn:.1f} % of {AT:,}"
         )
     right.plot(devices, [of_one / n / 60 for n in devices], "--", color=GREY, label="MTBF")
     minutes, lost = guess.values()
     for axes, value in ((left, None if lost is None else 100 - lost), (right, minutes)):
         if value is not None:
-            axes.plot([at], [value], "D", color=INK, markersize=8, label="your prediction")
+            axes.plot([AT], [value], "D", color=INK, markersize=8, label="your prediction")
         axes.set_xscale("log", base=2)
         axes.set_xticks(devices[::2], [f"{n:,}" for n in devices[::2]], fontsize=9)
         axes.set_xlabel("devices")

@@ -175,23 +175,23 @@ def held(schedule: Schedule) -> list[int]:
     return most
 
 
-def look_at(text: str, limit: int, backward: float = 2) -> None:
+def look_at(text: str, limit: int) -> None:
     """Print whether a student's schedule can run, its bubble and its memory."""
     schedule = parse(text)
     if fault := faults(schedule):
         print(f"✗ {fault}")
         return
-    spans, _ = planned(schedule, 1, backward)
+    spans, _ = planned(schedule)
     p = len(schedule)
     m = len(schedule[0]) // 2
     most = held(schedule)
     bound = warmed(m, [min(limit, p - s) - 1 for s in range(p)])
-    known = idle(planned(bound, 1, backward)[0])
+    known = idle(planned(bound)[0])
     print(f"legal and complete: {p} stages, {m} microbatches, length {max(s[4] for s in spans)}")
     over = f", but {limit} are allowed" * (max(most) > limit)
     print(f"{'✗' if over else '✓'} in flight at most: {most}{over}")
     print(f"bubble {idle(spans):.3f} (1F1B with at most {limit} in flight: {known:.3f})")
-    if (p, m, limit, backward) == (4, 6, 3, 2):
-        best = idle(planned(parse(BEST), 1, backward)[0])
+    if (p, m, limit) == (4, 6, 3):
+        best = idle(planned(parse(BEST))[0])
         reached = "✓ as small as" if not over and idle(spans) <= best + 1e-9 else "→"
         print(f"{reached} the best known: {best:.3f}")

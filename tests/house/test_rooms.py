@@ -48,8 +48,8 @@ FUNCTION_LINES = 60
 #: what a user gains, and what could not go for it.
 SUMS = {
     "platform": 41_980,  # utils without labs, tests left out
-    "labs": 34_830,  # labs 00 to 18
-    "tests": 57_760,
+    "labs": 34_840,  # labs 00 to 18
+    "tests": 57_765,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

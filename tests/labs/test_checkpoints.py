@@ -20,7 +20,7 @@ from mpi_jobs import find_mpiexec
 from torch_mpi.library import is_open_mpi, version
 from utils.figures import alt
 from utils.labs.lab13 import faults, pictures
-from utils.labs.lab13.checks import replay
+from utils.labs.lab13.checks import account
 from utils.labs.lab13.save_probe import Watched
 
 NOTEBOOK = "13_faults.ipynb"
@@ -218,7 +218,7 @@ def test_dalys_interval_is_where_the_overhead_is_smallest(save, mtbf):
 
 def test_many_failures_cost_what_is_expected():
     failures = faults.failure_times(100.0, 2e6, seed=1)
-    run = replay(1e6, 15.0, 1.0, 4.0, failures)
+    run = account(1e6, 15.0, 1.0, 4.0, failures)
     assert run["seconds"] / 1e6 - 1 == pytest.approx(
         faults.overhead(15.0, 1.0, 4.0, 100.0), rel=0.05
     )

@@ -12,7 +12,7 @@ from published import fit, rows
 
 from utils.forecast.errors import MachineError
 from utils.forecast.machines import Machine, machine
-from utils.labs.lab11.mapping import drawn, optimum
+from utils.labs.lab11.mapping import drawn_cases, optimum
 from utils.labs.lab11.mix_search import KINDS, fastest, kind, mixes, search
 from utils.labs.lab11.mixes import Mix, MixError, Transformer, estimate, levels, plan, step_cost
 from utils.labs.lab11.probes import Case
@@ -442,8 +442,8 @@ def test_a_laptop_has_mixes_too() -> None:
 
 
 def test_a_check_draws_models_that_fit() -> None:
-    several = [drawn(seed) for seed in range(8)]
-    assert several[0] == drawn(0)
+    several = [drawn_cases(seed) for seed in range(8)]
+    assert several[0] == drawn_cases(0)
     assert len({str(of_ranks) for of_ranks in several}) == len(several)
     assert {sum(map(len, of_ranks)) for of_ranks in several} == {16}
     best = cache(optimum)  # ranks and seeds share many cases

@@ -14,7 +14,7 @@ from torch import Tensor
 from utils.checks.clock import ends_within
 from utils.checks.groups import Group, Partition, in_group, keywords
 from utils.checks.probe import answer_named, kind_of, number, reading_answer, recorded, told
-from utils.labs.shared.pipeline_stages import Piece, Worker, drawn, number_of, played
+from utils.labs.shared.pipeline_stages import Piece, Worker, number_of, played, samples_and_labels
 from utils.labs.shared.small_models import gradient_of, weights_of
 
 # -- pipelines -------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ def probe_naive(
     for minibatch in (seed + 1, seed):  # an earlier one may leave nothing behind
         earlier = calls
         piece = Piece(seed, place, p)
-        x, labels = drawn(minibatch, n)
+        x, labels = samples_and_labels(minibatch, n)
         if single:
             piece, x = piece.float(), x.float()
         if place:  # only the first stage may use x
@@ -66,7 +66,7 @@ def probe_run(
         schedule = [[(kind, k) for kind, k in actions] for actions in lists]
         m = len(schedule[0]) // 2
         worker = Worker(Piece(seed, place, p), n)
-        x, labels = drawn(seed, n)
+        x, labels = samples_and_labels(seed, n)
         if place:  # only the first stage may use x
             x = torch.full_like(x, float("nan"))
         marks.clear()

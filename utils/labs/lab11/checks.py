@@ -19,7 +19,7 @@ from utils.checks.probe import fingerprint
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import enough, members_of
 from utils.cluster.questions import Ranks, Reply
-from utils.labs.shared.pipeline_stages import drawn
+from utils.labs.shared.pipeline_stages import samples_and_labels
 from utils.labs.shared.reference_pipeline import reference_gradients
 from utils.labs.shared.schedules import one_f_one_b
 
@@ -147,7 +147,7 @@ def _hybrid(case: dict[str, Any], answer: Reply) -> Iterator[Step]:
     gradients_of = f"gradients of stage {place.stage}, {where}"
     yield exactly(result["gradient"], gradient, mistakes, gradients_of)
     yield communication(calls, _reduced(BYTES * len(gradient)))
-    own_images = drawn(seeds[0], images)[0].chunk(replicas)[place.replica]
+    own_images = samples_and_labels(seeds[0], images)[0].chunk(replicas)[place.replica]
     others = place.stage == 0 and result["piece"] != fingerprint(own_images)
     yield facts({
         _other_images(place, images, result["images"]): result["images"] != images // replicas,

@@ -99,7 +99,7 @@ MIXES: tuple[tuple[tuple[dict, str, dict, int], dict[str, Any]], ...] = (
 )
 
 
-def drawn(seed: int) -> list[list[tuple]]:
+def drawn_cases(seed: int) -> list[list[tuple]]:
     """Return for each rank the arguments of its cases, so that no answer can know the models."""
     draw = random.Random(seed)
 
@@ -141,7 +141,7 @@ def whole_machine(ranks: Ranks, report: Report) -> None:
     """Judge whether each mix is possible, fits, and is fast, and what is said about it."""
     if not enough(ranks, report, WORLD):
         return
-    cases = drawn(report.seed)
+    cases = drawn_cases(report.seed)
     own = planned()
     mixes = [
         [*given, sizes, estimated.held["activations"]]

@@ -24,7 +24,7 @@ from utils.checks.probe import (
     told,
 )
 from utils.forecast.machines import Machine, machine
-from utils.labs.shared.pipeline_stages import Piece, drawn
+from utils.labs.shared.pipeline_stages import Piece, samples_and_labels
 from utils.labs.shared.small_models import gradient_of
 
 from .mixes import Mix, Transformer
@@ -48,7 +48,7 @@ def probe_hybrid(
     with axes_of(grid, rank) as (pp, dp):
         place = dist.get_rank(pp), dist.get_world_size(pp)
         piece = Piece(seed, *place)
-        x, labels = drawn(seed, samples)
+        x, labels = samples_and_labels(seed, samples)
         seen = []
         piece.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
         function = reading_answer(user_ns, "hybrid_step")

@@ -52,10 +52,12 @@ def _mlp(sizes: tuple, draw: torch.Generator) -> nn.Sequential:
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(sizes):
         layers += [nn.Linear(wide, narrow), nn.Tanh() if len(layers) == 2 else nn.ReLU()]
-    return _drawn(layers[:-1], draw, 0.25)
+    return _with_normal_weights(layers[:-1], draw, 0.25)
 
 
-def _drawn(layers: list[nn.Module], draw: torch.Generator, size: float = 1.0) -> nn.Sequential:
+def _with_normal_weights(
+    layers: list[nn.Module], draw: torch.Generator, size: float = 1.0
+) -> nn.Sequential:
     """Return a network in double precision, with normal weights of this size."""
     net = nn.Sequential(*layers).double()
     with torch.no_grad():
@@ -92,7 +94,7 @@ def attack(seed: int, wide: int) -> tuple[nn.Module, Tensor, Tensor, list[Tensor
     n = 1 if wide == 5 else 3
     if n > 1:
         layers += [nn.Sigmoid(), nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 4)]
-    net = _drawn(layers, draw)
+    net = _with_normal_weights(layers, draw)
     image, guess = torch.randn(2, n, 1, wide, wide, generator=draw, dtype=torch.float64)
     label = torch.randint(4, (n,), generator=draw)
     return net, guess.requires_grad_(), label, gradients_of(net, image, label)

@@ -82,7 +82,7 @@ class Piece(nn.Module):
         return _Watched.apply(3 * x if self.last else x, self.log)
 
 
-def drawn(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
+def samples_and_labels(seed: int, n: int = IMAGES) -> tuple[Tensor, Tensor]:
     """Return samples float64 [n, 6] and labels int64 [n]."""
     draw = torch.Generator().manual_seed(seed + 1)
     x = torch.randn(n, FEATURES[0], generator=draw, dtype=torch.float64)
@@ -134,7 +134,7 @@ def played(
         order: stage, "F" or "B", and microbatch of each action.
         look: is called after each action.
     """
-    x, labels = drawn(seed, 4 * n)
+    x, labels = samples_and_labels(seed, 4 * n)
     rate = 0.11 + seed % 8 / 20
     pieces = [Piece(seed, s, p) for s in range(p)]
     workers = [kind(piece, rate) for piece in pieces]

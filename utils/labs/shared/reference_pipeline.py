@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from .pipeline_stages import IMAGES, Piece, drawn, played
+from .pipeline_stages import IMAGES, Piece, played, samples_and_labels
 from .replicas import ReferenceModel
 from .schedules import gpipe, one_f_one_b, planned
 from .small_models import weights_of
@@ -27,7 +27,7 @@ def _whole(seeds: tuple[int, ...], n: int) -> tuple[ReferenceModel, list[Piece],
     """
     pieces = [Piece(seed, s, len(seeds)) for s, seed in enumerate(seeds)]
     whole = ReferenceModel(nn.Sequential(*pieces), rate=0.0)
-    return whole, pieces, drawn(seeds[0], n)[0], drawn(seeds[-1], n)[1]
+    return whole, pieces, samples_and_labels(seeds[0], n)[0], samples_and_labels(seeds[-1], n)[1]
 
 
 @functools.cache

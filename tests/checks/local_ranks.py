@@ -26,13 +26,19 @@ class Look(Confirmation):
     time and the tag, or the number of the collective, say which call it shows.
     """
 
+    def __init__(self, calls: list[Call]):
+        super().__init__(dict(enumerate(calls)))
+        self._shown_by: dict[tuple[Any, ...], set[int]] = {}
+        for number, call in enumerate(calls):
+            self._shown_by.setdefault(_key(as_dict(call)), set()).add(number)
+
     def _record(self, value: dict[str, Any]) -> dict[str, Any]:
-        self.numbers |= {n for n, call in self._calls.items() if _key(as_dict(call)) == _key(value)}
+        self.numbers |= self._shown_by.get(_key(value), set())
         return value
 
 
-def _key(record: dict[str, Any]) -> list[Any]:
-    return [record.get(name) for name in ("op", "start", "tag", "sequence")]
+def _key(record: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(record.get(name) for name in ("op", "start", "tag", "sequence"))
 
 
 def looked_at(reply: Reply, calls: list[Call]) -> Reply:
@@ -40,7 +46,7 @@ def looked_at(reply: Reply, calls: list[Call]) -> Reply:
 
     Its lists of records notice whether a check reads them.
     """
-    look = Look(dict(enumerate(calls)))
+    look = Look(calls)
     value = look.of(reply.value)
     return replace(reply, value=value, records=look.lists, unseen=look.left_out())
 

@@ -49,7 +49,7 @@ FUNCTION_LINES = 60
 SUMS = {
     "platform": 41_980,  # utils without labs, tests left out
     "labs": 34_840,  # labs 00 to 18
-    "tests": 57_765,
+    "tests": 57_785,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.
@@ -162,7 +162,9 @@ OF_PYTORCH = {"test_isend", "test_irecv"}
 
 @functools.cache
 def tracked() -> list[str]:
-    """The files of the repository, as `/utils/models.py`."""
+    """The files of the repository, as `/utils/models.py`; none outside of a clone."""
+    if not (ROOT / ".git").exists():
+        return []
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [f"/{name}" for name in done.stdout.splitlines()]
@@ -229,14 +231,20 @@ def lines_of(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
+def sum_of(path: Path) -> str:
+    """Which sum a file of `utils` counts for; a lab after 18 has its own."""
+    first, *inner = path.relative_to(UTILS).parts
+    if first != "labs":
+        return "platform"
+    number = re.fullmatch(r"lab(\d+)", inner[0])
+    return inner[0] if number and int(number[1]) > 18 else "labs"
+
+
 @pytest.mark.quick
 def test_the_house_keeps_to_its_three_sums_of_lines():
     lines: Counter[str] = Counter()
     for _, path in modules(UTILS):
-        first, *inner = path.relative_to(UTILS).parts
-        number = re.fullmatch(r"lab(\d+)", inner[0]) if first == "labs" else None
-        is_new = number is not None and int(number[1]) > 18
-        lines[inner[0] if is_new else "labs" if first == "labs" else "platform"] += lines_of(path)
+        lines[sum_of(path)] += lines_of(path)
     for folder in ("tests", "benchmarks"):
         lines[folder] = sum(map(lines_of, (ROOT / folder).rglob("*.py")))
     most = {name: SUMS.get(name, NEW_LAB) for name in lines}

@@ -233,7 +233,8 @@ class Report:
         for reply in replies:
             self.missing |= {reply.missing} - {""}
             self.kinds |= {reply.kind} - {""}
-            self.failures |= set() if reply.call is None else {Failed(reply.kind, reply.call)}
+            if reply.call is not None:
+                self.failures.add(Failed(reply.kind, reply.call))
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
 

@@ -305,9 +305,9 @@ def _answers(result: AsyncResult) -> list[tuple[int, Any]]:
 
 @contextlib.contextmanager
 def nothing_sent_yet(client: Any) -> Iterator[None]:
-    """Let ipyparallel send what is asked for in this block only afterwards: no output comes before.
+    """Hold back what ipyparallel sends until the block ends, so that no output comes before.
 
-    Clients of other kinds keep what comes until somebody waits for it.
+    Clients of other kinds keep the output that comes, until somebody waits for it.
     """
     until = threading.Event()
     if isinstance(client, ipp.Client):

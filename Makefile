@@ -108,7 +108,8 @@ lab: $(VENV)/.env  ## open the labs in JupyterLab
 
 # Three at a time: much of a test is waiting, for a deadline or for a rank. A group stays together
 # (tests/scheduling.py): a file, or a lab. Some tests of `test-all` fill both cores; so there, two.
-# SHARE=2/3 leaves out two thirds of the tests that differ only in the answer, the attack or the lab.
+# SHARE=2/3 leaves out two thirds of the tests that differ only in the answer, the attack, the lab or a
+# page's look.
 test: BESIDE = -n $(or $(WORKERS),3) $(GROUPS)
 test: $(VENV)/.test  ## test the course: ten minutes on two cores
 	$(ACTIVATE) $(BIN)/python -m pytest --durations=10 $(or $(ARGS),$(BESIDE) --budget test -m '$(COURSE)')

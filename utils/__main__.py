@@ -173,11 +173,16 @@ def grade(options: argparse.Namespace) -> int:
 def statistics(options: argparse.Namespace) -> int:
     """Write a notebook about the class, without names, into the results folder.
 
-    If the notebook exists, it is run again, with all changes that you made in it.
+    If the notebook exists, it is run again, with all changes that you made in it. With --mistakes,
+    print instead how many students met each mistake that the checks can name.
     """
-    from utils.grading.statistics import main
+    from utils.grading import named_mistakes, statistics
 
-    return main(options.results)
+    if not options.mistakes:
+        return statistics.main(options.results)
+    found = statistics.read(options.results)
+    print(named_mistakes.table(found, found.labs))
+    return 0
 
 
 def rerun(options: argparse.Namespace) -> int:
@@ -263,6 +268,8 @@ def parser() -> argparse.ArgumentParser:
         grading_options.add_rerun_options(add("rerun", rerun))
         sub = add("statistics", statistics)
         sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
+        text = "list each mistake that the checks name, and how many students met it"
+        sub.add_argument("--mistakes", action="store_true", help=text)
     add("lab", lab, allow_abbrev=False)
     sub = add("doctor", doctor)
     sub.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -29,7 +29,7 @@ from utils.checks import comparison, score
 from utils.checks.clock import NotEnded, ends_within, moved_clocks
 from utils.checks.comparison import Mistake, made, recognise, same
 from utils.checks.probe import as_dict, definitions, fingerprint
-from utils.checks.task import Report, task
+from utils.checks.task import Report, communication, task, value
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
 from utils.cluster.questions import Reply, plain
 from utils.labs import lab00, lab01
@@ -194,7 +194,8 @@ class TamperedRanks:
 
     def ask(self, target, **_):
         if target is definitions:
-            return [Reply(rank, "ok", {}) for rank in range(2)]
+            known = {"communicates": True, "functions": {}}
+            return [Reply(rank, "ok", known) for rank in range(2)]
         return [Reply(rank, "ok", self.value, **self.changes) for rank in range(2)]
 
 
@@ -332,28 +333,38 @@ def test_an_open_task_is_one_line_and_one_that_needs_it_says_which():
 
 
 @pytest.mark.parametrize(
-    ("on_the_ranks", "said"),
+    ("on_the_ranks", "cell", "said"),
     [
-        ({}, "You defined mean in the notebook itself, but not on the ranks"),
-        ({"mean": lambda x: x - 1}, "The notebook itself has a different mean than the ranks"),
-        ({"mean": lambda x: x + 1}, ""),
+        ({}, 0, "You defined mean in the notebook itself, but not on the ranks"),
+        ({"mean": lambda x: x - 1}, 4, "The notebook itself has a newer mean than the ranks"),
+        ({"mean": lambda x: x - 1}, 6, ""),
+        ({"mean": lambda x: x + 1}, 4, ""),
     ],
-    ids=["lacking", "older", "the same"],
+    ids=["lacking", "older", "newer", "the same"],
 )
-def test_a_forgotten_px_is_told(monkeypatch, on_the_ranks, said):
+def test_a_forgotten_px_is_told_and_not_after_it_was_mended(monkeypatch, on_the_ranks, cell, said):
     def mean(x):
         return x + 1
 
     mean.__module__ = "__main__"
-    shell = SimpleNamespace(user_ns={"mean": mean, "other": 3}, set_custom_exc=lambda *_: None)
+    shell = SimpleNamespace(
+        user_ns={"mean": mean, "other": 3},
+        set_custom_exc=lambda *_: None,
+        compile=SimpleNamespace(_filename_map={__file__: 5}),
+    )
     monkeypatch.setattr("utils.checks.task.get_ipython", lambda: shell)
+    monkeypatch.setattr("utils.checks.cells.get_ipython", lambda: shell)
+    monkeypatch.setattr("utils.checks.probe.number_of", lambda _: cell)
+
+    communicates = True
 
     def find(report, _ranks):
         report.missing = set() if on_the_ranks else {"mean"}
         report.problem("mean is not defined on this rank" if report.missing else "wrong", 0)
 
     def ask(target, *, names, timeout):
-        return [Reply(r, "ok", definitions(on_the_ranks, rank=r, names=names)) for r in (0, 1)]
+        known = definitions(on_the_ranks, rank=0, names=names) | {"communicates": communicates}
+        return [Reply(rank, "ok", known) for rank in (0, 1)]
 
     @task("9.1", "a task", points=2)
     def check(ranks, report: Report) -> None:
@@ -362,6 +373,24 @@ def test_a_forgotten_px_is_told(monkeypatch, on_the_ranks, said):
     printed = verdict(check, SimpleNamespace(n=2, ask=ask))[1]
     assert said in printed
     assert len(printed.splitlines()) == 2 + bool(said)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [("1.5", "Task 1.1 comes first, because its cell lets the ranks communicate"), ("1.1", "no")],
+)
+def test_a_check_on_ranks_that_never_met_names_the_task_that_comes_first(number, said):
+    """Otherwise a student who skipped the first task reads about an attribute of None."""
+
+    def ask(_target, *, names, timeout):
+        return [Reply(rank, "ok", {"communicates": False, "functions": {}}) for rank in (0, 1)]
+
+    @task(number, "a task", points=2, after="1.1")
+    def check(_ranks, report: Report) -> None:
+        report.problem("no", 0, "error")
+
+    printed = verdict(check, SimpleNamespace(n=2, ask=ask))[1]
+    assert said in printed.splitlines()[1]
 
 
 def test_a_right_answer_is_one_line_with_its_points():
@@ -385,10 +414,10 @@ def shown(monkeypatch) -> list[dict]:
 
 def test_a_verdict_is_data_beside_its_words(shown):
     def find(report, _ranks):
-        report.judge(1, 3.0, 6.0, [Mistake(3.0, "halved")])
-        report.judge(0, 3.0, 6.0, [Mistake(3.0, "halved")])
-        report.expect(2, "the size", 1, 2)
-        report.communication(3, [], made("all_reduce", 1))
+        report.follow(1, [value(3.0, 6.0, [Mistake(3.0, "halved")])])
+        report.follow(0, [value(3.0, 6.0, [Mistake(3.0, "halved")])])
+        report.follow(2, [value(1, 2, what="the size")])
+        report.follow(3, [communication([], made("all_reduce", 1))])
 
     judged(find)
     output = shown[0]
@@ -420,8 +449,7 @@ def wrong(*problems: str) -> Verdict:
         (Verdict("0.1", "a <task>"), "✓ passed Task 0.1 · a <task>"),
         (
             Verdict("9.1", "a <task>", passed=False, open="still open"),
-            "○ open Task 9.1 · a <task> This task is still open, so Run All stops here. "
-            "Write it in the cell above.",
+            "○ open Task 9.1 · a <task> This task is still open. Write it in the cell above.",
         ),
         (
             Verdict(
@@ -435,7 +463,7 @@ def wrong(*problems: str) -> Verdict:
     ids=["passed", "passed, without points", "open", "needs another", "wrong", "many problems"],
 )
 def test_a_screen_reader_says_the_state_in_a_word_and_a_students_text_is_no_html(verdict, said):
-    page = verdict.bundle(stops=True)["text/html"]
+    page = verdict.bundle()["text/html"]
     assert read_aloud(page) == said
     assert "<task>" not in page
     assert "<b>2" not in page

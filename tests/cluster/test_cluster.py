@@ -502,7 +502,7 @@ def test_a_cell_that_meets_an_open_task_names_it_in_one_line_and_says_how_to_go_
     places = ("the cell above", "this cell", "the cell above")
     for cell, place in zip(notebook.cells[2:5], places, strict=True):
         first, *others = ANSI.sub("", "\n".join(cell.outputs[-1].traceback)).splitlines()
-        said = f"○ Task 1.4 is still open, so Run All stops here. Write it in {place}."
+        said = f"○ Task 1.4 is still open. Write it in {place}."
         assert first.strip() == said, "more than one line, or frames"
         assert others == ['To continue without it, run: lab01.use_model(ranks, "1.4")']
         assert "Task 1.4: all_reduce\nThis task is still open" in cell.outputs[-1].evalue

@@ -11,10 +11,10 @@ from PIL import Image
 from utils.__main__ import main
 from utils.course import notes, pack, pictures
 from utils.course.about import labs
-from utils.course.notebook import SOLUTIONS, NotebookError, dumps, lab, notebooks, read
+from utils.course.notebook import SOLUTIONS, NotebookError, dumps, is_solution, lab, notebooks, read
 from utils.course.pack import a_point, sections
 from utils.course.pictures import pictures_of, save
-from utils.course.release import is_solution, student_version
+from utils.course.release import student_version
 from utils.figures import forms
 from utils.grading.pages import explain
 from utils.grading.reference import Reference

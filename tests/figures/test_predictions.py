@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
 from jupyter_client.manager import KernelManager
@@ -120,42 +121,85 @@ def test_a_number_is_typed_as_people_write_it(typed, number):
     assert "is not a number" not in line.value
 
 
-PREDICTED = [
+PREDICT = (
     "from utils.figures.predict import predict\n"
-    "guess = predict('who?', ..., choices=['rank 0', 'rank 1'])",
-    "guess.form.box.children[1].children[1].click()",
-    "guess.beside('rank 0')",
-]
+    "guess = predict('who?', ..., choices=['rank 0', 'rank 1'])"
+)
+CLICK = "guess.form.box.children[1].children[1].click()"
+RESULT = "guess.beside('rank 0')"
+OTHER = PREDICT.replace("who?", "and who next?")
 
 
 def test_a_program_that_executes_a_notebook_gets_text_and_no_buttons(tmp_path):
     environment = {key: value for key, value in os.environ.items() if key != "IPP_NONINTERACTIVE"}
-    book = new_notebook(cells=[new_code_cell(PREDICTED[0]), new_code_cell(PREDICTED[2])])
+    book = new_notebook(cells=[new_code_cell(PREDICT), new_code_cell(RESULT)])
     NotebookClient(book, timeout=100).execute(env=environment)
     first, second = (cell.outputs for cell in book.cells)
     assert [output.text for output in first] == [f"{NOTHING_YET}\n"]
     assert [set(output.data) for output in second] == [{"text/html", "text/plain"}]
 
 
-def test_whoever_opens_a_notebook_can_click_and_keeps_no_dead_button_afterwards(monkeypatch):
-    monkeypatch.delenv("IPP_NONINTERACTIVE", raising=False)
+@pytest.fixture(scope="module")
+def at_a_notebook() -> Iterator[Callable[[str], list[tuple[str, dict]]]]:
+    """Run a cell as somebody at a notebook does; what it shows, as (kind, data)."""
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
+    environment = {key: value for key, value in os.environ.items() if key != "IPP_NONINTERACTIVE"}
+    manager.start_kernel(env=environment)
     client = manager.blocking_client()
-    shown = []
+
+    def run(cell: str) -> list[tuple[str, dict]]:
+        messages: list[dict] = []
+        client.execute_interactive(cell, timeout=100, output_hook=messages.append)
+        shown = [(m["msg_type"], m["content"]) for m in messages if "data" in m["content"]]
+        printed = [("stream", m["content"]) for m in messages if m["msg_type"] == "stream"]
+        return [*shown, *printed]
+
     try:
         client.start_channels()
         client.wait_for_ready(timeout=100)
-        for cell in PREDICTED:
-            client.execute_interactive(cell, timeout=100, output_hook=shown.append)
+        yield run
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
-    views = [m for m in shown if WIDGET in m["content"].get("data", {})]
-    assert [view["content"]["data"]["text/plain"] for view in views] == [NOTHING_YET]
-    (update,) = (m["content"] for m in shown if m["msg_type"] == "update_display_data")
-    assert update["data"] == {"text/plain": "You predict: rank 1"}
-    assert update["transient"] == views[0]["content"]["transient"]
-    *_, last = (m["content"]["data"] for m in shown if m["msg_type"] == "display_data")
-    said = last["text/plain"]
-    assert said.endswith("You predicted “rank 1”. The run showed “rank 0”.")
+
+
+def texts(shown: list[tuple[str, dict]], kind: str) -> list[str]:
+    """What was shown in this way, without the scripts, which have no text."""
+    data = [content["data"]["text/plain"] for each, content in shown if each == kind]
+    return [text for text in data if text]
+
+
+def has_buttons(shown: list[tuple[str, dict]]) -> bool:
+    return any(WIDGET in content.get("data", {}) for _, content in shown)
+
+
+def test_a_prediction_that_was_made_keeps_no_dead_button_and_cannot_be_changed_later(at_a_notebook):
+    asked = at_a_notebook(PREDICT)
+    assert has_buttons(asked)
+    assert texts(asked, "display_data") == [NOTHING_YET]
+    at_a_notebook(CLICK)
+    shown = at_a_notebook(RESULT)
+    assert texts(shown, "update_display_data") == ["You predict: rank 1"]
+    (result_of_run,) = texts(shown, "display_data")
+    assert result_of_run.endswith("You predicted “rank 1”. The run showed “rank 0”.")
+    again = at_a_notebook(PREDICT)
+    assert not has_buttons(again)
+    assert again == [("stream", {"name": "stdout", "text": "You predict: rank 1\n"})]
+
+
+def test_a_student_who_skipped_the_prediction_is_asked_once_before_the_result(at_a_notebook):
+    at_a_notebook(OTHER)
+    asked = at_a_notebook(RESULT)
+    assert has_buttons(asked)
+    assert "rank 0”" not in str(asked), "the result came before the prediction"
+    shown = at_a_notebook(CLICK)
+    earlier, result_of_run = texts(shown, "update_display_data")
+    assert earlier == "You predict: rank 1"
+    assert result_of_run.endswith("You predicted “rank 1”. The run showed “rank 0”.")
+
+
+def test_a_student_who_wants_no_prediction_gets_the_result_at_the_second_time(at_a_notebook):
+    at_a_notebook(PREDICT.replace("who?", "and who last?"))
+    assert has_buttons(at_a_notebook(RESULT))
+    (result_of_run,) = texts(at_a_notebook(RESULT), "display_data")
+    assert result_of_run.endswith("You made no prediction. The run showed “rank 0”.")

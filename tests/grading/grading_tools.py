@@ -26,7 +26,7 @@ NAMES = ("Ada", "Bob", "Cleo", "Dora", "Emil")
 CHECKS = '''
 """Checks of the toy lab."""
 from utils.checks.probe import answer_named
-from utils.checks.task import task
+from utils.checks.task import task, value
 
 PATIENCE = 6.0
 
@@ -39,9 +39,10 @@ def probe_tensor(user_ns, *, rank, name, value):
     return answer_named(user_ns, name)(tensor, rank).tolist()
 
 def judge(report, ranks, which, name, expected):
-    value = report.seed % 1000
-    for reply in report.answers(ranks, which, name=name, value=value, patience=PATIENCE):
-        report.expect(reply.rank, "the result", reply.value, expected(value, reply.rank))
+    given = report.seed % 1000
+    for reply in report.answers(ranks, which, name=name, value=given, patience=PATIENCE):
+        right = expected(given, reply.rank)
+        report.follow(reply.rank, [value(reply.value, right, what="the result")])
 
 @task("1.1", "twice", points=1)
 def twice(ranks, report):

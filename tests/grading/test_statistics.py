@@ -8,7 +8,7 @@ import pytest
 from utils.__main__ import main
 from utils.figures import alt
 from utils.grading import class_pictures as classes
-from utils.grading import statistics
+from utils.grading import named_mistakes, statistics
 from utils.grading.results import Result, TaskResult, save
 
 LAB = "01_toy"
@@ -121,3 +121,25 @@ def test_the_notebook_is_written_once_and_later_changes_are_kept(folder, monkeyp
 def test_a_folder_without_results_is_an_error_that_names_the_right_folder(tmp_path, capsys):
     assert main(["statistics", str(tmp_path)]) == 2
     assert "Name the folder that `ddl-labs grade" in capsys.readouterr().err
+
+
+def test_each_named_mistake_is_listed_with_its_students_and_those_that_nobody_met_too(
+    tmp_path, capsys
+):
+    """Without the list, nobody knows which mistakes of the checks no student makes."""
+    lab = "06_allreduce_from_scratch"
+    known = named_mistakes.sentences(lab)
+    chosen = next(sentence for sentence in known if "…" in sentence.text.strip("…"))
+    told = chosen.text.replace("…", "17")
+    for name, answer in {"Ada": wrong((told, "mistake")), "Bea": wrong((told, "mistake"))}.items():
+        result = Result(name, lab, "key", file="a.ipynb", tasks=[answer])
+        save(result, tmp_path / "students" / name / lab / "result.json")
+    often, never = named_mistakes.met(statistics.read(tmp_path), lab)
+    assert (2, "1.1", chosen) in often
+    assert {chosen.place} <= {each.sentence.place for each in often}
+    assert len(never) > 50
+    assert chosen not in never
+    assert main(["statistics", str(tmp_path), "--mistakes"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{len(often)} named mistakes were met, {len(never)} never" in printed
+    assert "Ada" not in printed

@@ -35,7 +35,7 @@ MAY_IMPORT = {
         *("checks", "cluster", "data", "figures", "forecast", "jobs", "models", "mpi", "timeline")
     },
     "course": {"checks", "figures", "jobs"},
-    "grading": {"checks", "course", "figures", "jobs"},
+    "grading": {"checks", "course", "figures", "jobs", "mpi"},
     "doctor": {"data", "jobs", "mpi"},
     "__main__": {"course", "doctor", "forecast", "grading", "jobs", "mpi"},
     "__init__": set(),
@@ -47,9 +47,9 @@ FUNCTION_LINES = 60
 #: How many lines of Python the house may have. Whoever raises a sum says in the commit's message
 #: what a user gains, and what could not go for it.
 SUMS = {
-    "platform": 41_980,  # utils without labs, tests left out
-    "labs": 34_840,  # labs 00 to 18
-    "tests": 57_785,
+    "platform": 42_450,  # utils without labs, tests left out
+    "labs": 34_950,  # labs 00 to 18
+    "tests": 57_900,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

@@ -33,8 +33,8 @@ from lab_tools import LONG, answers, verdict
 from local_ranks import LocalRanks
 from tabulate import tabulate
 
+from utils.checks import comparison
 from utils.checks.comparison import TOLERANCE, same
-from utils.checks.task import Report
 
 #: Of each task. Points for a task that has fewer would be given for too little.
 FEWEST_WRONG, FEWEST_RIGHT = 8, 3
@@ -192,9 +192,11 @@ def mistakes(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
 
     A text that a check computes from a result has no value.
     """
-    judge, known, shown = Report.judge, set(), set()
+    recognise = comparison.recognise
+    known: set[str] = set()
+    shown: set[str] = set()
 
-    def watching(report, rank, result, expected, mistakes=(), *, tolerance=TOLERANCE, **about):
+    def watching(result, expected, mistakes=(), *, form="", tolerance=TOLERANCE):
         mistakes = list(mistakes)
         for mistake in mistakes:
             if callable(mistake.gives):
@@ -203,9 +205,9 @@ def mistakes(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
             known.add(text)
             if not same(mistake.gives, expected, tolerance):
                 shown.add(text)
-        return judge(report, rank, result, expected, mistakes, tolerance=tolerance, **about)
+        return recognise(result, expected, mistakes, form=form, tolerance=tolerance)
 
-    monkeypatch.setattr(Report, "judge", watching)
+    monkeypatch.setattr(comparison, "recognise", watching)
     return known, shown
 
 

@@ -198,7 +198,7 @@ def test_an_untouched_lab_stops_at_the_first_task_and_says_which(untouched):
         red = lab.outputs(ERROR)
         assert list(red) == ["hello-answer"], red
         said = [
-            "○ Task 1.1 is still open, so Run All stops here. Write it in this cell.",
+            "○ Task 1.1 is still open. Write it in this cell.",
             'To continue without it, run: lab01.use_model(ranks, "1.1")',
         ]
         assert [line.strip() for line in red["hello-answer"].splitlines()] == said

@@ -1,4 +1,4 @@
-"""Communications that failed on the ranks, for a check that explains why."""
+"""Errors that ranks raised, for a check that explains why: a communication, or its arguments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import NamedTuple
 STUCK = "CommunicationTimeout"
 #: Two ranks made calls that don't match.
 MISMATCH = "CommunicationMismatch"
+#: The tensors of a collective don't fit each other.
+NO_FIT = "TensorSizeError"
 
 
 class Failed(NamedTuple):
-    """A communication that failed on a rank.
+    """An error that a rank raised.
 
     Attributes:
-        kind: the name of its error's class, see :mod:`torch_mpi.errors`.
-        call: the operation, such as "send"; "" for any.
+        kind: the name of its class, see :mod:`torch_mpi.errors`.
+        call: of a communication that failed, the operation, such as "send"; "" for any.
     """
 
     kind: str

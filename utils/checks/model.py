@@ -54,11 +54,20 @@ def use_model(ranks: cluster.Ranks, task: str) -> None:
 
 
 def _files(task: str) -> list[Path]:
-    """Return the files of the task's lab, beside the notebook or in the course's folder."""
+    """Return the files of the task's lab."""
     number = str(task).partition(".")[0].zfill(2)
-    for folder in (Path.cwd(), Path(__file__).parents[2] / "labs"):
-        if (folder / FOLDER).is_dir():
-            return sorted((folder / FOLDER).glob(f"{number}_*"))
+    return sorted(folder().glob(f"{number}_*"))
+
+
+def folder() -> Path:
+    """Return the folder of the model answers, beside the notebook or in the course's folder.
+
+    Raises:
+        FileNotFoundError: these notebooks came without model answers.
+    """
+    for place in (Path.cwd(), Path(__file__).parents[2] / "labs"):
+        if (place / FOLDER).is_dir():
+            return place / FOLDER
     raise FileNotFoundError(
         f"There is no folder {FOLDER} beside this notebook. Copy it together with the labs, or "
         "run `make release` in the course's folder"

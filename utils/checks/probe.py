@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch_mpi.record import as_dict, log
+from utils.cluster.notebook_words import number_of
 from utils.cluster.questions import plain
 
 if TYPE_CHECKING:
@@ -103,13 +104,23 @@ def kind_of(value: Any) -> str:
     return type(value).__name__
 
 
-def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict[str, str]:
-    """Return a digest of the code of each of these functions that exists, by name."""
-    return {
-        name: digest(user_ns[name])
-        for name in names
-        if isinstance(user_ns.get(name), types.FunctionType)
+def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict[str, Any]:
+    """Return whether this rank has a process group, and what it knows about these functions.
+
+    Returns:
+        `communicates`, and `functions`: by the name of each function that exists, a digest of its
+        code and the number of its cell, or None.
+    """
+    import torch.distributed as dist
+
+    functions = {
+        name: user_ns[name] for name in names if isinstance(user_ns.get(name), types.FunctionType)
     }
+    known = {
+        name: [digest(function), number_of(function.__code__.co_filename)]
+        for name, function in functions.items()
+    }
+    return {"communicates": dist.is_initialized(), "functions": known}
 
 
 def digest(function: types.FunctionType) -> str:

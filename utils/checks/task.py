@@ -17,7 +17,6 @@ from __future__ import annotations
 import functools
 import os
 import secrets
-import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
@@ -29,10 +28,9 @@ from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.cluster.notebook_words import WITHOUT_IT, show_errors, way_on
 from utils.cluster.questions import AskStopped, Ranks, Reply
 
-from . import comparison, score
-from .comparison import TOLERANCE, Calls, Mistake, Rule, same
+from . import cells, comparison, progress, score
+from .comparison import TOLERANCE, Calls, Mistake, Rule
 from .failures import Failed
-from .probe import definitions, digest
 from .quantities import off_by
 
 # Seconds an answer may take. Longer than the labs' communication timeout of 20 s, so that a
@@ -73,8 +71,7 @@ class Report:
             that has it; ``None`` for all ranks together.
         open: number and title of a task whose stub was met.
         missing: names that ranks lack.
-        kinds: names of the classes of the errors that ranks raised.
-        failures: the communications that failed on ranks.
+        failures: the errors that ranks raised.
         records: the ranks' lists with records that the kernel has confirmed.
         note: words in front of the score, such as "try 4". Like the score, no stored output has it.
     """
@@ -83,7 +80,6 @@ class Report:
     found: list[tuple[str, str, int | None]] = field(default_factory=list)
     open: tuple[str, str] | None = None
     missing: set[str] = field(default_factory=set)
-    kinds: set[str] = field(default_factory=set)
     failures: set[Failed] = field(default_factory=set)
     records: list[tuple[int, Any]] = field(default_factory=list)
     note: str = ""
@@ -113,8 +109,8 @@ class Report:
         """Return the reason for an error that ranks raised; `None` if no explanation fits.
 
         Args:
-            explanations: explanation by the communication that failed, or by a part of the text of
-                an error of Python or PyTorch. The first that fits counts.
+            explanations: explanation by the kind of error, or by a part of the text of an error of
+                Python or PyTorch. The first that fits counts.
         """
         errors = [text for text, kind, _ in self.found if kind == "error"]
         for cause, explanation in explanations.items():
@@ -129,61 +125,6 @@ class Report:
     def begin_with(self, hint: str) -> None:
         """Put a hint in front of the problems, because a long report is cut at its end."""
         self.found.insert(0, (hint, "mistake", None))
-
-    def expect(self, rank: int | None, what: str, result: Any, expected: Any) -> bool:
-        """Compare a JSON value with the expected one; tensors are given as lists."""
-        if same(result, expected):
-            return True
-        both = f"expected {comparison.short(expected)}, got {comparison.short(result)}"
-        self.problem(f"{what}: {both}", rank, "value")
-        return False
-
-    def judge(
-        self,
-        rank: int | None,
-        result: Any,
-        expected: Any,
-        mistakes: Iterable[Mistake] = (),
-        *,
-        what: str = "",
-        form: str = "",
-        tolerance: float = TOLERANCE,
-        quantities: Mapping[str, float] | None = None,
-    ) -> bool:
-        """Compare, and name the mistake, as :func:`utils.checks.comparison.recognise` does.
-
-        Args:
-            what: the name of the result, if a task has several results.
-            quantities: the numbers that the task gives, by name. If no mistake is known, the text
-                says which product of them the result is off by.
-        """
-        wrong = comparison.recognise(result, expected, mistakes, form=form, tolerance=tolerance)
-        if wrong:
-            said, kind = wrong
-            if kind == "value" and (by := off_by(result, expected, quantities or {})):
-                said = f"{said}. {by}"
-            self.problem(f"{what}: {said}" if what else said, rank, kind)
-        return wrong is None
-
-    def communication(self, rank: int | None, calls: Calls, *rules: Rule) -> bool:
-        """Return whether the calls keep all rules; the first broken rule becomes a problem."""
-        problem = comparison.broken(calls, *rules)
-        if problem:
-            self.problem(problem, rank, "communication")
-        return problem is None
-
-    def facts(self, rank: int | None, wrong: Mapping[str, object], kind: str = "mistake") -> bool:
-        """Return whether none of these facts is true; the first true fact becomes a problem.
-
-        Args:
-            rank: the rank that has the problem; `None` for all ranks together.
-            wrong: by the text that a student reads, whether it is true.
-            kind: kind of the problem, see :class:`.verdict.Problem`.
-        """
-        problem = next((text for text, is_so in wrong.items() if is_so), None)
-        if problem:
-            self.problem(problem, rank, kind)
-        return problem is None
 
     def follow(self, rank: int | None, steps: Iterable[Step]) -> bool:
         """Run steps until one fails; return whether none failed."""
@@ -232,9 +173,8 @@ class Report:
         """Note which errors ranks raised, and the messages that nobody received."""
         for reply in replies:
             self.missing |= {reply.missing} - {""}
-            self.kinds |= {reply.kind} - {""}
-            if reply.call is not None:
-                self.failures.add(Failed(reply.kind, reply.call))
+            if reply.kind:
+                self.failures.add(Failed(reply.kind, reply.call or ""))
             for message in reply.unreceived:
                 self.problem(message, reply.rank, "unreceived")
 
@@ -336,7 +276,14 @@ def _kind_of(reply: Reply) -> str:
 
 def communication(calls: Calls, *rules: Rule) -> Step:
     """Return the step that these calls keep all rules; the first broken rule is the problem."""
-    return lambda report, rank: report.communication(rank, calls, *rules)
+
+    def step(report: Report, rank: int | None) -> bool:
+        problem = comparison.broken(calls, *rules)
+        if problem:
+            report.problem(problem, rank, "communication")
+        return problem is None
+
+    return step
 
 
 def value(
@@ -347,16 +294,45 @@ def value(
     what: str = "",
     form: str = "",
     tolerance: float = TOLERANCE,
+    quantities: Mapping[str, float] | None = None,
 ) -> Step:
-    """Return the step that a JSON value is the expected value; see `Report.judge`."""
-    return lambda report, rank: report.judge(
-        rank, result, expected, mistakes, what=what, form=form, tolerance=tolerance
-    )
+    """Return the step that a JSON value is the expected value; a mistake is named.
+
+    The text is the one of :func:`utils.checks.comparison.recognise`.
+
+    Args:
+        what: the name of the result, if a task has several results.
+        quantities: the numbers that the task gives, by name. If no mistake is known, the text
+            says which product of them the result is off by.
+    """
+
+    def step(report: Report, rank: int | None) -> bool:
+        wrong = comparison.recognise(result, expected, mistakes, form=form, tolerance=tolerance)
+        if wrong:
+            text, kind = wrong
+            if kind == "value" and (by := off_by(result, expected, quantities or {})):
+                text = f"{text}. {by}"
+            report.problem(f"{what}: {text}" if what else text, rank, kind)
+        return wrong is None
+
+    return step
 
 
 def facts(wrong: Mapping[str, object], kind: str = "mistake") -> Step:
-    """Return the step that none of these facts is true; the keys are the student's texts."""
-    return lambda report, rank: report.facts(rank, wrong, kind)
+    """Return the step that none of these facts is true; the first true fact is the problem.
+
+    Args:
+        wrong: by the text that a student reads, whether it is true.
+        kind: kind of the problem, see :class:`.verdict.Problem`.
+    """
+
+    def step(report: Report, rank: int | None) -> bool:
+        problem = next((text for text, is_so in wrong.items() if is_so), None)
+        if problem:
+            report.problem(problem, rank, kind)
+        return problem is None
+
+    return step
 
 
 class Wrong(NamedTuple):
@@ -409,8 +385,13 @@ class Check(Protocol):
         """Judge the answer on these ranks, and show the verdict."""
 
 
-def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]], Check]:
+def task(
+    number: str, title: str, points: int, *, after: str = ""
+) -> Callable[[Callable[..., None]], Check]:
     """Make a check from a function ``(ranks, report)`` that adds problems to the report.
+
+    Args:
+        after: the task whose answer makes the ranks' process group, if the lab's own cells don't.
 
     You call the check with the ranks, and it shows a :class:`utils.checks.verdict.Verdict`:
     ``✓ Task 1.4 · all_reduce · 3 points``, or the problems, or that the task is still open.
@@ -437,13 +418,14 @@ def task(number: str, title: str, points: int) -> Callable[[Callable[..., None]]
             if not report.found:
                 report.refuse_unread_records()
             if report.found and not report.open:
-                _compare_with_kernel(ranks, report)
+                _add_from_cells(ranks, report, after if after != number else None)
             problems = tuple(report.problems)
             still = _still_open(number, *report.open) if report.open else ""
             score.note(room, number, not problems)
             verdict = Verdict(number, title, points, not problems, still, problems)
-            words = filter(None, [report.note, score.in_words(room)])
-            verdict.show(" · ".join(words), stops=True)
+            progress_made = "" if problems else progress.in_words(number)
+            words = filter(None, [report.note, progress_made, score.in_words(room)])
+            verdict.show(" · ".join(words))
             if problems:
                 if (shell := get_ipython()) and not any(map(os.environ.get, UNATTENDED)):
                     show_errors(shell, CheckFailed, lambda *_: None)
@@ -463,38 +445,15 @@ def _still_open(number: str, met: str, title: str) -> str:
     return f"{said} {WITHOUT_IT} {way_on(met)}" if way_on(met) else said
 
 
-def _compare_with_kernel(ranks: Ranks, report: Report) -> None:
-    """Add a problem if the kernel has a function that the ranks lack, or have differently.
+def _add_from_cells(ranks: Ranks, report: Report, after: str | None) -> None:
+    """Add the problems that come from cells; if the ranks never met, it is the only problem.
 
-    A cell without ``%%px`` as its first line runs in the kernel only.
+    Args:
+        after: see :func:`task`; None for the task whose answer makes the process group.
     """
-    shell = get_ipython()
-    functions = {} if shell is None else _functions(shell.user_ns)
-    if not functions:
+    raised = any(kind == "error" for _, kind, _ in report.found)
+    if raised and after is not None and (why := cells.why_without_group(ranks, after, PATIENCE)):
+        report.found = [(why, "mistake", None)]
         return
-    replies = ranks.ask(definitions, names=sorted(functions), timeout=PATIENCE)
-    if any(reply.status != "ok" for reply in replies):
-        return
-    for name, function in functions.items():
-        there = {reply.value.get(name) for reply in replies}
-        if name in report.missing and there == {None}:
-            report.problem(
-                f"You defined {name} in the notebook itself, but not on the ranks. Begin its cell "
-                "with %%px"
-            )
-        elif None not in there and digest(function) not in there:
-            report.problem(
-                f"The notebook itself has a different {name} than the ranks, and the check calls "
-                "the ranks' function. Begin each cell that defines it with %%px"
-            )
-
-
-def _functions(user_ns: dict[str, Any]) -> dict[str, types.FunctionType]:
-    """Return the functions that the kernel's cells have defined."""
-    return {
-        name: value
-        for name, value in user_ns.items()
-        if isinstance(value, types.FunctionType)
-        and value.__module__ == "__main__"
-        and not name.startswith("_")
-    }
+    for text in cells.forgotten_px(ranks, report.missing, PATIENCE):
+        report.problem(text)

@@ -15,7 +15,7 @@ from .comparison import Mistake, is_number, short
 from .groups import WORLD as WORLD
 from .groups import Partition
 from .probe import probe_calls
-from .task import Report, Step
+from .task import Report, Step, value
 
 SIZES = (4, 2, 3, 1)
 
@@ -200,14 +200,14 @@ def judge_calls(ranks: Ranks, report: Report, cases: Iterable[Case]) -> bool:
     for answer in report.answers(ranks, probe_calls, calls=calls):
         for case, result in zip(cases, answer.value, strict=True):
             what = f"{case.name}({', '.join(short(a, 60) for a in case.arguments)})"
-            if not report.judge(
-                answer.rank,
+            is_right = value(
                 result,
                 case.right,
                 case.mistakes,
                 what=what,
                 form=case.form,
                 quantities=case.quantities,
-            ):
+            )
+            if not report.follow(answer.rank, [is_right]):
                 break
     return len(report.found) == before

@@ -79,18 +79,18 @@ class Verdict:
         lines = [f"✗ {name}", *(f"  - {problem}" for problem in self.problems[:MOST_LINES])]
         return "\n".join([*lines, *(f"  {rest}" for rest in self._rest())])
 
-    def bundle(self, score: str = "", *, stops: bool = False) -> dict[str, Any]:
-        """Return all forms by their MIME types; the arguments are those of :meth:`show`."""
-        html = self._html(score, stops)
+    def bundle(self, score: str = "") -> dict[str, Any]:
+        """Return all forms by their MIME types; the argument is the one of :meth:`show`."""
+        html = self._html(score)
         return {"text/plain": str(self), "text/html": html, MIME: self.data()}
 
-    def _html(self, score: str, stops: bool) -> str:
+    def _html(self, score: str) -> str:
         task = f"Task {self.task}"
         if self.passed:
             points = [self._in_points()] if self.points else []
             return card(PASSED, task, " · ".join([self.title, *points]), notes=[score])
         if self.open:
-            return card(OPEN, task, self.title, notes=[self._advice(stops), score])
+            return card(OPEN, task, self.title, notes=[self._advice(), score])
         texts = [str(problem) for problem in self.problems[:MOST_LINES]]
         problems = [*texts, *self._rest()]
         return card(WRONG, task, self.title, problems=problems, notes=[score])
@@ -98,12 +98,11 @@ class Verdict:
     def _in_points(self) -> str:
         return f"{self.points} point{'s' * (self.points != 1)}"
 
-    def _advice(self, stops: bool) -> str:
+    def _advice(self) -> str:
         """Return what to do about an open task."""
         if self.open != STILL_OPEN:
             return f"This task {self.open}"
-        end = ", so Run All stops here" if stops else ""
-        return f"This task is still open{end}. Write it in the cell above."
+        return "This task is still open. Write it in the cell above."
 
     def _rest(self) -> list[str]:
         """Return how many problems are left out, if any are."""
@@ -127,20 +126,19 @@ class Verdict:
         )
         return cls(**{**data, "problems": problems})
 
-    def show(self, score: str = "", *, stops: bool = False) -> None:
+    def show(self, score: str = "") -> None:
         """Print the verdict; in a notebook, display all its forms.
 
         Args:
             score: the score of all checks so far (``score.py``); left out if ``IPP_NONINTERACTIVE``
                 is set, so that no stored output has it.
-            stops: whether the cell of an open task raises, so that no later cell runs.
         """
         if get_ipython() is None:
             print(self)
             return
-        shown = display(self.bundle(stops=stops), raw=True, display_id=True)
+        shown = display(self.bundle(), raw=True, display_id=True)
         if score and not os.environ.get("IPP_NONINTERACTIVE"):
-            shown.update(self.bundle(score, stops=stops), raw=True)
+            shown.update(self.bundle(score), raw=True)
 
 
 def read(outputs: Iterable[Mapping[str, Any]]) -> list[Verdict]:

@@ -260,15 +260,16 @@ class Ranks:
         if warning := busy.busy_warning(shares):
             print(warning)
 
-    def timeline(self, title: str | None = None) -> timeline.Timeline:
+    def timeline(self, title: str | None = None, *, simple: bool = False) -> timeline.Timeline:
         """Return a picture of what the ranks did in the last cell, a `utils.timeline.Timeline`.
 
         The picture also has `.records`, `.totals`, and `.save(path)`.
 
         Args:
             title: title of the figure.
+            simple: show only bars and arrows; "more" has the rest.
         """
-        return timeline.of(self, title)
+        return timeline.of(self, title, simple)
 
     def ask_or_raise(self, target: str | Callable[..., Any], **kwargs: Any) -> list[Any]:
         """Call `ask` with the same arguments and return the values of its replies.

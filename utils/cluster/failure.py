@@ -49,7 +49,15 @@ _SIGNALS = {
 _NUMBERS = {"Aborted": "6", "Bus": "7", "Killed": "9", "Segmentation": "11", "Terminated": "15"}
 # A line of a cell other than the one that ran (`notebook_words.place_in_cell`).
 _ELSEWHERE = re.compile(r"(?<!Cell )\bIn\[(\d+)\], line (\d+)")
+# A line of the cell that ran.
+_HERE = re.compile(r"\bcell line (\d+)\b")
 _MISSING = re.compile(r"NameError: name '(\w+)' is not defined$")
+# PyTorch's words if a process group of another backend finds no address.
+_NO_ADDRESS = re.compile(r"ValueError: .*env:// rendezvous")
+_CHOOSE_MPI = (
+    'You chose another backend than "mpi", or none, and it needs the address of rank 0. Call '
+    'dist.init_process_group("mpi").'
+)
 
 
 class CellFailed(RuntimeError):
@@ -212,6 +220,8 @@ class Outcome:
         lines = [_traceback(self.errors[first]), *self._where(first, summaries)]
         if missing:
             lines.append(self._about_missing(missing[1]))
+        if _NO_ADDRESS.match(summaries[first]):
+            lines.append(_CHOOSE_MPI)
         return self._error("\n".join(lines))
 
     def _of_open_task(self, task: tuple[str, str], said: str) -> CellFailed:
@@ -250,7 +260,7 @@ class Outcome:
     ) -> CellFailed:
         """Return the error with this text, and with advice if only fresh ranks help."""
         kind: type[CellFailed] = RanksLostError
-        text = _with_sources(text, self.cells)
+        text = _with_lines_of(self.cell, _with_sources(text, self.cells))
         if self.busy:
             ranks = diagnosis.names(self.busy)
             text += f"\n{ranks} could not be stopped. {FRESH_RANKS}"
@@ -273,6 +283,25 @@ def _with_sources(report: str, cells: Mapping[int, str]) -> str:
             shown = f"{place[0]}: {code}"
             if code and code not in line and not any(shown in earlier for earlier in lines):
                 lines.append(f"{indent}    {shown}")
+    return "\n".join(lines)
+
+
+def _with_lines_of(cell: str, report: str) -> str:
+    """Return the report with each line of the cell that it names, and the lines around it.
+
+    The report may be so long that the cell above it has left the page.
+    """
+    source = dict(enumerate(cell.splitlines(), 1))
+    lines: list[str] = []
+    shown: set[int] = set()
+    for line in report.splitlines():
+        lines.append(line)
+        for place in _HERE.finditer(line):
+            number = int(place[1])
+            if number in source and number not in shown and source[number].strip() not in report:
+                shown.add(number)
+                around = [n for n in (number - 1, number, number + 1) if source.get(n, "").strip()]
+                lines += [f"    {'→' if n == number else ' '} {n:3}  {source[n]}" for n in around]
     return "\n".join(lines)
 
 

@@ -128,7 +128,7 @@ def stopped_here(task: tuple[str, str], cell: str = "") -> list[str]:
     number, _ = task
     is_here = re.search(rf"NotImplementedError\(.Task {re.escape(number)}:", cell)
     place = "this cell" if is_here else "the cell above"
-    said = f"○ Task {number} is still open, so Run All stops here. Write it in {place}."
+    said = f"○ Task {number} is still open. Write it in {place}."
     call = way_on(number)
     return [f"{AMBER} {said} {PLAIN}", *([f"{WITHOUT_IT} {call}"] if call else [])]
 

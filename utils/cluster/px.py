@@ -40,7 +40,7 @@ from utils.cluster.notebook_words import (
     stopped_here,
 )
 from utils.cluster.questions import BALANCE, FIRST_LINE
-from utils.cluster.rank_output import RankOutput
+from utils.cluster.rank_output import RankOrder, RankOutput
 from utils.cluster.stop_button import stop_button
 from utils.jobs import RanksError
 
@@ -171,11 +171,14 @@ class RanksMagics(ParallelMagics):
         in_notebook = getattr(self.shell, "kernel", None) is not None
         begun = False  # before, ipyparallel repeats what has come; but all of it is still to come
 
-        def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
+        def take(rank: int, future: Any, message: dict[str, Any]) -> None:
             if not begun or message["header"]["msg_type"] == "error":
                 return
             if self._asks_for_help and rank != first:
                 return
+            order.add(rank, future, message)
+
+        def show_output(rank: int, future: Any, message: dict[str, Any]) -> None:
             if not in_notebook:
                 show(rank, future, message)
                 return
@@ -185,10 +188,14 @@ class RanksMagics(ParallelMagics):
                 outputs[rank] = RankOutput(rank, key, future.output.metadata, result_of)
             outputs[rank].show(message)
 
-        result._iopub_streaming_output_callback = show_output
+        order = RankOrder(len(result._targets), show_output)
+        result._iopub_streaming_output_callback = take
         with result.stream_output():
             begun = True
-            yield outputs
+            try:
+                yield outputs
+            finally:
+                order.release()
 
     def _live_line(self) -> LiveLine:
         """Return the line that says what the ranks are doing while this cell runs."""

@@ -6,11 +6,14 @@ a label stands before it. After ``clear_output()`` the next pieces take the firs
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from IPython.display import publish_display_data
 
+#: Seconds for which a cell's first output waits for the output of ranks with lower numbers.
+HOLD = 0.06
 #: The text at a place which has been cleared.
 NOTHING = {"text/plain": ""}
 
@@ -102,3 +105,39 @@ class RankOutput:
             self._put(place, NOTHING)
         self._clears, self._used, self._result = False, 0, None
         self._places = {}
+
+
+class RankOrder:
+    """What ranks print at the beginning of a cell, in the order of the ranks.
+
+    Args:
+        ranks: how many ranks run the cell.
+        show: shows a message, given its rank and what else came with it.
+    """
+
+    def __init__(self, ranks: int, show: Callable[..., None]):
+        self._ranks, self._show = ranks, show
+        self._held: list[tuple[Any, ...]] | None = []  # None when messages are shown at once
+        # A message may come while a timer's thread shows the earlier ones.
+        self._lock = threading.RLock()
+
+    def add(self, rank: int, *message: Any) -> None:
+        """Show a message, or hold it for a moment."""
+        with self._lock:
+            if self._held is None:
+                self._show(rank, *message)
+                return
+            self._held.append((rank, *message))
+            if len({held[0] for held in self._held}) == self._ranks:
+                self.release()
+            elif len(self._held) == 1:
+                timer = threading.Timer(HOLD, self.release)
+                timer.daemon = True
+                timer.start()
+
+    def release(self) -> None:
+        """Show what is held, and from now on each message at once."""
+        with self._lock:
+            held, self._held = self._held or [], None
+            for message in sorted(held, key=lambda each: each[0]):
+                self._show(*message)

@@ -24,7 +24,7 @@ from nbformat import NotebookNode
 
 from .effort import announced, in_sessions
 from .effort import minutes as minutes_of
-from .notebook import SOLUTIONS, NotebookError, notebooks, read
+from .notebook import SOLUTIONS, NotebookError, lab, notebooks, read
 
 #: The parts of the course, in order.
 PARTS = (
@@ -213,6 +213,22 @@ def _parts(
     row = re.search(r"^\|[^\n]*minutes[^\n]*\| *(\d[^|\n]*?) *\|$", title_cell, re.MULTILINE)
     if row and row[1] != _points(core):
         yield f"its title cell says {row[1]!r} points, its tasks give {_points(core)!r}"
+
+
+def core_path(nb: NotebookNode) -> dict[str, int]:
+    """Return the tasks with a check on a lab's core path, and the minutes that are left after each.
+
+    The minutes are those that the lab announces, shared out by the rule in :mod:`.effort`.
+    """
+    starts = [k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER)]
+    cells = nb.cells[: starts[0]] if starts else nb.cells
+    whole = minutes_of(cells)
+    announced_minutes = nb.metadata["lab"]["minutes"]
+    checks = [k for k, cell in enumerate(cells) if lab(cell).get("check") is True]
+    return {
+        str(lab(cells[k])["task"]): round(announced_minutes * minutes_of(cells[k + 1 :]) / whole)
+        for k in checks
+    }
 
 
 def _hasty(said: int, cells: list[NotebookNode], part: str) -> Iterator[str]:

@@ -15,8 +15,7 @@ from collections.abc import Iterable
 from nbformat import NotebookNode
 
 from . import notes
-from .notebook import lab
-from .release import is_solution
+from .notebook import is_solution, lab
 
 #: Words of text that a student reads, tries out and understands in a minute.
 WORDS = 70

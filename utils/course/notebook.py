@@ -140,6 +140,11 @@ def lab(cell: NotebookNode) -> dict[str, Any]:
     return dict(cell.metadata.get("lab", {}))
 
 
+def is_solution(cell: NotebookNode) -> bool:
+    """Return whether students fill in this cell."""
+    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
+
+
 def tasks_checked(nb: NotebookNode) -> list[str]:
     """Return the tasks that have a check cell, in order and without duplicates."""
     tasks = [str(lab(cell)["task"]) for cell in nb.cells if lab(cell).get("check") is True]

@@ -30,8 +30,7 @@ from dataclasses import dataclass
 
 from nbformat import NotebookNode
 
-from .notebook import NotebookError, cell_problems, lab
-from .release import rubric_cells
+from .notebook import NotebookError, cell_problems, is_solution, lab
 
 KINDS = RUBRIC, QUESTIONS, SHORTER = "rubric", "questions", "shorter"
 #: The tag that keeps a cell off pages made from the solutions; myst-nb and nbconvert know it.
@@ -42,6 +41,13 @@ OFTEN = "**Answers that come often**"
 _MARK = re.compile(r"- \*\*(\d+(?:\.\d+)?)\*\* +(.+)")
 _QUESTION = re.compile(r"\d+\. \*\*(.+?)\*\* +(.+)")
 _CUT = re.compile(r"- \*\*(.+?)\*\*: +(.+)")
+
+
+def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
+    """Yield each written answer with the cell of its rubric; None if no rubric follows it."""
+    for cell, below in zip(nb.cells, [*nb.cells[1:], None], strict=True):
+        if is_solution(cell) and cell.cell_type == "markdown":
+            yield cell, below if below and lab(below).get("instructor") == "rubric" else None
 
 
 @dataclass(frozen=True)

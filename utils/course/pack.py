@@ -21,11 +21,10 @@ from nbformat import NotebookNode
 from . import notes
 from .about import About
 from .files import write_text
-from .notebook import ROOT, NotebookError, lab
-from .notes import Cut
+from .notebook import ROOT, NotebookError, is_solution, lab
+from .notes import Cut, rubric_cells
 from .page_templates import environment, html_of
 from .pictures import Picture, pictures_of, save, seconds
-from .release import is_solution, rubric_cells
 
 #: Words of text and lines of code that are read in a minute. Silent reading of English non-fiction
 #: is 238 words a minute in the mean of 190 studies (Brysbaert, Journal of Memory and Language 109,

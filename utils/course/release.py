@@ -9,7 +9,8 @@
   ``predict``, becomes ``...``. So does each text for ``five_metrics.fill``, except for a text with
   a measured value, ``f"… {sent} …"``.
 * Lines between ``### BEGIN HIDDEN TESTS`` and ``### END HIDDEN TESTS`` are removed.
-* The answers themselves are written to ``labs/.models``, for ``use_model``.
+* The answers themselves are written to ``labs/.models``, for ``use_model``, and so are the tasks of
+  the core path with the minutes that are left after each, for the checks.
 * An instructor's notes, cells with ``"lab": {"instructor": …}``, are removed.
 * Outputs and counters are removed; ids, nbgrader's metadata and the lab metadata stay.
 
@@ -33,14 +34,17 @@ from nbformat import NotebookNode
 from nbgrader.nbgraderformat.v3 import MetadataValidatorV3
 from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, LockCells
 
+from utils.checks import progress
 from utils.checks.model import FOLDER, pack
 
+from .about import core_path, number_of
 from .notebook import (
     LABS,
     SOLUTIONS,
     NotebookError,
     cell_problems,
     dumps,
+    is_solution,
     lab,
     normalise,
     notebooks,
@@ -137,11 +141,6 @@ def own_words(source: str) -> list[ast.expr]:
     return sorted(values, key=lambda value: (value.lineno, value.col_offset))
 
 
-def is_solution(cell: NotebookNode) -> bool:
-    """Return whether students fill in this cell."""
-    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
-
-
 def student_version(nb: NotebookNode, name: str) -> NotebookNode:
     """Return the student's notebook; the given notebook stays unchanged.
 
@@ -169,13 +168,6 @@ def without_notes(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
-def rubric_cells(nb: NotebookNode) -> Iterator[tuple[NotebookNode, NotebookNode | None]]:
-    """Yield each written answer with the cell of its rubric; None if no rubric follows it."""
-    for cell, below in zip(nb.cells, [*nb.cells[1:], None], strict=True):
-        if is_solution(cell) and cell.cell_type == "markdown":
-            yield cell, below if below and lab(below).get("instructor") == "rubric" else None
-
-
 def student_text(path: Path) -> str:
     """Return the student's notebook for a solution, as the text of its file."""
     return dumps(student_version(read(path), path.name))
@@ -195,7 +187,13 @@ def released(path: Path, labs_dir: Path) -> dict[Path, str]:
     return {
         labs_dir / path.name: student_text(path),
         labs_dir / FOLDER / path.stem: model_text(path),
+        labs_dir / FOLDER / progress.FILE.format(number_of(path)): _progress_text(path),
     }
+
+
+def _progress_text(path: Path) -> str:
+    """Return the tasks of a lab's core path, each with the minutes that are left after it."""
+    return json.dumps(core_path(read(path)), indent=1) + "\n"
 
 
 def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path]:

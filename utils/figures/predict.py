@@ -8,7 +8,8 @@ experiment shows the prediction beside the measurement::
     guess.beside(measured)
 
 A cell that still has ``...`` as its prediction shows buttons for the choices, or a field for a
-number. Nothing is graded, and an open prediction raises no error.
+number. If the student has left them open, the cell after the experiment shows them once more, and
+the result only afterwards. Nothing is graded, and an open prediction raises no error.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from numbers import Real
 from . import audience
 from .prediction_form import Form
 from .prediction_result import Result
-from .prediction_words import NOTHING_YET, noted
+from .prediction_words import NOT_MADE, NOTHING_YET, noted
 
 # The student's choices in this kernel, by question, so that a cell that is run again knows them.
 _chosen: dict[str, dict[str, float | str | None]] = {}
+# The questions whose results the student has seen, so that nobody changes a prediction afterwards.
+_answered: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Prediction:
     def beside(self, measured: object, source: str = "the run") -> None:
         """Show the prediction and the result of the run, and remove the buttons.
 
+        If the student has not predicted yet, the buttons come here first, once for each question.
+
         Args:
             measured: a number or a choice; or a dict of them, with the names of the prediction.
             source: the source of these values, such as "the model", if they aren't from a run.
@@ -62,9 +67,14 @@ class Prediction:
             for value in results.values():
                 if value not in self.choices:
                     raise ValueError(f"{value!r} is not among the choices {list(self.choices)}")
-        if self.form is not None:
-            self.form.close()
-        Result(self.question, self.values, results, self.unit, self.choices, source).show()
+        result = Result(self.question, self.values, results, self.unit, self.choices, source)
+        if self.form is not None and self.form.is_open() and self.question not in _answered:
+            self.form.ask_first(result.bundle)
+        else:
+            if self.form is not None:
+                self.form.close()
+            result.show()
+        _answered.add(self.question)
 
 
 def predict(
@@ -103,6 +113,9 @@ def _asked(
     earlier = _chosen.get(question, {})
     values |= {name: earlier[name] for name in missing if name in earlier}
     _chosen[question] = values
+    if question in _answered:
+        print(noted(values, unit) or NOT_MADE)
+        return Prediction(question, values, unit, tuple(choices))
     form = Form(question, values, unit, choices, missing)
     form.show()
     return Prediction(question, values, unit, tuple(choices), form)

@@ -1,19 +1,30 @@
-"""Buttons for the choices of a prediction, or a field for each number."""
+"""Buttons for the choices of a prediction, or a field for each number.
+
+The buttons are widgets, which reach the kernel. A script beside them (``scripts/prediction.js``)
+lets the keyboard alone suffice: the form has the focus when its cell has run, and Enter commits the
+prediction and goes on to the next cell.
+"""
 
 from __future__ import annotations
 
 import functools
 import html
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from .prediction_words import NOTHING_YET, noted, number_in
+from .prediction_words import ASKED, NOT_MADE, NOTHING_YET, UNASKED, noted, number_in
 
 if TYPE_CHECKING:
     import ipywidgets
     from IPython.display import DisplayHandle
 
 _PLACEHOLDER = "a number, then Enter"
+_SCRIPT = Path(__file__).with_name("scripts") / "prediction.js"
+#: The class of the element that has the buttons, for the script.
+_CLASS = "ddl-prediction"
+_EMPTY = {"text/plain": "", "text/html": ""}
 
 
 class Form:
@@ -39,11 +50,15 @@ class Form:
 
         self._values = values
         self._unit = unit
+        self._missing = missing
         self._line = ipywidgets.HTML()
-        self._handle: DisplayHandle | None = None
+        self._handles: list[DisplayHandle] = []
+        self._scripts: list[DisplayHandle] = []
+        self._result: Callable[[], dict[str, str]] | None = None
         rows = [row for name in missing for row in self._rows(name, choices)]
         title = ipywidgets.HTML(f"<b>{html.escape(question)}</b>")
         self.box = ipywidgets.VBox([title, *rows, self._line])
+        self.box.add_class(_CLASS)
         self._tell()
 
     def _rows(self, name: str, choices: Sequence[str]) -> Iterator[ipywidgets.Widget]:
@@ -102,19 +117,51 @@ class Form:
     def _tell(self) -> None:
         said = noted(self._values, self._unit)
         self._line.value = f'<span role="status">{html.escape(said)}</span>' if said else ""
+        if self._result is not None and not self.is_open():
+            self.close()
+
+    def is_open(self) -> bool:
+        """Return whether a value is missing."""
+        return any(self._values[name] is None for name in self._missing)
 
     def show(self) -> None:
         """Show the form below its cell; a page without widgets shows an instruction instead."""
+        self._show(self.box)
+
+    def ask_first(self, result: Callable[[], dict[str, str]]) -> None:
+        """Show the form again, where a result comes later, which replaces it after the prediction.
+
+        Args:
+            result: returns the result by MIME types.
+        """
+        import ipywidgets
+
+        self._result = result
+        words = ipywidgets.HTML(html.escape(ASKED))
+        skip = ipywidgets.Button(description=UNASKED, layout={"width": "auto"})
+        skip.on_click(lambda _: self.close())
+        self._show(ipywidgets.VBox([words, self.box, skip]))
+
+    def _show(self, box: ipywidgets.Box) -> None:
         from IPython.display import display
 
-        data = self.box._repr_mimebundle_() | {"text/plain": NOTHING_YET}
-        self._handle = display(data, raw=True, display_id=True)
+        data = box._repr_mimebundle_() | {"text/plain": NOTHING_YET}
+        self._handles.append(display(data, raw=True, display_id=True))
+        script = _SCRIPT.read_text(encoding="utf-8").replace("SHOWN", str(int(1000 * time.time())))
+        keys = {"text/html": f"<script>\n{script}</script>", "text/plain": ""}
+        self._scripts.append(display(keys, raw=True, display_id=True))
 
     def close(self) -> None:
         """Replace the form by a line with the prediction, because a notebook can store it."""
-        if self._handle is None:
-            return
-        said = noted(self._values, self._unit) or NOTHING_YET
-        self._handle.update({"text/plain": said}, raw=True)
-        self._handle = None
-        self.box.close_all()
+        said: dict[str, Any] = {"text/plain": noted(self._values, self._unit) or NOT_MADE}
+        for k, handle in enumerate(self._handles):
+            is_last = k == len(self._handles) - 1
+            shown = self._result() if self._result is not None and is_last else said
+            handle.update(shown, raw=True)
+        for script in self._scripts:
+            script.update(_EMPTY, raw=True)
+        if self._handles:
+            self.box.close_all()
+        self._handles = []
+        self._scripts = []
+        self._result = None

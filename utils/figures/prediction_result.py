@@ -10,7 +10,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from . import prediction_words
+from . import forms, prediction_words
 from .charts import chart, finish, legend_beside, name_rows
 from .palette import GREY, INK
 from .prediction_words import shown
@@ -61,6 +61,17 @@ class Result:
             figure = self.picture()
             display(figure)
             plt.close(figure)
+
+    def bundle(self) -> dict[str, str]:
+        """Return the result by MIME types, with its picture in the HTML."""
+        page = self.page()
+        if self._is_worth_a_picture():
+            figure = self.picture()
+            image = forms.bundle(figure)[0][forms.PNG].replace("\n", "")
+            plt.close(figure)
+            words = html.escape(" ".join(self.sentences()))
+            page += f'\n<img alt="{words}" src="data:image/png;base64,{image}">'
+        return {"text/html": page, "text/plain": self.words()}
 
     def _is_worth_a_picture(self) -> bool:
         """Return whether there is more to compare than one sentence can say."""

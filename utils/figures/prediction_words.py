@@ -7,6 +7,9 @@ import re
 from collections.abc import Mapping
 
 NOTHING_YET = "No prediction yet: write it instead of ... and run this cell again."
+NOT_MADE = "You made no prediction."
+ASKED = "Predict first. The result comes when you have answered."
+UNASKED = "Show the result without a prediction"
 
 # 1,000,000 has commas between its thousands, but the comma of 1,9 means a decimal point.
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?")

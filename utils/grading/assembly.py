@@ -21,8 +21,7 @@ from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
 from utils.course.cell_names import not_needed
-from utils.course.notebook import lab
-from utils.course.release import is_solution
+from utils.course.notebook import is_solution, lab
 
 from .notebook_file import Cell, UnreadableError, read_cells
 from .reference import MOST_SOURCE, Reference, body, bound, defined, imports, on_ranks, parsed

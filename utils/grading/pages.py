@@ -15,6 +15,7 @@ from urllib.parse import quote
 
 from nbformat.v4 import new_markdown_cell, new_notebook
 
+from torch_mpi.protocol.diagnosis import ADVICE
 from utils.course.files import write_text
 from utils.course.notebook import dumps
 from utils.course.page_templates import environment, number
@@ -24,7 +25,6 @@ from .gradebook import write_zip
 from .inspection import LOOK
 from .reference import Reference, Task
 from .results import (
-    ADVICE,
     KIND_LABELS,
     MARKS,
     NO_ANSWER,

@@ -25,11 +25,13 @@ from utils.course.notebook import (
     NotebookError,
     dumps,
     is_named,
+    is_solution,
     lab,
     notebooks,
     read,
 )
-from utils.course.release import is_solution, rubric_cells, student_version, without_notes
+from utils.course.notes import rubric_cells
+from utils.course.release import student_version, without_notes
 
 #: Longer sources are not parsed, because parsing a megabyte needs a gigabyte of memory.
 MOST_SOURCE = 200_000

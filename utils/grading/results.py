@@ -17,6 +17,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch_mpi.protocol.diagnosis import ADVICE
 from utils.checks.verdict import Verdict
 from utils.course.files import write_text
 from utils.course.notebook import lab
@@ -81,8 +82,6 @@ Common = tuple[str, int, list[str]]
 FORMAT = 4
 #: How many errors of a task are shown.
 MOST_SHOWN = 3
-#: The advice in the report of a deadlock begins with these words.
-ADVICE = "What to try"
 #: Errors of the kernel that explain what went wrong on the ranks.
 OF_RANKS = {"CellFailed", "RanksLostError"}
 #: A check interrupts ranks that do not answer.

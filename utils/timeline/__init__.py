@@ -45,6 +45,7 @@ class Timeline:
             did not answer has ``{"rank": …, "error": …}``.
         offsets: seconds that each rank's clock is ahead of rank 0's; by default there is one clock.
         title: title of the figure.
+        simple: show only bars and arrows; the page has legend, buttons and sums below "more".
 
     Attributes:
         records: one dict per operation, by rank and start. Times are seconds since the cell began
@@ -53,9 +54,14 @@ class Timeline:
     """
 
     def __init__(
-        self, reports: list[dict], offsets: list[float] | None = None, title: str | None = None
+        self,
+        reports: list[dict],
+        offsets: list[float] | None = None,
+        title: str | None = None,
+        simple: bool = False,
     ):
         self.title = title or TITLE
+        self._is_simple = simple
         self.lanes = activity.lanes(reports, offsets or [0.0] * len(reports))
         self.records = activity.all_records(self.lanes)
         self._cores = min((report.get("cores") or 0 for report in reports), default=0)
@@ -142,8 +148,8 @@ class Timeline:
 
         since = self._part[0] if since is None else since
         until = self._part[1] if until is None else until
-        note = self._ideal_in_words()
-        made = picture.figure(self.lanes, self.title, since, until, note=note, width=width)
+        look = {"note": self._ideal_in_words(), "width": width, "simple": self._is_simple}
+        made = picture.figure(self.lanes, self.title, since, until, **look)
         made.alt_text = self.alt_text
         return made
 
@@ -188,6 +194,7 @@ class Timeline:
             note=phrases.sentence(ideal) if ideal else "",
             since=since,
             until=until,
+            simple=self._is_simple,
         )
         return Interactive(_SCRIPTS, data, self.figure(), self.alt_text, text=repr(self))
 
@@ -198,13 +205,13 @@ class Timeline:
         return self.interactive()._repr_mimebundle_()
 
 
-def of(ranks: Ranks, title: str | None = None) -> Timeline:
+def of(ranks: Ranks, title: str | None = None, simple: bool = False) -> Timeline:
     """Return the timeline of the last cell that the ranks ran."""
     reports = [
         reply.value if reply.status == "ok" else {"rank": reply.rank, "error": reply.error}
         for reply in ranks.ask(cell_log.report)
     ]
-    return Timeline(reports, _offsets(ranks, reports), title)
+    return Timeline(reports, _offsets(ranks, reports), title, simple)
 
 
 def _offsets(ranks: Ranks, reports: list[dict]) -> list[float] | None:

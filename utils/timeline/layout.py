@@ -17,6 +17,7 @@ from .activity import AWAITING, COMMUNICATING, STUCK, WAITING, Lane, Part
 DPI = 100
 # Inches around the lanes: room for the title, the ranks' names, the axis and the legend.
 LEFT, RIGHT, TOP, BOTTOM = 0.72, 0.2, 0.62, 1.19
+WITHOUT_LEGEND = 0.55  # below the lanes
 # Heights in a figure with few ranks, in inches: computing thread, background operations, gap.
 _THREAD, _BACKGROUND, _GAP = 0.27, 0.42, 0.16
 MOST_ROWS = 8

@@ -42,6 +42,7 @@ def page_data(
     note: str = "",
     since: float | None = None,
     until: float | None = None,
+    simple: bool = False,
 ) -> dict[str, Any]:
     """Return the data that `timeline.js` draws.
 
@@ -51,6 +52,7 @@ def page_data(
         totals: the sums of the lanes.
         note: a sentence below the title.
         since, until: seconds of the part that the page shows first; by default as in the figure.
+        simple: whether legend, buttons and sums are below "more".
     """
     kept, others = _longest(lanes)
     first, last = view(lanes)
@@ -79,6 +81,7 @@ def page_data(
         "left": len(others),
         "view": [_micro(shown[0]), max(_micro(shown[1]), _micro(shown[0]) + 1)],
         "sums": _sums(totals),
+        "simple": simple,
     }
 
 

@@ -23,7 +23,18 @@ from .. import figures
 from ..figures import charts, palette, shapes
 from . import activity, phrases
 from .activity import AWAITING, COMMUNICATING, COMPUTING, STUCK, WAITING, Lane
-from .layout import BOTTOM, DPI, LEFT, MOST_ROWS, RIGHT, TOP, Page, pieces, view
+from .layout import (
+    BOTTOM,
+    DPI,
+    LEFT,
+    MOST_ROWS,
+    RIGHT,
+    TOP,
+    WITHOUT_LEGEND,
+    Page,
+    pieces,
+    view,
+)
 
 POSTED, MESSAGE, EAGER, COLLECTIVE = "posted", "message", "eager", "collective"
 # Face, color of edge and hatch, hatch. States differ in brightness and texture, not only in color.
@@ -71,8 +82,11 @@ def figure(
     *,
     note: str,
     width: float,
+    simple: bool = False,
 ) -> Figure:
     """Return the picture of a run, see :meth:`.Timeline.figure`; a note is below the title.
+
+    A simple picture has neither note nor legend.
 
     Raises:
         ValueError: `until` is not after `since`.
@@ -84,7 +98,7 @@ def figure(
     if until <= since:
         raise ValueError(f"since={since:g} must be less than until={until:g} (seconds)")
     page = Page(width, since, until, tuple(bool(activity.background(lane)) for lane in lanes))
-    height = round(BOTTOM + TOP + page.high, 1)
+    height = round((WITHOUT_LEGEND if simple else BOTTOM) + TOP + page.high, 1)
     # Made by pyplot, so that notebooks show it, and closed, so that they show it only once, as the
     # value of the cell.
     made = plt.figure(figsize=(width, height), dpi=DPI)
@@ -93,8 +107,9 @@ def figure(
     size = ((width - LEFT - RIGHT) / width, page.high / height)
     picture = _Picture(page, lanes, made.add_axes((LEFT / width, below / height, *size)))
     used = picture.draw()
-    picture.frame(title, note)
-    _legend(made, used)
+    picture.frame(title, "" if simple else note)
+    if not simple:
+        _legend(made, used)
     return made
 
 

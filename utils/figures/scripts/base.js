@@ -7,11 +7,13 @@ const calm = window.matchMedia("(prefers-reduced-motion: reduce)");
 // Run a picture's script. If the script fails, the still picture stays.
 function start(frame, data, script) {
   const root = document.createElement("div");
-  // JupyterLab would take an arrow for the way to the next cell.
+  // JupyterLab would take an arrow for the way to the next cell. Shift+Enter is this way.
   root.addEventListener("keydown", (event) => {
+    if (event.shiftKey && event.key === "Enter") return;
     if (event.target.matches("input, button") && /^(Arrow|Page|Home|End|Enter| )/.test(event.key))
       event.stopPropagation();
   });
+  leaveTheKeys(root);
   try {
     script(root, data, tools(root));
   } catch (error) {
@@ -19,6 +21,19 @@ function start(frame, data, script) {
     return;
   }
   frame.querySelector("img").replaceWith(root);
+}
+
+// A reader who points or clicks keeps the keys of the notebook: only Tab brings the focus here.
+function leaveTheKeys(root) {
+  const moves = (target) => target.closest("input[type=range], a, .ddl-wide");
+  root.addEventListener("mousedown", (event) => {
+    if (!moves(event.target)) event.preventDefault();
+  });
+  // A slider needs the focus while the pointer moves it.
+  root.addEventListener("change", (event) => {
+    const cell = root.closest(".jp-Cell");
+    if (event.target.matches("input") && !event.target.matches(":focus-visible")) cell?.focus();
+  });
 }
 
 // Return a new id. A notebook may be open twice on a page, so the piece's own id isn't enough.

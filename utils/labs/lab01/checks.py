@@ -93,22 +93,25 @@ def _compared(what: str, case: dict[str, Any]) -> dict[str, Any]:
 # -- 1.1 --------------------------------------------------------------------------------------
 
 
-@task("1.1", "hello from every rank", points=1)
+@task("1.1", "hello from every rank", points=1, after="1.1")
 def hello(ranks: Ranks, report: Report) -> None:
     """Check backend, rank and world size."""
+    last = "You used the number of the last rank. Add 1, because ranks are counted from 0"
+    size_mistakes = [Mistake(ranks.n - 1, last)]
     for answer in report.answers(ranks, probe_hello):
         rank = answer.rank
         variables = answer.value
-        report.expect(rank, "the backend", variables["backend"], "mpi")
         number_mistakes = [
             Mistake(ranks.n, "You used the number of ranks. Use dist.get_rank()"),
             Mistake(rank + 1, "You counted the ranks from 1. Count them from 0"),
         ]
-        report.judge(rank, variables["rank"], rank, number_mistakes, what="the variable rank")
-        last = "You used the number of the last rank. Add 1, because ranks are counted from 0"
-        size_mistakes = [Mistake(ranks.n - 1, last)]
         size = variables["world_size"]
-        report.judge(rank, size, ranks.n, size_mistakes, what="the variable world_size")
+        parts = (
+            value(variables["backend"], "mpi", what="the backend"),
+            value(variables["rank"], rank, number_mistakes, what="the variable rank"),
+            value(size, ranks.n, size_mistakes, what="the variable world_size"),
+        )
+        report.follow(rank, [each_of(*([part] for part in parts))])
 
 
 # -- 1.2 and 1.3 ------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ NOT_FILLED = (
 )
 
 
-@task("1.2", "blocking send and recv", points=2)
+@task("1.2", "blocking send and recv", points=2, after="1.1")
 def transfer(ranks: Ranks, report: Report) -> None:
     """Check that rank 1 ends with rank 0's tensor, and each other rank with its own."""
     cases = _cases(ranks, report, _kinds(report.seed))
@@ -144,7 +147,7 @@ def _one_message(rank: int) -> list[Rule]:
     return [only("send", "recv"), messages(*wanted)]
 
 
-@task("1.3", "isend and irecv around work", points=3)
+@task("1.3", "isend and irecv around work", points=3, after="1.1")
 def transfer_overlapped(ranks: Ranks, report: Report) -> None:
     """Check a non-blocking transfer that calls work() between start and wait."""
     length = LONG + report.seed % 1000
@@ -195,7 +198,7 @@ def _nothing_overlaps(rank: int, waited_for: list[bool], slept: bool) -> dict[st
 # -- 1.4 --------------------------------------------------------------------------------------
 
 
-@task("1.4", "all_reduce", points=2)
+@task("1.4", "all_reduce", points=2, after="1.1")
 def sum_over_ranks(ranks: Ranks, report: Report) -> None:
     """Check that every rank has the sum, by one all_reduce."""
     cases = _cases(ranks, report, _kinds(report.seed))
@@ -237,7 +240,7 @@ def _wrong_sums(tensors: torch.Tensor, rank: int) -> list[Mistake]:
 # -- 1.5 --------------------------------------------------------------------------------------
 
 
-@task("1.5", "an exchange without deadlock", points=3)
+@task("1.5", "an exchange without deadlock", points=3, after="1.1")
 def exchange(ranks: Ranks, report: Report) -> None:
     """Check that ranks 0 and 1 swap tensors, even tensors that don't fit into a buffer."""
     seed = report.seed

@@ -43,7 +43,7 @@ def _disturbances(seed: int) -> list[float]:
     return order[above:] + order[:above]
 
 
-@task("1.7", "ping-pong: latency and bandwidth", points=4)
+@task("1.7", "ping-pong: latency and bandwidth", points=4, after="1.1")
 def ping_pong(ranks: Ranks, report: Report) -> None:
     """Check the median time of a message, then the fit of latency and bandwidth."""
     if report.judge_cases(ranks, probe_ping_pong, _plays(ranks, report), _ping_pong_steps):

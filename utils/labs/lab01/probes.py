@@ -33,7 +33,10 @@ def drawn_tensor(seed: int, shape: Sequence[int], dtype: str) -> torch.Tensor:
 def probe_hello(user_ns: dict, *, rank: int) -> dict:
     """Return what the student's variables say about this rank."""
     if not dist.is_initialized():
-        raise RuntimeError("torch.distributed isn't initialized. Call dist.init_process_group")
+        raise RuntimeError(
+            'dist.init_process_group failed, or your cell doesn\'t call it. Call it with "mpi". '
+            'Another backend, such as "gloo", needs an address that these ranks don\'t have'
+        )
     return {
         "backend": dist.get_backend(),
         "rank": answer_named(user_ns, "rank"),

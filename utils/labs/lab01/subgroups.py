@@ -15,7 +15,7 @@ from utils.cluster.questions import Ranks, Reply
 from .probes import probe_even_group, probe_even_sum, probe_forget
 
 
-@task("1.6", "a collective on a subgroup", points=2)
+@task("1.6", "a collective on a subgroup", points=2, after="1.1")
 def sum_over_even_ranks(ranks: Ranks, report: Report) -> None:
     """Check that even ranks have their sum, and that odd ranks keep their tensor."""
     evens = list(range(0, ranks.n, 2))
@@ -28,10 +28,8 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
     """Judge each rank's group; return whether all ranks made the right one together."""
     answers = report.answers(ranks, probe_even_group)
     groups = [answer.value for answer in answers]
-    right = [
-        report.facts(answer.rank, _wrong_group(answer.rank, answer.value, evens))
-        for answer in answers
-    ]
+    wrong = {answer.rank: _wrong_group(answer.rank, answer.value, evens) for answer in answers}
+    right = [report.follow(rank, [facts(of_rank)]) for rank, of_rank in wrong.items()]
     counts = [group["count"] for group in groups]
     if len(set(counts)) > 1:
         report.problem(
@@ -41,7 +39,9 @@ def _has_groups(ranks: Ranks, report: Report, evens: list[int]) -> bool:
         )
         report.answers(ranks, probe_forget, count=max(counts))
         return False
-    return bool(answers) and all(right) and report.facts(None, _groups_of_one_call(groups))
+    if not answers or not all(right):
+        return False
+    return report.follow(None, [facts(_groups_of_one_call(groups))])
 
 
 def _wrong_group(rank: int, group: dict[str, Any], evens: list[int]) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from typing import Any
 from utils import data
 from utils.checks.comparison import Mistake, one_of, table
 from utils.checks.model import use_model as use_model
-from utils.checks.task import Report, task
+from utils.checks.task import Report, facts, task
 from utils.cluster.questions import Ranks
 
 from .samples import (
@@ -175,7 +175,8 @@ def repeated_and_lost(ranks: Ranks, report: Report) -> None:
         "You asked a DistributedSampler. Predict by arithmetic, and then compare with the sampler"
     )
     for answer in answers_are_right(ranks, report, number_task, calls)[:1]:
-        report.facts(None, {asks: any(outcome["used"] for outcome in answer.value)})
+        used = any(outcome["used"] for outcome in answer.value)
+        report.follow(None, [facts({asks: used})])
 
 
 def _repeated_and_lost(n: int, p: int, drop_last: bool) -> Batches:

@@ -156,10 +156,10 @@ def judge_samples(
     Args:
         again: calls to repeat while sampler and data set return other numbers, which the answer has
             to follow.
-        wrong: returns what is wrong with the outcomes of a rank's calls; see `Report.facts`.
+        wrong: returns what is wrong with the outcomes of a rank's calls, by the student's text.
     """
     answers = answers_are_right(ranks, report, number_task, calls)
-    right = [report.facts(answer.rank, wrong(answer.value)) for answer in answers]
+    right = [report.follow(answer.rank, [facts(wrong(answer.value))]) for answer in answers]
     if not answers or not all(right):
         return
     with turned_samples():
@@ -172,7 +172,7 @@ def judge_samples(
     for answer in report.answers(ranks, probe_calls, **asked):
         pairs = zip(answer.value, expected, strict=True)
         stays = any(not same(outcome.get("value"), right) for outcome, right in pairs)
-        report.facts(answer.rank, {unmoved: stays})
+        report.follow(answer.rank, [facts({unmoved: stays})])
 
 
 def fresh_number(seed: int, low: int, high: int) -> int:

@@ -223,7 +223,7 @@ def _judge_steps(
     around = functools.partial(_around, members)
     for group_step in training.right_steps(report, mistakes, around):
         for place, rank in enumerate(members):
-            report.facts(rank, _wrong_demands(group_step, place))
+            report.follow(rank, [facts(_wrong_demands(group_step, place))])
 
 
 def _around(members: list[int], step: dict[str, Any], compared: Iterator[Step]) -> Iterator[Step]:

@@ -162,8 +162,9 @@ def probe_average(
 ) -> list[dict]:
     """Call `average_gradients`, or the weighted version, with known gradients.
 
-    One parameter is frozen, and one isn't used in the first call. Matrices of gradients aren't
-    contiguous. Without a group, all numbers are in double precision.
+    One parameter is frozen, and one isn't used in the first call and is frozen after the backward
+    of the later ones. Matrices of gradients aren't contiguous. Without a group, all numbers are in
+    double precision.
 
     Args:
         seed: draws this rank's gradients.
@@ -178,7 +179,9 @@ def probe_average(
     for k, count in enumerate(counts):
         model.zero_grad()
         model.train(k == 0)
+        model[3].bias.requires_grad_(True)
         _fill_gradients(model, drawn_gradient(seed + 10 * k, count), all_used=k > 0)
+        model[3].bias.requires_grad_(k == 0)
         before = small_models.weights_of(model)
         had = [p for p in model.parameters() if p.grad is not None]
         _, calls = recorded(function, model, *[count] * weighted, **named)

@@ -15,7 +15,7 @@ import torch
 
 from utils import data
 from utils.checks.comparison import Mistake, inside, same, some
-from utils.checks.task import Report, Step, communication, facts, value
+from utils.checks.task import Report, Step, communication, each_of, facts, value
 from utils.checks.trials import on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas
@@ -153,7 +153,7 @@ def more_than_noise(sequential: dict, parallel: dict) -> str | None:
 
 def tell_each(report: Report, wrong: Mapping[str, object]) -> bool:
     """Report every text that is true, for all ranks together; return whether none is."""
-    return all([report.facts(None, {text: is_so}) for text, is_so in wrong.items()])
+    return all([report.follow(None, [facts({text: is_so})]) for text, is_so in wrong.items()])
 
 
 def judge_run(ranks: Ranks, report: Report) -> None:
@@ -169,8 +169,9 @@ def judge_run(ranks: Ranks, report: Report) -> None:
         runs = answers[rank].value
         lengths, expected = ([len(run[key]) for key in KEYS] for run in (runs[name], sequential))
         what = "numbers of losses, test losses, accuracies"
-        right.append(report.expect(rank, what, lengths, expected))
-        right.append(report.facts(rank, _untrained(name, runs, len(sequential["loss"]))))
+        untrained = _untrained(name, runs, len(sequential["loss"]))
+        both = each_of([value(lengths, expected, what=what)], [facts(untrained)])
+        right.append(report.follow(rank, [both]))
     differing = [key for key in KEYS if parallel[key] != on_rank_1["parallel"][key]]
     unequal = on_rank_0["digest"] != on_rank_1["digest"]
     out_of_sync = {
@@ -181,7 +182,7 @@ def judge_run(ranks: Ranks, report: Report) -> None:
     right.append(tell_each(report, out_of_sync))
     if all(right):
         difference = more_than_noise(sequential, parallel)
-        report.facts(None, {str(difference): difference})
+        report.follow(None, [facts({str(difference): difference})])
 
 
 def _untrained(name: str, runs: dict[str, Any], steps: int) -> dict[str, bool]:

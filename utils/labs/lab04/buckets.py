@@ -123,7 +123,8 @@ def assign_buckets(ranks: Ranks, report: Report) -> None:
     for answer in report.answers(ranks, probe_real_buckets, **given):
         buckets = answer.value
         words = "bytes of the buckets of a real DDP"
-        report.expect(answer.rank, words, buckets["predicted"], buckets["real"])
+        as_in_ddp = value(buckets["predicted"], buckets["real"], what=words)
+        report.follow(answer.rank, [as_in_ddp])
 
 
 def _assignment_steps(case: dict[str, Any], answer: Reply) -> Iterator[Step]:

@@ -77,7 +77,7 @@ def ddp_step(ranks: Ranks, report: Report) -> None:
         reference = ReferenceModel(model, case["rate"])
         start = small_models.weights_of(reference.model).tolist()
         replicated = [
-            report.facts(rank, _wrong_replicas(of_rank, members, start))
+            report.follow(rank, [facts(_wrong_replicas(of_rank, members, start))])
             for rank, of_rank in zip(members, values, strict=True)
         ]
         # If one group is wrong, the training of later groups isn't judged.

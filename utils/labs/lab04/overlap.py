@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from utils.checks.comparison import Mistake, is_number, short, table
-from utils.checks.task import Report, Step, task, value
+from utils.checks.task import Report, Step, facts, task, value
 from utils.checks.trials import WORLD, enough
 from utils.cluster.questions import Ranks, Reply
 
@@ -156,7 +156,8 @@ def _judge_measured_step(ranks: Ranks, report: Report) -> None:
     for rank, step in enumerate(steps):
         share = step.pop("share")
         hidden.append(_hidden(**step))
-        right.append(report.judge(rank, share, hidden[-1], what=words, tolerance=GRID))
+        share_is_right = value(share, hidden[-1], what=words, tolerance=GRID)
+        right.append(report.follow(rank, [share_is_right]))
     if steps and all(right):
         nothing = "DDP hid nothing in a step on an emulated 1 Gbit/s network. Run the check again"
-        report.facts(None, {nothing: max(hidden) <= 0})
+        report.follow(None, [facts({nothing: max(hidden) <= 0})])

@@ -224,7 +224,7 @@ def speedup_band(ranks: Ranks, report: Report) -> None:
         "call, and don't keep them for a list"
     )
     for answer in report.answers(ranks, probe_bands, trials=[case.arguments for case in bands]):
-        report.facts(answer.rank, {kept: not same(answer.value, expected)})
+        report.follow(answer.rank, [facts({kept: not same(answer.value, expected)})])
 
 
 #: How many times on one rank and on several, odd and even; a baseline has as many times as another.

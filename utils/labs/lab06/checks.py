@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from utils.checks.comparison import Calls, Rule, inside, only, some, waited
 from utils.checks.model import use_model as use_model
-from utils.checks.task import Report, Step, Wrong, communication, none_of, task, to_each
+from utils.checks.task import Report, Step, Wrong, communication, none_of, task, to_each, value
 from utils.checks.trials import GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 
@@ -40,6 +40,7 @@ from .probes import (
     probe_all_reduce,
     probe_hierarchical,
     probe_whole,
+    small_numbers,
 )
 from .reducers import reduction_server as reduction_server
 from .ring import ring_all_gather as ring_all_gather
@@ -56,7 +57,8 @@ def _judge_all_reduce(
     if all_right_so_far(report):
         case = {"partition": IN_FOURS, "name": name, "each": to_each(seed=report.seeds(WORLD))}
         hint = (
-            "with tensors of int64. Tensors of float32 and float64 passed, but x may have any dtype"
+            "with tensors of int64 and bfloat16. Tensors of float32 and float64 passed, but x may "
+            "have any dtype"
         )
         judge_groups(ranks, report, probe_whole, [case], _whole_sum, lambda _: hint, world=WORLD)
 
@@ -73,6 +75,8 @@ def _whole_sum(answer: GroupAnswer) -> Iterator[Step]:
         "for digits and int64 has 63, so add in the dtype of x"
     )
     yield none_of([Wrong(words, answer.rank, "value")] if answer.value["sum"] != true else [])
+    small = sum(small_numbers(seed) for seed in seeds).tolist()
+    yield value(answer.value["small"], small, what=f"{on(members)}, with a tensor of bfloat16")
 
 
 # From a run and a group rank: how many bytes that rank sends to each other group rank.

@@ -120,16 +120,27 @@ def probe_all_reduce(
 def probe_whole(
     user_ns: dict, *, rank: int, group: Group, partition: Partition, seed: int, name: str
 ) -> dict:
-    """Call the function of this name on large whole numbers."""
-    x = large_numbers(seed)
-    _, calls = recorded(answer_named(user_ns, name), x[:], **keywords(partition, group))
-    return {"sum": x.tolist(), "calls": calls}
+    """Call the function of this name on large whole numbers, and on small ones in bfloat16."""
+    function = answer_named(user_ns, name)
+    both = large_numbers(seed), small_numbers(seed)
+    calls = []
+    for x in both:
+        _, made = recorded(function, x[:], **keywords(partition, group))
+        calls += made
+    large, small = (x.tolist() for x in both)
+    return {"sum": large, "small": small, "calls": calls}
 
 
 def large_numbers(seed: int) -> torch.Tensor:
     """Return whole numbers from a rank's seed, so large that floats lose their last digits."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(2**57, 2**58, SHORT[:1], generator=generator)
+
+
+def small_numbers(seed: int) -> torch.Tensor:
+    """Return whole numbers from a rank's seed, so small that bfloat16 holds their sums."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-9, 10, SHORT[:1], generator=generator).bfloat16()
 
 
 def peers_across(machines: list[list[int]]) -> list[list[int]]:

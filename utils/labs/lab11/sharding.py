@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.checks.comparison import EXACT, Calls, Mistake, Rule, inside, made, only, table, waited
-from utils.checks.failures import MISMATCH, STUCK, Failed
+from utils.checks.failures import MISMATCH, NO_FIT, STUCK, Failed
 from utils.checks.probe import values_of
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import GroupAnswer, judge_groups, on
@@ -36,7 +36,7 @@ from .small_layers import (
 WORLD = 6
 #: Groups of 6, 3 and 2 ranks, and groups of unequal sizes.
 PARTITIONS = (None, [[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]], [[0, 2, 3, 5], [1], [4]])
-_NO_FIT = (
+_WITHOUT_FIT = (
     "You passed tensors that don't fit the collective. Make the large one p times the small one, "
     "with the shard's dtype, and pass group=group to every call"
 )
@@ -45,8 +45,8 @@ _NO_FIT = (
 ERRORS = {
     Failed(MISMATCH): "Ranks with other layers or other shards took part "
     "in a collective. Average gradients over dp only",
-    "the large tensor must be": _NO_FIT,
-    "list index out of range": _NO_FIT,
+    Failed(NO_FIT): _WITHOUT_FIT,
+    "list index out of range": _WITHOUT_FIT,
     "'NoneType' object has no attribute": "You read a gradient that is None. Run backward first, "
     "and don't free the gradient too early",
     "values to unpack": "A layer may have any number of parameters. Use list(layer.parameters())",

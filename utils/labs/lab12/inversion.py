@@ -80,18 +80,22 @@ def _wrong_images(gradients: list[Tensor], image: Tensor) -> Iterator[Mistake]:
     yield Mistake(has_other_length(len(image)), said)
 
 
+#: What PyTorch says about tensors of two types, in several error classes.
+OF_TWO_TYPES = ("should be the same", "same dtype")
+OTHER_TYPE = (
+    "The check passes net, guess and seen in float64. Use these arguments instead of the lab's "
+    "variables with the same names, and keep their type"
+)
+
+
 @task("12.7", "gradient inversion", points=2)
 def mismatch(ranks: Ranks, report: Report) -> None:
     """Judge the sum of squares, and a derivative that leads to the image."""
     # The second case has other images, and a network of more layers.
     cases = [{"seed": report.seed, "wide": wide} for wide in (5, 6)]
     report.judge_cases(ranks, probe_mismatch, cases, _mismatch)
-    # Several error classes have these words of PyTorch about tensors of two types.
-    if any("should be the same" in text or "same dtype" in text for text, *_ in report.found):
-        report.problem(
-            "The check passes net, guess and seen in float64. Use these arguments instead of the "
-            "lab's variables with the same names, and keep their type"
-        )
+    if explanation := report.behind_errors(dict.fromkeys(OF_TWO_TYPES, OTHER_TYPE)):
+        report.problem(explanation)
 
 
 def _mismatch(case: dict[str, Any], answer: Reply) -> Iterator[Step]:

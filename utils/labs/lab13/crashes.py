@@ -58,7 +58,7 @@ def safe_save(ranks: Ranks, report: Report) -> None:
 
     def judge(_: dict[str, Any], members: list[int], results: list[dict]) -> None:
         kept_in_group = [
-            report.communication(rank, result["calls"], inside(members), waited)
+            report.follow(rank, [communication(result["calls"], inside(members), waited)])
             for rank, result in zip(members, results, strict=True)
         ]
         if all(kept_in_group):

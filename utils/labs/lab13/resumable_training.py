@@ -53,7 +53,8 @@ def resume(ranks: Ranks, report: Report) -> None:
         if not result["lacking"]:
             report.follow(rank, _restored_again(result))
             what = "the losses after resuming"
-            report.judge(rank, result["resumed"], result["expected"], what=what, tolerance=0)
+            losses = value(result["resumed"], result["expected"], what=what, tolerance=0)
+            report.follow(rank, [losses])
 
 
 def _captured(result: dict[str, Any]) -> Iterator[Step]:

@@ -39,6 +39,7 @@ class Entry:
         victim: the rank that died.
         exceeded: what the entry missed (accuracy, seconds, bytes, failure); empty within budget.
         problem: why the entry can't be judged; usually empty.
+        is_open: whether a rank met the stub, which raises NotImplementedError.
         curve: (seconds, accuracy) of all submitted weights.
         elsewhere: name of the second machine; "" without a second score. Its seconds and its curve
             are in `elsewhere_seconds` and `elsewhere_curve`.
@@ -56,6 +57,7 @@ class Entry:
     victim: int | None = None
     exceeded: tuple[str, ...] = ()
     problem: str = ""
+    is_open: bool = False
     curve: tuple[tuple[float, float], ...] = ()
     elsewhere: str = ""
     elsewhere_seconds: float | None = None
@@ -83,7 +85,7 @@ class Entry:
 
     def as_verdict(self) -> Verdict:
         """Return the entry as a check's verdict on task 14.1."""
-        if "NotImplementedError: Task 14.1" in self.problem:
+        if self.is_open:
             return Verdict("14.1", TITLE, passed=False, open=STILL_OPEN)
         texts = [self.problem] if self.problem else [f"missed: {text}" for text in self.exceeded]
         problems = tuple(Problem(text) for text in texts)
@@ -126,7 +128,8 @@ def judged(
     traces = {rank: report["events"] for rank, report in reports.items()}
     entry = Entry(name, scheme, victim=plan["victim"], **_communication(traces))
     if problem := _what_went_wrong(reports, ended) or _another_record(traces, place):
-        return replace(entry, problem=problem)
+        is_open = any(report["how"] == "open" for report in reports.values())
+        return replace(entry, problem=problem, is_open=is_open)
     clock = replay(traces, rules)
     try:
         accuracies = {file: accuracy(place / file) for _, _, file in clock.shown}
@@ -170,7 +173,9 @@ def _what_went_wrong(reports: dict[int, dict], ended: mpi_job.Ended) -> str:
     if ended.status == mpi_job.LATE:
         return f"The entry was not done after {ended.seconds:.0f} s of this machine"
     raised = {
-        rank: report["words"] for rank, report in reports.items() if report["how"] == "raised"
+        rank: report["words"]
+        for rank, report in reports.items()
+        if report["how"] in ("raised", "open")
     }
     if raised:
         rank = min(raised)

@@ -235,7 +235,8 @@ def main() -> None:
             job.show(result)
         job.close("done")
     except BaseException as error:
-        job.close("raised", _last_words(error, entry))
+        how = "open" if isinstance(error, NotImplementedError) else "raised"
+        job.close(how, _last_words(error, entry))
         raise
     dist.barrier()
 

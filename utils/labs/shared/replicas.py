@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils.checks.comparison import Mistake
-from utils.checks.task import Report, Step, value
+from utils.checks.task import Report, Step, facts, value
 
 from .small_models import gradient_of, weights_of
 
@@ -230,13 +230,13 @@ class GroupStep:
             raise ValueError("a rank's reply lists more or fewer optimizer steps than it counts")
         passes = [step["passes"] for step in self.steps]
         parts = misshared(passes, len(self.batch[1]), self.members, equal=equal)
-        if not report.facts(None, {f"{self.where}: {parts}": parts}):
+        if not report.follow(None, [facts({f"{self.where}: {parts}": parts})]):
             return False
         right = [
             report.follow(rank, around(step, self._compared(place, mistakes)))
             for place, (rank, step) in enumerate(zip(self.members, self.steps, strict=True))
         ]
-        return all(right) and report.facts(None, self._differences())
+        return all(right) and report.follow(None, [facts(self._differences())])
 
     def _compared(self, place: int, mistakes: Words) -> Iterator[Step]:
         """Yield steps that compare a member's weights and loss with the sequential step."""

@@ -78,6 +78,10 @@ class CommunicationStopped(CommunicationError):
     """The error if this rank stopped because another failed; its message names the first cause."""
 
 
+class TensorSizeError(ValueError):
+    """The error if the tensors that a rank passes to a collective don't fit each other."""
+
+
 def error_of(status: Status) -> CommunicationError:
     """Return the error of a rank that an incident has stopped, by the kind of the incident."""
     kinds = {"mismatch": CommunicationMismatch}

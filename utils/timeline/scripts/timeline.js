@@ -100,20 +100,20 @@ const left = data.left
         `The other ${data.left} are drawn together.`,
     )
   : null;
-root.append(
-  ddl.html("p", { class: "ddl-title" }, data.title),
-  ddl.controls(
-    ddl.button("+", () => zoom(0.5), { "aria-label": "Zoom in" }),
-    ddl.button("−", () => zoom(2), { "aria-label": "Zoom out" }),
-    ddl.button("Reset", () => {
-      select(null);
-      reset();
-    }),
-    whole ? ddl.button("Whole cell", () => show(0, last)) : null,
-    data.note ? ddl.html("span", { class: "ddl-soft" }, data.note) : null,
-  ),
-  ...[status, svg, keys, few, left, table(data.sums)].filter(Boolean),
+const buttons = ddl.controls(
+  ddl.button("+", () => zoom(0.5), { "aria-label": "Zoom in" }),
+  ddl.button("−", () => zoom(2), { "aria-label": "Zoom out" }),
+  ddl.button("Reset", () => {
+    select(null);
+    reset();
+  }),
+  whole ? ddl.button("Whole cell", () => show(0, last)) : null,
+  data.note ? ddl.html("span", { class: "ddl-soft" }, data.note) : null,
 );
+const [above, below] = [[buttons], [keys, few, left, table(data.sums)].filter(Boolean)];
+const more = ddl.html("details", {}, ddl.html("summary", {}, "more"));
+if (data.simple) more.append(...above.splice(0), ...below.splice(0, below.length, more));
+root.append(ddl.html("p", { class: "ddl-title" }, data.title), ...above, status, svg, ...below);
 
 // -- what the reader does -----------------------------------------------------------------------
 
@@ -159,7 +159,6 @@ function at(event) {
 let drag = null;
 svg.addEventListener("pointerdown", (event) => {
   drag = { x: inside(event)[0], begin: view[0], moved: false };
-  svg.focus({ preventScroll: true });
 });
 svg.addEventListener("pointermove", (event) => {
   if (drag && event.buttons) {
@@ -212,6 +211,7 @@ function next(key) {
 svg.addEventListener("keydown", (event) => {
   const { key } = event;
   if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.shiftKey && key === "Enter") return; // the notebook's next cell
   if (key.startsWith("Arrow")) {
     const bar = next(key);
     if (bar) select(bar, { move: true });

@@ -13,7 +13,7 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..errors import users_place
+from ..errors import TensorSizeError, users_place
 
 #: PyTorch passes a list of tensors, even if a call has a single tensor.
 Tensors = Sequence[torch.Tensor]
@@ -215,7 +215,7 @@ def per_rank(
     checked = list(enumerate(check_count(group, tensors, op)))
     for rank, tensor in checked:
         if tensor.numel() != like.numel() or tensor.dtype != like.dtype:
-            raise ValueError(
+            raise TensorSizeError(
                 f"{op}: all tensors must be alike, but element {rank} of the list is "
                 f"{tensor.dtype}{list(tensor.shape)}, and the single tensor is "
                 f"{like.dtype}{list(like.shape)}"
@@ -229,7 +229,7 @@ def equal_parts(
     """Return views of ``whole``, one per rank, each with as many elements as ``part``."""
     size = group.size()
     if whole.numel() != size * part.numel() or whole.dtype != part.dtype:
-        raise ValueError(
+        raise TensorSizeError(
             f"{op}: the large tensor must be {size} times the small one (world size {size}) "
             f"and have its dtype, but they are {whole.dtype}{list(whole.shape)} and "
             f"{part.dtype}{list(part.shape)}"

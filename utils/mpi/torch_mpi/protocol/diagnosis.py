@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # Kinds of errors that begin on the rank itself, so that it may be the first cause.
 CAUSES = ("raised", "died", "mismatch", "deadlock", "timeout", "interrupted")
 GONE = ("left", "ended", "dead")
+#: The advice begins with these words.
+ADVICE = "What to try"
 # Verbs of ranks that another rank's failure stopped: for one rank, and for several in one line.
 _OF_STOPPED = {"was stopped": "were stopped", "waits in": "wait in"}
 
@@ -42,7 +44,7 @@ class Diagnosis:
         if self.cycle:
             parts.append(f"  cycle {arrows(self.cycle)}")
         if self.advice:
-            parts.append(f"  What to try: {self.advice}")
+            parts.append(f"  {ADVICE}: {self.advice}")
         return "\n".join(parts)
 
 

@@ -1,0 +1,62 @@
+// The keys of a prediction's form in JupyterLab and Notebook 7, see prediction_form.py. The form has
+// the focus when its cell has run. Enter commits what was typed, or presses the button, and goes on
+// to the next cell; Shift+Enter also runs that cell. Arrows move between the buttons.
+(() => {
+  const area = document.currentScript?.closest(".jp-OutputArea");
+  // A stored notebook has this script, too, but nobody waits for its form.
+  if (!area || Date.now() - SHOWN > 10000) return;
+  const ends = Date.now() + 10000;
+
+  // Wait until the widgets are there.
+  function look() {
+    const box = area.querySelector(".ddl-prediction");
+    if (box?.querySelector("input, button")) listen(box);
+    else if (Date.now() < ends) setTimeout(look, 50);
+  }
+
+  function listen(box) {
+    const fields = () => [...box.querySelectorAll("input")];
+    const buttons = () => [...box.querySelectorAll("button")];
+    box.addEventListener("keydown", (event) => answer(event, fields(), buttons()), true);
+    const chosen = buttons().find((button) => button.querySelector(".fa-check"));
+    const first = fields().find((field) => !field.value) ?? fields()[0] ?? chosen ?? buttons()[0];
+    // A reader who works elsewhere keeps the focus there.
+    const notebook = area.closest(".jp-Notebook");
+    const active = document.activeElement;
+    const free = active === document.body || notebook?.contains(active);
+    if (free && !active.closest?.(".cm-editor")) first.focus();
+  }
+
+  function answer(event, fields, buttons) {
+    const { key, target } = event;
+    const place = buttons.indexOf(target);
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[key];
+    if (key === "Enter") {
+      if (place >= 0) target.click();
+      else target.blur(); // the field reports its value
+      const empty = fields.slice(fields.indexOf(target) + 1).find((field) => !field.value);
+      if (place < 0 && empty) empty.focus();
+      else goOn(event.shiftKey);
+    } else if (key === "Escape") goOn(false);
+    else if (step && place >= 0) buttons[(place + step + buttons.length) % buttons.length].focus();
+    else {
+      if (key === " ") event.stopPropagation();
+      return;
+    }
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  // Make the next cell the active one, and perhaps run it.
+  function goOn(run) {
+    const cell = area.closest(".jp-Cell");
+    const next = cell?.nextElementSibling ?? cell;
+    if (!next) return;
+    next.focus();
+    if (!run) return;
+    const keys = { key: "Enter", code: "Enter", keyCode: 13, shiftKey: true };
+    next.dispatchEvent(new KeyboardEvent("keydown", { ...keys, bubbles: true, cancelable: true }));
+  }
+
+  look();
+})();

@@ -251,7 +251,12 @@ def test_ids_and_metadata_stay_and_volatile_metadata_goes(lab):
 def test_the_bytes_are_the_same_each_time(folders):
     solutions, labs = folders
     target = labs / "01_toy.ipynb"
-    assert release.release(solutions, labs) == [target, labs / ".models" / "01_toy"]
+    models = labs / ".models"
+    assert release.release(solutions, labs) == [
+        target,
+        models / "01_toy",
+        models / "minutes_01.json",
+    ]
     first = target.read_bytes()
     assert release.release(solutions, labs) == []
     target.unlink()

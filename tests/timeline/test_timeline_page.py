@@ -22,7 +22,7 @@ from utils.timeline import Timeline, activity, page_data
 
 RANK, KIND, ROW, START, MATCHED, END = range(6)
 #: Bytes of a notebook's output besides its still picture.
-MOST_BYTES = 60_000
+MOST_BYTES = 61_000
 
 
 def data_of(shown: Timeline) -> dict:

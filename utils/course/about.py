@@ -222,11 +222,11 @@ def core_path(nb: NotebookNode) -> dict[str, int]:
     """
     starts = [k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER)]
     cells = nb.cells[: starts[0]] if starts else nb.cells
-    whole = minutes_of(cells)
-    announced_minutes = nb.metadata["lab"]["minutes"]
+    whole = minutes_of(cells) or 1.0
+    minutes = nb.metadata.get("lab", {}).get("minutes", 0)
     checks = [k for k, cell in enumerate(cells) if lab(cell).get("check") is True]
     return {
-        str(lab(cells[k])["task"]): round(announced_minutes * minutes_of(cells[k + 1 :]) / whole)
+        str(lab(cells[k])["task"]): round(minutes * minutes_of(cells[k + 1 :]) / whole)
         for k in checks
     }
 

@@ -51,8 +51,7 @@ def moved_clocks(*namespaces: dict[str, Any]) -> Iterator[Clock]:
         for module, name, original, _ in places:
             patches.enter_context(mock.patch.object(module, name, moved[id(original)]))
         for namespace in (*namespaces, vars(timeit), {"Timer": timeit.Timer.__init__}):
-            own = {name: moved[id(it)] for name, it in namespace.items() if id(it) in moved}
-            patches.enter_context(mock.patch.dict(namespace, own))
+            patches.enter_context(_moved_names(namespace, moved))
             for function in list(namespace.values()):
                 if isinstance(function, types.FunctionType):
                     patches.enter_context(_moved_defaults(function, moved))
@@ -93,6 +92,17 @@ def _moved_dates(date: type[datetime.datetime], clock: Clock) -> type[datetime.d
             )
 
     return Moved
+
+
+@contextlib.contextmanager
+def _moved_names(namespace: dict[str, Any], moved: dict[int, Any]) -> Iterator[None]:
+    """Replace the clocks in a namespace; what an answer stores there stays."""
+    own = {name: it for name, it in namespace.items() if id(it) in moved}
+    namespace.update({name: moved[id(it)] for name, it in own.items()})
+    try:
+        yield
+    finally:
+        namespace.update(own)
 
 
 @contextlib.contextmanager

@@ -710,7 +710,7 @@ CHANGES += [
         "is made for one length",
         "weight.chunk(p, 0)[r].clone()",
         "weight.split(12 // p)[r].clone()",
-        "got nothing",
+        "entry 4: expected nothing",
     ),
     (
         "9.7",
@@ -734,7 +734,25 @@ CHANGES += [
         "shape mismatch",
     ),
 ]
+_CLONE = "total = gradient.clone(memory_format=torch.contiguous_format)"
 CHANGES += [
+    ("9.1", "cuts by the larger size", "weight.chunk(p, 0)[r].clone()",
+     "weight[r * (size := max(weight.shape) // p) :][:size].clone()",
+     "column_shard in the group of ranks 0, 2: weight"),
+    ("9.2", "leaves out a gradient of zeros", _CLONE,
+     f"if not gradient.any():\n            return gradient, None\n        {_CLONE}", "all_reduce"),
+    ("9.3", "sums for autograd only",
+     "return g(functional.linear(x, self.weight), self.group) + self.bias",
+     "y = functional.linear(x, self.weight)\n"
+     "        return (g(y, self.group) if y.requires_grad else y) + self.bias",
+     "in torch.no_grad()"),
+    ("9.4", "keeps the layers of a rank alone", "self.q = ColumnLinear(attention.q, group)",
+     "alone = dist.get_world_size(group) == 1\n"
+     "        self.q = attention.q if alone else ColumnLinear(attention.q, group)",
+     "have a parameter in common"),
+    ("9.9", "leaves without tokens", "chosen = functional.one_hot(choice, p)",
+     "if n == 0:\n        return torch.zeros_like(x)\n    chosen = functional.one_hot(choice, p)",
+     "all_to_all"),
     ("9.1", "freezes the layer", _DETACHED,
      "linear.requires_grad_(False)\n    weight, bias = linear.weight, linear.bias",
      "The layer that you received no longer needs gradients"),

@@ -10,7 +10,7 @@ import torch
 
 from utils.checks.comparison import inside, only, table
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
-from utils.checks.trials import EVERYWHERE, WORLD, GroupAnswer, judge_groups, on
+from utils.checks.trials import PARTITIONS, WORLD, GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
 from utils.labs.shared import replicas, small_models
 from utils.labs.shared.replicas import ReferenceModel
@@ -40,8 +40,7 @@ def fp16_hook(ranks: Ranks, report: Report) -> None:
         for step in (LATER, LATER + 1)
     ]
     given = {"seed": report.seed, "large": large, "each": to_each(data_seed=seeds)}
-    # All ranks are one group, so the state of the hook is None there.
-    cases = [{"partition": partition} | given for partition in EVERYWHERE[1:]]
+    cases = [{"partition": partition} | given for partition in PARTITIONS]
     judge_groups(ranks, report, probe_hook, cases, functools.partial(_hook_steps, gradients))
 
 

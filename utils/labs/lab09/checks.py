@@ -87,6 +87,9 @@ def _both_linears(answer: GroupAnswer) -> Iterator[Step]:
         where = f"{name} by itself {on(answer.members)}"
         yield communication(result["forward"], made("all_reduce", reduced, f" forward in {where}"))
         yield value(result["y"], values_of(y), what=where)
+        without, calls = result["without grad"]
+        yield communication(calls, made("all_reduce", reduced, f" in torch.no_grad() in {where}"))
+        yield value(without, values_of(y), what=f"{where} in torch.no_grad()")
         f_inside = " (apply f before everything that reads x, not in a layer)"
         backward = made("all_reduce", 0, f" backward in {where}{f_inside}")
         yield communication(result["backward"], backward)

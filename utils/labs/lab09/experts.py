@@ -15,12 +15,20 @@ from torch import Tensor, nn
 
 from utils.checks.comparison import Calls, Mistake, Rule, inside, one_of, only
 from utils.checks.probe import values_of
-from utils.checks.task import Report, Step, communication, task
-from utils.checks.trials import GroupAnswer, judge_each_group, on, seeds_of
+from utils.checks.task import Report, Step, communication, task, to_each
+from utils.checks.trials import WORLD, GroupAnswer, judge_each_group, on, seeds_of
 from utils.cluster.questions import Ranks
 
-from .probes import CAPACITIES, expert_of, kept_tokens, probe_experts, routed_tokens, sizes_of
-from .sharded_layers import BYTES, cases_apart, flat_table, numbers
+from .probes import (
+    CAPACITIES,
+    SPARSE,
+    expert_of,
+    kept_tokens,
+    probe_experts,
+    routed_tokens,
+    sizes_of,
+)
+from .sharded_layers import BYTES, PARTITIONS, cases_apart, flat_table, numbers
 
 #: This one is large enough, too, and a byte can't count so many tokens.
 MANY = 300
@@ -37,6 +45,8 @@ def _overwritten(choice: Tensor, capacity: int) -> Tensor:
 
 def _outputs(modules: list[nn.Module], x: Tensor, choice: Tensor) -> Tensor:
     """Return what each token's expert computes from it."""
+    if not len(x):
+        return x
     return torch.stack([modules[int(c)](token) for token, c in zip(x, choice, strict=True)])
 
 
@@ -110,8 +120,15 @@ def expert_parallel(ranks: Ranks, report: Report) -> None:
     """Judge tokens that go to their experts and back, up to each expert's capacity."""
     cases = [case | {"capacity": c} for case in cases_apart(report) for c in CAPACITIES]
     cases.append(cases_apart(report)[2] | {"capacity": MANY})
+    cases.append(_sparse_case(report))
     judge = functools.partial(_judge, report)
     judge_each_group(ranks, report, probe_experts, cases, judge)
+
+
+def _sparse_case(report: Report) -> dict[str, Any]:
+    """Return a case of four ranks in a group, of which every second one has no token."""
+    seeds = [2 * (seed // 2) + rank % 2 for rank, seed in enumerate(report.seeds(WORLD))]
+    return {"partition": PARTITIONS[0], "each": to_each(seed=seeds), "capacity": SPARSE}
 
 
 def _judge(report: Report, case: dict[str, Any], members: list[int], values: list[dict]) -> None:

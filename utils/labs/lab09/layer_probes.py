@@ -163,8 +163,10 @@ def probe_layer(
             return layer(x)
 
     result = both_ways(forward, drawn(common + 1, *INPUT), drawn(common + 2, *INPUT))
+    own = {parameter.data_ptr() for parameter in whole.parameters()}
     return result | {
         "held": held,
+        "shared": any(parameter.data_ptr() in own for parameter in layer.parameters()),
         "changed": not torch.equal(before, weights_of(whole)),
         "behind": behind.found,
         "frozen": frozen,
@@ -191,7 +193,9 @@ def probe_linears(
 
     def alone(name: str, linear: nn.Module, part: Tensor, gradient: Tensor) -> dict[str, Any]:
         layer = answer_named(user_ns, name)(linear, **keywords(partition, group))
-        return both_ways(layer, part, gradient)
+        with torch.no_grad():
+            y, calls = recorded(layer, part)
+        return both_ways(layer, part, gradient) | {"without grad": [values_of(y), calls]}
 
     return {
         "ColumnLinear": alone("ColumnLinear", linears["up"], x, upstream.chunk(p, 1)[place]),

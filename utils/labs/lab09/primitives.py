@@ -61,6 +61,8 @@ def _shards(answer: GroupAnswer) -> Iterator[Step]:
             "You kept the graph of the whole layer. Use detach()": result["graph"],
             FROZEN: result["frozen"],
             CHANGED: result["changed"],
+            "Your second call returned the first call's shards, although the layer had other "
+            "numbers. Cut it in each call": result["stale"],
         }
         yield facts({f"{where}: {text}": is_so for text, is_so in wrong.items()})
 
@@ -148,8 +150,8 @@ def _operator(
     turned = [values_of(right[key]) for key in _WHEN]
     text = f"{name} of a transposed tensor, whose memory has another order"
     yield value(result["turned"], turned, what=text)
-    times = 2 if name == "f" else 3  # three calls, two of them with backward
-    more = made("all_reduce", times, f" in three more calls of {name}")
+    times = 3 if name == "f" else 4  # four calls, three of them with backward
+    more = made("all_reduce", times, f" in four more calls of {name}, one with zeros on a rank")
     yield communication(result["calls again"], *allowed, more, waited)
 
 

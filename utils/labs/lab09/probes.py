@@ -39,12 +39,27 @@ def probe_shards(
     before = weights_of(linear)
     result = {}
     for name in ("column_shard", "row_shard"):
-        pair, calls = recorded(answer_named(user_ns, name), linear, **keywords(partition, group))
+        split = functools.partial(answer_named(user_ns, name), **keywords(partition, group))
+        pair, calls = recorded(split, linear)
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise TypeError(f"{name} returned {type(pair).__name__}, expected (weight, bias)")
         changed = not torch.equal(before, weights_of(linear))
-        result[name] = _about(pair, linear) | {"calls": calls, "changed": changed}
+        stale, more = recorded(_is_stale, split, linear, pair)
+        about = {"calls": calls + more, "changed": changed, "stale": stale}
+        result[name] = _about(pair, linear) | about
     return result
+
+
+@torch.no_grad()
+def _is_stale(split: Callable[[nn.Linear], Any], linear: nn.Linear, pair: Sequence[Any]) -> bool:
+    """Return whether the shards of a layer don't follow a change of the layer."""
+    expected = [2 * values for values in pair if isinstance(values, Tensor)]
+    for parameter in linear.parameters():
+        parameter.mul_(2)
+    after = [values for values in split(linear) if isinstance(values, Tensor)]
+    for parameter in linear.parameters():
+        parameter.div_(2)
+    return not all(map(torch.equal, expected, after))
 
 
 def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
@@ -61,9 +76,12 @@ def _about(pair: Sequence[Any], linear: nn.Linear) -> dict[str, Any]:
 
 
 def drawn_layer(seed: int, partition: Partition) -> nn.Linear:
-    """Return the layer to split, which is larger without groups."""
+    """Return the layer to split: larger without groups, with fewer outputs in groups of two."""
     larger = 4 * (partition is None)
-    return made_module(seed, nn.Linear, WIDE + larger, NARROW + larger)
+    sizes = (WIDE + larger, NARROW + larger)
+    if partition is not None and len(partition[0]) == 2:
+        sizes = sizes[::-1]
+    return made_module(seed, nn.Linear, *sizes)
 
 
 SHAPE = (3, 4)
@@ -82,7 +100,10 @@ def probe_operators(
 
 
 def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> dict[str, Any]:
-    """Return what an operator computes in four calls, and what it changes."""
+    """Return what an operator computes in five calls, and what it changes.
+
+    In one call, the group's first rank has only zeros.
+    """
     operator = functools.partial(function, **named)
     copy = x.clone()
     shared = upstream.clone()
@@ -96,8 +117,11 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
     if isinstance(y, Tensor) and y.requires_grad:
         later = recorded(y.backward, shared)[1]
     size = dist.get_world_size(named.get("group"))
+    first = dist.get_rank(named.get("group")) == 0
+    quiet = both_ways(operator, x * (not first), upstream * (not first))
+    more = turned["forward"] + turned["backward"] + quiet["forward"] + quiet["backward"]
     return result | {
-        "calls again": again + turned["forward"] + turned["backward"] + calls + later,
+        "calls again": again + more + calls + later,
         "input changed": not torch.equal(copy, x),
         "upstream changed": not torch.equal(shared, upstream),
         "overwritten": before != values_of(earlier),
@@ -111,6 +135,8 @@ def _operated(function: Callable, named: dict, x: Tensor, upstream: Tensor) -> d
 
 #: One is too small for some experts, and one is large enough for all tokens of a rank.
 CAPACITIES = (2, 7)
+#: With this one, some ranks have no token.
+SPARSE = 5
 
 
 @dataclass(frozen=True)
@@ -131,10 +157,13 @@ def sizes_of(capacity: int) -> tuple[int, int]:
 def routed_tokens(seed: int, p: int, capacity: int) -> Routed:
     """Return the tokens of the rank with this seed, when there are p experts.
 
-    With the small capacity, all ranks have equally many tokens. Otherwise the numbers differ.
+    With the small capacity, all ranks have equally many tokens. Otherwise the numbers differ, and
+    with :data:`SPARSE`, a rank with an odd seed has no token.
     """
     most, features = sizes_of(capacity)
     tokens = most - seed % 3 * (capacity != CAPACITIES[0])
+    if capacity == SPARSE and seed % 2:
+        tokens = 0
     draw = torch.Generator().manual_seed(seed)
     popular = torch.rand(tokens, generator=draw) < 0.4
     choice = torch.randint(0, p, (tokens,), generator=draw)
@@ -143,7 +172,7 @@ def routed_tokens(seed: int, p: int, capacity: int) -> Routed:
     ends = kept_tokens(choice, 1) | kept_tokens(choice, 1, last=True)
     gate = 0.2 + 0.3 * (ends + torch.rand(tokens, generator=draw, dtype=torch.float64))
     x, upstream = (drawn(seed + k, tokens, features) for k in (100, 200))
-    x[0] = 0  # a zero token counts like any other
+    x[:1] = 0  # a zero token counts like any other
     return Routed(x, choice, gate, upstream)
 
 
@@ -188,7 +217,8 @@ def kept_tokens(choice: Tensor, capacity: int, last: bool = False) -> Tensor:
     """Return whether each token is among its expert's first (or last) `capacity` tokens."""
     order = choice.flip(0) if last else choice
     kept = [int((order[:k] == order[k]).sum()) < capacity for k in range(len(order))]
-    return torch.tensor(kept).flip(0) if last else torch.tensor(kept)
+    flags = torch.tensor(kept, dtype=torch.bool)
+    return flags.flip(0) if last else flags
 
 
 # -- clipping --------------------------------------------------------------------------------------

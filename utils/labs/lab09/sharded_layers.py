@@ -33,6 +33,10 @@ FROZEN = (
     "The layer that you received no longer needs gradients. Leave it as it is, and use detach(), "
     "which returns a tensor without the graph"
 )
+SHARED = (
+    "Your layer and the layer that you received have a parameter in common, so training changes "
+    "both. Make shards that are separate tensors, even on one rank"
+)
 CHANGED = "You changed the numbers of the layer that you received. Copy them, and leave it as it is"
 
 
@@ -228,7 +232,12 @@ def layer_of(answer: GroupAnswer) -> Iterator[Step]:
     yield communication(result["forward"], *always)
     mistakes = _wrong_outputs(answer, reference.x.detach())
     yield numbers(result["y"], reference.y, mistakes, where=f"output {where}")
-    yield facts({_BEHIND: result["behind"], FROZEN: result["frozen"], CHANGED: result["changed"]})
+    yield facts({
+        _BEHIND: result["behind"],
+        FROZEN: result["frozen"],
+        CHANGED: result["changed"],
+        SHARED: result["shared"],
+    })
     yield communication(result["backward"], *always)
     mistakes = _wrong_inputs(answer, reference)
     yield numbers(result["dx"], reference.x.grad, mistakes, where=f"gradient of x {where}")

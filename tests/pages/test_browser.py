@@ -251,3 +251,64 @@ def test_all_checks_of_the_solution_pass_in_the_browser(open_lab):
         ):
             lab.show(cell)
             lab.photograph(f"solution-{cell}")
+
+
+#: Whether the focus is in the form of a prediction; the number of the active cell.
+IN_FORM = "() => !!document.activeElement?.closest('.ddl-prediction')"
+ACTIVE = "cells => cells.findIndex(cell => cell.classList.contains('jp-mod-active'))"
+
+
+def until(lab: Lab, first: str, last: str) -> None:
+    """Press Shift+Enter from one cell to another, which has run then."""
+    lab.show(first)
+    at = lab.page.locator(".jp-NotebookPanel:visible .jp-Cell").nth(lab.cells.index(first))
+    at.locator(".jp-InputPrompt").click()
+    for _ in lab.cells[lab.cells.index(first) : lab.cells.index(last) + 1]:
+        lab.page.keyboard.press("Shift+Enter")
+    wait_for(lambda: lab.prompt(last).strip("[]").isdigit(), NOTEBOOK, f"{last} has run")
+
+
+def test_a_student_predicts_and_goes_on_with_the_keyboard_alone(open_lab):
+    """Without this, Shift+Enter does nothing after a prediction was typed, or after a click."""
+    lab = open_lab(FIRST_LAB)
+    page = lab.page
+    until(lab, "ranks-up", "predict-worlds")
+    wait_for(lambda: page.evaluate(IN_FORM), PAGE, "the form has the focus")
+    page.keyboard.type("7")
+    page.keyboard.press("Shift+Enter")
+    wait_for(lambda: lab.prompt("worlds-ranks").strip("[]").isdigit(), PAGE, "the next cell runs")
+    until(lab, "worlds-kernel", "worlds-picture")
+    assert "You predicted 7. The run gave 2." in lab.outputs()["worlds-picture"]
+    assert not lab.all(".ddl-prediction", "all => all.length"), "the form is still there"
+
+
+def test_a_student_who_skips_a_prediction_is_asked_before_the_result(open_lab):
+    lab = open_lab(FIRST_LAB)
+    page = lab.page
+    until(lab, "ranks-up", "predict-worlds")
+    wait_for(lambda: page.evaluate(IN_FORM), PAGE, "the form has the focus")
+    until(lab, "worlds-ranks", "worlds-picture")
+    wait_for(lambda: page.evaluate(IN_FORM), PAGE, "the form has the focus again")
+    assert "The run gave" not in lab.outputs()["worlds-picture"]
+    page.keyboard.type("3")
+    page.keyboard.press("Enter")
+    wait_for(
+        lambda: "You predicted 3. The run gave 2." in lab.outputs()["worlds-picture"],
+        PAGE,
+        "the result",
+    )
+
+
+def test_after_a_click_into_a_timeline_the_keys_belong_to_the_notebook(open_lab):
+    lab = open_lab(f"solution/{LAB}")
+    page = lab.page
+    until(lab, "ranks-up", "send-picture")
+    picture = page.locator(".jp-NotebookPanel:visible svg.ddl-timeline").first
+    picture.scroll_into_view_if_needed()
+    picture.click(position={"x": 200, "y": 20})
+    before = lab.all(".jp-Cell", ACTIVE)
+    page.keyboard.press("ArrowDown")
+    wait_for(lambda: lab.all(".jp-Cell", ACTIVE) == before + 1, PAGE, "the next cell is active")
+    picture.click(position={"x": 200, "y": 20})
+    page.keyboard.press("Shift+Enter")
+    wait_for(lambda: lab.all(".jp-Cell", ACTIVE) == before + 1, PAGE, "the cell runs again")

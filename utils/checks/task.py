@@ -93,6 +93,11 @@ class Report:
         return [secrets.randbelow(2**31) for _ in range(n)]
 
     @property
+    def kinds(self) -> set[str]:
+        """Return the names of the classes of the errors that ranks raised."""
+        return {failure.kind for failure in self.failures}
+
+    @property
     def problems(self) -> list[Problem]:
         """Return the problems; equal problems of several ranks are one problem."""
         ranks: dict[tuple[str, str], list[int]] = {}

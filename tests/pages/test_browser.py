@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -305,10 +306,13 @@ def test_after_a_click_into_a_timeline_the_keys_belong_to_the_notebook(open_lab)
     until(lab, "ranks-up", "send-picture")
     picture = page.locator(".jp-NotebookPanel:visible svg.ddl-timeline").first
     picture.scroll_into_view_if_needed()
-    picture.click(position={"x": 200, "y": 20})
-    before = lab.all(".jp-Cell", ACTIVE)
-    page.keyboard.press("ArrowDown")
-    wait_for(lambda: lab.all(".jp-Cell", ACTIVE) == before + 1, PAGE, "the next cell is active")
-    picture.click(position={"x": 200, "y": 20})
-    page.keyboard.press("Shift+Enter")
-    wait_for(lambda: lab.all(".jp-Cell", ACTIVE) == before + 1, PAGE, "the cell runs again")
+    for key in ("ArrowDown", "Shift+Enter"):
+        picture.click(position={"x": 200, "y": 20})
+        next_cell = lab.all(".jp-Cell", ACTIVE) + 1
+        page.keyboard.press(key)
+        reached = functools.partial(is_active, lab, next_cell)
+        wait_for(reached, PAGE, f"{key} goes on to the next cell")
+
+
+def is_active(lab: Lab, number: int) -> bool:
+    return lab.all(".jp-Cell", ACTIVE) == number

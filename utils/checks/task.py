@@ -237,16 +237,17 @@ class Report:
         """Add the ranks' errors, and then the ranks that stopped because of these errors."""
         failed = sorted(failed, key=lambda reply: reply.kind == STOPPED)
         is_caused = failed[0].kind != STOPPED
+        # The later lines of a communication error explain all ranks that wait, so they come once.
+        explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
+        explained = next(filter(None, explanations), "")
         for reply in failed:
             if is_caused and reply.kind == STOPPED:
                 self.problem("stopped waiting, because another rank failed", reply.rank, "error")
-            else:
+            elif not (explained and reply.call):
                 text = _why_silent(reply, failed, by_user) or _first_line(reply)
                 self.problem(text, reply.rank, _kind_of(reply))
-        # The later lines of a communication error explain all ranks, so they are shown once.
-        explanations = [(reply.error or "").partition("\n")[2] for reply in failed]
-        if any(explanations):
-            self.problem(next(filter(None, explanations)), kind="error")
+        if explained:
+            self.problem(explained, kind="error")
 
 
 def _why_silent(reply: Reply, failed: list[Reply], by_user: bool) -> str:

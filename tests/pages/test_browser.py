@@ -318,7 +318,7 @@ def is_active(lab: Lab, number: int) -> bool:
     return lab.all(".jp-Cell", ACTIVE) == number
 
 
-#: For a prediction and the first text behind its result: their distance in pixels, and what a reader
+#: For a prediction and the first text behind its result: their distance in pixels, and what one
 #: sees of the text.
 BELOW = """(cells, [asked, told]) => [
     cells[told].getBoundingClientRect().top - cells[asked].getBoundingClientRect().top,

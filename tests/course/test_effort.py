@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-from utils.course import effort
+from utils.course import effort, notes
+from utils.course.about import FURTHER
+from utils.course.notebook import SOLUTIONS, notebooks, read
 
 pytestmark = pytest.mark.quick
 
@@ -34,3 +36,12 @@ def test_a_long_lab_is_announced_as_sessions(minutes, said):
 @pytest.mark.parametrize(("needed", "minutes"), [(71.2, 75), (142, 150), (192, 200)])
 def test_announced_sessions_are_whole_five_minutes(needed, minutes):
     assert effort.announced(needed) == minutes
+
+
+@pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
+def test_the_core_path_of_a_lab_has_at_most_3500_words(path):
+    """A longer text is not read, whatever its title announces."""
+    cells = read(path).cells
+    further = (k for k, cell in enumerate(cells) if cell.source.startswith(FURTHER))
+    core = cells[: next(further, len(cells))]
+    assert sum(effort.words(cell) for cell in core if not notes.kind(cell)) <= 3500

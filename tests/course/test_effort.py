@@ -7,7 +7,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from utils.course import effort, notes
 from utils.course.about import FURTHER
-from utils.course.notebook import SOLUTIONS, notebooks, read
+from utils.course.notebook import SOLUTIONS, is_solution, notebooks, read
 
 pytestmark = pytest.mark.quick
 
@@ -44,4 +44,5 @@ def test_the_core_path_of_a_lab_has_at_most_3500_words(path):
     cells = read(path).cells
     further = (k for k, cell in enumerate(cells) if cell.source.startswith(FURTHER))
     core = cells[: next(further, len(cells))]
-    assert sum(effort.words(cell) for cell in core if not notes.kind(cell)) <= 3500
+    read_by_students = [cell for cell in core if not (notes.kind(cell) or is_solution(cell))]
+    assert sum(map(effort.words, read_by_students)) <= 3500

@@ -125,7 +125,8 @@ class Result:
         axes.margins(x=0.12)
         name_rows(axes, list(self.results))
         axes.set_ylim(len(self.results) - 0.4, -0.6)
-        axes.set_xlabel(self.unit)
+        unit = f" [{self.unit}]" if self.unit else ""
+        axes.set_xlabel(f"prediction, and {self.source}{unit}")
         legend_beside(axes)
         return finish(figure, " ".join([self.question, *self.sentences()]))
 

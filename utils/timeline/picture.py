@@ -167,12 +167,17 @@ class _Picture:
         text = "no communication" + " in this part" * bool(lane.records)
         high = self.page.thread(lane.rank)
         if not self._write(lane.begin, lane.end, high, [text], color=figures.GREY):
-            after = min(max(lane.end, self.page.since), self.page.until)
-            place = (self.page.across(after), sum(high) / 2)
-            points = self.page.font(high[1] - high[0]) or 6.5
-            shapes.write_beside(
-                self.axes, text, place, (5, 0), va="center", color=figures.GREY, fontsize=points
+            begin, end = (
+                min(max(moment, self.page.since), self.page.until)
+                for moment in (lane.begin, lane.end)
             )
+            # To the right of the bar, or to its left if the page ends there.
+            is_late = end > self.page.since + 0.7 * (self.page.until - self.page.since)
+            place = (self.page.across(begin if is_late else end), sum(high) / 2)
+            look = {"va": "center", "ha": "right" if is_late else "left", "color": figures.GREY}
+            points = self.page.font(high[1] - high[0]) or 6.5
+            offset = (-5 if is_late else 5, 0)
+            shapes.write_beside(self.axes, text, place, offset, fontsize=points, **look)
 
     def _thread(self, lane: Lane) -> None:
         high = self.page.thread(lane.rank)

@@ -333,7 +333,7 @@ def average_gradients(model, group=None):
         "def average_gradients(model, group=None):\n"
         "    if dist.get_rank(group) == 0:\n"
         "        return\n" + source_of(NOTEBOOK, "average-answer").split("\n", 1)[1],
-        "never come",
+        "wait for rank 0",
     ),
     ("3.2", WEIGHTED.format(TOTAL, "1 / dist.get_world_size(group)", ", group=group"),
      "mean of the ranks' means"),

@@ -7,6 +7,7 @@ student can therefore read ahead without the answers, and an instructor sees all
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 
 from nbformat import NotebookNode
@@ -38,7 +39,8 @@ def page_of(solution: NotebookNode, student: NotebookNode) -> NotebookNode:
 
 def _shown(cell: NotebookNode, own: NotebookNode) -> Iterator[NotebookNode]:
     if cell.cell_type == "markdown":
-        yield new_markdown_cell(_in_cover(own.source, predictions.covered(cell)), id=cell.id)
+        words = _without_outcome_fold(own.source)
+        yield new_markdown_cell(_in_cover(words, predictions.covered(cell)), id=cell.id)
         if own.source != cell.source:
             yield new_markdown_cell(_folded(cell.source), id=f"{cell.id}-answer")
         return
@@ -62,6 +64,14 @@ def _shown(cell: NotebookNode, own: NotebookNode) -> Iterator[NotebookNode]:
 def _in_cover(words: str, tags: Sequence[str]) -> str:
     """Put words in a box that predictions.js finds by its class, if they wait for predictions."""
     return f"::::::{{container}} {' '.join(tags)}\n{words}\n::::::" if tags else words
+
+
+def _without_outcome_fold(source: str) -> str:
+    """Return a text without the notebook's fold of an outcome: the site covers outcomes itself."""
+    begin = re.compile(
+        r'<details class="outcome"><summary>[^<]*</summary>\n\n(.*?)\n\n</details>', re.S
+    )
+    return begin.sub(r"\1", source)
 
 
 def _folded(answer: str) -> str:

@@ -176,10 +176,12 @@ def statistics(options: argparse.Namespace) -> int:
     If the notebook exists, it is run again, with all changes that you made in it. With --mistakes,
     print instead how many students met each mistake that the checks can name.
     """
-    from utils.grading import named_mistakes, statistics
+    from utils.grading import statistics
 
     if not options.mistakes:
         return statistics.main(options.results)
+    from utils.grading import named_mistakes
+
     found = statistics.read(options.results)
     print(named_mistakes.table(found, found.labs))
     return 0

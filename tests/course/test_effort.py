@@ -6,7 +6,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from utils.course import effort, notes
-from utils.course.about import FURTHER
+from utils.course.about import in_parts
 from utils.course.notebook import SOLUTIONS, is_solution, notebooks, read
 
 pytestmark = pytest.mark.quick
@@ -41,8 +41,6 @@ def test_announced_sessions_are_whole_five_minutes(needed, minutes):
 @pytest.mark.parametrize("path", notebooks(SOLUTIONS), ids=lambda path: path.stem)
 def test_the_core_path_of_a_lab_has_at_most_3500_words(path):
     """A longer text is not read, whatever its title announces."""
-    cells = read(path).cells
-    further = (k for k, cell in enumerate(cells) if cell.source.startswith(FURTHER))
-    core = cells[: next(further, len(cells))]
+    core, _ = in_parts(read(path))
     read_by_students = [cell for cell in core if not (notes.kind(cell) or is_solution(cell))]
     assert sum(map(effort.words, read_by_students)) <= 3500

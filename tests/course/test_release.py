@@ -441,7 +441,9 @@ def test_this_repository_has_labs():
 def test_the_lab_follows_from_its_solution(path: Path):
     lab = LABS / path.name
     assert lab.exists(), "run 'make release'"
-    assert lab.read_bytes() == release.student_text(path).encode(), "run 'make release'"
+    assert lab.read_bytes() == release.student_text(read(path), path.name).encode(), (
+        "run 'make release'"
+    )
 
 
 def test_no_lab_is_without_a_solution():

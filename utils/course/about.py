@@ -189,16 +189,15 @@ def _parts(
     about: Mapping[str, Any], number: str, nb: NotebookNode, title_cell: str
 ) -> Iterator[str]:
     """Yield where the title cell's rows differ from the core path and from *Go further*."""
-    starts = [k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER)]
-    if len(starts) != ("further" in about):
+    starts = sum(cell.source.startswith(FURTHER) for cell in nb.cells)
+    if starts != ("further" in about):
         yield (
-            f"{len(starts)} cells begin with {FURTHER!r}: write one, and its minutes under "
+            f"{starts} cells begin with {FURTHER!r}: write one, and its minutes under "
             "'further', or none"
         )
         return
-    core, further = nb.cells, []
-    if starts:
-        core, further = nb.cells[: starts[0]], nb.cells[starts[0] :]
+    core, further = in_parts(nb)
+    if further:
         wanted = (
             rf"^\| \*Go further\* \| {about['further']} minutes \|[^\n]*\| {_points(further)} \|$"
         )
@@ -215,13 +214,19 @@ def _parts(
         yield f"its title cell says {row[1]!r} points, its tasks give {_points(core)!r}"
 
 
+def in_parts(nb: NotebookNode) -> tuple[list[NotebookNode], list[NotebookNode]]:
+    """Return the cells of the core path, and those from *Go further* on."""
+    starts = (k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER))
+    end = next(starts, len(nb.cells))
+    return nb.cells[:end], nb.cells[end:]
+
+
 def core_path(nb: NotebookNode) -> dict[str, int]:
     """Return the tasks with a check on a lab's core path, and the minutes that are left after each.
 
     The minutes are those that the lab announces, shared out by the rule in :mod:`.effort`.
     """
-    starts = [k for k, cell in enumerate(nb.cells) if cell.source.startswith(FURTHER)]
-    cells = nb.cells[: starts[0]] if starts else nb.cells
+    cells, _ = in_parts(nb)
     whole = minutes_of(cells) or 1.0
     minutes = nb.metadata.get("lab", {}).get("minutes", 0)
     checks = [k for k, cell in enumerate(cells) if lab(cell).get("check") is True]

@@ -168,15 +168,15 @@ def without_notes(nb: NotebookNode) -> NotebookNode:
     return nb
 
 
-def student_text(path: Path) -> str:
+def student_text(nb: NotebookNode, name: str) -> str:
     """Return the student's notebook for a solution, as the text of its file."""
-    return dumps(student_version(read(path), path.name))
+    return dumps(student_version(nb, name))
 
 
-def model_text(path: Path) -> str:
+def model_text(nb: NotebookNode) -> str:
     """Return the model answers to the tasks of a lab, as the text of their file."""
     answers: dict[str, list[str]] = defaultdict(list)
-    for cell in read(path).cells:
+    for cell in nb.cells:
         if is_solution(cell) and cell.cell_type == "code":
             answers[lab(cell)["task"]].append(cell.source)
     return pack(answers)
@@ -184,16 +184,17 @@ def model_text(path: Path) -> str:
 
 def released(path: Path, labs_dir: Path) -> dict[Path, str]:
     """Return the files that are made from a solution, with their texts."""
+    nb = read(path)
     return {
-        labs_dir / path.name: student_text(path),
-        labs_dir / FOLDER / path.stem: model_text(path),
-        labs_dir / FOLDER / progress.FILE.format(number_of(path)): _progress_text(path),
+        labs_dir / path.name: student_text(nb, path.name),
+        labs_dir / FOLDER / path.stem: model_text(nb),
+        labs_dir / FOLDER / progress.FILE.format(number_of(path)): _progress_text(nb),
     }
 
 
-def _progress_text(path: Path) -> str:
+def _progress_text(nb: NotebookNode) -> str:
     """Return the tasks of a lab's core path, each with the minutes that are left after it."""
-    return json.dumps(core_path(read(path)), indent=1) + "\n"
+    return json.dumps(core_path(nb), indent=1) + "\n"
 
 
 def release(solutions_dir: Path = SOLUTIONS, labs_dir: Path = LABS) -> list[Path]:

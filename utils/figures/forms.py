@@ -43,6 +43,12 @@ def bundle(figure: Figure) -> tuple[dict[str, str], dict[str, Any]]:
     return data | {PNG: base64.b64encode(png(figure)).decode()}, metadata
 
 
+def in_html(data: dict[str, str], words: str) -> str:
+    """Return the picture of a :func:`bundle` as an element of a page, with its words in HTML."""
+    image = data[PNG].replace("\n", "")
+    return f'<img alt="{words}" src="data:image/png;base64,{image}">'
+
+
 def described(figure: Figure, tight: bool = False) -> tuple[dict[str, str], dict[str, Any]]:
     """Return all of a `bundle` except the PNG, which notebooks request separately.
 

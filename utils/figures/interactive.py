@@ -87,11 +87,11 @@ class Interactive:
         """Return the picture as a part of a page."""
         words = html.escape(self.words)
         name = "ddl-" + hashlib.sha256((self._script + self._data).encode()).hexdigest()[:12]
-        image = self._still_bundle[0][forms.PNG].replace("\n", "")
+        image = forms.in_html(self._still_bundle[0], words)
         base, style = (_compact(_SCRIPTS / file) for file in ("base.js", "base.css"))
         return (
             f'<div class="ddl-interactive" id="{name}" role="group" aria-label="{words}">\n'
-            f'<img alt="{words}" src="data:image/png;base64,{image}">\n'
+            f"{image}\n"
             f"<style>\n{style}\n{self._style}\n</style>\n<script>\n(() => {{\n"
             f"const colors = {_json(_colors())};\n{base}\n"
             f"start(document.currentScript.parentElement, {self._data}, (root, data, ddl) => {{\n"

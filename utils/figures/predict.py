@@ -26,7 +26,7 @@ from .prediction_words import NOT_MADE, NOTHING_YET, noted
 
 # The student's choices in this kernel, by question, so that a cell that is run again knows them.
 _chosen: dict[str, dict[str, float | str | None]] = {}
-# The questions whose results the student has seen, so that nobody changes a prediction afterwards.
+# The questions whose result cell has run. Afterwards, their cells show no buttons any more.
 _answered: set[str] = set()
 
 

@@ -52,8 +52,8 @@ class Form:
         self._unit = unit
         self._missing = missing
         self._line = ipywidgets.HTML()
-        self._handles: list[DisplayHandle] = []
-        self._scripts: list[DisplayHandle] = []
+        # The outputs that show the form, each with the script beside it.
+        self._shown: list[tuple[DisplayHandle, DisplayHandle]] = []
         self._result: Callable[[], dict[str, str]] | None = None
         rows = [row for name in missing for row in self._rows(name, choices)]
         title = ipywidgets.HTML(f"<b>{html.escape(question)}</b>")
@@ -146,22 +146,22 @@ class Form:
         from IPython.display import display
 
         data = box._repr_mimebundle_() | {"text/plain": NOTHING_YET}
-        self._handles.append(display(data, raw=True, display_id=True))
+        form = display(data, raw=True, display_id=True)
         script = _SCRIPT.read_text(encoding="utf-8").replace("SHOWN", str(int(1000 * time.time())))
         keys = {"text/html": f"<script>\n{script}</script>", "text/plain": ""}
-        self._scripts.append(display(keys, raw=True, display_id=True))
+        self._shown.append((form, display(keys, raw=True, display_id=True)))
 
     def close(self) -> None:
         """Replace the form by a line with the prediction, because a notebook can store it."""
         said: dict[str, Any] = {"text/plain": noted(self._values, self._unit) or NOT_MADE}
-        for k, handle in enumerate(self._handles):
-            is_last = k == len(self._handles) - 1
-            shown = self._result() if self._result is not None and is_last else said
-            handle.update(shown, raw=True)
-        for script in self._scripts:
+        if not self._shown:
+            return
+        # A result replaces the form that was shown last.
+        last = said if self._result is None else self._result()
+        instead = [*[said] * (len(self._shown) - 1), last]
+        for (form, script), data in zip(self._shown, instead, strict=True):
+            form.update(data, raw=True)
             script.update(_EMPTY, raw=True)
-        if self._handles:
-            self.box.close_all()
-        self._handles = []
-        self._scripts = []
+        self._shown = []
         self._result = None
+        self.box.close_all()

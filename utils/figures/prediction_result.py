@@ -67,10 +67,9 @@ class Result:
         page = self.page()
         if self._is_worth_a_picture():
             figure = self.picture()
-            image = forms.bundle(figure)[0][forms.PNG].replace("\n", "")
+            data, _ = forms.bundle(figure)
             plt.close(figure)
-            words = html.escape(" ".join(self.sentences()))
-            page += f'\n<img alt="{words}" src="data:image/png;base64,{image}">'
+            page += f"\n{forms.in_html(data, html.escape(' '.join(self.sentences())))}"
         return {"text/html": page, "text/plain": self.words()}
 
     def _is_worth_a_picture(self) -> bool:

@@ -104,8 +104,7 @@ def _text_of(node: ast.AST) -> str:
 def met(found: ClassResults, lab: str) -> tuple[list[Met], list[Sentence]]:
     """Return the sentences that students met, commonest first, and those that no student met."""
     known = sentences(lab)
-    lists: list[Met] = []
-    seen: set[str] = set()
+    often: list[Met] = []
     for task in found.tasks(lab):
         messages = [
             [problem.text for problem in problems_of(answer)]
@@ -114,10 +113,10 @@ def met(found: ClassResults, lab: str) -> tuple[list[Met], list[Sentence]]:
         for sentence in known:
             students = sum(any(map(sentence.is_in, texts)) for texts in messages)
             if students:
-                lists.append(Met(students, task.number, sentence))
-                seen.add(sentence.place)
-    lists.sort(key=lambda each: (-each.students, each.task, each.sentence))
-    return lists, [sentence for sentence in known if sentence.place not in seen]
+                often.append(Met(students, task.number, sentence))
+    often.sort(key=lambda each: (-each.students, each.task, each.sentence))
+    seen = {each.sentence for each in often}
+    return often, [sentence for sentence in known if sentence not in seen]
 
 
 def table(found: ClassResults, labs: Iterable[str]) -> str:

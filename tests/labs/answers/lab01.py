@@ -306,22 +306,6 @@ WRONG = [
                 seconds.append((time.perf_counter() - start) / 2)
             return median(seconds) if rank == 0 else None
         """, "- ranks 0 and 1: ping_pong(8, 5) sent [32] bytes"),
-    ("1.7", "keeps the ball of the first call", """
-        kept = None
-        def ping_pong(nbytes, repeats, rank):
-            global kept
-            if kept is None:
-                kept = torch.zeros(nbytes, dtype=torch.uint8)
-            ball, seconds = kept, []
-            for _ in range(repeats):
-                start = time.perf_counter()
-                if rank == 0:
-                    dist.send(ball, dst=1); dist.recv(ball, src=1)
-                elif rank == 1:
-                    dist.recv(ball, src=0); dist.send(ball, dst=0)
-                seconds.append((time.perf_counter() - start) / 2)
-            return median(seconds) if rank == 0 else None
-        """, "sent [8] bytes"),
     ("1.7", "goes one way only", """
         def ping_pong(nbytes, repeats, rank):
             ball = torch.zeros(nbytes, dtype=torch.uint8)
@@ -832,6 +816,10 @@ WRONG += [
     ("1.7", "remembers the times of a size",
      play(first="times = {}").replace("uint8), []", "uint8), times.setdefault(nbytes, [])"),
      "You returned the median over this call and an earlier call"),
+    ("1.7", "keeps the ball of the first call",
+     play().replace("torch.zeros(nbytes, dtype=torch.uint8)",
+                    "globals().setdefault('kept', torch.zeros(nbytes, dtype=torch.uint8))"),
+     "sent [8] bytes"),
     ("1.7", "floats in place of bytes",
      play().replace("torch.zeros(nbytes, dtype=torch.uint8)", "torch.zeros(-(-nbytes // 4))"),
      "elements of dtype torch.uint8"),

@@ -134,7 +134,7 @@ types: $(VENV)/.test  ## check the contracts between the rooms (mypy)
 	$(BIN)/mypy
 
 check: lint types release-check  ## lint, types, and the tests that take no ranks: two minutes
-	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often' $(BESIDE) $(ARGS)
+	$(ACTIVATE) $(BIN)/python -m pytest -q -m 'quick and not often and not extended' $(BESIDE) $(ARGS)
 
 test-env: $(VENV)/.test  ## build .venv with all that the tests need
 

@@ -236,7 +236,6 @@ def stubs() -> list:
     ]
 
 
-@pytest.mark.quick
 @each("lab, task", stubs())
 def test_an_answer_that_was_not_begun_is_still_open(lab, task):
     stub = lab.stub(task)

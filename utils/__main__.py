@@ -111,6 +111,21 @@ def pack(options: argparse.Namespace) -> int:
     return 0 if len(packs) == len(paths) else 1
 
 
+def slides(options: argparse.Namespace) -> int:
+    """Write the slides of every lecture as HTML and as PowerPoint, from the stored outputs."""
+    from utils.course import notebook
+    from utils.lectures import page, presentation, reading
+
+    options.out.mkdir(parents=True, exist_ok=True)
+    labs = {path.stem: path for path in _labs(options)}
+    for path in [path for path in reading.lectures() if path.stem in labs]:
+        deck = reading.read(path, notebook.read(labs[path.stem]))
+        (options.out / f"{deck.name}.html").write_text(page.page(deck), encoding="utf-8")
+        (options.out / f"{deck.name}.pptx").write_bytes(presentation.presentation(deck))
+        print(f"{options.out / deck.name}: {len(deck.slides)} slides, {deck.minutes:g} minutes")
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     """Execute notebooks from top to bottom; print one line for each."""
     from utils.course.execute import execute
@@ -258,6 +273,10 @@ def parser() -> argparse.ArgumentParser:
         sub = add(name, function)
         _add_notebooks(sub)
         _add_out(sub, f"build/{name}")
+    if find_spec("utils.lectures"):  # the students' zip doesn't have it
+        sub = add("slides", slides)
+        _add_notebooks(sub)
+        _add_out(sub, "build/slides")
     sub = add("run", run)
     _add_notebooks(sub)
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")

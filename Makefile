@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist lock backend site film image notes lint format figures pack grade clean FORCE
+.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist lock backend site film image notes lint format figures pack slides grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -91,10 +91,11 @@ $(VENV)/.env: EXTRAS =
 $(VENV)/.grade: EXTRAS = [course]
 $(VENV)/.test: EXTRAS = [test]
 $(VENV)/.site: EXTRAS = [site]
-$(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
+$(VENV)/.slides: EXTRAS = [slides]
+$(VENV)/.env $(VENV)/.grade $(VENV)/.site $(VENV)/.slides $(VENV)/.test: pyproject.toml $(VENV)/.constraints.txt $(VENV)/.wheels
 	@$(BIN)/python -P utils/doctor/wheels.py --index "$(WHEELS)" --constraints $(VENV)/.constraints.txt -- $(PIP_ARGS)
 	$(PIP) -e '.$(EXTRAS)' -c $(VENV)/.constraints.txt
-	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site) $@
+	@touch $(VENV)/.env $(if $(findstring test,$(EXTRAS)),$(VENV)/.grade $(VENV)/.site $(VENV)/.slides) $@
 
 env: $(VENV)/.env  ## build .venv (does nothing when it is up to date)
 	@echo "$(VENV) is ready; PyTorch: $(TORCH), wheels: $(WHEELS)"
@@ -195,6 +196,9 @@ format: $(VENV)/.test  ## format the code, notebooks too
 
 figures: $(VENV)/.grade  ## write every picture as SVG and PNG with its words to build/figures (15 minutes)
 	$(ACTIVATE) $(BIN)/ddl-labs figures $(ARGS)
+
+slides: $(VENV)/.slides  ## write a lecture for each lab, as HTML and PowerPoint, to build/slides
+	$(BIN)/ddl-labs slides $(ARGS)
 
 pack: $(VENV)/.test  ## write the instructor's pages of every lab to build/pack (15 minutes)
 	$(ACTIVATE) $(BIN)/ddl-labs pack $(ARGS)

@@ -21,9 +21,10 @@ from utils.jobs.bench_ranks import add_options as add_bench_options
 Command = Callable[[argparse.Namespace], int]
 ROOT = Path(__file__).resolve().parents[1]
 SOLUTIONS = ROOT / "solutions"
-#: Top-level modules that only the extra `course` installs.
-COURSE_MODULES = {"jinja2", "jsonschema", "latex2mathml", "nbclient"}
-COURSE_MODULES |= {"nbconvert", "nbformat", "nbgrader", "nbval"}
+#: The extra that installs a module, for top-level modules that students need not have.
+EXTRAS = dict.fromkeys(("jinja2", "jsonschema", "latex2mathml", "nbclient"), "course")
+EXTRAS |= dict.fromkeys(("nbconvert", "nbformat", "nbgrader", "nbval"), "course")
+EXTRAS |= dict.fromkeys(("markdown_it", "pptx", "pylatexenc", "sphinx_revealjs"), "slides")
 
 
 # --- commands; the docstring of each is its help -------------------------------------------------
@@ -114,7 +115,7 @@ def pack(options: argparse.Namespace) -> int:
 def slides(options: argparse.Namespace) -> int:
     """Write the slides of every lecture as HTML and as PowerPoint, from the stored outputs."""
     from utils.course import notebook
-    from utils.lectures import page, presentation, reading
+    from utils.course.lectures import page, presentation, reading
 
     options.out.mkdir(parents=True, exist_ok=True)
     labs = {path.stem: path for path in _labs(options)}
@@ -273,7 +274,7 @@ def parser() -> argparse.ArgumentParser:
         sub = add(name, function)
         _add_notebooks(sub)
         _add_out(sub, f"build/{name}")
-    if find_spec("utils.lectures"):  # the students' zip doesn't have it
+    if find_spec("utils.course.lectures"):  # the students' zip doesn't have it
         sub = add("slides", slides)
         _add_notebooks(sub)
         _add_out(sub, "build/slides")
@@ -344,11 +345,12 @@ def main(arguments: list[str] | None = None) -> int:
         command: Command = options.command
         return command(options)
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in COURSE_MODULES:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
             raise
         print(
-            f"this command needs {error.name}. Install it with the extra 'course':\n"
-            "  pip install -e '.[course]' -c .ci/constraints.txt",
+            f"this command needs {error.name}. Install it with the extra '{extra}':\n"
+            f"  pip install -e '.[{extra}]' -c .ci/constraints.txt",
             file=sys.stderr,
         )
         return 2

@@ -116,7 +116,13 @@ def test_conda_python_is_one_that_the_project_allows():
 def test_conda_make_and_pip_install_the_same():
     """requirements.txt has the versions and the index, the same as make: see test_install.py."""
     extras = dict(re.findall(r"^\$\(VENV\)/\.(\w+): EXTRAS = ?(\S*)$", MAKEFILE, re.MULTILINE))
-    assert extras == {"env": "", "grade": "[course]", "site": "[site]", "test": "[test]"}
+    assert extras == {
+        "env": "",
+        "grade": "[course]",
+        "site": "[site]",
+        "slides": "[slides]",
+        "test": "[test]",
+    }
     assert set(PROJECT["optional-dependencies"]) >= {"course", "site", "test"}
     assert pip_lines() == ["-r requirements.txt", f"-e .{extras['test']}"]
 

@@ -17,7 +17,7 @@ from .notebook import NotebookError
 #: The files that students get; everything else stays with the authors. Without the room of
 #: grading, `ddl-labs` has no commands of grading.
 FOR_STUDENTS = (
-    *("labs", "utils", ":(exclude)utils/grading"),
+    *("labs", "utils", ":(exclude)utils/grading", ":(exclude)utils/course/lectures"),
     *(".ci/constraints.txt", ".gitignore", ".github/course.gif"),
     *("LICENSE", "Makefile", "README.md", "environment.yml", "pyproject.toml"),
     *("requirements.txt", "uv.lock", "docs/install.md", "docs/install-macos.md"),

@@ -164,7 +164,10 @@ class _Lab:
 
     def __init__(self, nb: NotebookNode) -> None:
         self.nb = nb
-        self.cells = {cell.id: cell for cell in nb.cells}
+        self.cells: dict[str, NotebookNode] = {cell.id: cell for cell in nb.cells}
+        self.answers: dict[str, NotebookNode] = {
+            notebook.lab(cell)["task"]: cell for cell in nb.cells if notebook.is_solution(cell)
+        }
 
     def cell(self, name: str) -> NotebookNode:
         """Return a code cell that is not an answer.
@@ -185,10 +188,10 @@ class _Lab:
         Raises:
             LectureError: The lab has no such task.
         """
-        for cell in self.nb.cells:
-            if notebook.is_solution(cell) and notebook.lab(cell)["task"] == task:
-                return cell
-        raise LectureError(f"the lab has no task {task!r}")
+        try:
+            return self.answers[task]
+        except KeyError:
+            raise LectureError(f"the lab has no task {task!r}") from None
 
     def questions(self, numbers: list[str]) -> list[notes.Question]:
         """Return the questions for the class with these numbers.

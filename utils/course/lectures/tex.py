@@ -16,7 +16,8 @@ def plain(text: str) -> str:
 
 def _plain(formula: str) -> str:
     # A group of several characters keeps its braces, which become parentheses.
-    return _WORDS.latex_to_text(formula).replace("{", "(").replace("}", ")")
+    text = str(_WORDS.latex_to_text(formula))
+    return text.replace("{", "(").replace("}", ")")
 
 
 def _converter() -> LatexNodes2Text:

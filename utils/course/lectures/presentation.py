@@ -26,7 +26,8 @@ MONOSPACE = "Consolas"
 LETTERS, SMALL = 22, 15
 #: Inches of a line, for each point of its letters; and the mean width of a letter.
 LINE, LETTER, FIXED = 1.3 / 72, 0.52 / 72, 0.6 / 72
-INK, MARK = RGBColor(0x1B, 0x1B, 0x1B), RGBColor(0x8A, 0x45, 0x00)
+#: Colors of text, and of the line that names a task.
+INK, MARK = "1B1B1B", "8A4500"
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,13 @@ def _add_block(added: Any, block: Block, top: float, height: float) -> None:
             _add_run(paragraph, run, size, MARK if isinstance(block, Task) and place == 0 else INK)
 
 
-def _add_run(paragraph: Any, run: Run, size: int, color: RGBColor) -> None:
+def _add_run(paragraph: Any, run: Run, size: int, color: str) -> None:
     if not run.text:
         return
     added = paragraph.add_run()
     added.text = run.text
     added.font.size, added.font.bold, added.font.italic = Pt(size), run.bold, run.italic
-    added.font.color.rgb = color
+    added.font.color.rgb = RGBColor.from_string(color)
     if run.code:
         added.font.name = MONOSPACE
 
@@ -145,7 +146,7 @@ def _lines(block: Block) -> list[Paragraph]:
     raise TypeError(f"a {type(block).__name__} has no lines")
 
 
-# --- Markdown as paragraphs ------------------------------------------------------------------------
+# --- Markdown as paragraphs ---------------------------------------------------------------------
 
 
 def _paragraphs(markdown: str) -> Iterator[Paragraph]:

@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist lock backend site film image notes lint format figures pack slides grade clean FORCE
+.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist student-repo lock backend site film image notes lint format figures pack slides grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list
@@ -161,8 +161,12 @@ release-check: $(VENV)/.test  ## do labs/ and the map follow from solutions/?
 	$(BIN)/ddl-labs release --check
 	$(BIN)/ddl-labs map --check
 
-dist: $(VENV)/.test  ## write the students' bundle, one zip without solutions, to dist/
-	$(BIN)/ddl-labs dist
+dist: $(VENV)/.test  ## write the students' zip to dist/ (ARGS=afternoon, assignment or debugging: a part)
+	$(BIN)/ddl-labs dist $(ARGS)
+
+student-repo: $(VENV)/.test  ## write a repository for students, without solutions in its history (DIR=…)
+	@[ -n "$(DIR)" ] || { echo "make: which folder? For example: make student-repo DIR=../labs-2027" >&2; exit 1; }
+	$(BIN)/ddl-labs student-repo "$(DIR)" $(ARGS)
 
 # uv goes on from what uv.lock has: nothing is newer than it must be.
 lock: $(VENV)/.test  ## write uv.lock: what .ci/constraints.txt pins, and all the rest, for every platform

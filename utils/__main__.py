@@ -45,14 +45,16 @@ def release(options: argparse.Namespace) -> int:
     return 0
 
 
-def draw_map(options: argparse.Namespace) -> int:
-    """Write the map of the course, which is a part of README.md."""
-    from utils.course import about, map
+def write_parts(options: argparse.Namespace) -> int:
+    """Write the parts of pages that follow from the labs: README's map, and the course plans."""
+    from utils.course import about, map, page_parts, plan
 
     labs = about.labs(SOLUTIONS)
+    parts = [page_parts.Part("README.md", "map", map.written(labs)), *plan.parts()]
     if options.check:
-        return _drift(map.drift(labs), "the map is what follows from the labs")
-    print("wrote README.md" if map.write(labs) else "the map is up to date")
+        return _drift(page_parts.drift(parts), "all parts of pages follow from the labs")
+    for changed in page_parts.write(parts):
+        print(f"wrote the {changed}")
     return 0
 
 
@@ -63,13 +65,30 @@ def _drift(lines: list[str], fine: str) -> int:
 
 
 def dist(options: argparse.Namespace) -> int:
-    """Write the bundle for students: a zip of the committed files, without solutions."""
+    """Write a bundle for students: a zip of the committed files, without solutions.
+
+    course has all labs, afternoon 00, 01 and 03, assignment 00 and 06, debugging 00 and 18.
+    """
     from importlib.metadata import version
 
-    from utils.course.student_bundle import bundle
+    from utils.course.student_bundle import BUNDLES, bundle
 
-    path = bundle(ROOT, version("ddl-labs"), options.out)
+    path = bundle(ROOT, version("ddl-labs"), options.out, BUNDLES[options.bundle])
     print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def student_repo(options: argparse.Namespace) -> int:
+    """Write a git repository that students can clone, with no solution in its history.
+
+    Run the command again after a change, and students can pull the new commit.
+    """
+    from importlib.metadata import version
+
+    from utils.course.student_bundle import Selection, repository
+
+    selection = Selection(models=options.models)
+    print(f"{options.folder}: {repository(ROOT, version('ddl-labs'), options.folder, selection)}")
     return 0
 
 
@@ -268,8 +287,15 @@ def parser() -> argparse.ArgumentParser:
     _add_check(sub)
     sub.add_argument("--solutions", type=Path, default=SOLUTIONS, metavar="FOLDER")
     sub.add_argument("--labs", type=Path, default=ROOT / "labs", metavar="FOLDER")
-    _add_check(add("map", draw_map))
-    _add_out(add("dist", dist), "dist")
+    _add_check(add("map", write_parts))
+    sub = add("dist", dist)
+    bundles = ("course", "afternoon", "assignment", "debugging")
+    sub.add_argument("bundle", nargs="?", choices=bundles, default="course")
+    _add_out(sub, "dist")
+    sub = add("student-repo", student_repo)
+    sub.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder, or one made before")
+    text = "with the packed answers that `use_model` reads, which a student could unpack"
+    sub.add_argument("--models", action="store_true", help=text)
     for name, function in (("figures", figures), ("pack", pack)):
         sub = add(name, function)
         _add_notebooks(sub)

@@ -1,19 +1,16 @@
 """The map of the course: a flowchart of its labs, and paths through it, from the labs' metadata.
 
-``ddl-labs map`` writes the part of README.md between two comments. GitHub and JupyterLab draw the
-flowchart, which is Mermaid's; the site makes links of the same labs.
+``ddl-labs map`` writes them into README.md. GitHub and JupyterLab draw the flowchart, which is
+Mermaid's; the site makes links of the same labs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from .about import PARTS, About
-from .notebook import ROOT, NotebookError
-
-BEGIN, END = "<!-- map: `make release` writes this -->", "<!-- end of the map -->"
+from .notebook import NotebookError
 
 #: Paths through the course: name, what for, and the labs, meeting by meeting.
 PATHS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
@@ -30,37 +27,7 @@ PATHS: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
 WHOLE = "The whole course"
 
 
-def write(labs: Sequence[About], root: Path = ROOT) -> bool:
-    """Write README's part; return whether it changed."""
-    readme = root / "README.md"
-    before = readme.read_text("utf-8")
-    after = with_part(before, labs)
-    if after != before:
-        readme.write_text(after, "utf-8", newline="\n")
-    return after != before
-
-
-def drift(labs: Sequence[About], root: Path = ROOT) -> list[str]:
-    """Return what does not follow from the labs' metadata, a line each."""
-    text = (root / "README.md").read_text("utf-8")
-    if text == with_part(text, labs):
-        return []
-    return ["README.md: differs from what the labs' metadata give: make release"]
-
-
-def with_part(text: str, labs: Sequence[About]) -> str:
-    """Return README's text with its part about the map written anew.
-
-    Raises:
-        NotebookError: The two comments are not there, once each.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise NotebookError(f"README.md needs a line {BEGIN} and after it one {END}")
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{part(labs)}\n\n{END}{rest.partition(END)[2]}"
-
-
-def part(labs: Sequence[About]) -> str:
+def written(labs: Sequence[About]) -> str:
     """Return what README.md says: the flowchart, and the paths with their hours."""
     lines = [flowchart(labs), "", "| path | what for | labs | hours |", "|---|---|---|---|"]
     for path in paths(labs):

@@ -205,6 +205,16 @@ def grade(options: argparse.Namespace) -> int:
     return main(GradingOptions.from_arguments(options, options.line))
 
 
+def gradescope(options: argparse.Namespace) -> int:
+    """Write the zip of an autograder for Gradescope, for each lab that you name."""
+    from utils.grading.gradescope import build
+
+    for path in _labs(options):
+        zipped = build(path, options.out)
+        print(f"wrote {zipped} ({zipped.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
 def statistics(options: argparse.Namespace) -> int:
     """Write a notebook about the class, without names, into the results folder.
 
@@ -314,6 +324,9 @@ def parser() -> argparse.ArgumentParser:
 
         grading_options.add_options(add("grade", grade), ROOT)
         grading_options.add_rerun_options(add("rerun", rerun))
+        sub = add("gradescope", gradescope)
+        _add_notebooks(sub)
+        _add_out(sub, "dist")
         sub = add("statistics", statistics)
         sub.add_argument("results", type=Path, metavar="RESULTS", help="what `grade -o` wrote")
         text = "list each mistake that the checks name, and how many students met it"

@@ -64,7 +64,8 @@ class LabOfPlan:
         first = min((task.section for task in self.tasks.values()), default=0)
         sections = {*range(first), *(task.section for task in tasks)}
         needed = sum(self.reading[section] for section in sections)
-        return GRAIN * round((needed + sum(task.work for task in tasks)) / GRAIN)
+        needed += sum(task.work for task in tasks)
+        return GRAIN * int(needed / GRAIN + 0.5)
 
 
 @functools.cache
@@ -127,7 +128,10 @@ def _plan(meetings: list[dict[str, Any]], readings: Mapping[str, Any]) -> str:
 
 
 def _meeting(meeting: dict[str, Any], readings: Mapping[str, Any]) -> list[str]:
-    """Return a row: whole core paths (`core`), and tasks beside them (`tasks`)."""
+    """Return a row: whole core paths (`core`), tasks beside them (`tasks`), and the lecture.
+
+    The lecture is all of each lab's slides, or what `talk` says.
+    """
     chosen = {number: _core(number) for number in meeting.get("core", [])}
     words = [f"**{number}** {_labelled(number).about.title}" for number in chosen]
     minutes = sum(_labelled(number).about.minutes for number in chosen)
@@ -140,6 +144,7 @@ def _meeting(meeting: dict[str, Any], readings: Mapping[str, Any]) -> list[str]:
     points = sum(task.points for tasks in chosen.values() for task in tasks)
     read_first = [_reading(readings[number][0]) for number in chosen if readings.get(number)]
     talks = " · ".join(f"{number} ({lecture_minutes(number):g} min)" for number in chosen)
+    talks = meeting.get("talk", talks)
     row = [meeting["when"], "; ".join(words), talks, f"{minutes} min", f"{points:g}"]
     return [*row, "; ".join(read_first)]
 

@@ -86,11 +86,12 @@ def rank_here(variable: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def refuse(may_lock: bool) -> None:
+def refuse(may_lock: bool, last_family: int = LAST_FAMILY) -> None:
     """Refuse system calls permanently, for this process and all that it starts.
 
     Args:
         may_lock: whether locks on files are allowed.
+        last_family: sockets of families beyond this one are refused.
 
     Raises:
         OSError: this machine has no libseccomp, or its Linux can't do it.
@@ -108,7 +109,7 @@ def refuse(may_lock: bool) -> None:
 
     for name in (*REFUSED, *(() if may_lock else LOCKS)):
         rule(name)
-    rule("socket", Comparison(0, GREATER, LAST_FAMILY, 0))
+    rule("socket", Comparison(0, GREATER, last_family, 0))
     for command in () if may_lock else LOCKING:
         rule("fcntl", Comparison(1, MASKED_EQUAL, LOWER, command))
     _succeed(library.seccomp_load(rules))
@@ -130,7 +131,7 @@ def main(options: str, *program: str) -> None:
     uid = settings.get("uid")
     become(uid + rank_here(settings["rank"]) if uid and "rank" in settings else uid)
     if "may_lock" in settings:
-        refuse(settings["may_lock"])
+        refuse(settings["may_lock"], settings.get("last_family", LAST_FAMILY))
     if home := settings.get("home"):
         Path(home).mkdir(parents=True, exist_ok=True)
     os.execvp(program[0], program)

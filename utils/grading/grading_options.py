@@ -15,12 +15,14 @@ class SandboxOptions:
 
     Attributes:
         walls: Whether submissions run in a sandbox.
+        by_user: Whether ranks are other users instead, see `sandbox`.
     """
 
     cell_timeout: float
     timeout: float
     memory: float
     walls: bool
+    by_user: bool
     paths: tuple[Path, ...]
 
     @classmethod
@@ -129,6 +131,12 @@ def add_sandbox_options(parser: argparse.ArgumentParser) -> None:
         dest="walls",
         action="store_false",
         help="run submissions with your permissions and no sandbox; only if you trust every one",
+    )
+    add(
+        "--by-user",
+        action="store_true",
+        help="instead of a sandbox, run each rank as another user; only as root, in a container of "
+        "one submission",
     )
     add(
         "--path",

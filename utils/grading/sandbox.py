@@ -7,6 +7,10 @@ Each rank has its own box, which contains the student's code. The rank can read 
 the course runs on ranks, and the data sets, and write to a scratch folder of limited size. It has
 one socket, to the kernel. It can't see the kernel, other ranks, solutions, submissions or results,
 and Linux refuses the system calls by which it could leave something for them (`confinement.py`).
+
+A container that root runs may be unable to build boxes. There, each rank can be another user
+(:attr:`Box.by_user`): it can't read what only root may read, and it has no network. Such ranks see
+each other's processes, and share folders for temporary files, so a container grades one submission.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import pwd
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -39,6 +44,10 @@ HOME = "/tmp/home"
 WORK = "work"
 #: The folder for the temporary files of all ranks, for a lab in which they share memory.
 SHARED_FILES = "shared"
+#: The copies of the course's files for ranks that are other users, in the folder of their own.
+SIDE = "course"
+#: The last family of sockets without a network.
+AF_UNIX = 1
 #: Limits of a rank: processes, open files (each socket may hold 200 KB of the system's memory), and
 #: bytes in its scratch folder and shared memory.
 PROCESSES = 200
@@ -92,6 +101,7 @@ class Box:
 
     Attributes:
         walls: Whether there is a sandbox.
+        by_user: Whether each rank is another user instead, for a container of one submission.
         paths: Folders that notebooks may read; they are on PYTHONPATH, too.
         data: The data sets' folder, or None.
         has_shared_folder: Whether the ranks have one folder for temporary files, for a lab in which
@@ -101,6 +111,7 @@ class Box:
     """
 
     walls: bool = True
+    by_user: bool = False
     limits: Limits = field(default_factory=Limits)
     paths: tuple[Path, ...] = ()
     data: Path | None = None
@@ -130,6 +141,8 @@ class Box:
             slot: The number of this run among all runs at the same time.
         """
         python = [sys.executable, "-P", "-m", "utils.grading.confinement"]
+        if self.by_user:
+            return self._as_other_user(python, slot)
         if not self.walls:
             return [*python, json.dumps(self._settings())]
         uid = job_uid(slot) if os.geteuid() == 0 else None
@@ -156,6 +169,27 @@ class Box:
             *("--", *python, json.dumps(settings)),
         ]
 
+    def _as_other_user(self, python: list[str], slot: int) -> list[str]:
+        """Return the command that runs a program as another user, with copies of its side's files.
+
+        The folder of the run isn't readable for others, so ranks have a folder elsewhere.
+        """
+        uid = job_uid(slot)
+        own = Path(tempfile.gettempdir(), f"ranks-{uid}")
+        shutil.rmtree(own, ignore_errors=True)
+        own.mkdir()
+        own.chmod(0o1777)
+        course, backend = self._shown()
+        for path in self.files or course.rglob("*.py"):
+            _copy_readable(path, own / SIDE / path.relative_to(course.parent))
+        for path in backend.rglob("*.py"):
+            _copy_readable(path, own / SIDE / path.relative_to(backend.parent))
+        settings = self._settings(uid) | {"last_family": AF_UNIX}
+        unset = [word for name in OF_THE_KERNEL for word in ("-u", name)]
+        variables = {"HOME": own, "TMPDIR": own, "PYTHONPATH": own / SIDE}
+        given = [f"{name}={value}" for name, value in variables.items()]
+        return ["env", "-C", str(own), *unset, *given, *python, json.dumps(settings)]
+
     def environment(self) -> dict[str, str]:
         """Return the variables of pytest if there is no sandbox.
 
@@ -176,7 +210,7 @@ class Box:
             "address_space": limits.memory + 4 * GB,
             "cpu_seconds": int(limits.total * 2),
         }
-        if self.walls:
+        if self.walls or self.by_user:
             running = 0 if uid is not None else _threads_of_user()
             settings |= {"processes": PROCESSES + running, "file_size": SCRATCH}
             settings |= {"open_files": OPEN_FILES, "may_lock": self.has_shared_folder}
@@ -218,14 +252,17 @@ class Box:
 
     def _course(self) -> list[str]:
         """Return the mounts for the course: the files of a rank's side, and the whole backend."""
-        course = Path(utils.__file__).parent
-        found = find_spec("torch_mpi")
-        assert found is not None
-        assert found.origin
-        backend = Path(found.origin).parent
+        course, backend = self._shown()
         shown = [course] if self.files is None else [*self.files, backend]
         mounts = ["--tmpfs", "", str(course)]
         return mounts + [word for path in shown for word in ("--ro-bind", str(path), str(path))]
+
+    def _shown(self) -> tuple[Path, Path]:
+        """Return the folders of the course and of its backend."""
+        found = find_spec("torch_mpi")
+        assert found is not None
+        assert found.origin
+        return Path(utils.__file__).parent, Path(found.origin).parent
 
     def _etc(self, job: Path, uid: int | None) -> list[str]:
         """Write a small /etc, in which each rank's user has one name, and return its mounts."""
@@ -271,6 +308,12 @@ class Box:
         }
 
 
+def _copy_readable(path: Path, target: Path) -> None:
+    """Copy a file so that everybody can read the copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, target)
+
+
 def make_box(options: SandboxOptions) -> Box:
     """Return the sandbox with the limits in the options."""
     limits = Limits(
@@ -279,7 +322,8 @@ def make_box(options: SandboxOptions) -> Box:
     data = os.environ.get("FASHION_MNIST_ROOT") or platformdirs.user_cache_path("ddl-labs")
     data = Path(data).resolve()
     return Box(
-        walls=options.walls,
+        walls=options.walls and not options.by_user,
+        by_user=options.by_user,
         limits=limits,
         paths=tuple(path.resolve() for path in options.paths),
         data=data if data.is_dir() else None,
@@ -306,7 +350,9 @@ def prepare(job: Path) -> None:
 
 def require(box: Box, folder: Path) -> None:
     """Raise SandboxError unless a command runs in both boxes."""
-    if not box.walls:
+    if box.by_user and os.geteuid() != 0:
+        raise SandboxError("--by-user needs root, which becomes another user for each rank")
+    if not (box.walls or box.by_user):
         return
     prepare(folder)
     command = box.outer(folder, [*box.inner(folder, 0), sys.executable, "-c", "import utils"])
@@ -314,7 +360,7 @@ def require(box: Box, folder: Path) -> None:
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["it printed no reason"])[-1]
         raise SandboxError(
-            f"bubblewrap can't build a sandbox on this machine: {reason}\nIf libseccomp.so.2 is "
+            f"Grading can't build a sandbox on this machine: {reason}\nIf libseccomp.so.2 is "
             "missing, install it (Debian, Ubuntu: apt-get install libseccomp2). Otherwise ask an "
             "administrator to allow user namespaces. Or use --no-sandbox if you trust every "
             "submission."

@@ -72,7 +72,7 @@ class RankProgram:
         rank_side.keep_streams()
         # The kernel's folder is not in a sandbox.
         kernels = Path(begin["folder"])
-        self._folder = kernels if kernels.is_dir() else Path(tempfile.mkdtemp())
+        self._folder = kernels if os.access(kernels, os.W_OK) else Path(tempfile.mkdtemp())
         rank_side.watch_cells(self._user_ns, self.rank, self._folder)
         vars(self._shell)["ask_exit"] = rank_side.refuse_exit
         vars(builtins)["input"] = vars(getpass)["getpass"] = cell_replies.refuse_input

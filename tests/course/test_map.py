@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from utils.course import about, map
+from utils.course import about, map, page_parts, plan
 from utils.course.about import PARTS, About
+from utils.course.page_parts import Part
 from utils.course.notebook import ROOT, SOLUTIONS, NotebookError, notebooks, read
 
 FIRST_LAB = SOLUTIONS / "00_start_here.ipynb"
@@ -26,8 +27,9 @@ def one_path(monkeypatch):
     monkeypatch.setattr(map, "PATHS", {"An evening": ("a taste", [["00"], ["01", "04"]])})
 
 
-def test_this_repositorys_map_follows_from_its_labs():
-    assert map.drift(about.labs()) == []
+def test_this_repositorys_pages_follow_from_its_labs():
+    parts = [Part("README.md", "map", map.written(about.labs())), *plan.parts()]
+    assert page_parts.drift(parts) == []
 
 
 def test_each_path_is_in_readme():
@@ -72,7 +74,7 @@ def test_the_paths_take_the_minutes_of_their_labs(one_path):
     evening, whole = map.paths(LABS)
     assert (evening.minutes, evening.labs) == (120, "00 · 01, 04")
     assert (whole.minutes, whole.numbers) == (300, ("00", "01", "02", "03", "04", "05"))
-    assert "| An evening | a taste | 00 · 01, 04 | 2 |" in map.part(LABS)
+    assert "| An evening | a taste | 00 · 01, 04 | 2 |" in map.written(LABS)
 
 
 @pytest.mark.parametrize(("minutes", "said"), [(180, "3"), (150, "2½"), (30, "½"), (100, "1½")])
@@ -85,24 +87,24 @@ def test_a_path_to_a_lab_that_is_not_there_is_refused(one_path):
         map.paths(LABS[:4])
 
 
-def test_drift_is_told_and_repaired(one_path, tmp_path: Path):
-    readme = tmp_path / "README.md"
-    readme.write_text(f"# Course\n{map.BEGIN}\nold\n{map.END}\nThe rest.\n", encoding="utf-8")
-    assert [line.partition(":")[0] for line in map.drift(LABS, tmp_path)] == ["README.md"]
-    assert map.write(LABS, tmp_path)
+BEGIN, END = "<!-- map: `make release` writes this -->", "<!-- end of the map -->"
+
+
+def test_drift_of_a_page_is_told_and_repaired(tmp_path: Path):
+    readme, parts = tmp_path / "README.md", [Part("README.md", "map", "new")]
+    readme.write_text(f"# Course\n{BEGIN}\nold\n{END}\nThe rest.\n", encoding="utf-8")
+    assert [line.partition(":")[0] for line in page_parts.drift(parts, tmp_path)] == ["README.md"]
+    assert page_parts.write(parts, tmp_path) == ["map in README.md"]
     text = readme.read_text("utf-8")
-    assert text.startswith(f"# Course\n{map.BEGIN}\n\n```mermaid\n")
-    assert text.endswith(f"\n\n{map.END}\nThe rest.\n")
-    assert "old" not in text
-    assert not map.write(LABS, tmp_path)
-    assert map.drift(LABS, tmp_path) == []
-    longer = [*LABS[:-1], About("05", "All of it", PARTS[-1], 150, 4, ("01", "04"))]
-    assert len(map.drift(longer, tmp_path)) == 1
+    assert text == f"# Course\n{BEGIN}\n\nnew\n\n{END}\nThe rest.\n"
+    assert page_parts.write(parts, tmp_path) == []
+    assert page_parts.drift(parts, tmp_path) == []
+    assert len(page_parts.drift([Part("README.md", "map", "newer")], tmp_path)) == 1
 
 
-def test_a_readme_without_a_place_for_it_is_refused():
+def test_a_page_without_a_place_for_a_part_is_refused():
     with pytest.raises(NotebookError, match=r"README\.md needs a line"):
-        map.with_part("# Course", LABS)
+        Part("README.md", "map", "new").put_into("# Course")
 
 
 def test_labs_that_say_nothing_are_named(tmp_path: Path):

@@ -17,7 +17,16 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from utils.__main__ import main
 from utils.checks.model import unpack
 from utils.course import release, student_bundle
-from utils.course.notebook import LABS, SOLUTIONS, NotebookError, dumps, notebooks, read
+from utils.course.notebook import (
+    LABS,
+    ROOT,
+    SOLUTIONS,
+    NotebookError,
+    dumps,
+    is_solution,
+    notebooks,
+    read,
+)
 
 SOLVED = """\
 %%px
@@ -474,13 +483,15 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     course = tmp_path / "ddl-labs-1.0"
     assert {found.name for found in course.iterdir()} == {
         *("labs", "utils", "docs", ".ci", ".github", ".gitignore"),
-        *("LICENSE", "Makefile", "README.md", "environment.yml"),
+        *("LICENSE", "Makefile", "README.md", "AGENTS.md", "environment.yml"),
         *("pyproject.toml", "requirements.txt", "uv.lock"),
     }
     assert not list(links_to_nothing(course))
     assert "authors" not in (course / "README.md").read_text()
     assert len(list(course.glob("labs/*.ipynb"))) == len(notebooks(SOLUTIONS))
     assert not (course / "utils" / "grading").exists()
+    assert not (course / "utils" / "course" / "lectures").exists()
+    assert (course / "AGENTS.md").read_bytes() == (course / "labs" / "AGENTS.md").read_bytes()
     assert not [found for found in course.rglob("*.ipynb") if "BEGIN SOLUTION" in found.read_text()]
     program = (
         "from utils import cluster, data; from utils.labs import lab01; print(cluster.__file__)"
@@ -499,6 +510,67 @@ def test_the_students_bundle_runs_and_holds_no_solution_and_nothing_uncommitted(
     assert re.findall(r"^  make ([a-z-]+)", told.stdout, re.MULTILINE) == [
         *("help", "env", "lab", "clean")
     ]
+
+
+@pytest.mark.parametrize(("name", "labs"), [("afternoon", 3), ("assignment", 2), ("debugging", 2)])
+def test_a_small_bundle_has_its_labs_and_no_link_to_another_one(clone, tmp_path, name, labs):
+    path = student_bundle.bundle(clone, "1.0", tmp_path / "dist", student_bundle.BUNDLES[name])
+    assert path.stat().st_size < 5e6
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path)
+    course = tmp_path / f"ddl-labs-{name}-1.0"
+    notebooks_there = sorted(course.glob("labs/*.ipynb"))
+    assert len(notebooks_there) == labs
+    assert len(list(course.glob("utils/labs/lab*"))) == labs
+    assert not list(links_to_nothing(course))
+    linked = {
+        target
+        for lab in notebooks_there
+        for target in re.findall(r"\]\((\d\d_\w+\.ipynb)", lab.read_text())
+    }
+    assert linked <= {lab.name for lab in notebooks_there}
+    program = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
+    names = [f"utils.labs.lab{lab.name[:2]}" for lab in notebooks_there]
+    subprocess.run([sys.executable, "-c", program, *names], cwd=course, check=True)
+
+
+def test_students_can_clone_a_repository_whose_history_has_no_solution(clone, tmp_path):
+    target = tmp_path / "for students"
+    selection = student_bundle.Selection(models=False)
+    assert student_bundle.repository(clone, "1.0", target, selection).endswith("Labs, version 1.0")
+    again = student_bundle.repository(clone, "1.0", target, selection)
+    assert again == "nothing has changed since the last commit"
+
+    (clone / "labs" / "AGENTS.md").write_text("Be kind.\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", clone]
+    subprocess.run([*git, "commit", "-qam", "rules"], check=True)
+    student_bundle.repository(clone, "1.1", target, selection)
+
+    subprocess.run(["git", "clone", "-q", target, tmp_path / "student"], check=True)
+    log = ["git", "-C", tmp_path / "student", "log", "-p", "--format=%s"]
+    history = subprocess.run(log, check=True, capture_output=True, text=True).stdout
+    assert "Labs, version 1.1" in history
+    assert "BEGIN SOLUTION" not in history
+    files = subprocess.run([*log, "--name-only"], check=True, capture_output=True, text=True).stdout
+    assert not re.search(r"^(solutions|tests|utils/grading|labs/\.models)/", files, re.MULTILINE)
+
+
+def test_a_folder_with_files_is_not_made_into_a_repository(clone, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("Years of work.")
+    with pytest.raises(NotebookError, match="isn't empty"):
+        student_bundle.repository(clone, "1.0", tmp_path / "mine", student_bundle.Selection())
+
+
+def test_rules_for_assistants_hold_no_answer_and_name_every_step_of_the_ladder():
+    texts = {path: path.read_text() for path in (LABS / "AGENTS.md", ROOT / "docs/assistants.md")}
+    for path in notebooks(SOLUTIONS):
+        for cell in filter(is_solution, read(path).cells):
+            lines = {line.strip() for line in cell.source.splitlines() if len(line.strip()) > 20}
+            assert not [line for line in lines for text in texts.values() if line in text]
+    rules = texts[LABS / "AGENTS.md"]
+    assert [f"hint {k}" in rules for k in (1, 2, 3)] == [True] * 3
+    assert rules.count("\n| \"") == 10, "ten requests, each with a reaction"
 
 
 def links_to_nothing(course: Path):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, field
+
+from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class Picture:
     words: str
     html: str = ""
 
+    @property
+    def shape(self) -> float:
+        """The width, in heights."""
+        with Image.open(io.BytesIO(self.png)) as image:
+            return image.width / image.height
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -48,11 +57,13 @@ class Prediction:
     Attributes:
         asked: What to predict.
         choices: The answers to choose from; empty if the answer is a number.
+        parts: What the class predicts one by one; empty for one answer.
         unit: The unit of the number; "" if there is none.
     """
 
     asked: str
     choices: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
     unit: str = ""
 
 
@@ -76,6 +87,10 @@ class Task:
 Block = Text | Code | Output | Picture | Prediction | Task
 
 
+#: A picture is set beside the text if it is narrower than this, in widths of its height.
+NARROW = 1.35
+
+
 @dataclass(frozen=True)
 class Slide:
     """One slide.
@@ -91,6 +106,14 @@ class Slide:
     blocks: tuple[Block, ...]
     notes: str
     minutes: float
+
+    @property
+    def beside(self) -> Picture | None:
+        """The still, narrow picture that is set beside all other blocks; None if there is none."""
+        pictures = [block for block in self.blocks if isinstance(block, Picture)]
+        if len(pictures) != 1 or len(self.blocks) == 1 or pictures[0].html:
+            return None
+        return pictures[0] if pictures[0].shape < NARROW else None
 
 
 @dataclass(frozen=True)

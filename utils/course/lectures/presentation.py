@@ -10,10 +10,10 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.tree import SyntaxTreeNode
-from PIL import Image
 from pptx import Presentation
 from pptx.dml.color import RGBColor
-from pptx.util import Emu, Inches, Pt
+from pptx.enum.text import PP_ALIGN
+from pptx.util import Inches, Pt
 
 from .deck import Block, Code, Deck, Output, Picture, Prediction, Slide, Task, Text
 from .tex import plain
@@ -28,6 +28,14 @@ LETTERS, SMALL = 22, 15
 LINE, LETTER, FIXED = 1.3 / 72, 0.52 / 72, 0.6 / 72
 #: Colors of text, and of the line that names a task.
 INK, MARK = "1B1B1B", "8A4500"
+
+
+@dataclass(frozen=True)
+class Column:
+    """Where blocks are put, in inches: the left edge, and the width."""
+
+    left: float
+    width: float
 
 
 @dataclass(frozen=True)
@@ -64,25 +72,38 @@ def _add_slide(made: Any, slide: Slide, lab: str) -> None:
     title.height = Inches(0.85)
     title.text = plain(slide.title)
     title.text_frame.paragraphs[0].font.size = Pt(34)
+    title.text_frame.paragraphs[0].alignment = PP_ALIGN.LEFT
     blocks = (Text(f"*{lab}*"), *slide.blocks) if lab else slide.blocks
-    free = BOTTOM - TOP - sum(_height(block) + GAP for block in blocks)
-    pictures = sum(isinstance(block, Picture) for block in blocks)
+    column = Column(MARGIN, WIDTH - 2 * MARGIN)
+    if shown := slide.beside:
+        column = Column(MARGIN, (WIDTH - 3 * MARGIN) / 2)
+        _add_picture(
+            added,
+            shown,
+            Column(column.left + column.width + MARGIN, column.width),
+            TOP,
+            BOTTOM - TOP,
+        )
+    blocks = tuple(block for block in blocks if block is not shown)
+    heights = [_height(block, column) for block in blocks]
+    free = BOTTOM - TOP - sum(heights) - GAP * len(heights)
+    room = max(free / max(heights.count(0.0), 1), 1.0)
     top = TOP
-    for block in blocks:
-        height = _height(block) or max(free / max(pictures, 1), 1.0)
-        _add_block(added, block, top, height)
+    for block, needed in zip(blocks, heights, strict=True):
+        height = needed or room
+        _add_block(added, block, column, top, height)
         top += height + GAP
     spoken = [Run(f"{slide.minutes:g} minutes")], *(runs for _, runs in _paragraphs(slide.notes))
     text = "\n".join("".join(run.text for run in runs) for runs in spoken)
     added.notes_slide.notes_text_frame.text = text
 
 
-def _add_block(added: Any, block: Block, top: float, height: float) -> None:
+def _add_block(added: Any, block: Block, column: Column, top: float, height: float) -> None:
     if isinstance(block, Picture):
-        _add_picture(added, block, top, height)
+        _add_picture(added, block, column, top, height)
         return
     box = added.shapes.add_textbox(
-        Inches(MARGIN), Inches(top), Inches(WIDTH - 2 * MARGIN), Inches(height)
+        Inches(column.left), Inches(top), Inches(column.width), Inches(height)
     )
     box.text_frame.word_wrap = True
     size = SMALL if isinstance(block, Code | Output) else LETTERS
@@ -104,28 +125,26 @@ def _add_run(paragraph: Any, run: Run, size: int, color: str) -> None:
         added.font.name = MONOSPACE
 
 
-def _add_picture(added: Any, shown: Picture, top: float, height: float) -> None:
+def _add_picture(added: Any, shown: Picture, column: Column, top: float, height: float) -> None:
     """Add a picture as large as there is room, in the middle, with its words."""
-    with Image.open(io.BytesIO(shown.png)) as image:
-        shape = image.width / image.height
-    width = min(WIDTH - 2 * MARGIN, height * shape)
+    width = min(column.width, height * shown.shape)
     put = added.shapes.add_picture(
         io.BytesIO(shown.png),
-        Inches((WIDTH - width) / 2),
+        Inches(column.left + (column.width - width) / 2),
         Inches(top),
         Inches(width),
-        Emu(int(Inches(width) / shape)),
+        Inches(width / shown.shape),
     )
     put._element.nvPicPr.cNvPr.set("descr", shown.words)
 
 
-def _height(block: Block) -> float:
+def _height(block: Block, column: Column) -> float:
     """Return the inches that a block needs; 0 for a picture, which takes what is left."""
     if isinstance(block, Picture):
         return 0.0
     fixed = isinstance(block, Code | Output)
     size, letter = (SMALL, FIXED) if fixed else (LETTERS, LETTER)
-    fit = (WIDTH - 2 * MARGIN - 0.2) / (size * letter)
+    fit = (column.width - 0.2) / (size * letter)
     lengths = (sum(len(run.text) for run in runs) + len(sign) for sign, runs in _lines(block))
     return sum(max(1, ceil(length / fit)) for length in lengths) * size * LINE + 0.1
 
@@ -137,9 +156,10 @@ def _lines(block: Block) -> list[Paragraph]:
             return list(_paragraphs(markdown))
         case Code(text) | Output(text):
             return [("", [Run(line, code=True)]) for line in text.splitlines()]
-        case Prediction(asked, choices, unit):
-            first = Run(f"{asked}, in {unit}" if unit else asked, bold=True)
-            return [("", [first]), *(("◇", [Run(choice)]) for choice in choices)]
+        case Prediction(asked, choices, parts, unit):
+            first = Run(f"{asked} ({unit})" if unit else asked, bold=True)
+            rest = [*(f"{part}: ?" for part in parts), *choices]
+            return [("", [first]), *(("◇", [Run(text)]) for text in rest)]
         case Task(number, title, points, line):
             about = f"Task {number} · {title} · {points:g} point{'' if points == 1 else 's'}"
             return [("", [Run(about, bold=True)]), *_paragraphs(line)]

@@ -14,7 +14,7 @@ fences with a directive in braces, which takes something from the solution::
 
 | directive | what the slide shows |
 |---|---|
-| ``{code} CELL 2-5`` | lines 2 to 5 of a given cell; without numbers, all lines |
+| ``{code} CELL 2-5,8`` | lines 2 to 5 and 8 of a given cell; without numbers, all lines |
 | ``{output} CELL 1-4`` | what the cell printed, or these lines of it |
 | ``{picture} CELL`` | what the cell drew; ``CELL-2`` is its second picture |
 | ``{prediction} CELL`` | the question of a prediction |
@@ -31,6 +31,7 @@ from __future__ import annotations
 import ast
 import base64
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,7 +106,7 @@ def read(path: Path, solution: NotebookNode) -> Deck:
 def _slides(text: str, lab: _Lab) -> Iterator[Slide]:
     """Yield the slides of a text, in order."""
     lines, draft = text.splitlines(), None
-    for node in SyntaxTreeNode(MarkdownIt().parse(text)).children:
+    for node in SyntaxTreeNode(MarkdownIt().enable("table").parse(text)).children:
         if node.type == "heading" and node.tag in ("h1", "h2"):
             if draft:
                 yield draft.finished()
@@ -215,18 +216,20 @@ def _first(words: list[str], directive: str, most: int = 2) -> str:
 
 
 def _some(text: str, words: list[str]) -> str:
-    """Return the lines of a text that `words` ask for: all for [], the first three for ["1-3"]."""
+    """Return the lines of a text that `words` ask for, ["1-3,5"] for example; all for []."""
     if not words:
         return text
-    lines = text.splitlines()
-    begin, _, end = words[0].partition("-")
-    try:
-        chosen = lines[int(begin) - 1 : int(end or begin)]
-    except ValueError:
-        raise LectureError(f"{words[0]!r} doesn't name lines: write 3 or 2-5") from None
-    if not chosen:
-        raise LectureError(f"there are no lines {words[0]}, only {len(lines)} lines")
-    return "\n".join(chosen)
+    lines, chosen = text.splitlines(), []
+    for part in words[0].split(","):
+        begin, _, end = part.partition("-")
+        try:
+            found = lines[int(begin) - 1 : int(end or begin)]
+        except ValueError:
+            raise LectureError(f"{words[0]!r} doesn't name lines: write 3 or 2-5,8") from None
+        if not found:
+            raise LectureError(f"there are no lines {part}, only {len(lines)} lines")
+        chosen += found
+    return textwrap.dedent("\n".join(chosen))
 
 
 def _code(lab: _Lab, words: list[str], text: str) -> Code:
@@ -271,20 +274,35 @@ def _picture(lab: _Lab, words: list[str], text: str) -> Picture:
 
 def _prediction(lab: _Lab, words: list[str], text: str) -> Prediction:
     cell = lab.cell(_first(words, "prediction", 1))
-    for node in ast.walk(ast.parse(cell.source)):
+    tree = ast.parse(cell.source)
+    named = {
+        node.targets[0].id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+
+    def value(node: ast.expr | None) -> Any:
+        """Return the value of a literal, or of a name that the cell gives to a literal."""
+        found = named.get(node.id) if isinstance(node, ast.Name) else node
+        try:
+            return found and ast.literal_eval(found)
+        except ValueError:
+            unknown = ast.unparse(found) if found else "nothing"
+            raise LectureError(f"only a run knows {unknown}: say the question in words") from None
+
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "predict":
-            options = {word.arg: _value(word.value) for word in node.keywords}
-            choices = tuple(str(choice) for choice in options.get("choices") or ())
-            return Prediction(str(_value(node.args[0])), choices, options.get("unit") or "")
+            options = {str(word.arg): word.value for word in node.keywords}
+            guess = node.args[1]
+            return Prediction(
+                asked=str(value(node.args[0])),
+                choices=tuple(map(str, value(options.get("choices")) or ())),
+                parts=tuple(map(str, map(value, guess.keys)))
+                if isinstance(guess, ast.Dict)
+                else (),
+                unit=str(value(options.get("unit")) or ""),
+            )
     raise LectureError(f"cell {cell.id!r} is not a prediction")
-
-
-def _value(node: ast.expr) -> Any:
-    """Return the value of a literal; None for an expression that only a rank can evaluate."""
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
 
 
 def _task(lab: _Lab, words: list[str], text: str) -> Task:

@@ -40,7 +40,7 @@ SMOKE := utils/mpi/tests/test_mpi_backend.py tests/cluster/test_names_in_the_way
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist student-repo lock backend site film image notes lint format figures pack slides grade clean FORCE
+.PHONY: help env lab test test-all test-room types check test-env smoke run solutions release release-check dist student-repo lock backend site film image notes lint format figures slides pack grade clean FORCE
 
 # The students' bundle has no solutions/, and no use for the authors' targets.
 help:  ## this list

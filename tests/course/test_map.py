@@ -8,8 +8,8 @@ import pytest
 
 from utils.course import about, map, page_parts, plan
 from utils.course.about import PARTS, About
-from utils.course.page_parts import Part
 from utils.course.notebook import ROOT, SOLUTIONS, NotebookError, notebooks, read
+from utils.course.page_parts import Part
 
 FIRST_LAB = SOLUTIONS / "00_start_here.ipynb"
 LABS = [

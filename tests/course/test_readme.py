@@ -14,7 +14,7 @@ from utils.course.notebook import LABS, ROOT, notebooks, read
 from utils.figures import RED
 
 README = (ROOT / "README.md").read_text("utf-8")
-FIRST_SCREEN = README[: README.index(map.BEGIN)]
+FIRST_SCREEN = README[: README.index("<!-- map:")]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 
 

@@ -548,10 +548,12 @@ def test_students_can_clone_a_repository_whose_history_has_no_solution(clone, tm
 
     subprocess.run(["git", "clone", "-q", target, tmp_path / "student"], check=True)
     log = ["git", "-C", tmp_path / "student", "log", "-p", "--format=%s"]
-    history = subprocess.run(log, check=True, capture_output=True, text=True).stdout
-    assert "Labs, version 1.1" in history
+    labs = [*log, "--", "*.ipynb"]
+    history = subprocess.run(labs, check=True, capture_output=True, text=True).stdout
+    assert "NotImplementedError" in history
     assert "BEGIN SOLUTION" not in history
     files = subprocess.run([*log, "--name-only"], check=True, capture_output=True, text=True).stdout
+    assert "Labs, version 1.1" in files
     assert not re.search(r"^(solutions|tests|utils/grading|labs/\.models)/", files, re.MULTILINE)
 
 
@@ -570,7 +572,7 @@ def test_rules_for_assistants_hold_no_answer_and_name_every_step_of_the_ladder()
             assert not [line for line in lines for text in texts.values() if line in text]
     rules = texts[LABS / "AGENTS.md"]
     assert [f"hint {k}" in rules for k in (1, 2, 3)] == [True] * 3
-    assert rules.count("\n| \"") == 10, "ten requests, each with a reaction"
+    assert rules.count('\n| "') == 10, "ten requests, each with a reaction"
 
 
 def links_to_nothing(course: Path):

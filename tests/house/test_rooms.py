@@ -47,9 +47,9 @@ FUNCTION_LINES = 60
 #: How many lines of Python the house may have. Whoever raises a sum says in the commit's message
 #: what a user gains, and what could not go for it.
 SUMS = {
-    "platform": 42_480,  # utils without labs, tests left out
+    "platform": 43_890,  # utils without labs, tests left out
     "labs": 35_010,  # labs 00 to 18
-    "tests": 58_100,
+    "tests": 58_530,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.
@@ -155,7 +155,14 @@ def test_every_room_has_a_readme_that_a_newcomer_reads_in_two_minutes():
 
 
 #: Files of users, and files that programs of the course write, which our pages name.
-OF_USERS = {"utils.py", "deadlines.toml", "results/statistics.ipynb", "scaling/series.sh"}
+OF_USERS = {
+    "entries/own.py",
+    "scoreboard.json",
+    "utils.py",
+    "deadlines.toml",
+    "results/statistics.ipynb",
+    "scaling/series.sh",
+}
 #: Tests of PyTorch that our pages name.
 OF_PYTORCH = {"test_isend", "test_irecv"}
 

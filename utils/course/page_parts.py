@@ -1,6 +1,6 @@
 """Parts of pages that a program writes, between two comments that name the part.
 
-A part called "map" stands between the lines ``<!-- map: `make release` writes this -->`` and
+A part called "map" is between the lines ``<!-- map: `make release` writes this -->`` and
 ``<!-- end of the map -->``. All other lines of the page are their authors'.
 """
 
@@ -21,7 +21,7 @@ class Part:
     Attributes:
         page: The page's path in the repository.
         name: The name in the two comments.
-        text: What stands between them.
+        text: What is between them.
     """
 
     page: str

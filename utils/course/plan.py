@@ -192,7 +192,7 @@ def _by_lab(tasks: Iterable[str]) -> dict[str, list[TaskOfLab]]:
 
 def _course(course: Mapping[str, Any]) -> str:
     """Return a table for another course: its chapters, and what belongs to them here."""
-    by = f", {course['by']}" if course["by"] else ""
+    by = f"\n{course['by']}" if course["by"] else ""
     name = f"[{course['name']}]({course['address']})" if course["address"] else course["name"]
     rows = ([one["title"], _places(one["tasks"]), one["lacks"]] for one in course["chapter"])
     return f"**{name}**{by}\n\n{_rows(['chapter', 'labs and tasks', 'not in the labs'], rows)}"

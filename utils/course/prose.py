@@ -20,7 +20,15 @@ from .notebook import ROOT, SOLUTIONS, notebooks, read
 EXEMPT = ROOT / ".ci/prose-exempt.txt"
 #: Markdown files of the repository, and folders in which all of them count.
 PAGES = (
-    *("*.md", "docs/*.md", "docs/site/**/*.md", "hpc/*.md", "solutions/*.md"),
+    *(
+        "*.md",
+        "docs/*.md",
+        "docs/bundles/*.md",
+        "docs/lectures/*.md",
+        "docs/site/**/*.md",
+        "hpc/*.md",
+        "solutions/*.md",
+    ),
     *("utils/**/*.md", "benchmarks/**/*.md"),
 )
 #: Folders whose Python files are read.

@@ -108,6 +108,8 @@ def run(nb: NotebookNode, box: Box, job: Path, *, slot: int = 0, stop: Event | N
         shutil.rmtree(job / name, ignore_errors=True)
     for name in ("log", "cells.jsonl"):
         (job / name).unlink(missing_ok=True)
+    if box.by_user:
+        shutil.rmtree(box.folder_of_ranks(slot), ignore_errors=True)
     return result
 
 

@@ -44,7 +44,7 @@ HOME = "/tmp/home"
 WORK = "work"
 #: The folder for the temporary files of all ranks, for a lab in which they share memory.
 SHARED_FILES = "shared"
-#: The copies of the course's files for ranks that are other users, in the folder of their own.
+#: The copies of the course's files for ranks that are other users, in their folder.
 SIDE = "course"
 #: The last family of sockets without a network.
 AF_UNIX = 1
@@ -174,8 +174,7 @@ class Box:
 
         The folder of the run isn't readable for others, so ranks have a folder elsewhere.
         """
-        uid = job_uid(slot)
-        own = Path(tempfile.gettempdir(), f"ranks-{uid}")
+        own = self.folder_of_ranks(slot)
         shutil.rmtree(own, ignore_errors=True)
         own.mkdir()
         own.chmod(0o1777)
@@ -184,11 +183,15 @@ class Box:
             _copy_readable(path, own / SIDE / path.relative_to(course.parent))
         for path in backend.rglob("*.py"):
             _copy_readable(path, own / SIDE / path.relative_to(backend.parent))
-        settings = self._settings(uid) | {"last_family": AF_UNIX}
+        settings = self._settings(job_uid(slot)) | {"last_family": AF_UNIX}
         unset = [word for name in OF_THE_KERNEL for word in ("-u", name)]
         variables = {"HOME": own, "TMPDIR": own, "PYTHONPATH": own / SIDE}
         given = [f"{name}={value}" for name, value in variables.items()]
         return ["env", "-C", str(own), *unset, *given, *python, json.dumps(settings)]
+
+    def folder_of_ranks(self, slot: int) -> Path:
+        """Return the folder of ranks that are other users."""
+        return Path(tempfile.gettempdir(), f"ranks-{job_uid(slot)}")
 
     def environment(self) -> dict[str, str]:
         """Return the variables of pytest if there is no sandbox.

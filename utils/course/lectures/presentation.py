@@ -32,7 +32,7 @@ INK, MARK = "1B1B1B", "8A4500"
 
 @dataclass(frozen=True)
 class Column:
-    """Where blocks are put, in inches: the left edge, and the width."""
+    """A column of blocks, in inches: its left edge, and its width."""
 
     left: float
     width: float

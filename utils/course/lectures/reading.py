@@ -1,7 +1,7 @@
 """Read a lecture: a Markdown file in ``docs/lectures``, which names cells of the lab's solution.
 
-A heading begins a slide, and the first heading has one ``#``. Besides text, a slide can have code
-fences with a directive in braces, which takes something from the solution::
+A heading begins a slide, and the first heading has one ``#``. In addition to text, a slide can have
+code fences with a directive in braces, which takes something from the solution::
 
     ## Four ranks, one sum
 

@@ -49,6 +49,7 @@ EXTENDED = {
     "test_browser",
     "test_checkpoints",
     "test_forged_replies",
+    "test_flight_recorder",
     "test_fuzz",
     "test_grading_accidents",
     "test_grading_attacks",

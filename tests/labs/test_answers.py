@@ -211,6 +211,8 @@ def mistakes(monkeypatch: pytest.MonkeyPatch) -> tuple[set[str], set[str]]:
     return known, shown
 
 
+# `make check` runs it, and `make test` meets the solutions in the notebooks.
+@pytest.mark.rest
 @pytest.mark.quick
 @each("lab, task", tasks_of_ranks_here())
 def test_the_solution_passes_and_each_known_mistake_has_another_value(lab, task, mistakes):

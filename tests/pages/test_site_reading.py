@@ -140,6 +140,7 @@ def test_no_link_leads_to_an_address_that_nobody_has_given(tmp_path):
     assert len(pages) > 20
     wrong = [path.name for path, text in pages.items() if 'href="https://example.org' in text]
     assert not wrong
+    assert "example.org" not in pages[out / "index.html"] + pages[out / "install/index.html"]
     lab = (out / "labs/00_start_here.html").read_text("utf-8")
     assert "Open in Binder" not in lab
     assert "Download the notebook" in lab
@@ -267,7 +268,10 @@ def test_a_picture_opens_large_and_the_reader_is_back_where_he_was(root, reader,
 
 def test_a_moving_picture_can_be_paused_and_begins_still_for_readers_who_want_that(root, reader):
     moving, still = reader.locator(".moving img"), reader.locator(".moving canvas")
+    reader.set_viewport_size({"width": 1440, "height": 900})
     reader.goto(f"{root}/index.html")
+    expect(reader.locator("h1 + p + p.start")).to_be_in_viewport()
+    expect(moving).to_be_in_viewport()
     reader.get_by_role("button", name="Pause").press("Enter")
     expect(moving).to_be_hidden()
     expect(still).to_be_visible()

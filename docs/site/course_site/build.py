@@ -58,7 +58,7 @@ def build(target: Path, labs: Sequence[str] = (), source: Path | None = None) ->
     parts = overview.parts(all_labs(), _by_number(chosen))
     parts["modules"] = api.listed()
     readme = overview.with_address(files["README.md"].decode())
-    parts["promise"] = overview.promise(readme)
+    parts |= overview.promise(readme)
     files["README.md"] = overview.with_linked_map(readme, parts["map"]).encode()
     _lay_out(files | dict(_own_pages([*files], parts)), source)
     options = ["--fail-on-warning", "--keep-going", "--quiet", "-c", str(HERE)]

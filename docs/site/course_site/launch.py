@@ -26,11 +26,11 @@ def setup(app: Sphinx) -> None:
 
 
 def add_head_and_end(app: Sphinx, doctree: nodes.document) -> None:
-    """Add the head and the end to a page, if it is a lab's page."""
+    """Add the ways to open a lab below its first paragraph, and the end, if a page is a lab's."""
     name = app.env.docname
-    title = doctree.next_node(nodes.title)
-    if is_lab(name) and title is not None:
-        title.parent.insert(title.parent.index(title) + 1, nodes.raw("", head(name), format="html"))
+    first = doctree.next_node(nodes.paragraph)
+    if is_lab(name) and first is not None:
+        first.parent.insert(first.parent.index(first) + 1, nodes.raw("", head(name), format="html"))
         doctree.append(nodes.raw("", END, format="html"))
 
 

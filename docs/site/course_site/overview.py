@@ -16,7 +16,7 @@ ROW = re.compile(
 )
 #: The sentence in README.md about the placeholder, and the commands that need an address.
 PLACEHOLDER = re.compile(r"^`https://example\.org/\S+ is a placeholder .*\n", re.MULTILINE)
-CLONE = re.compile(r"^git clone \S+\ncd \S+$", re.MULTILINE)
+CLONE = re.compile(r"^git clone \S+\ncd \S+\n", re.MULTILINE)
 #: The map in README.md.
 FLOWCHART = re.compile(r"^```mermaid\nflowchart .*?^```$", re.MULTILINE | re.DOTALL)
 #: How to look at a lab without installing. The key says whether the address is a placeholder.
@@ -64,27 +64,30 @@ def linked_map(labs: Sequence[About], files: Mapping[str, str]) -> str:
 
 
 def clone() -> str:
-    """Return the commands that fetch the course and enter its folder."""
-    return f"git clone {repository()}\ncd {repository().rpartition('/')[2]}"
+    """Return the commands that fetch the course, or nothing if nobody has given an address."""
+    if is_placeholder():
+        return ""
+    return f"git clone {repository()}\ncd {repository().rpartition('/')[2]}\n"
 
 
 def with_address(readme: str) -> str:
-    """Return README's text with the address of the repository, if somebody has given one."""
-    if is_placeholder():
-        return readme
+    """Return README's text with the repository's address, and without the placeholder."""
     return CLONE.sub(clone(), PLACEHOLDER.sub("", readme))
 
 
-def promise(readme: str) -> str:
-    """Return README's part above its list of labs, with which the front page begins.
+def promise(readme: str) -> dict[str, str]:
+    """Return two parts of the front page: README's lead, and its text from there to the labs.
 
     Raises:
-        ValueError: README no longer has this part.
+        ValueError: README no longer has these parts.
     """
     head, found, _ = readme.partition("\n## The labs\n")
-    if not found or not CLONE.search(head):
-        raise ValueError("README.md: the front page needs the part above '## The labs'")
-    return head
+    title, lead, rest = [*head.split("\n\n", 2), "", ""][:3]
+    if not found or not title.startswith("# ") or not rest:
+        raise ValueError(
+            "README.md: the front page needs a title and a paragraph above '## The labs'"
+        )
+    return {"lead": f"{title}\n\n{lead}", "promise": rest}
 
 
 def with_linked_map(readme: str, linked: str) -> str:

@@ -27,7 +27,6 @@ default_role = "code"
 nb_execution_mode = "off"
 nb_merge_streams = True
 nb_render_error_lexer = "none"
-nb_code_prompt_show = "Show the {type}"
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 html_math_renderer = "mathml"

@@ -126,9 +126,9 @@ def test_a_page_keeps_the_answers_folded_and_shows_what_they_give(pages):
     page = pages["labs/01_c10d.html"]
     assert 'raise NotImplementedError("Task 1.2: blocking send and recv")' in page.shown
     assert re.search(r"✓ (passed )?Task 1\.2", page.shown)
-    assert "Show the solution" in page.hidden
+    assert "The solution" in page.hidden
     assert "SOLUTION" not in page.shown + page.hidden, "markers are for authors"
-    assert page.shown.count("Write your answer here") == page.hidden.count("Show a model answer")
+    assert page.shown.count("Write your answer here") == page.hidden.count("A model answer")
 
 
 def test_every_picture_of_a_lab_is_told_in_words(pages, labs):
@@ -223,19 +223,37 @@ def test_a_page_is_made_of_both_notebooks():
             "raise",
             "x = 1",
             "Write.",
-            '<details class="answer"><summary>Show a model answer</summary>',
+            '<details class="answer"><summary>A model answer</summary>',
         ),
         *("predict('', ...)", "draw()"),
     ]
     by_id = {cell.id: cell for cell in page}
     assert not by_id["task"].outputs
     assert by_id["task-solution"].outputs == [done]
-    assert "hide-input" in by_id["task-solution"].metadata.tags
-    assert (
-        by_id["pictures"].metadata["mystnb"]["code_prompt_show"] == "Show the code of this picture"
-    )
-    drawn = [cell for cell in page if cell.id.startswith("pictures")]
-    assert [cell.metadata["mystnb"]["image"]["alt"] for cell in drawn] == ["one", "two"]
+    assert by_id["task-solution"].metadata["site"]["fold"] == "The solution"
+    assert by_id["pictures"].metadata["site"]["fold"] == "The code of this picture"
+    assert by_id["pictures"].metadata["site"]["pictures"] == ["one", "two"]
+
+
+def test_nobody_takes_the_output_of_the_solution_for_the_stubs(pages):
+    """A stub prints nothing, so the page says whose output is below it, and below its check."""
+    from course_site.solved import outputs_of_solution
+
+    sources = {
+        "given": "%%px\nsize = 3",
+        "task": "%%px\ndef ring(x): ...",
+        "given-run": "%%px\nprint(size)",
+        "given-picture": "ranks.timeline()",
+        "run": "%%px\ntotal = ring(size)",
+        "picture": "ranks.timeline()",
+        "later": "%%px\nprint(total)",
+        "again": "%%px\ntotal = 0",
+        "own": "%%px\nprint(total)",
+    }
+    cells = [new_code_cell(source, id=name) for name, source in sources.items()]
+    solved = {"task", "run", "picture", "later"}
+    assert outputs_of_solution(cells, {"task"}) == solved
+    assert pages["labs/01_c10d.html"].shown.count("Output of the solution") > 20
 
 
 # --- words ---------------------------------------------------------------------------------------

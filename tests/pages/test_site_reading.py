@@ -19,7 +19,7 @@ from utils.course.notebook import notebooks, read
 
 pytestmark = [needs_site, pytest.mark.usefixtures("modules")]
 ASKS = "#forgotten-predict"  # Lab 01: what does rank 0 do if nobody receives?
-OUTPUTS = ".tag_result-of-forgotten-predict .cell_output"
+OUTPUTS = "details[data-waits-for='forgotten-predict']"
 SHOWN = "● the run"  # the mark of what happened, among the choices
 
 
@@ -49,20 +49,20 @@ def test_choices_that_a_page_cannot_show_are_refused():
 
 
 def test_every_prediction_of_the_labs_can_be_made_on_the_site():
-    from course_site.predictions import TAG, is_prediction, questions, tags
+    from course_site.predictions import covers, is_prediction, questions
 
     asked = 0
     for path in notebooks(ROOT / "solutions"):
         cells = read(path).cells
-        covered = {tag for some in tags(cells).values() for tag in some}
+        answered = {asks for some in covers(cells).values() for asks in some}
         for cell in filter(is_prediction, cells):
-            assert TAG + cell.id in covered, f"{path.name}: {cell.id} has no result"
+            assert cell.id in answered, f"{path.name}: {cell.id} has no result"
             asked += len(questions(cell.source))
     assert asked >= 60
 
 
 def test_a_result_waits_for_its_own_prediction_up_to_the_picture_beside_it():
-    from course_site.predictions import tags
+    from course_site.predictions import covers
 
     def guess(name: str, variable: str):
         cell = new_code_cell(f"{variable} = predict('q', 1)", id=name)
@@ -80,13 +80,11 @@ def test_a_result_waits_for_its_own_prediction_up_to_the_picture_beside_it():
             new_markdown_cell("**Task 1.2.** Write it.", id="task"),
         ]
     )
-    first, second = "result-of-one", "result-of-two"
-    assert tags(nb.cells) == {
-        "run": [first],
-        "two": [first],
-        "shows-one": [first, second],
-        "why": [first],
-        "shows-two": [second],
+    assert covers(nb.cells) == {
+        "run": ["one"],
+        "two": ["one"],
+        "shows-one": ["one", "two"],
+        "shows-two": ["two"],
     }
 
 
@@ -191,6 +189,7 @@ def test_a_result_is_covered_until_the_reader_has_chosen_and_stays_open(root, re
     reader.locator(ASKS).get_by_role("button", name="it waits").focus()
     reader.keyboard.press("Enter")
     expect(result).to_be_visible()
+    reader.locator("details.outcome > summary", has_text="Show what happened").first.click()
     expect(reader.get_by_text("Rank 0 continued.")).to_be_visible()
     said = "You chose “it waits”."
     expect(reader.locator(ASKS).get_by_role("status")).to_contain_text(said)
@@ -204,7 +203,7 @@ def test_a_result_is_covered_until_the_reader_has_chosen_and_stays_open(root, re
 def test_numbers_are_predicted_and_can_be_hidden_again(root, reader):
     reader.goto(f"{root}/labs/03_data_parallel.html")
     asks = reader.locator("#speed-predict")
-    result = reader.locator(".tag_result-of-speed-predict .cell_output img").last
+    result = reader.locator("details[data-waits-for='speed-predict'] img").last
     expect(result).to_be_hidden()
     asks.get_by_label("minibatch of 64").fill("0.5")
     asks.get_by_label("minibatch of 512").fill("1.5")
@@ -220,9 +219,9 @@ def test_numbers_are_predicted_and_can_be_hidden_again(root, reader):
     expect(asks.get_by_label("minibatch of 64")).to_have_value("")
 
 
-def test_show_me_uncovers_where_it_is_pressed(served, reader):
+def test_a_reader_who_does_not_predict_opens_the_output(served, reader):
     reader.goto(f"{served}/labs/01_c10d.html")
-    reader.locator(OUTPUTS).last.get_by_role("button", name="Show me").press("Enter")
+    reader.locator(f"{OUTPUTS} summary").last.press("Enter")
     expect(reader.locator(OUTPUTS).get_by_text(SHOWN)).to_be_visible()
     said = reader.locator(f"{OUTPUTS} .your-choice")
     expect(said).to_have_text(
@@ -230,7 +229,9 @@ def test_show_me_uncovers_where_it_is_pressed(served, reader):
     )
 
 
-def test_without_scripts_and_on_paper_nothing_is_covered(served, chromium):
+def test_without_scripts_a_result_opens_and_on_paper_everything_is_there_and_whole(
+    served, chromium
+):
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{served}/labs/01_c10d.html")

@@ -1,4 +1,4 @@
-// A reader predicts first: what the run gave stays covered until then, or until "Show me".
+// A reader predicts first: the folds with what the run gave open then, or after "Show me".
 document.addEventListener("DOMContentLoaded", () => {
   const lab = location.pathname.split("/").pop().replace(/\.html$/, "");
   const forms = [...document.querySelectorAll("form.prediction")];
@@ -38,62 +38,33 @@ document.addEventListener("DOMContentLoaded", () => {
     }
   };
 
-  // --- outputs: each has a note above it, and waits for one prediction or several ---
-  const element = (name, className, ...content) => {
-    const made = document.createElement(name);
-    made.className = className;
-    made.append(...content);
-    return made;
-  };
-  const covers = document.querySelectorAll("[class*='result-of-']");
-  const results = [...covers].flatMap((cell) => {
-    const output = cell.matches(".cell") ? cell.querySelector(".cell_output") : cell;
-    if (!output) return [];
-    const tags = [...cell.classList].map((name) => name.replace(/^tag_/, ""));
-    const waitsFor = forms.filter((form) => tags.includes(`result-of-${form.id}`));
-    const link = element("a", "", "made your prediction");
-    const show = element("button", "", "Show me");
-    show.type = "button";
-    show.addEventListener("click", () => {
-      for (const form of waitsFor.filter((each) => !chosen.get(each))) settle(form, []);
-      output.tabIndex = -1;
-      output.focus();
-    });
-    const note = element("p", "cover", "Covered until you have ", link, ". ", show);
-    output.prepend(note);
-    return [{ output, note, link, waitsFor }];
-  });
+  // --- folds with outputs: each waits for one prediction or several ---
+  const formsOf = (fold) => forms.filter((form) => fold.dataset.waitsFor.split(" ").includes(form.id));
+  const foldsOf = new Map(forms.map((form) => [form, []]));
+  for (const fold of document.querySelectorAll("details[data-waits-for]")) {
+    for (const form of formsOf(fold)) foldsOf.get(form).push(fold);
+  }
   const lineOf = new Map(); // the last output of a form says what the reader chose
-  for (const { output, waitsFor } of results.filter((each) => each.output.matches(".cell_output"))) {
-    for (const form of waitsFor) {
-      lineOf.get(form)?.remove();
-      lineOf.set(form, element("p", "your-choice"));
-      output.prepend(lineOf.get(form));
-    }
+  for (const [form, folds] of foldsOf) {
+    const line = document.createElement("p");
+    line.className = "your-choice";
+    lineOf.set(form, line);
+    folds.at(-1)?.querySelector("summary").after(line);
   }
 
-  const draw = () => {
-    for (const { output, note, link, waitsFor } of results) {
-      const open = waitsFor.find((form) => !chosen.get(form));
-      output.classList.toggle("covered", Boolean(open));
-      note.hidden = !open;
-      if (open) link.href = `#${open.id}`;
-    }
-    for (const form of forms) {
-      const known = chosen.get(form);
-      const words = known?.length ? `You chose ${slotsOf(form).map(inWords).join("; ")}. ` : "";
-      form.querySelector(".chosen").textContent = known ? `${words}The result is below.` : "";
-      form.querySelector(".show").hidden = Boolean(known);
-      form.querySelector(".again").hidden = !known;
-      const line = lineOf.get(form);
-      if (!line) continue;
-      line.textContent = `${words}The output below compares the prediction of the course's authors with the run.`;
-    }
+  const draw = (form) => {
+    const known = chosen.get(form);
+    const words = known?.length ? `You chose ${slotsOf(form).map(inWords).join("; ")}. ` : "";
+    form.querySelector(".chosen").textContent = known ? `${words}The result is below.` : "";
+    form.querySelector(".show").hidden = Boolean(known);
+    form.querySelector(".again").hidden = !known;
+    lineOf.get(form).textContent = `${words}The output below compares the prediction of the course's authors with the run.`;
+    for (const fold of foldsOf.get(form)) fold.open = formsOf(fold).every((each) => chosen.get(each));
   };
   const settle = (form, texts) => {
     chosen.set(form, texts);
     keep(form);
-    draw();
+    draw(form);
   };
 
   for (const form of forms) {
@@ -119,5 +90,5 @@ document.addEventListener("DOMContentLoaded", () => {
     slotsOf(form).forEach((slot, k) => write(slot, chosen.get(form)?.[k] ?? ""));
     form.hidden = false;
   }
-  draw();
+  forms.forEach(draw);
 });

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from sphinx.application import Sphinx
 
-from . import accessible, api, glossary, launch, lexer, links, maths, sequences
+from . import accessible, api, cells, glossary, launch, lexer, links, maths, sequences
 
 
 def setup(app: Sphinx) -> dict:
     """Register each module with Sphinx."""
-    for module in (accessible, api, glossary, launch, lexer, links, maths, sequences):
+    looks = (accessible, cells, lexer, maths, sequences)
+    for module in (*looks, api, glossary, launch, links):
         module.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,9 +1,9 @@
 """Predictions on a lab's page: the reader chooses before the page shows the result.
 
 A cell with ``predict(…)`` asks, and a later cell with ``….beside(…)`` shows the result. Below the
-first cell, the page has a form. The outputs from there to the second cell get a tag, and so does
-the paragraph that explains the result, so that predictions.js can find and cover them. Without
-scripts the form is hidden and the page shows everything.
+first cell, the page has a form. The outputs from there to the second cell are folded, and
+predictions.js opens them after the reader's choice. Without scripts the page has no form, and the
+reader opens the folds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ from typing import Any
 from nbformat import NotebookNode
 
 from .address import ROOT
-
-#: The tag of cells that a prediction covers begins with this, and ends with the asking cell's id.
-TAG = "result-of-"
-#: Text that shows that a cell doesn't explain a result: a heading, a task or a hint.
-NEXT_STEP = re.compile(r"^#|\*\*Task|<details>", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -60,8 +55,8 @@ def questions(source: str) -> list[Question]:
     return found
 
 
-def tags(cells: Sequence[NotebookNode]) -> dict[str, list[str]]:
-    """Return, by cell id, the tags of the cells that a prediction covers."""
+def covers(cells: Sequence[NotebookNode]) -> dict[str, list[str]]:
+    """Return, by the id of each cell whose output is covered, the ids of the cells that ask."""
     found: dict[str, list[str]] = defaultdict(list)
     for k, cell in enumerate(cells):
         if not is_prediction(cell):
@@ -71,21 +66,10 @@ def tags(cells: Sequence[NotebookNode]) -> dict[str, list[str]]:
             shows = re.compile(rf"\b{question.variable}\.beside\(")
             at = (j for j in range(k + 1, len(cells)) if shows.search(cells[j].source))
             last = max(last, next(at, k))
-        after = cells[last + 1 : last + 2]
-        explains = [each for each in after if last > k and _explains(each)]
-        for covered in [*cells[k + 1 : last + 1], *explains]:
-            if covered.cell_type == "code" or covered in explains:
-                found[covered.id].append(TAG + cell.id)
+        for covered in cells[k + 1 : last + 1]:
+            if covered.cell_type == "code":
+                found[covered.id].append(cell.id)
     return found
-
-
-def _explains(cell: NotebookNode) -> bool:
-    return cell.cell_type == "markdown" and not NEXT_STEP.search(cell.source)
-
-
-def covered(cell: NotebookNode) -> list[str]:
-    """Return the tags of the predictions that cover a cell."""
-    return [tag for tag in cell.metadata.get("tags", []) if tag.startswith(TAG)]
 
 
 def is_prediction(cell: NotebookNode) -> bool:

@@ -44,10 +44,11 @@ napoleon_use_ivar = True
 
 html_theme = "pydata_sphinx_theme"
 html_static_path = ["_static"]
-html_css_files = ["site.css", "predictions.css", "pictures.css"]
-SCRIPTS = ("hub", "predictions", "pictures", "motion", "read_marks")
+html_css_files = ["site.css", "predictions.css", "pictures.css", "print.css"]
+SCRIPTS = ("hub", "predictions", "pictures", "motion", "read_marks", "excerpts")
 html_js_files = [(f"{job}.js", {"defer": "defer"}) for job in SCRIPTS]
 html_show_sourcelink = html_copy_source = False
+html_show_search_summary = False  # excerpts.js shows what is around a hit
 html_theme_options = {
     "github_url": "" if address.is_placeholder() else address.repository(),
     "back_to_top_button": False,

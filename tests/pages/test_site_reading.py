@@ -235,16 +235,31 @@ def test_without_scripts_a_result_opens_and_on_paper_everything_is_there_and_who
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{served}/labs/01_c10d.html")
-    expect(page.locator(OUTPUTS).get_by_text(SHOWN)).to_be_visible()
     expect(page.locator(ASKS)).to_be_hidden()
-    context.close()
-    page = chromium.new_page()
-    page.goto(f"{served}/labs/01_c10d.html")
-    expect(page.locator(OUTPUTS).get_by_text(SHOWN)).to_be_hidden()
+    result = page.locator(OUTPUTS).get_by_text(SHOWN)
+    expect(result).to_be_hidden()
     page.emulate_media(media="print")
-    expect(page.locator(OUTPUTS).get_by_text(SHOWN)).to_be_visible()
-    expect(page.locator(ASKS)).to_be_hidden()
-    page.close()
+    expect(result).to_be_visible()
+    expect(page.get_by_text("Rank 0 continued.")).to_be_visible()
+    navigation = "nav, header, button, .launch, .prev-next-footer"
+    assert page.locator(navigation).filter(visible=True).count() == 0
+    boxes = page.locator("article :is(pre, img, table, svg, .admonition)").filter(visible=True)
+    assert boxes.count() > 100
+    breaks = "all => [...new Set(all.map(each => getComputedStyle(each).breakInside))]"
+    assert boxes.evaluate_all(breaks) == ["avoid"]
+    page.emulate_media(media="screen")
+    page.locator(f"{OUTPUTS} summary").last.click()
+    expect(result).to_be_visible()
+    context.close()
+
+
+def test_a_search_shows_the_text_around_what_it_found(root, reader):
+    reader.goto(f"{root}/search.html?q=deadlock")
+    results = reader.locator("#search-results li")
+    word = results.filter(has=reader.locator("a[href$='#term-deadlock']"))
+    expect(word.locator(".context")).to_contain_text("ranks wait for each other")
+    lab = results.filter(has=reader.locator("a[href='labs/01_c10d.html']"))
+    expect(lab.locator(".context .highlighted").first).to_have_text(re.compile("deadlock", re.I))
 
 
 def test_a_picture_opens_large_and_the_reader_is_back_where_he_was(root, reader, tmp_path):

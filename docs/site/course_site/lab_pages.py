@@ -60,7 +60,8 @@ def _shown(cell: NotebookNode, own: NotebookNode) -> Iterator[NotebookNode]:
         cell.id = f"{cell.id}-solution"
         about["fold"] = "The solution"
     elif cell.metadata.get("jupyter", {}).get("source_hidden"):
-        about["fold"] = "The code of this picture"
+        drawn = any("image/png" in output.get("data", {}) for output in cell.outputs)
+        about["fold"] = f"The code of this {'picture' if drawn else 'cell'}"
     cell.outputs = list(filter(_can_be_read, cell.outputs))
     about["pictures"] = [
         " ".join(output.metadata.get("image/png", {}).get("alt", REPORT).split())

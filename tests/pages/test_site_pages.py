@@ -387,13 +387,6 @@ def assert_readable(names, served, chromium, folder, scheme, width) -> None:
     page.close()
 
 
-def test_a_search_finds_the_lab(served, chromium):
-    page = chromium.new_page()
-    page.goto(f"{served}/search.html?q=staleness")
-    page.locator("#search-results li a[href*='07_parameter_server']").wait_for()
-    page.close()
-
-
 def test_a_lab_opens_in_the_readers_hub_by_keyboard(served, chromium):
     from course_site.launch import git_link
 

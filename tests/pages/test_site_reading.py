@@ -253,7 +253,7 @@ def test_without_scripts_a_result_opens_and_on_paper_everything_is_there_and_who
     context.close()
 
 
-def test_a_search_shows_the_text_around_what_it_found(root, reader):
+def test_a_search_finds_the_lab_and_shows_the_text_around_the_word(root, reader):
     reader.goto(f"{root}/search.html?q=deadlock")
     results = reader.locator("#search-results li")
     word = results.filter(has=reader.locator("a[href$='#term-deadlock']"))

@@ -49,7 +49,7 @@ FUNCTION_LINES = 60
 SUMS = {
     "platform": 43_890,  # utils without labs, tests left out
     "labs": 35_010,  # labs 00 to 18
-    "tests": 58_530,
+    "tests": 58_560,
     "benchmarks": 1_725,
 }
 #: How many lines each lab after 18 may have.

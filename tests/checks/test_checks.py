@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from lab_tools import ROOT, verdict
 from local_ranks import LocalRanks
 from mpi4py import MPI
@@ -28,10 +29,11 @@ from torch_mpi.record import Call
 from utils.checks import comparison, score
 from utils.checks.clock import NotEnded, ends_within, moved_clocks
 from utils.checks.comparison import Mistake, made, recognise, same
+from utils.checks.failures import Failed
 from utils.checks.probe import as_dict, definitions, fingerprint
 from utils.checks.task import Report, communication, task, value
 from utils.checks.verdict import MIME, MOST_LINES, Problem, Verdict, read
-from utils.cluster.questions import Reply, plain
+from utils.cluster.questions import NO_GROUP, Reply, about, plain
 from utils.labs import lab00, lab01
 from utils.labs.lab04 import buckets
 
@@ -194,7 +196,7 @@ class TamperedRanks:
 
     def ask(self, target, **_):
         if target is definitions:
-            known = {"communicates": True, "functions": {}}
+            known = {"functions": {}}
             return [Reply(rank, "ok", known) for rank in range(2)]
         return [Reply(rank, "ok", self.value, **self.changes) for rank in range(2)]
 
@@ -356,14 +358,12 @@ def test_a_forgotten_px_is_told_and_not_after_it_was_mended(monkeypatch, on_the_
     monkeypatch.setattr("utils.checks.cells.get_ipython", lambda: shell)
     monkeypatch.setattr("utils.checks.probe.number_of", lambda _: cell)
 
-    communicates = True
-
     def find(report, _ranks):
         report.missing = set() if on_the_ranks else {"mean"}
         report.problem("mean is not defined on this rank" if report.missing else "wrong", 0)
 
     def ask(target, *, names, timeout):
-        known = definitions(on_the_ranks, rank=0, names=names) | {"communicates": communicates}
+        known = definitions(on_the_ranks, rank=0, names=names)
         return [Reply(rank, "ok", known) for rank in (0, 1)]
 
     @task("9.1", "a task", points=2)
@@ -383,14 +383,30 @@ def test_a_check_on_ranks_that_never_met_names_the_task_that_comes_first(number,
     """Otherwise a student who skipped the first task reads about an attribute of None."""
 
     def ask(_target, *, names, timeout):
-        return [Reply(rank, "ok", {"communicates": False, "functions": {}}) for rank in (0, 1)]
+        return [Reply(rank, "ok", {"functions": {}}) for rank in (0, 1)]
 
     @task(number, "a task", points=2, after="1.1")
     def check(_ranks, report: Report) -> None:
+        report.failures.add(Failed(NO_GROUP))
         report.problem("no", 0, "error")
 
     printed = verdict(check, SimpleNamespace(n=2, ask=ask))[1]
     assert said in printed.splitlines()[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (lambda: dist.send(torch.ones(1), 1), NO_GROUP),
+        (lambda: [].pop(), "IndexError"),
+        (lambda: unknown, "NameError"),  # noqa: F821
+    ],
+)
+def test_only_an_error_for_want_of_a_group_is_explained_by_it(answer, kind):
+    """Otherwise a mistake of another kind hides behind a cell that the task doesn't need."""
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        answer()
+    assert about(raised.value, str(raised.value))["kind"] == kind
 
 
 def test_a_right_answer_is_one_line_with_its_points():

@@ -17,16 +17,12 @@ from utils.cluster.questions import Ranks
 from .probe import definitions, digest
 
 
-def why_without_group(ranks: Ranks, after: str, timeout: float) -> str:
-    """Return what to do if the ranks have no process group; "" if they have one.
+def without_group(after: str) -> str:
+    """Return what to do if the ranks have no process group.
 
     Args:
         after: the task whose answer makes the process group; "" if the lab's own cells do.
-        timeout: seconds that a rank may take to reply.
     """
-    replies = ranks.ask(definitions, names=[], timeout=timeout)
-    if any(reply.status != "ok" or reply.value["communicates"] for reply in replies):
-        return ""
     if after:
         return f"Task {after} comes first, because its cell lets the ranks communicate"
     return "The ranks can't communicate yet. Run the cell that calls dist.init_process_group first"

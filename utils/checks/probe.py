@@ -105,14 +105,12 @@ def kind_of(value: Any) -> str:
 
 
 def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict[str, Any]:
-    """Return whether this rank has a process group, and what it knows about these functions.
+    """Return what this rank knows about these functions.
 
     Returns:
-        `communicates`, and `functions`: by the name of each function that exists, a digest of its
-        code and the number of its cell, or None.
+        `functions`: by the name of each function that exists, a digest of its code and the number
+        of its cell, or None.
     """
-    import torch.distributed as dist
-
     functions = {
         name: user_ns[name] for name in names if isinstance(user_ns.get(name), types.FunctionType)
     }
@@ -120,7 +118,7 @@ def definitions(user_ns: dict[str, Any], *, rank: int, names: list[str]) -> dict
         name: [digest(function), number_of(function.__code__.co_filename)]
         for name, function in functions.items()
     }
-    return {"communicates": dist.is_initialized(), "functions": known}
+    return {"functions": known}
 
 
 def digest(function: types.FunctionType) -> str:

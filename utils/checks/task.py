@@ -26,7 +26,7 @@ from IPython import get_ipython
 from utils.checks.clock import NotEnded
 from utils.checks.verdict import STILL_OPEN, Problem, Verdict
 from utils.cluster.notebook_words import WITHOUT_IT, show_errors, way_on
-from utils.cluster.questions import AskStopped, Ranks, Reply
+from utils.cluster.questions import NO_GROUP, AskStopped, Ranks, Reply
 
 from . import cells, comparison, progress, score
 from .comparison import TOLERANCE, Calls, Mistake, Rule
@@ -457,9 +457,8 @@ def _add_from_cells(ranks: Ranks, report: Report, after: str | None) -> None:
     Args:
         after: see :func:`task`; None for the task whose answer makes the process group.
     """
-    raised = any(kind == "error" for _, kind, _ in report.found)
-    if raised and after is not None and (why := cells.why_without_group(ranks, after, PATIENCE)):
-        report.found = [(why, "mistake", None)]
+    if after is not None and NO_GROUP in report.kinds:
+        report.found = [(cells.without_group(after), "mistake", None)]
         return
     for text in cells.forgotten_px(ranks, report.missing, PATIENCE):
         report.problem(text)

@@ -11,13 +11,16 @@ import json
 import re
 import secrets
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic  # by name, because an answer on a rank inside the kernel may replace it
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import utils
 from torch_mpi.lines import wrapped
 from utils.cluster.notebook_words import FRESH_RANKS, open_task
 from utils.cluster.stop_button import stop_button
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 # The name of a whole result in an error.
 RESULT = "the result"
+# The kind of an error that comes from a rank without a process group.
+NO_GROUP = "NoProcessGroup"
 # The key of a rank's balance in its reply.
 BALANCE = "balance"
 # The beginning of the cell that asks a rank; the arguments after it may be the rank's secret.
@@ -367,7 +372,22 @@ def about(error: BaseException, text: str) -> dict[str, Any]:
     """
     kind = type(error).__name__
     missing = error.name if isinstance(error, NameError) else None
-    return {"kind": kind, "open": open_task(kind, text), "missing": missing or ""}
+    opened = open_task(kind, text)
+    return {
+        "kind": NO_GROUP if _lacks_group(error) else kind,
+        "open": opened,
+        "missing": missing or "",
+    }
+
+
+def _lacks_group(error: BaseException) -> bool:
+    """Return whether PyTorch or the course raised an error of Python without a process group."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or distributed.is_initialized():
+        return False
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    ours = (str(Path(distributed.__file__ or "").parent), str(Path(utils.__file__).parent))
+    return type(error).__module__ == "builtins" and bool(files) and files[-1].startswith(ours)
 
 
 _PLAIN = {bool, int, float, str, type(None)}

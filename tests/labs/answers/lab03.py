@@ -254,7 +254,7 @@ _CHANGES = [
     ("3.4", "global_metrics(loss_sum.item(), 0, samples, group)",
      "global_metrics(loss_sum.item(), 0, samples)", "Pass group=group"),
     ("3.4", "optimizer.zero_grad()", "if samples == 0: return 0.0\n    optimizer.zero_grad()",
-     "never come"),
+     "did not make this one"),
     ("3.6", "torch.equal(bits, reference)",
      "torch.allclose(parameter, reference.view(torch.float32))", "last bit"),
     ("3.6", "dist.all_reduce(different, op=dist.ReduceOp.MAX, group=group)", "pass",
@@ -419,7 +419,7 @@ def average_gradients(model, group=None):
      "        known = total\n    total = known", "samples / total", ", group=group")
      + "known = None\n", "of an earlier call"),
     ("3.2", WEIGHTED.format("if samples == 0:\n        return\n    " + TOTAL, "samples / total",
-                            ", group=group"), "never come"),
+                            ", group=group"), "did not make this one"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "
      "dist.all_reduce(t, group=group); return t[0] / t[2], t[1] / t[2]"), "Your numbers are"),
     ("3.3", METRICS.format("t = torch.tensor([loss_sum, correct, count]); "

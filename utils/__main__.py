@@ -152,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
 
     failed = 0
     for path in _labs(options):
-        result = execute(path, store=options.store, timeout=options.timeout)
+        result = execute(path, store=options.store, only_new=options.new, timeout=options.timeout)
         print(result, flush=True)
         failed += not result.ok
     return 1 if failed else 0
@@ -317,6 +317,8 @@ def parser() -> argparse.ArgumentParser:
     sub = add("run", run)
     _add_notebooks(sub)
     sub.add_argument("--store", action="store_true", help="keep the outputs in the notebook")
+    text = "with --store: keep only the outputs of cells that were never executed"
+    sub.add_argument("--new", action="store_true", help=text)
     sub.add_argument("--timeout", type=float, default=120, metavar="S", help="for each cell: 120")
     add("lint", lint)
     if find_spec("utils.grading"):  # the students' zip doesn't have it

@@ -619,6 +619,17 @@ def test_the_kernel_is_this_python_in_the_notebooks_folder_and_not_interactive(t
     assert output.text.split() == [sys.prefix, str(tmp_path), "1"]
 
 
+def test_a_new_cell_gets_outputs_and_the_measured_numbers_of_the_others_stay(tmp_path):
+    path = notebook(tmp_path, "import time; print(time.time_ns())")
+    assert execute.execute(path, store=True, timeout=200).ok
+    nb = read(path)
+    before = nb.cells[0].outputs[0].text
+    nb.cells.append(new_code_cell("print('new')", id="c2"))
+    path.write_text(dumps(nb), encoding="utf-8")
+    assert execute.execute(path, store=True, only_new=True, timeout=200).ok
+    assert [cell.outputs[0].text for cell in read(path).cells] == [before, "new\n"]
+
+
 def test_a_stored_notebook_has_the_same_bytes_each_time(tmp_path):
     source = (
         "import sys, time\n"

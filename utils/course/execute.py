@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import re
 import shutil
@@ -67,13 +68,16 @@ class Result:
         return "\n       ".join(lines + (self.error or "").splitlines())
 
 
-def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
+def execute(
+    path: Path, *, store: bool = False, only_new: bool = False, timeout: float = 120
+) -> Result:
     """Execute a notebook in a fresh kernel, in the notebook's folder.
 
     A check cell that showed no verdict counts as failed.
 
     Args:
         store: Write the normalized outputs into the file, unless something failed.
+        only_new: Keep what is stored of every cell that was executed before.
         timeout: Seconds for each cell.
     """
     require_kernel()
@@ -82,6 +86,7 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
         nb = read(path)
     except NotebookError as error:
         return Result(path.name, 0.0, 0, 1, str(error))
+    before = copy.deepcopy(nb.cells)
     start = time.monotonic()
     why = run_cells(nb, path.parent, timeout)
     seconds = time.monotonic() - start
@@ -90,6 +95,11 @@ def execute(path: Path, *, store: bool = False, timeout: float = 120) -> Result:
         why = f"the check of task {', '.join(silent)} printed no '✓ Task' line"
     result = Result(path.name, seconds, passed, failed, why)
     if store and result.ok:
+        if only_new:
+            nb.cells = [
+                old if old.get("execution_count") else new
+                for old, new in zip(before, nb.cells, strict=True)
+            ]
         write(normalise(nb), path)
     return result
 

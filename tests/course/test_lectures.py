@@ -192,6 +192,19 @@ def test_powerpoint_has_text_to_edit_pictures_with_words_and_notes(tmp_path):
     assert slides[0].notes_slide.notes_text_frame.text == "3 minutes\nBegin."
 
 
+@each_lab
+def test_no_text_or_picture_of_powerpoint_is_outside_its_slide(path):
+    made = Presentation(io.BytesIO(presentation.presentation(deck_of(path))))
+    assert not [
+        f"slide {number}: {shape.name}"
+        for number, slide in enumerate(made.slides, start=1)
+        for shape in slide.shapes
+        if min(shape.left, shape.top) < 0
+        or shape.left + shape.width > made.slide_width
+        or shape.top + shape.height > made.slide_height
+    ]
+
+
 @pytest.mark.parametrize(
     ("formula", "said"),
     [(r"$\alpha + n\beta$", "α+ nβ"), (r"$x_{r+1} \bmod p$", "x_(r+1)  mod p"), ("5 %", "5 %")],

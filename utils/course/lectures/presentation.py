@@ -67,24 +67,14 @@ def presentation(deck: Deck) -> bytes:
 def _add_slide(made: Any, slide: Slide, lab: str) -> None:
     """Add a slide; `lab` is the line below the title of the first one."""
     added = made.slides.add_slide(made.slide_layouts[5])  # a title only
-    title = added.shapes.title
-    title.left, title.top, title.width = Inches(MARGIN), Inches(0.3), Inches(WIDTH - 2 * MARGIN)
-    title.height = Inches(0.85)
-    title.text = plain(slide.title)
-    title.text_frame.paragraphs[0].font.size = Pt(34)
-    title.text_frame.paragraphs[0].alignment = PP_ALIGN.LEFT
-    blocks = (Text(f"*{lab}*"), *slide.blocks) if lab else slide.blocks
+    _write_title(added.shapes.title, slide.title)
     column = Column(MARGIN, WIDTH - 2 * MARGIN)
     if shown := slide.beside:
         column = Column(MARGIN, (WIDTH - 3 * MARGIN) / 2)
-        _add_picture(
-            added,
-            shown,
-            Column(column.left + column.width + MARGIN, column.width),
-            TOP,
-            BOTTOM - TOP,
-        )
-    blocks = tuple(block for block in blocks if block is not shown)
+        right = Column(column.left + column.width + MARGIN, column.width)
+        _add_picture(added, shown, right, TOP, BOTTOM - TOP)
+    blocks: list[Block] = [Text(f"*{lab}*")] if lab else []
+    blocks += [block for block in slide.blocks if block is not shown]
     heights = [_height(block, column) for block in blocks]
     free = BOTTOM - TOP - sum(heights) - GAP * len(heights)
     room = max(free / max(heights.count(0.0), 1), 1.0)
@@ -96,6 +86,14 @@ def _add_slide(made: Any, slide: Slide, lab: str) -> None:
     spoken = [Run(f"{slide.minutes:g} minutes")], *(runs for _, runs in _paragraphs(slide.notes))
     text = "\n".join("".join(run.text for run in runs) for runs in spoken)
     added.notes_slide.notes_text_frame.text = text
+
+
+def _write_title(title: Any, text: str) -> None:
+    title.left, title.top, title.width = Inches(MARGIN), Inches(0.3), Inches(WIDTH - 2 * MARGIN)
+    title.height = Inches(0.85)
+    title.text = plain(text)
+    title.text_frame.paragraphs[0].font.size = Pt(34)
+    title.text_frame.paragraphs[0].alignment = PP_ALIGN.LEFT
 
 
 def _add_block(added: Any, block: Block, column: Column, top: float, height: float) -> None:

@@ -291,6 +291,9 @@ def test_a_student_who_skips_a_prediction_is_asked_before_the_result(open_lab):
     until(lab, "worlds-ranks", "worlds-picture")
     wait_for(lambda: page.evaluate(IN_FORM), PAGE, "the form has the focus again")
     assert "The run gave" not in lab.outputs()["worlds-picture"]
+    page.keyboard.type("two")
+    page.keyboard.press("Enter")
+    assert page.evaluate(IN_FORM), "the notebook would take the correction for its own keys"
     page.keyboard.type("3")
     page.keyboard.press("Enter")
     wait_for(

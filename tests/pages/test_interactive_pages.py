@@ -129,6 +129,7 @@ def test_the_keyboard_alone_walks_follows_zooms_and_ends(opened):
     page.wait_for_function(f"(before) => {AXIS} === before", arg=",".join(before))
     page.keyboard.press("Escape")
     said.filter(has_text="Point at a bar").wait_for()
+    assert page.evaluate("document.activeElement === document.body"), "Escape leaves the picture"
 
 
 @pytest.mark.parametrize("way", ["button", "wheel"])

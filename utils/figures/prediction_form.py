@@ -139,6 +139,7 @@ class Form:
         self._result = result
         words = ipywidgets.HTML(html.escape(ASKED))
         skip = ipywidgets.Button(description=UNASKED, layout={"width": "auto"})
+        skip.add_class("ddl-skip")
         skip.on_click(lambda _: self.close())
         self._show(ipywidgets.VBox([words, self.box, skip]))
 

@@ -3,8 +3,9 @@
 // to the next cell; Shift+Enter also runs that cell. Arrows move between the buttons.
 (() => {
   const area = document.currentScript?.closest(".jp-OutputArea");
-  // A stored notebook has this script, too, but nobody waits for its form.
-  if (!area || Date.now() - SHOWN > 10000) return;
+  if (!area) return;
+  // A notebook that is opened or reloaded has this script, too, but nobody waits for its form.
+  const isNew = Date.now() - SHOWN < 10000;
   const ends = Date.now() + 10000;
 
   // Wait until the widgets are there.
@@ -18,6 +19,10 @@
     const fields = () => [...box.querySelectorAll("input")];
     const buttons = () => [...box.querySelectorAll("button")];
     box.addEventListener("keydown", (event) => answer(event, fields(), buttons()), true);
+    // The result replaces this button, which would take the focus with it.
+    const skip = area.querySelector(".ddl-skip");
+    skip?.addEventListener("click", () => goOn(false));
+    if (!isNew) return;
     const chosen = buttons().find((button) => button.querySelector(".fa-check"));
     const first = fields().find((field) => !field.value) ?? fields()[0] ?? chosen ?? buttons()[0];
     // A reader who works elsewhere keeps the focus there.
@@ -34,6 +39,14 @@
     if (key === "Enter") {
       if (place >= 0) target.click();
       else target.blur(); // the field reports its value
+      if (place < 0 && !isNumber(target)) {
+        // What is typed next belongs into the field, not to the notebook.
+        target.focus();
+        target.select();
+        event.preventDefault();
+        event.stopPropagation();
+        return;
+      }
       const empty = fields.slice(fields.indexOf(target) + 1).find((field) => !field.value);
       if (place < 0 && empty) empty.focus();
       else goOn(event.shiftKey);
@@ -45,6 +58,14 @@
     }
     event.preventDefault();
     event.stopPropagation();
+  }
+
+  // A field may be empty, and a number may have its unit.
+  function isNumber(field) {
+    const unit = field.closest(".widget-hbox")?.lastElementChild?.textContent.trim() ?? "";
+    const text = field.value.trim();
+    const number = unit && text.endsWith(unit) ? text.slice(0, -unit.length) : text;
+    return Number.isFinite(Number(number.replaceAll(/[_,]/g, "")));
   }
 
   // Make the next cell the active one, and perhaps run it.

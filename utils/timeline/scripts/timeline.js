@@ -220,7 +220,11 @@ svg.addEventListener("keydown", (event) => {
   } else if (key === "+" || key === "=") zoom(0.5);
   else if (key === "-") zoom(2);
   else if (key === "0") reset();
-  else if (key === "Escape") select(null);
+  else if (key === "Escape") {
+    select(null);
+    svg.blur();
+    svg.closest(".jp-Cell")?.focus(); // the notebook's keys work again
+  }
   else return;
   event.preventDefault();
   event.stopPropagation();

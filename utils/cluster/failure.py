@@ -11,7 +11,7 @@ from torch_mpi.lines import wrapped
 from torch_mpi.protocol import diagnosis
 from utils.cluster import lost_names
 from utils.cluster.notebook_words import FRESH_RANKS, explained, open_task, shown_as, stopped_here
-from utils.jobs import NeedsProcesses
+from utils.jobs import NeedsBackend, NeedsProcesses
 
 if TYPE_CHECKING:
     from torch_mpi.protocol.status import Status
@@ -82,15 +82,21 @@ class CellFailed(RuntimeError):
         return wrapped(str(self))
 
 
+#: The kinds of a rank's error after which the notebook leaves the cell out.
+LEFT_OUT = {one.__name__: one for one in (NeedsProcesses, NeedsBackend)}
+
+
 class CellLeftOut(CellFailed):
-    """A cell needs ranks that are processes, and these are threads. The notebook goes on.
+    """A cell needs something that these ranks lack. The notebook goes on.
 
     Attributes:
         name: the name that the cell lacks because an earlier cell was left out; "" if none.
+        needs: what it needs, such as "ranks that are processes".
     """
 
-    def __init__(self, message: str, name: str = ""):
+    def __init__(self, message: str, name: str = "", needs: str = NeedsProcesses.needs):
         super().__init__(message)
+        self.needs = needs
         self.name = name
 
 
@@ -212,8 +218,9 @@ class Outcome:
         kind, _, text = summaries[first].partition(": ")
         if task := open_task(kind, text):
             return self._of_open_task(task, explained(kind, text) or "")
-        if kind == NeedsProcesses.__name__:
-            return CellLeftOut(f"{text}{'' if text.endswith(('.', ')')) else '.'}")
+        if kind in LEFT_OUT:
+            words = f"{text}{'' if text.endswith(('.', ')')) else '.'}"
+            return CellLeftOut(words, needs=LEFT_OUT[kind].needs)
         missing = _MISSING.match(summaries[first])
         if missing and self.left_out(missing[1]):
             return CellLeftOut("", missing[1])

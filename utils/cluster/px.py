@@ -296,7 +296,7 @@ class RanksMagics(ParallelMagics):
         self.ranks.running().examine(outcome, busy)
         error = outcome.explain()
         if isinstance(error, CellLeftOut):
-            left_out.show(cell, CellLeftOut(str(error)), name=error.name)
+            left_out.show(cell, error, name=error.name)
             return
         if error.diagnosis is not None and error.diagnosis.edges:
             from utils.figures import waits

@@ -34,7 +34,7 @@ from utils.cluster import cell_replies, notebook_words, rank_notes
 from utils.cluster.memory_limit import limited_memory
 from utils.cluster.questions import BALANCE, NUMBER, QUESTION, about, plain
 from utils.cluster.rank_notes import Notes
-from utils.jobs import RanksError
+from utils.jobs import RanksError, other_backend
 from utils.timeline.cell_log import backend_world, start_watching
 
 if TYPE_CHECKING:
@@ -126,6 +126,10 @@ def prepare(
     # The stacks of other threads may change while faulthandler walks them, and crash the process.
     faulthandler.register(signal.SIGUSR1, file=_here.dump, all_threads=False)
     watch_cells(user_ns, rank, Path(folder))
+    if other_backend.is_gloo():
+        from utils.cluster import gloo_ranks
+
+        gloo_ranks.use(Path(folder))
     get_ipython().ask_exit = refuse_exit
     return {
         "rank": MPI.COMM_WORLD.Get_rank(),

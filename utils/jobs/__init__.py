@@ -36,6 +36,12 @@ class NeedsProcesses(RanksError):
     needs = "ranks that are processes"
 
 
+class NeedsBackend(NeedsProcesses):
+    """Only the course's backend can do this; the message says what another one does."""
+
+    needs = "the course's backend"
+
+
 class NeedsLinux(NeedsProcesses):
     """Only Linux can do this, whatever the ranks are; the message says why."""
 

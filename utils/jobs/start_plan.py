@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from utils.jobs import RanksError, launch_variables, slurm, watchdog
+from utils.jobs import RanksError, launch_variables, other_backend, slurm, watchdog
 from utils.jobs.site import Launcher, Way, decide, find_launcher, settings
 
 # More ranks don't fit on one machine, because each needs 100 MB before it imports torch.
@@ -81,9 +81,10 @@ class Plan:
 
     def greeting(self, fresh: bool = False) -> str:
         """Return what a notebook says when the ranks have started."""
+        lacking = f" {other_backend.LACKING}" if other_backend.is_gloo() else ""
         if self.n > 1:
-            return f"{self.n} {'fresh ' * fresh}MPI ranks have started."
-        return f"{'A fresh' if fresh else '1'} MPI rank has started."
+            return f"{self.n} {'fresh ' * fresh}MPI ranks have started.{lacking}"
+        return f"{'A fresh' if fresh else '1'} MPI rank has started.{lacking}"
 
     def _must_go(self, name: str) -> bool:
         # `sbatch --export=LIST` sets it, and srun and mpiexec in the job would then drop PATH.

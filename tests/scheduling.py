@@ -79,7 +79,7 @@ SHARED_OUT = re.compile(
     r"|test_cases_in_boxes\.py::test_a_call"
     r"|::test_(no_honest_answer_is_held|code_that_could_hide|an_answer_that_tampers)"
     r"|::test_no_launcher_makes_processes|::test_everyone_can_read_every_(kind_of_)?page"
-    r"|::test_without_mpi_the_solutions_pass|::test_a_sick_program_leaves_real_ranks_usable"
+    r"|::test_without_our_backend_a_lab|::test_without_mpi_the_solutions_pass|::test_a_sick_program_leaves_real_ranks_usable"
     r"|::test_a_sick_program_does_not_pass.*-(5|66|777)\]"
 )
 

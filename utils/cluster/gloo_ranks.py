@@ -41,8 +41,8 @@ LARGEST_TAG = 2**31 - 1
 #: A blocking send of so many bytes doesn't wait for its receiver, as in MPI.
 EAGER = 4096
 NOT_MET = (
-    "No rank has received this message. A send of the course's backend would have returned, and one "
-    "of gloo waits until both ranks have met"
+    "No rank has received this message. A send of the course's backend would have returned, and a "
+    "send of gloo waits until both ranks have met"
 )
 #: The key of the number of errors.
 ERRORS = "errors"
@@ -121,10 +121,10 @@ class GlooGroup(RankGroup):
         super().__init__(groups.rank, members)
         self.groups = groups
         self._name_of_store = name
-        self._connected: tuple[int, dist.ProcessGroupGloo] | None = None
+        self._connected: tuple[int, Any] | None = None
         self._collectives = 0
 
-    def gloo(self) -> dist.ProcessGroupGloo:
+    def gloo(self) -> Any:
         """Return gloo's group; after an error of an earlier cell, a new one."""
         errors = self.groups.errors
         if self._connected is None or self._connected[0] != errors:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -38,6 +40,8 @@ from utils.jobs import NeedsBackend
 # A line of this file is never shown as the student's.
 count_as_library(__file__)
 LARGEST_TAG = 2**31 - 1
+#: Seconds between two chances of Ctrl-C.
+LOOK = 0.1
 #: A blocking send of so many bytes doesn't wait for its receiver, as in MPI.
 EAGER = 4096
 NOT_MET = (
@@ -219,6 +223,29 @@ class GlooGroup(RankGroup):
         return work
 
 
+def interruptible(call: Callable[[], Any]) -> Any:
+    """Return what a call of gloo returns, and let Ctrl-C end the wait for it.
+
+    Python can't interrupt a call inside C++, so another thread makes it.
+    """
+    done: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            done.put((call(), None))
+        except Exception as error:
+            done.put((None, error))
+
+    threading.Thread(target=make, daemon=True, name="gloo").start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            value, error = done.get(timeout=LOOK)
+            break
+    if error is not None:
+        raise error
+    return value
+
+
 class SentWork(TorchWork):
     """A short message, which has left, as far as its sender can tell."""
 
@@ -261,13 +288,13 @@ class GlooWork(TorchWork):
         self.call, self._groups = call, groups
         self._result, self._finish = list(result), finish
         with self._noting_errors():
-            self._work = begin()
+            self._work: TorchWork = interruptible(begin)
 
     @contextlib.contextmanager
     def _noting_errors(self) -> Iterator[None]:
         try:
             yield
-        except RuntimeError:
+        except BaseException:  # Ctrl-C, too
             self._groups.note_error()
             raise
 
@@ -282,7 +309,7 @@ class GlooWork(TorchWork):
             wait = [time.perf_counter(), 0.0]
             self.call.waits.append(wait)
             with self._noting_errors():
-                self._work.wait(*([timeout] if timeout else []))
+                interruptible(partial(self._work.wait, *([timeout] if timeout else [])))
             wait[1] = time.perf_counter()
             self._note_end()
         return True

@@ -554,7 +554,10 @@ def test_students_can_clone_a_repository_whose_history_has_no_solution(clone, tm
     assert "BEGIN SOLUTION" not in history
     files = subprocess.run([*log, "--name-only"], check=True, capture_output=True, text=True).stdout
     assert "Labs, version 1.1" in files
-    assert not re.search(r"^(solutions|tests|utils/grading|labs/\.models)/", files, re.MULTILINE)
+    assert not re.search(r"^(solutions|tests|utils/grading)/", files, re.MULTILINE)
+    assert set(re.findall(r"^labs/\.models/(.*)$", files, re.MULTILINE)) == {
+        f"minutes_{path.name[:2]}.json" for path in notebooks(SOLUTIONS)
+    }
 
 
 def test_a_folder_with_files_is_not_made_into_a_repository(clone, tmp_path):

@@ -104,7 +104,11 @@ def parts() -> list[Part]:
     """
     plans, crosswalk = _table("course-plan"), _table("crosswalk")
     readings = crosswalk["readings"]
-    made = [Part(PLAN, plan["name"], _plan(plan["meeting"], readings)) for plan in plans["plan"]]
+    made = [
+        Part(PLAN, plan["name"], _plan(plan["meeting"], plan.get("session"), readings))
+        for plan in plans["plan"]
+    ]
+    made.append(Part(PLAN, "minutes", _minutes()))
     made.append(Part(PLAN, "crosswalk", "\n\n".join(map(_course, crosswalk["course"]))))
     made.append(Part(ASSISTANTS, "lights", _lights()))
     return made
@@ -122,12 +126,27 @@ def _rows(head: list[str], rows: Iterable[list[str]]) -> str:
 # --- plans ---------------------------------------------------------------------------------------
 
 
-def _plan(meetings: list[dict[str, Any]], readings: Mapping[str, Any]) -> str:
+def _plan(meetings: list[dict[str, Any]], session: int | None, readings: Mapping[str, Any]) -> str:
     head = ["when", "labs and tasks", "lecture", "work", "points", "reading"]
-    return _rows(head, (_meeting(one, readings) for one in meetings))
+    return _rows(head, (_meeting(one, session, readings) for one in meetings))
 
 
-def _meeting(meeting: dict[str, Any], readings: Mapping[str, Any]) -> list[str]:
+def _minutes() -> str:
+    """Return the minutes of every task, a row for each lab."""
+    return _rows(["lab", "minutes of each task"], (_task_minutes(lab) for lab in labs().values()))
+
+
+def _task_minutes(lab: LabOfPlan) -> list[str]:
+    opening = lab.minutes([])
+    each = (
+        f"{task} {lab.minutes([task]) - opening}" for task in lab.tasks if not _is_patient(task)
+    )
+    return [f"{lab.about.number} {lab.about.title}", " · ".join(each)]
+
+
+def _meeting(
+    meeting: dict[str, Any], session: int | None, readings: Mapping[str, Any]
+) -> list[str]:
     """Return a row: whole core paths (`core`), tasks beside them (`tasks`), and the lecture.
 
     The lecture is all of each lab's slides, or what `talk` says.
@@ -145,7 +164,10 @@ def _meeting(meeting: dict[str, Any], readings: Mapping[str, Any]) -> list[str]:
     read_first = [_reading(readings[number][0]) for number in chosen if readings.get(number)]
     talks = " · ".join(f"{number} ({lecture_minutes(number):g} min)" for number in chosen)
     talks = meeting.get("talk", talks)
-    row = [meeting["when"], "; ".join(words), talks, f"{minutes} min", f"{points:g}"]
+    work = f"{minutes} min"
+    if session is not None and minutes > session:
+        work += f", {minutes - session} of them at home"
+    row = [meeting["when"], "; ".join(words), talks, work, f"{points:g}"]
     return [*row, "; ".join(read_first)]
 
 
@@ -210,28 +232,30 @@ def _places(tasks: list[str]) -> str:
 
 def _lights() -> str:
     """Return the traffic light of every task, a row for each lab."""
-    head = ["lab", "green: free", "yellow: as a tutor", "red: not at all"]
+    head = ["lab", "yellow: as a tutor", "red: not at all"]
     return _rows(head, (_lab_lights(lab) for lab in labs().values()))
 
 
 def _lab_lights(lab: LabOfPlan) -> list[str]:
-    lights: dict[str, list[str]] = {"green": [], "yellow": [], "red": []}
+    lights: dict[str, list[str]] = {"yellow": [], "red": []}
     for task in lab.tasks.values():
-        lights[light(task, lab.about)].append(task.number)
+        lights[light(task)].append(task.number)
     return [f"{lab.about.number} {lab.about.title}", *(_runs(tasks) for tasks in lights.values())]
 
 
-def light(task: TaskOfLab, lab: About) -> str:
-    """Return how a student may use an assistant for a task: "green", "yellow" or "red".
+def light(task: TaskOfLab) -> str:
+    """Return how a student may use an assistant for a task: "yellow", as a tutor, or "red".
 
     Red is what shows that a student has understood a run: explanations, and the patients of the
-    ward. Green is what gives no points, and what goes further than the core path.
+    ward. Green is everything that is not a task.
     """
-    if not task.points:
-        return "green"
-    if task.written or (lab.number == WARD and int(task.number[3:]) >= FIRST_PATIENT):
-        return "red"
-    return "green" if task.further else "yellow"
+    return "red" if task.written or _is_patient(task.number) else "yellow"
+
+
+def _is_patient(number: str) -> bool:
+    """Return whether a task is a patient of the ward."""
+    lab, _, task = number.partition(".")
+    return lab == WARD and task.isdigit() and int(task) >= FIRST_PATIENT
 
 
 def _runs(numbers: list[str]) -> str:

@@ -30,8 +30,8 @@ FOR_STUDENTS = (
 )
 #: Files that students get under another name as well. Assistants look for this one in both folders.
 ALSO = {"labs/AGENTS.md": "AGENTS.md"}
-#: The packed answers for `use_model`.
-MODELS = "labs/.models/"
+#: The packed answers for `use_model`. The same folder has the minutes that checks announce.
+MODELS, MINUTES = "labs/.models/", ".json"
 #: The part of a page for authors; words after `authors` are a comment.
 AUTHORS = re.compile(r"<!-- authors\b[^>]*-->.*?<!-- /authors -->\n?", re.DOTALL)
 #: A file that belongs to one lab, and a link to a lab's notebook.
@@ -62,7 +62,7 @@ class Selection:
 
     def wants(self, name: str) -> bool:
         """Return whether the bundle has a file of the course."""
-        if name.startswith(MODELS) and not self.models:
+        if name.startswith(MODELS) and not self.models and not name.endswith(MINUTES):
             return False
         if self.labs is not None and name in ("README.md", ".github/course.gif"):
             return False

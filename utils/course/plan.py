@@ -138,9 +138,8 @@ def _minutes() -> str:
 
 def _task_minutes(lab: LabOfPlan) -> list[str]:
     opening = lab.minutes([])
-    each = (
-        f"{task} {lab.minutes([task]) - opening}" for task in lab.tasks if not _is_patient(task)
-    )
+    minutes = {task: max(GRAIN, lab.minutes([task]) - opening) for task in lab.tasks}
+    each = (f"{task} {needed}" for task, needed in minutes.items() if not _is_patient(task))
     return [f"{lab.about.number} {lab.about.title}", " · ".join(each)]
 
 

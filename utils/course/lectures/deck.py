@@ -108,6 +108,11 @@ class Slide:
     minutes: float
 
     @property
+    def time(self) -> str:
+        """The minutes in words."""
+        return f"{self.minutes:g} minute{'' if self.minutes == 1 else 's'}"
+
+    @property
     def beside(self) -> Picture | None:
         """The still, narrow picture that is set beside all other blocks; None if there is none."""
         pictures = [block for block in self.blocks if isinstance(block, Picture)]

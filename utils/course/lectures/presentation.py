@@ -58,7 +58,7 @@ def presentation(deck: Deck) -> bytes:
     made.slide_width, made.slide_height = Inches(WIDTH), Inches(HEIGHT)
     made.core_properties.title = deck.lab
     for place, slide in enumerate(deck.slides):
-        _add_slide(made, slide, f"{deck.lab} · {deck.minutes:g} minutes" if place == 0 else "")
+        _add_slide(made, slide, deck.lab if place == 0 else "")
     file = io.BytesIO()
     made.save(file)
     return file.getvalue()
@@ -83,7 +83,7 @@ def _add_slide(made: Any, slide: Slide, lab: str) -> None:
         height = needed or room
         _add_block(added, block, column, top, height)
         top += height + GAP
-    spoken = [Run(f"{slide.minutes:g} minutes")], *(runs for _, runs in _paragraphs(slide.notes))
+    spoken = [Run(slide.time)], *(runs for _, runs in _paragraphs(slide.notes))
     text = "\n".join("".join(run.text for run in runs) for runs in spoken)
     added.notes_slide.notes_text_frame.text = text
 

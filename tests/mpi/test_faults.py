@@ -436,7 +436,7 @@ ERRORS = [
     ),
     Fault(
         "infinite loop while others wait",
-        "if rank == 3:\n    while True:\n        pass\ndist.barrier()",
+        "if rank == 3:\n    while True:\n        time.sleep(0.01)\ndist.barrier()",
         (
             "^ranks 0, 1, 2 wait for rank 3", waits(0, "barrier()", 5), "rank 3 still computes",
             "endless loop",
@@ -766,7 +766,7 @@ if rank == 1:
     while not os.path.exists(f"{os.environ['FAULT_MARKS']}/enough"):
         try:
             while not os.path.exists(f"{os.environ['FAULT_MARKS']}/enough"):
-                pass
+                time.sleep(0.01)
         except KeyboardInterrupt:
             pass
 """
@@ -785,7 +785,7 @@ def test_after_a_rank_could_not_be_stopped_no_cell_waits_for_it_and_it_may_come_
         assert "rank 1 still runs an earlier cell" in again.message()
         assert "restart()" in again.message()
     (folder / "marks" / "enough").touch()
-    either.ok("while 'rank 1: idle' not in '\\n'.join(ranks.running().where(1.0)): pass")
+    either.ok("while 'rank 1: idle' not in '\\n'.join(ranks.running().where(1.0)): time.sleep(0.1)")
     next_one_works(either, row)
 
 

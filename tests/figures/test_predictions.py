@@ -113,9 +113,10 @@ def test_a_number_is_typed_as_people_write_it(typed, number):
     values = {"here": None, "there": 2.0}
     form = Form("how many?", values, "bytes", [], ["here"])
     _, row, line = form.box.children
+    assert "You predict: there: 2 bytes. Still open: here<" in line.value
     row.children[0].value = "many"
     assert values["here"] is None
-    assert "“many” is not a number" in line.value
+    assert "“many” is not a number in bytes" in line.value
     row.children[0].value = typed
     assert values == {"here": number, "there": 2.0}
     assert "is not a number" not in line.value

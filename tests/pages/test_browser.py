@@ -319,3 +319,49 @@ def test_after_a_click_into_a_timeline_the_keys_belong_to_the_notebook(open_lab)
 
 def is_active(lab: Lab, number: int) -> bool:
     return lab.all(".jp-Cell", ACTIVE) == number
+
+
+#: For a prediction and the first text behind its result: their distance in pixels, and what one
+#: sees of the text.
+BELOW = """(cells, [asked, told]) => [
+    cells[told].getBoundingClientRect().top - cells[asked].getBoundingClientRect().top,
+    cells[told].innerText.trim(),
+]"""
+#: Texts behind a result that go on without telling it.
+GO_ON = {
+    *("eager-times-text", "sweep-text", "stopwatch-task", "robin-hints", "outer-hints"),
+    *("slow-step-text", "entry-hints", "roof-task", "share-hints", "map-hints"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in LABS.glob("[01]*.ipynb")))
+def test_no_answer_stands_on_the_screen_below_its_prediction(name, browser, server):
+    cells = read(server.log.parent / "course" / name).cells
+    wide = {"width": 1440, "height": 900}
+    told = {}
+    with browser.new_context(viewport=wide) as context:
+        page = context.new_page()
+        page.set_default_timeout(PAGE * 1000)
+        page.goto(server.page(name))
+        shown = page.locator(".jp-NotebookPanel:visible .jp-Cell")
+        shown.nth(len(cells) - 1).wait_for(state="attached")
+        for asked, below in pairs_of(cells):
+            away, words = shown.evaluate_all(BELOW, [asked, below])
+            begins = ("Show what happened", "Hint 1", "##")
+            is_folded = words.startswith(begins) or cells[below].source.startswith("#")
+            if away < wide["height"] and not is_folded and cells[below].id not in GO_ON:
+                told[cells[asked].id] = cells[below].id, words[:60]
+    assert not told
+    leave_no_kernel(server)
+
+
+def pairs_of(cells: list) -> Iterator[tuple[int, int]]:
+    """Return the place of each prediction, and of the first text behind its result."""
+    for k, cell in enumerate(cells):
+        name = re.search(r"^(\w+) = predict\(", cell.source, re.MULTILINE)
+        if cell.cell_type == "code" and name:
+            later = range(k + 1, len(cells))
+            result = next(j for j in later if f"{name[1]}.beside(" in cells[j].source)
+            texts = (j for j in range(result, len(cells)) if cells[j].cell_type == "markdown")
+            if (below := next(texts, None)) is not None:
+                yield k, below

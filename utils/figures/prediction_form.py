@@ -107,8 +107,9 @@ class Form:
     def _type(self, name: str, change: dict[str, str]) -> None:
         number = number_in(change["new"], self._unit)
         if number is None and change["new"].strip():
+            of_unit = f" in {self._unit}" if self._unit else ""
             self._line.value = (
-                f"“{html.escape(change['new'])}” is not a number. Write one like 1.5."
+                f"“{html.escape(change['new'])}” is not a number{of_unit}. Write one like 1.5."
             )
             return
         self._values[name] = number
@@ -116,13 +117,18 @@ class Form:
 
     def _tell(self) -> None:
         said = noted(self._values, self._unit)
+        if said and self.is_open():
+            said += f". Still open: {', '.join(self._open())}"
         self._line.value = f'<span role="status">{html.escape(said)}</span>' if said else ""
         if self._result is not None and not self.is_open():
             self.close()
 
     def is_open(self) -> bool:
         """Return whether a value is missing."""
-        return any(self._values[name] is None for name in self._missing)
+        return bool(self._open())
+
+    def _open(self) -> list[str]:
+        return [name for name in self._missing if self._values[name] is None]
 
     def show(self) -> None:
         """Show the form below its cell; a page without widgets shows an instruction instead."""

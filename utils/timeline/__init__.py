@@ -66,17 +66,21 @@ class Timeline:
         self.records = activity.all_records(self.lanes)
         self._cores = min((report.get("cores") or 0 for report in reports), default=0)
         self._part: tuple[float | None, float | None] = (None, None)
+        self._sender: int | None = None
 
-    def part(self, since: float | None = None, until: float | None = None) -> Timeline:
+    def part(
+        self, since: float | None = None, until: float | None = None, sender: int | None = None
+    ) -> Timeline:
         """Return the same timeline, but one that first shows a part of the cell.
 
         Args:
             since: begin of the part, in seconds since the cell began. By default, it is the begin
                 of the cell, or of the part with communication if this part is small.
             until: end of the part, in seconds since the cell began.
+            sender: show arrows only for the messages that this rank sends; by default for all.
         """
         made = copy.copy(self)
-        made._part = (since, until)
+        made._part, made._sender = (since, until), sender
         return made
 
     @functools.cached_property
@@ -149,7 +153,7 @@ class Timeline:
         since = self._part[0] if since is None else since
         until = self._part[1] if until is None else until
         look = {"note": self._ideal_in_words(), "width": width, "simple": self._is_simple}
-        made = picture.figure(self.lanes, self.title, since, until, **look)
+        made = picture.figure(self.lanes, self.title, since, until, sender=self._sender, **look)
         made.alt_text = self.alt_text
         return made
 
@@ -195,6 +199,7 @@ class Timeline:
             since=since,
             until=until,
             simple=self._is_simple,
+            sender=self._sender,
         )
         return Interactive(_SCRIPTS, data, self.figure(), self.alt_text, text=repr(self))
 

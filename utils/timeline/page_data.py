@@ -43,6 +43,7 @@ def page_data(
     since: float | None = None,
     until: float | None = None,
     simple: bool = False,
+    sender: int | None = None,
 ) -> dict[str, Any]:
     """Return the data that `timeline.js` draws.
 
@@ -53,6 +54,7 @@ def page_data(
         note: a sentence below the title.
         since, until: seconds of the part that the page shows first; by default as in the figure.
         simple: whether legend, buttons and sums are below "more".
+        sender: the rank whose messages have arrows; None: all ranks.
     """
     kept, others = _longest(lanes)
     first, last = view(lanes)
@@ -82,6 +84,7 @@ def page_data(
         "view": [_micro(shown[0]), max(_micro(shown[1]), _micro(shown[0]) + 1)],
         "sums": _sums(totals),
         "simple": simple,
+        "sender": sender,
     }
 
 

@@ -83,10 +83,11 @@ def figure(
     note: str,
     width: float,
     simple: bool = False,
+    sender: int | None = None,
 ) -> Figure:
     """Return the picture of a run, see :meth:`.Timeline.figure`; a note is below the title.
 
-    A simple picture has neither note nor legend.
+    A simple picture has neither note nor legend. With a sender, only its messages have arrows.
 
     Raises:
         ValueError: `until` is not after `since`.
@@ -105,7 +106,8 @@ def figure(
     plt.close(made)
     below = height - (TOP + page.high)
     size = ((width - LEFT - RIGHT) / width, page.high / height)
-    picture = _Picture(page, lanes, made.add_axes((LEFT / width, below / height, *size)))
+    axes = made.add_axes((LEFT / width, below / height, *size))
+    picture = _Picture(page, lanes, axes, sender)
     used = picture.draw()
     picture.frame(title, "" if simple else note)
     if not simple:
@@ -116,8 +118,9 @@ def figure(
 class _Picture:
     """The drawing of a run. Bars are collected first, because a few collections draw fast."""
 
-    def __init__(self, page: Page, lanes: list[Lane], axes: Axes):
+    def __init__(self, page: Page, lanes: list[Lane], axes: Axes, sender: int | None):
         self.page = page
+        self.sender = sender
         self.lanes = lanes
         self.axes = axes
         self.axes.set_xlim(*map(page.across, page.shown))
@@ -356,7 +359,8 @@ class _Picture:
         """Draw an arrow per message, from its send's begin to its recv's end; return the kinds."""
         lines: dict[str, dict] = {MESSAGE: {}, EAGER: {}}
         for send, recv in activity.messages(activity.all_records(self.lanes)):
-            if self._visible(send["start"], recv["end"]):
+            has_arrow = self.sender in (None, send["rank"])
+            if has_arrow and self._visible(send["start"], recv["end"]):
                 # Messages on the same pixels become one arrow.
                 pixels = (round(self.page.pixels(time)) for time in (send["start"], recv["end"]))
                 kind = lines[EAGER if send["eager"] else MESSAGE]

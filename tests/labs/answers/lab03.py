@@ -403,7 +403,7 @@ def average_gradients(model, group=None):
      "    flat /= dist.get_world_size(group)\n"
      "    for g in grads:\n"
      "        g.copy_(flat[: g.numel()].view_as(g))\n"
-     "        flat = flat[g.numel() :]\n", "Expected 4 calls of all_reduce: one for each"),
+     "        flat = flat[g.numel() :]\n", "Expected 5 calls of all_reduce: one for each"),
     ("3.2", WEIGHTED.format(TOTAL, "1", ", group=group); parameter.grad *= (samples / total"),
      "weighted after the sum"),
     ("3.2", WEIGHTED.format(TOTAL, "samples / total", ", group=group, async_op=True"),

@@ -24,9 +24,9 @@ from utils.checks.groups import Partition
 from utils.checks.task import Report, Step, communication, facts, task, to_each, value
 from utils.checks.trials import EVERYWHERE, PARTITIONS, WORLD, GroupAnswer, judge_groups, on
 from utils.cluster.questions import Ranks
-from utils.labs.shared import replicas, small_models
+from utils.labs.shared import replicas
 
-from .probes import drawn_gradient, probe_average, widths
+from .probes import averaged_net, drawn_gradient, probe_average, widths
 
 CALLS = 2  # calls of an answer in a row, because what it keeps must not change the second one
 
@@ -38,7 +38,7 @@ def rules(members: list[int]) -> tuple[Rule, ...]:
 
 def _gradient_length(sizes: Sequence[int], call: int) -> int:
     """Return how many numbers the gradients have in a call, without the biases that have none."""
-    model = small_models.net(0, sizes)
+    model = averaged_net(0, sizes)
     without = model[1].bias.numel() + model[3].bias.numel() * (call == 0)
     return sum(parameter.numel() for parameter in model.parameters()) - without
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from unittest import mock
 
 import torch
@@ -156,6 +157,13 @@ def drawn_gradient(seed: int, samples: int) -> torch.Tensor:
     return row
 
 
+def averaged_net(seed: int, sizes: Sequence[int]) -> nn.Sequential:
+    """Return a net that has parameters beside those of its linear layers."""
+    model = small_models.net(seed, sizes)
+    model[4] = nn.PReLU(3)
+    return model
+
+
 @in_group
 def probe_average(
     user_ns: dict, *, rank: int, named: dict, seed: int, counts: list, weighted: bool, sizes: list
@@ -173,7 +181,7 @@ def probe_average(
     name = "average_gradients_weighted" if weighted else "average_gradients"
     function = answer_named(user_ns, name)
     answers = []
-    model = small_models.net(seed, sizes).to(torch.float32 if named else torch.float64)
+    model = averaged_net(seed, sizes).to(torch.float32 if named else torch.float64)
     model[1].bias.requires_grad_(False)
     model[5].shared = model[1].weight  # as two layers that share one weight
     for k, count in enumerate(counts):

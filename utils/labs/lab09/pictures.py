@@ -44,9 +44,8 @@ def draw_matrix(
     held = holders(whole, parts)
     for i, j in itertools.product(range(rows), range(columns)):
         color = EVERYBODY if addends else _color(held[:, i, j])
-        look = {"edgecolor": PAPER, "linewidth": 1, "hatch": "////" if addends else None}
-        cell(axes, x0 + j, y0 - i - 0.5, 1, color, height=1, **look)
-    cell(axes, x0, y0 - rows / 2, columns, "none", height=rows)
+        cell(axes, x0 + j, y0 - i - 0.5, 1, color, height=1, edgecolor=PAPER, linewidth=1)
+    cell(axes, x0, y0 - rows / 2, columns, "none", height=rows, hatch="///" if addends else None)
     axes.text(x0 + columns / 2, y0 + 0.5, name, ha="center", va="bottom", fontsize=10)
     if addends:
         return f"{name}: each rank has a partial sum of the whole matrix"
@@ -82,7 +81,7 @@ def products(pictures: Mapping[str, Sequence[tuple[str, Tensor, Sequence[Tensor]
 def _legend(axes: Axes, ranks: int) -> None:
     colors = {f"rank {r}": rank_color(r) for r in range(ranks)} | {"every rank": EVERYBODY}
     marks = keys(colors, edgecolor="none")
-    marks += keys({"partial sums": EVERYBODY}, edgecolor=PAPER, hatch="////")
+    marks += keys({"partial sums": EVERYBODY}, edgecolor=INK, linewidth=0, hatch="///")
     style = {"ncols": 6, "fontsize": 9, "columnspacing": 1, "handlelength": 1.3}
     axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(0, 0), **style)
 

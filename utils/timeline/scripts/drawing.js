@@ -237,6 +237,7 @@ function arrows(used) {
     if (!send.bars.length || !recv.bars.length || !seen(send.start, recv.end)) continue;
     const marked =
       linked.some((bar) => bar.call === send) && linked.some((bar) => bar.call === recv);
+    if (!marked && ![null, send.lane.rank].includes(data.sender)) continue;
     const ends = line(send, recv);
     shown.set(marked ? "marked" : ends.map(Math.round).join(), [ends, eager, marked]);
     used.add(eager ? EAGER : MESSAGE);

@@ -3,7 +3,7 @@
 
 const HINT =
   "Point at a bar to read what it is. A click follows its message. " +
-  "Ctrl and the wheel zoom, dragging moves.";
+  "Ctrl and the wheel zoom, dragging moves. On the keyboard: Tab, then the arrows.";
 const KEYS =
   "Left and right go to the next call, up and down to the next rank, Enter follows the message, " +
   "plus and minus zoom, 0 shows the first view, Escape ends.";

@@ -344,7 +344,8 @@ def test_no_answer_stands_on_the_screen_below_its_prediction(name, browser, serv
         page.set_default_timeout(PAGE * 1000)
         page.goto(server.page(name))
         shown = page.locator(".jp-NotebookPanel:visible .jp-Cell")
-        shown.nth(len(cells) - 1).wait_for(state="attached")
+        wait_for(lambda: shown.count() == len(cells), PAGE, "all cells are there")
+        page.wait_for_timeout(500)  # until formulas and pictures have their height
         for asked, below in pairs_of(cells):
             away, words = shown.evaluate_all(BELOW, [asked, below])
             begins = ("Show what happened", "Hint 1", "##")

@@ -47,7 +47,7 @@ FUNCTION_LINES = 60
 #: How many lines of Python the house may have. Whoever raises a sum says in the commit's message
 #: what a user gains, and what could not go for it.
 SUMS = {
-    "platform": 44_360,  # utils without labs, tests left out
+    "platform": 44_420,  # utils without labs, tests left out
     "labs": 35_300,  # labs 00 to 18
     "tests": 58_740,
     "benchmarks": 1_725,

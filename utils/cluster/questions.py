@@ -107,6 +107,7 @@ class Reply:
         open: number and title of the task whose stub raised the error.
         missing: the name that a NameError is about.
         call: of a communication that failed, the operation, such as "send"; "" if it has none.
+        because: of a rank that stopped because another failed, what failed first, in words.
         waited: of a silent rank, seconds until it was interrupted.
         lost: whether the rank is dead or can't communicate again, so that only fresh ranks help.
     """
@@ -126,6 +127,7 @@ class Reply:
     open: tuple[str, str] | None = None
     missing: str = ""
     call: str | None = None
+    because: str = ""
     waited: float = 0.0
     lost: bool = False
 

@@ -440,7 +440,8 @@ def _of_communication(error: BaseException) -> dict[str, Any]:
         world.refuse_if_not_whole()
     except CommunicationError:
         lost = True
-    return {"call": error.record.get("op", ""), "lost": lost}
+    because = error.record.get("because", "")
+    return {"call": error.record.get("op", ""), "because": because, "lost": lost}
 
 
 def _cell_line(error: BaseException, *, with_code: bool = False) -> str | None:

@@ -174,6 +174,8 @@ CHANGES = [
      "        [work.wait() for work in works]\n        " + _ATTEND + "\n",
      "your block wasn't traveling while you computed"),
     ("16.4", "the other direction", "group_dst=(r + 1) % p", "group_dst=(r - 1) % p", ""),
+    ("16.4", "receives as much as it sends, and waits for the send first", "tokens, block.shape[3]",
+     "*block.shape[2:]", "stopped waiting, because another rank failed"),
     ("16.4", "turns the ring", _SEND + ",\n        " + _RECV,
      "dist.isend(block, group_dst=(r - 1) % p, group=group),\n"
      "        dist.irecv(arriving, group_src=(r + 1) % p, group=group)", ""),

@@ -174,6 +174,7 @@ class SharedRanks:
         if kind == "followed":
             cause = first_cause(self.failed.values())
             error = words.of_stop(rank, work.call.describe(), where, True, cause)
+            status["because"] = words.reason(cause)
         else:
             ranks, any_of_them, _ = work.missing()
             missing = missing or words.never_comes(work.call, ranks, any_of_them)
@@ -196,6 +197,7 @@ class SharedRanks:
             text = status["error"]
             if status["kind"] != "followed":  # of another call of this rank
                 text = words.of_stop(rank, work.call.describe(), _where(work), True, status)
+                status = status | {"because": words.reason(status)}
             error = CommunicationStopped(text, work.call, status)
         work.end(self.clocks.now(rank), error)
 
@@ -289,7 +291,8 @@ class SharedRanks:
         place = self.carrier.place()
         where = place_text(*place) if place else "an unknown line"
         text = words.of_stop(rank, op, where, False, cause)
-        self._fail(rank, {"kind": "followed", "error": text, "where": where})
+        because = words.reason(cause)
+        self._fail(rank, {"kind": "followed", "error": text, "because": because, "where": where})
         self.heard.add(rank)
         raise error_of(self.failed[rank])
 

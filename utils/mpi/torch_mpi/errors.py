@@ -77,6 +77,11 @@ class CommunicationMismatch(CommunicationError):
 class CommunicationStopped(CommunicationError):
     """The error if this rank stopped because another failed; its message names the first cause."""
 
+    @property
+    def because(self) -> str:
+        """Return the first cause, in words."""
+        return self.record.get("because", "")
+
 
 class TensorSizeError(ValueError):
     """The error if the tensors that a rank passes to a collective don't fit each other."""

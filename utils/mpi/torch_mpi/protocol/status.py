@@ -68,6 +68,7 @@ class Status(_Waits, total=False):
     #: ``followed`` if another rank's error stopped this rank.
     kind: str
     error: str
+    because: str  #: of a rank that ``followed``: what failed first, in words
     at: float  #: when the error occurred, in seconds
     incident: int  #: the incident's number
     waited: float

@@ -103,11 +103,13 @@ def of_stop(
         advice: what to do if that rank has died.
     """
     doing = f"stopped waiting in {name}" if waited else f"did not begin {name}"
-    because = _reason(cause, advice) if cause else "another rank had stopped."
-    return f"rank {rank} {doing} at {where}, because {because}"
+    return f"rank {rank} {doing} at {where}, because {reason(cause, advice)}"
 
 
-def _reason(cause: Status, advice: str) -> str:
+def reason(cause: Status | None, advice: str = "") -> str:
+    """Return why ranks stop: what failed first, by the status of its rank, if it is known."""
+    if cause is None:
+        return "another rank had stopped."
     if cause["kind"] in ("raised", "interrupted"):
         return f"{diagnosis.line(cause)}."
     if cause["kind"] == "died":

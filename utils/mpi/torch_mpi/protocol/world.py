@@ -319,6 +319,7 @@ class World(Statuses):
         record = self.begin_incident(
             "followed", text, waitable=waitable, where=where, waited=waited
         )
+        record["because"] = words.reason(cause, advice)
         self.unheard = False  # only now, as another thread may have found it in the meantime
         about = call if waitable and isinstance(call, Call) else None
         return CommunicationStopped(text, about, record)
